@@ -56,6 +56,18 @@ pub enum Transport {
     Tcp,
 }
 
+impl Transport {
+    /// The transports that a session may use.
+    pub fn policy(self) -> Policy {
+        match self {
+            Self::Auto => Policy::Auto,
+            Self::Rdma => Policy::Rdma,
+            Self::PreferRdma => Policy::PreferRdma,
+            Self::Tcp => Policy::Tcp,
+        }
+    }
+}
+
 /// `--encrypt`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Encode, Decode)]
 #[cbor(index_only)]
@@ -173,16 +185,6 @@ impl Default for TransferOptions {
 }
 
 impl TransferOptions {
-    /// The transports that the session may use.
-    pub fn policy(&self) -> Policy {
-        match self.transport {
-            Transport::Auto => Policy::Auto,
-            Transport::Rdma => Policy::Rdma,
-            Transport::PreferRdma => Policy::PreferRdma,
-            Transport::Tcp => Policy::Tcp,
-        }
-    }
-
     /// Whether the session encrypts.
     pub fn encrypt(&self) -> Encrypt {
         match self.encrypt {

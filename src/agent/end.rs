@@ -69,7 +69,7 @@ struct Shared {
     /// It has met its other end.
     met: AtomicBool,
     progress: Arc<Progress>,
-    /// What the caller is told of entries.
+    /// What is reported to the caller of entries.
     entries: Arc<EntryStream>,
 }
 
@@ -451,7 +451,22 @@ impl Run {
             progress: is_tree.then(|| Arc::clone(&self.shared.progress)),
             entries: Arc::clone(&self.shared.entries),
         };
+        let (role, size_bytes) = match &prepared {
+            Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
+            Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) | Prepared::SendSpool(_) => {
+                (Role::Sender, None)
+            }
+            Prepared::Receive(_)
+            | Prepared::ReceiveTree(..)
+            | Prepared::ReceiveOpen(..)
+            | Prepared::ReceiveTee(..)
+            | Prepared::ReceiveSpool(_) => (Role::Receiver, None),
+            Prepared::Stage(role) => (*role, None),
+        };
         let session = Session {
+            role,
+            size_bytes,
+            listening: listening.as_ref(),
             transfer: &self.begin.options,
             post: self.shared.post.clone(),
             events: self.events.clone(),
@@ -470,18 +485,6 @@ impl Run {
                 )
             },
         };
-        let (role, size_bytes) = match &prepared {
-            Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) | Prepared::SendSpool(_) => {
-                (Role::Sender, None)
-            }
-            Prepared::Receive(_)
-            | Prepared::ReceiveTree(..)
-            | Prepared::ReceiveOpen(..)
-            | Prepared::ReceiveTee(..)
-            | Prepared::ReceiveSpool(_) => (Role::Receiver, None),
-            Prepared::Stage(role) => (*role, None),
-        };
         let mut stage_fault = None;
         // The one place where it is decided what a session reads from or writes to.
         let make_work = |chunk_bytes| {
@@ -497,7 +500,7 @@ impl Run {
             };
             self.work(prepared, chunk_bytes).map_err(NoWork::from)
         };
-        match session.run(first, role, size_bytes, listening.as_ref(), make_work) {
+        match session.run(first, make_work) {
             Ok(ended) => {
                 tree::tell_failed(&ended.summary, &self.emit);
                 let mut report = report(&ended, &lanes.lock().expect("no panic with it locked"));

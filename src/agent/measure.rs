@@ -10,7 +10,6 @@ use flume::{Receiver, RecvTimeoutError};
 use rd_proto::handshake::{Established, Key};
 use rustix::io::Errno;
 
-use super::words;
 use crate::control::frames::{Endpoint, Fault, Message, SessionKey, Storage};
 use crate::control::names;
 use crate::control::tunnel::Emit;
@@ -98,11 +97,7 @@ pub(crate) fn session(
         Ok(Event::Incoming(Incoming::Further(stream, _))) => Some(stream),
         _ => None,
     };
-    let explain = |error: &PerfError| {
-        let failure = words::measured(error, "the end that asked");
-        (failure.exit.code(), failure.message.unwrap_or_default())
-    };
     let host = rustix::system::uname().nodename().to_bytes().to_vec();
-    let answering = Answering { further: &further, ports, explain: &explain, host: &host };
+    let answering = Answering { further: &further, ports, host: &host };
     answer(Link::new(stream, established.control)?, &answering)
 }

@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::{Cause, IoFact, Refusal};
-use rd_proto::handshake::{ControlError, HandshakeError};
+use rd_proto::handshake::ControlError;
 use rd_proto::session::Outcome;
 
 use crate::engine::SessionEvent;
 use crate::engine::link::LinkError;
-use crate::engine::perf::PerfError;
 use crate::engine::session::{NotBegun, Obstacle};
 use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path};
 
@@ -113,41 +112,8 @@ fn broken_protocol(peer: &str, reason: Option<&str>) -> Failure {
     Failure::new(Exit::Protocol, format!("{peer} broke the protocol{reason}; install the same release at both ends"))
 }
 
-/// A link that could not be made to `peer`, where `program` should be.
-pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {
-    match error {
-        LinkError::Handshake(HandshakeError::WrongKey) => Failure::new(
-            Exit::Authentication,
-            format!("{peer} has another KEY, or its answer was damaged on the way; give both ends the same KEY"),
-        ),
-        LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Failure::new(
-            Exit::Protocol,
-            format!("{peer} speaks version {theirs} of the protocol, this program {ours}; install the same release"),
-        ),
-        LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
-            Failure::new(Exit::Protocol, format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
-        }
-        LinkError::Refused(refusal) => refused(*refusal, peer),
-        LinkError::Os { error, .. } => Failure::new(
-            Exit::Connect,
-            format!("cannot reach {peer}: {}; check that {program} runs there and that the port is open", os(*error)),
-        ),
-        LinkError::TimedOut => Failure::new(
-            Exit::Connect,
-            format!("cannot reach {peer}: no answer; check the address and that the port is open"),
-        ),
-        LinkError::Closed => Failure::new(
-            Exit::Connect,
-            format!("{peer} closed the connection before it was made; it may be overrun or have ended: try again"),
-        ),
-        LinkError::Transport(reason) => {
-            Failure::new(Exit::Connect, format!("cannot reach {peer}: {}", printable(reason)))
-        }
-    }
-}
-
 /// A peer that does not serve us, or that we do not serve.
-fn refused(refusal: Refusal, peer: &str) -> Failure {
+pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
     let message = match refusal {
         Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
         Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
@@ -219,47 +185,6 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
     })
 }
 
-/// What a measurement with `peer` ended with.
-pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
-    match error {
-        PerfError::Link(LinkError::Os { what: what @ ("send" | "receive"), error }) => {
-            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: {what}: {}", os(*error)))
-        }
-        PerfError::Link(LinkError::TimedOut) => {
-            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: no answer any more"))
-        }
-        PerfError::Link(LinkError::Os { error, .. }) => Failure::new(
-            Exit::Connect,
-            format!(
-                "cannot reach {peer}: {}; check that rdperf serve runs there and that the port is open",
-                os(*error)
-            ),
-        ),
-        PerfError::Link(LinkError::Unexpected | LinkError::Frame(_)) => {
-            Failure::new(Exit::Protocol, format!("{peer} does not measure; check that it is an rdperf serve"))
-        }
-        PerfError::Link(LinkError::Closed) => {
-            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: it closed the connection"))
-        }
-        PerfError::Link(LinkError::Transport(reason)) => Failure::new(
-            Exit::Connect,
-            format!("no RDMA connection to {peer}: {reason}; without --transport rdma, TCP is measured"),
-        ),
-        PerfError::Link(error) => not_agreed(error, peer),
-        PerfError::Lane(error) => Failure::new(Exit::LinkLost, format!("lost a connection to {peer}: {error}")),
-        PerfError::Rdma(error) => Failure::new(Exit::Connect, format!("no RDMA connection to {peer}: {error}")),
-        PerfError::Peer { exit, reason } => {
-            use std::os::unix::ffi::OsStrExt;
-            let reason = escaped(std::ffi::OsStr::from_bytes(reason));
-            Failure::new(Exit::from_code(*exit), format!("{peer} gave up: {reason}"))
-        }
-        PerfError::TooMany { what, most } => {
-            Failure::new(Exit::Connect, format!("no more than {most} {what} can be measured at a time"))
-        }
-        PerfError::Os { what, error } => Failure::new(Exit::Connect, format!("{what}: {}", os(*error))),
-    }
-}
-
 /// `PATH: what went wrong (error N)`.
 fn io_sentence(fact: &IoFact) -> String {
     let mut sentence = shown_path(&fact.path);
@@ -276,18 +201,6 @@ fn io_sentence(fact: &IoFact) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_damaged_is_not_called_another_release() {
-        let sealed = not_agreed(&LinkError::Control(ControlError::Forged), "h");
-        let hello = unreached(&LinkError::Handshake(HandshakeError::WrongKey), "h", "rdrecv");
-        assert_eq!((sealed.exit.code(), hello.exit.code()), (7, 2));
-        for failure in [sealed, hello] {
-            let line = failure.message.expect("a line");
-            assert!(line.contains("damaged on the way") && line.contains("another KEY"), "{line}");
-            assert!(!line.contains("release"), "{line}");
-        }
-    }
 
     #[test]
     fn what_the_other_end_lacks_itself_is_no_fault_of_a_file() {

@@ -27,6 +27,7 @@ pub mod report;
 pub mod send;
 mod settings;
 mod watch;
+mod words;
 mod wrong;
 
 use settings::{Settings, Sources};

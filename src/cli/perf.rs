@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, Parser};
-use rd_proto::control::Policy;
 use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
 use rustix::io::Errno;
 
@@ -101,7 +100,7 @@ struct LoadOptions {
     /// 1, 8 and 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     depth: Option<u16>,
-    /// Both ends send at once; the sums are told
+    /// Both ends send at once; the sums are reported
     #[arg(long)]
     bidirectional: bool,
     /// The other end sends
@@ -115,7 +114,7 @@ struct LoadOptions {
     transport: Transport,
 }
 
-/// Options of what is told.
+/// Options of what is reported.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Output")]
 struct OutputOptions {
@@ -404,15 +403,6 @@ fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> R
 impl LoadOptions {
     fn depth(&self) -> u16 {
         self.depth.unwrap_or(DEPTH_DEFAULT)
-    }
-
-    fn policy(&self) -> Policy {
-        match self.transport {
-            Transport::Auto => Policy::Auto,
-            Transport::Rdma => Policy::Rdma,
-            Transport::PreferRdma => Policy::PreferRdma,
-            Transport::Tcp => Policy::Tcp,
-        }
     }
 
     /// The lengths to measure; `default` where none is asked for.

@@ -19,6 +19,7 @@ use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::report::{NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
+use super::words::not_listening;
 use crate::agent::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::session::{FirstLane, NoWork, Session};
@@ -135,17 +136,9 @@ fn transfer(
         }
     };
     let (mut post, mut events) = channel();
-    let ports = arguments.transfer.port_range.clone();
-    let listener = Listener::start(port, ports, key, post.clone()).map_err(|error| {
-        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let message = match (port, &arguments.transfer.port_range) {
-            (0, Some(ports)) => {
-                format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())
-            }
-            _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
-        };
-        Failure::new(Exit::Connect, message)
-    })?;
+    let ports = &arguments.transfer.port_range;
+    let listener = Listener::start(port, ports.clone(), key, post.clone())
+        .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     if let Some(text) = &generated {
         let (first, others) = own_addresses();
         super::say(&format!("rdsend {first} {} {text}", listener.port()));
@@ -176,6 +169,9 @@ fn transfer(
             return Err(Failure::new(Exit::Connect, message));
         };
         let session = Session {
+            role: Role::Receiver,
+            size_bytes: None,
+            listening: Some(listener.registry()),
             transfer: &arguments.transfer,
             post,
             events: events.clone(),
@@ -192,7 +188,7 @@ fn transfer(
             }
             (target, _) => Work::receive(target.as_ref()).map_err(NoWork::from),
         };
-        match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
+        match session.run(first, make_work) {
             Ok(ended) => return Ok(ended.into()),
             Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),
             Err(not_begun) => {

@@ -43,6 +43,7 @@ use screen::Screen;
 pub(crate) use stats::{Digits, stats};
 use trace::Trace;
 
+use super::words::waited_for;
 use crate::agent::words;
 use crate::engine::session;
 use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Waits};
@@ -463,7 +464,7 @@ impl<'a> Reporter<'a> {
 
     /// Tells of something that has happened before the end.
     pub(crate) fn event(&self, event: &json::Event<'_>) {
-        // A report that cannot be written is told at the end.
+        // A report that cannot be written is a failure at the end.
         let _ = self.write(event);
     }
 
@@ -474,7 +475,7 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// The same of a line that a person is told.
+    /// The same of a line that a person reads.
     fn happened(&self, weight: Weight, line: &str) {
         log::info(|| line.to_owned());
         self.record(|record| record.happened(weight, line));
@@ -537,7 +538,7 @@ impl<'a> Reporter<'a> {
     }
 
     /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began. `last_line`:
-    /// what a person at a terminal is told in any case.
+    /// what a person at a terminal reads in any case.
     ///
     /// # Errors
     ///
@@ -605,7 +606,7 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
 /// What limited a transfer, for a person; `None` where nothing was transferred.
 fn limiter_line(summary: &Summary) -> Option<String> {
     let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0)?;
-    let name = limiter.what.words(summary.view);
+    let name = waited_for(limiter.what, summary.view);
     let ceiling = ceiling(summary, &limiter);
     Some(format!(
         "limited by {name}, for {:.0} % of the time: it allows {}",

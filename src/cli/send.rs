@@ -15,6 +15,7 @@ use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::report::{NonBlocking, Reporter, Terminal, here, reported};
+use super::words::unreached;
 use crate::agent::words;
 use crate::engine::link::LinkError;
 use crate::engine::session::{FirstLane, Session};
@@ -157,6 +158,9 @@ fn transfer(
     let first = reach(host, port, &key, patience, "rdrecv")?;
     let (post, events) = channel();
     let session = Session {
+        role: Role::Sender,
+        size_bytes,
+        listening: None,
         transfer: &arguments.transfer,
         post,
         events,
@@ -165,7 +169,7 @@ fn transfer(
         reports_for_both: true,
     };
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
-    let ended = session.run(first, Role::Sender, size_bytes, None, make_work);
+    let ended = session.run(first, make_work);
     ended.map(Ended::from).map_err(|not_begun| words::not_begun(&not_begun))
 }
 
@@ -175,7 +179,7 @@ fn no_descriptors() -> Failure {
 
 /// Before the other end is reached: what is asked for can be had at this one.
 pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure> {
-    let lacks = transfer.policy() == Policy::Rdma && engine::rdma::available() == RdmaKind::None;
+    let lacks = transfer.transport.policy() == Policy::Rdma && engine::rdma::available() == RdmaKind::None;
     if lacks { Err(words::no_device("this host")) } else { Ok(()) }
 }
 
@@ -216,12 +220,12 @@ pub(crate) fn reach(
                         failure = Some(error);
                     }
                 }
-                Err(error) => return Err(words::unreached(&error, &peer_name, program)),
+                Err(error) => return Err(unreached(&error, &peer_name, program)),
             }
         }
         let failure = failure.unwrap_or(LinkError::TimedOut);
         if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
-            return Err(words::unreached(&failure, &peer_name, program));
+            return Err(unreached(&failure, &peer_name, program));
         }
         std::thread::sleep(RETRY_PAUSE);
     }

@@ -149,22 +149,6 @@ impl Wait {
             Self::Limit => "limit",
         }
     }
-
-    /// For a person, as an end knows it.
-    pub fn words(self, view: View) -> &'static str {
-        match (self, view) {
-            (Self::Source, _) => "the source",
-            (Self::Cpu, View::Sender) => "the sender's processors",
-            (Self::Cpu, View::Receiver) => "the receiver's processors",
-            (Self::Cpu, View::Both) => "processors",
-            (Self::Credits, _) => "the receiver",
-            (Self::Wire, View::Sender) => "the wire or the receiver",
-            (Self::Wire, View::Receiver) => "the sender or the wire",
-            (Self::Wire, View::Both) => "the wire",
-            (Self::Sink, _) => "the sink",
-            (Self::Limit, _) => "--bwlimit",
-        }
-    }
 }
 
 /// For how long any of several threads has been at something.

@@ -6,18 +6,18 @@ use rd_proto::control::{Policy, RdmaKind, Role};
 use rd_proto::handshake::LaneId;
 use rd_proto::session::{Agreed, Counters, Notice, Outcome};
 
-use super::account::{View, Waits};
+use super::account::{Wait, Waits};
 use super::session::NotBegun;
 use super::summary::{Observer, SessionEvent, Summary};
 use crate::log::{self, Level, Step};
 
-/// How often it is looked at how fast it is and what it waits for.
+/// How often the rate and what limits it are compared with what was logged last.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// By how much a rate has changed when that is told.
+/// The factor by which a rate has changed when it is logged again.
 const CHANGE: f64 = 2.0;
 
-/// Details of a session, which only its log tells of.
+/// Details of a session, which only its log has.
 #[derive(Clone, Debug)]
 pub enum Detail {
     /// A lane is being dialled.
@@ -32,7 +32,7 @@ pub enum Detail {
     End(Step),
 }
 
-/// Tells the log what it sees of a session, and hands it on.
+/// Logs what happens in a session, and hands it on.
 pub(super) struct Logged {
     inner: Box<dyn Observer>,
     about: String,
@@ -42,8 +42,8 @@ pub(super) struct Logged {
     looked: Instant,
     bytes: u64,
     waits: Waits,
-    /// The rate and what limited it, as they were told last.
-    told: Option<(f64, &'static str)>,
+    /// The rate and what limited it, as they were logged last.
+    logged: Option<(f64, Wait)>,
 }
 
 /// How the log calls a session with `peer`.
@@ -55,14 +55,14 @@ pub(super) fn about(role: Role, peer: &str) -> String {
 }
 
 impl Logged {
-    /// Puts one in front of an observer, where anybody asks for a log.
-    pub(super) fn before(role: Role, peer: &str, inner: Box<dyn Observer>) -> Box<dyn Observer> {
+    /// Puts one in front of an observer, where a log is asked for.
+    pub(super) fn before(about: &str, role: Role, inner: Box<dyn Observer>) -> Box<dyn Observer> {
         if !log::is_on(Level::Debug) {
             return inner;
         }
-        let (about, is_sender) = (about(role, peer), role == Role::Sender);
-        let (steps, bytes, waits, told) = Default::default();
-        Box::new(Self { inner, about, is_sender, steps, looked: Instant::now(), bytes, waits, told })
+        let (about, is_sender) = (about.to_owned(), role == Role::Sender);
+        let (steps, bytes, waits, logged) = Default::default();
+        Box::new(Self { inner, about, is_sender, steps, looked: Instant::now(), bytes, waits, logged })
     }
 
     fn say(&self, text: impl FnOnce() -> String) {
@@ -113,7 +113,7 @@ impl Logged {
         });
     }
 
-    /// Tells how fast it is, when that has changed, and what it waits for.
+    /// Logs the rate and what limits it, when that has changed.
     fn look(&mut self, counters: Counters, waits: Waits) {
         let passed = self.looked.elapsed();
         if passed < LOOK_EVERY {
@@ -123,19 +123,18 @@ impl Logged {
         let lately = waits.since(self.waits);
         (self.looked, self.bytes, self.waits) = (Instant::now(), counters.bytes, waits);
         let Some(limiter) = lately.limiter() else { return };
-        let what = limiter.what.name();
-        let is_news = self.told.is_none_or(|(before, of)| {
+        let what = limiter.what;
+        let has_changed = self.logged.is_none_or(|(before, of)| {
             of != what || (rate > 0.0) != (before > 0.0) || rate > CHANGE * before || rate * CHANGE < before
         });
-        if !is_news {
+        if !has_changed {
             return;
         }
-        self.told = Some((rate, what));
-        let view = if self.is_sender { View::Sender } else { View::Receiver };
-        let (waited, share) = (limiter.what.words(view), limiter.share * 100.0);
+        self.logged = Some((rate, what));
+        let (name, share) = (what.name(), limiter.share * 100.0);
         self.say(|| match rate > 0.0 {
-            true => format!("{:.1} MB/s; {share:.0} % of the time it waits for {waited}", rate / 1e6),
-            false => format!("stands still, and waits for {waited}"),
+            true => format!("{:.1} MB/s, limited by {name} for {share:.0} % of the time", rate / 1e6),
+            false => format!("stalled, waiting for {name}"),
         });
     }
 }
@@ -204,7 +203,14 @@ pub(super) fn ended(about: &str, ended: Result<&Summary, &NotBegun>) {
         }
         Ok(Summary { outcome, reason, .. }) => {
             let because = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-            format!("failed: {outcome:?}{because}")
+            let how = match outcome {
+                Outcome::Done => "done",
+                Outcome::LinkLost { .. } => "link lost",
+                Outcome::NoRdma => "no RDMA connection",
+                Outcome::Aborted(_) => "this end gave up",
+                Outcome::PeerAborted(_) => "the other end gave up",
+            };
+            format!("failed: {how}{because}")
         }
         Err(NotBegun { obstacle, .. }) => format!("not begun: {obstacle}"),
     });

@@ -62,14 +62,14 @@ pub fn agree(
     let is_local = stream.local_addr().and_then(|local| Ok(tcp::is_within_host(local, stream.peer_addr()?)));
     let ours = Offer {
         role,
-        policy: options.policy(),
+        policy: options.transport.policy(),
         encrypt: options.encrypt(),
         peer_is_local: is_local.unwrap_or(false),
         lanes: options.lanes(),
         chunk_bytes: options.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
         reconnect_s: options.reconnect,
         size_bytes,
-        rdma: if options.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },
+        rdma: if options.transport.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },
         ticket: SessionId::random(&mut rng()).0,
         host: rustix::system::uname().nodename().to_bytes().to_vec(),
     };
@@ -124,7 +124,7 @@ pub struct Opened {
 ///
 /// # Errors
 ///
-/// [`OpenError`]; the peer waits on the first lane to be told.
+/// [`OpenError`]; the peer waits for it on the first lane.
 pub fn open(
     stream: &TcpStream,
     established: &Established,
@@ -170,7 +170,7 @@ pub fn open(
             };
             opened._listening = Some(service.start().map_err(OpenError::Thread)?);
         }
-        // The other end waits to be told where to dial.
+        // The other end waits for the addresses to dial.
         (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
     }
     if listening.is_some()

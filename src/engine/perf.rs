@@ -18,13 +18,14 @@ use std::time::{Duration, Instant};
 use rd_proto::control::measure::{CONNECTIONS_MAX, Frame, Load, Run, Seen};
 use rd_proto::control::{CONTROL_SEAL_BYTES, Endpoint as Offered, Frame as TransferFrame, Policy, Refusal};
 use rd_proto::frame::CONTROL_BYTES_MAX;
-use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
+use rd_proto::handshake::{ControlChannel, ControlError, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_last, send_plain};
 use super::rdma::candidates;
+use crate::fault::{Exit, printable};
 use crate::transport::bundle::tcp::TcpGroup;
 use crate::transport::bundle::{Assignment, Flow, Group, Measured, Progress, Settings, Task};
 use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
@@ -88,7 +89,7 @@ pub enum PerfError {
         reason: Vec<u8>,
     },
     /// The other end asks for more than there is.
-    #[error("more than {most} {what}")]
+    #[error("no more than {most} {what} at a time")]
     TooMany {
         /// The resource.
         what: &'static str,
@@ -106,6 +107,23 @@ pub enum PerfError {
 }
 
 impl PerfError {
+    /// The exit code that it leads to.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Link(LinkError::Os { what: "send" | "receive", .. } | LinkError::TimedOut | LinkError::Closed)
+            | Self::Lane(_) => Exit::LinkLost,
+            Self::Link(LinkError::Os { .. } | LinkError::Transport(_) | LinkError::Refused(_))
+            | Self::Rdma(_)
+            | Self::TooMany { .. }
+            | Self::Os { .. } => Exit::Connect,
+            Self::Link(LinkError::Control(ControlError::Forged)) => Exit::Integrity,
+            Self::Link(
+                LinkError::Unexpected | LinkError::Frame(_) | LinkError::Handshake(_) | LinkError::Control(_),
+            ) => Exit::Protocol,
+            Self::Peer { exit, .. } => Exit::from_code(*exit),
+        }
+    }
+
     fn os(what: &'static str, error: &std::io::Error) -> Self {
         Self::Os { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) }
     }
@@ -553,8 +571,6 @@ pub struct Answering<'a> {
     pub further: &'a dyn Fn(Duration) -> Option<TcpStream>,
     /// Ports to listen on for RDMA.
     pub ports: Option<&'a RangeInclusive<u16>>,
-    /// A failure as an exit code and a sentence, for the other end.
-    pub explain: &'a dyn Fn(&PerfError) -> (u8, String),
     /// This host's name.
     pub host: &'a [u8],
 }
@@ -573,8 +589,8 @@ pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError
             send_last(&mut link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer));
         }
         Err(error) => {
-            let (exit, reason) = (answering.explain)(error);
-            let _ = link.send(&Frame::Failed { exit, reason: reason.into_bytes() });
+            let (exit, reason) = (error.exit().code(), printable(&error.to_string()).into_bytes());
+            let _ = link.send(&Frame::Failed { exit, reason });
         }
     }
     outcome

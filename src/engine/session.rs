@@ -34,6 +34,12 @@ pub struct FirstLane {
 
 /// One end of a session.
 pub struct Session<'a> {
+    /// What it does.
+    pub role: Role,
+    /// How much it sends, where that is known.
+    pub size_bytes: Option<u64>,
+    /// The sessions that the listening end serves; without it this end dials.
+    pub listening: Option<&'a Arc<Mutex<Registry>>>,
     /// The options of this end.
     pub transfer: &'a TransferOptions,
     /// Where events for the session go, and come from.
@@ -122,37 +128,33 @@ pub struct Ended {
 }
 
 impl Session<'_> {
-    /// Exchanges offers, then runs the session to its end. `listening`: the sessions that the listening end serves;
-    /// without it this end dials. `make_work` is given the agreed chunk size; it may take as long as the other end's.
+    /// Exchanges offers, then runs the session to its end. `make_work` is given the agreed chunk size; it may take as long
+    /// as the other end's.
     ///
     /// # Errors
     ///
     /// Why it did not begin.
     pub fn run(
-        self,
+        mut self,
         first: FirstLane,
-        role: Role,
-        size_bytes: Option<u64>,
-        listening: Option<&Arc<Mutex<Registry>>>,
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
-        let about = logged::about(role, &first.peer_name);
+        let about = logged::about(self.role, &first.peer_name);
         log::begin(Step::Session, &about, || "the ends have met".to_owned());
-        let ended = self.run_logged(first, role, size_bytes, listening, make_work);
+        self.observer = Logged::before(&about, self.role, self.observer);
+        let ended = self.run_as(&about, first, make_work);
         logged::ended(&about, ended.as_ref().map(|ended| &ended.summary));
         ended
     }
 
-    fn run_logged(
+    /// `about`: as the log names it.
+    fn run_as(
         mut self,
+        about: &str,
         mut first: FirstLane,
-        role: Role,
-        size_bytes: Option<u64>,
-        listening: Option<&Arc<Mutex<Registry>>>,
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
-        let about = logged::about(role, &first.peer_name);
-        self.observer = Logged::before(role, &first.peer_name, self.observer);
+        let (role, size_bytes, listening) = (self.role, self.size_bytes, self.listening);
         self.observer.observe(Detail::Begin(Step::Connect).into());
         let FirstLane { stream, established, .. } = &mut first;
         let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
@@ -170,7 +172,7 @@ impl Session<'_> {
         let Agreement { ours, theirs, agreed } = &agreement;
         let peer = first.peer(theirs, listening.is_some());
         let [buffers, _] = self.transfer.buffers(agreed.chunk_bytes, None);
-        logged::agreed(&about, agreed, buffers, [ours.rdma, theirs.rdma]);
+        logged::agreed(about, agreed, buffers, [ours.rdma, theirs.rdma]);
         let ours_is = |obstacle| NotBegun { obstacle, peer: peer.clone(), is_peers: false };
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.reports_for_both {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());

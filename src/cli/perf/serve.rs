@@ -1,15 +1,13 @@
 //! The end that answers: `rdperf serve`.
 
-use rustix::io::Errno;
-
 use super::PerfArguments;
 use crate::agent::measure::session;
-use crate::agent::words::measured;
 use crate::cli::key;
 use crate::cli::recv::own_address;
+use crate::cli::words::{measured, not_listening};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, channel};
-use crate::fault::{Exit, Failure, os};
+use crate::fault::{Exit, Failure};
 use crate::transport::unmapped;
 
 pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure> {
@@ -22,16 +20,8 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
     };
     let (post, mut events) = channel();
     let ports = arguments.serve.port_range.clone();
-    let listener = Listener::start_without_lanes(port, ports.clone(), key, post).map_err(|error| {
-        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let message = match (port, &ports) {
-            (0, Some(ports)) => {
-                format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())
-            }
-            _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
-        };
-        Failure::new(Exit::Connect, message)
-    })?;
+    let listener = Listener::start_without_lanes(port, ports.clone(), key, post)
+        .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     match &generated {
         Some(text) => crate::cli::say(&format!("RD_KEY={text} rdperf {}:{}", own_address(), listener.port())),
         None => crate::cli::say(&format!("rdperf: waiting on port {}", listener.port())),

@@ -6,8 +6,7 @@ use std::time::Duration;
 use rd_proto::control::measure::{Load, Run};
 
 use super::{Mode, PerfArguments, Target};
-use crate::agent::words;
-use crate::cli::{key, send};
+use crate::cli::{key, send, words};
 use crate::engine::link::rng;
 use crate::engine::perf::{self, Driver, Ran, peak_bytes};
 use crate::fault::{Exit, Failure};
@@ -31,7 +30,7 @@ const PINGS: u64 = 10;
 const OPERATION_BYTES: u32 = 32;
 const LARGE_BYTES: u32 = 64 << 10;
 
-/// Queue pairs on one completion queue, and TCP connections, where nobody asks for another number.
+/// Queue pairs on one completion queue, and TCP connections, by default.
 const CONNECTIONS_MAX: u32 = 4096;
 const TCP_CONNECTIONS_MAX: u32 = 1024;
 
@@ -149,7 +148,7 @@ pub(super) fn bandwidth(run: Run, ran: &Ran) -> Bandwidth {
 fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Option<Failure>), Failure> {
     let load = &arguments.load;
     let depth = load.depth.unwrap_or(1);
-    let most = load.qp.unwrap_or_else(|| perf::connections_max(load.policy(), depth).min(CONNECTIONS_MAX));
+    let most = load.qp.unwrap_or_else(|| perf::connections_max(load.transport.policy(), depth).min(CONNECTIONS_MAX));
     let settings =
         Settings { connections_max: most, message_bytes_max: LARGE_BYTES, depth, poll: load.poll, threads: 1 };
     let mut session = open(arguments, target, settings)?;
@@ -273,7 +272,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
             (stream, established, launched.label(), Some(launched))
         }
     };
-    let driver = Driver::open(stream, established, arguments.load.policy(), settings)
+    let driver = Driver::open(stream, established, arguments.load.transport.policy(), settings)
         .map_err(|error| words::measured(&error, &peer))?;
     if let Some(error) = driver.fell_back() {
         crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));

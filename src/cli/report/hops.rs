@@ -224,7 +224,7 @@ impl Notices {
         Self { since: now, said: 0, held: 0 }
     }
 
-    /// One more: how many have not been said and are to be told of first, and whether it is to be said.
+    /// One more: how many were left out and are to be counted first, and whether this one is printed.
     fn count(&mut self, now: Instant) -> (u32, bool) {
         let mut held = 0;
         if now.saturating_duration_since(self.since) > NOTICES_WITHIN {
@@ -243,7 +243,7 @@ fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     let seconds = report.micros as f64 / 1e6;
     let through = hop.tunneled.then_some(launcher);
     let read = Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes };
-    // Files that are written through the cache are told of in the report only: that is what everybody does.
+    // Files that are written through the cache are in the report only: that is the usual way.
     let written = hop.reports[1].as_ref().map(end::written).filter(|written| written.direct_bytes > 0);
     let ways = [read_line(&read), written.as_ref().and_then(written_line)];
     let ways: String = ways.into_iter().flatten().map(|line| format!(", {line}")).collect();

@@ -15,6 +15,7 @@ use super::line::{seconds_words, thousands};
 use super::rate_words;
 use super::record::{Record, Track, Weight};
 use super::{prepared, published};
+use crate::cli::words::waited_for;
 use crate::engine::{Summary, View, Wait, Waits};
 use crate::fault::Failure;
 use crate::fs::prepared::Prepared;
@@ -329,7 +330,7 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
             for (wait, _) in Waits::default().named() {
                 let words = match wait {
                     Wait::Source => "host before it, or source",
-                    wait => chart::wait_words(wait, View::Both),
+                    wait => waited_for(wait, View::Both),
                 };
                 key(html, &format!("of-{}", wait.name()), words);
             }

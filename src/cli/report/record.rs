@@ -259,7 +259,7 @@ impl Record {
         self.route = [from, to];
     }
 
-    /// A line that a person is told.
+    /// A line that a person reads.
     pub(crate) fn happened(&mut self, weight: Weight, line: &str) {
         if self.events.len() == EVENTS_MAX {
             self.events_left_out += 1;

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use super::html::Html;
 use crate::cli::report::rate_words;
 use crate::cli::report::record::{Happened, Held, HostRecord, Track, Weight};
-use crate::engine::{View, Wait, Waits};
+use crate::cli::words::waited_for;
+use crate::engine::{View, Waits};
 use crate::job::progress::HostStanding;
 
 /// The least and the most columns of a drawing, and how long one is at least.
@@ -28,22 +29,6 @@ const UNKNOWN: &str = "unknown";
 
 /// A time that all drawings of a page show, in seconds.
 pub(super) type Span = (f64, f64);
-
-/// What a wait is for, for a person.
-pub(super) fn wait_words(wait: Wait, view: View) -> &'static str {
-    match (wait, view) {
-        (Wait::Source, _) => "source (what is read)",
-        (Wait::Cpu, View::Sender) => "sender's processors",
-        (Wait::Cpu, View::Receiver) => "receiver's processors",
-        (Wait::Cpu, View::Both) => "processors",
-        (Wait::Credits, _) => "room at the receiver",
-        (Wait::Wire, View::Sender) => "line, or receiver",
-        (Wait::Wire, View::Receiver) => "line, or sender",
-        (Wait::Wire, View::Both) => "line",
-        (Wait::Sink, _) => "sink (what is written)",
-        (Wait::Limit, _) => "--bwlimit",
-    }
-}
 
 /// Round numbers from one to another, about so many.
 fn ticks((from, to): Span, count: f64) -> Vec<f64> {
@@ -261,7 +246,7 @@ pub(super) fn limits(html: &mut Html, track: &Track, span: Span, total: Option<W
     let Some(sums) = shares(total.unwrap_or(all), parts.iter().any(Option::is_some)) else { return };
     let words: Vec<String> = Waits::default()
         .named()
-        .map(|(wait, _)| wait_words(wait, view).to_owned())
+        .map(|(wait, _)| waited_for(wait, view).to_owned())
         .into_iter()
         .chain([UNKNOWN.to_owned()])
         .collect();

@@ -5,7 +5,6 @@ use quick_xml::Reader;
 use quick_xml::events::Event as Xml;
 
 use super::*;
-use crate::engine::Wait;
 use crate::fault::{Exit, escaped};
 use crate::job::event::{Pipeline, Transfer};
 use crate::job::progress::{HostShown, HostStanding};
@@ -188,18 +187,6 @@ fn what_it_says_is_what_happened() {
     let page = rendered(&record, Some(&failure), None);
     assert!(page.text.contains("ended by signal 15") && page.text.contains("none: it did not end well"));
     assert!(page.attributes.contains(&("value".to_owned(), "143".to_owned())));
-}
-
-#[test]
-fn every_wait_has_its_words() {
-    for view in [View::Sender, View::Receiver, View::Both] {
-        let mut words: Vec<_> =
-            Waits::default().named().iter().map(|(wait, _)| chart::wait_words(*wait, view)).collect();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), 6);
-    }
-    assert_eq!(chart::wait_words(Wait::Wire, View::Both), "line");
 }
 
 #[test]

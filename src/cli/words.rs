@@ -1,0 +1,145 @@
+//! The sentences about links and measurements, and the words for what was waited for. Agents need none of these; what they
+//! say themselves of a session is in `agent/words.rs`.
+
+use std::ffi::OsStr;
+use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
+
+use rd_proto::handshake::HandshakeError;
+use rustix::io::Errno;
+
+use crate::agent::words::{not_agreed, refused};
+use crate::engine::link::LinkError;
+use crate::engine::perf::PerfError;
+use crate::engine::{View, Wait};
+use crate::fault::{Exit, Failure, escaped, os, printable};
+
+/// A link that could not be made to `peer`, where `program` should be.
+pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {
+    match error {
+        LinkError::Handshake(HandshakeError::WrongKey) => Failure::new(
+            Exit::Authentication,
+            format!("{peer} has another KEY, or its answer was damaged on the way; give both ends the same KEY"),
+        ),
+        LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Failure::new(
+            Exit::Protocol,
+            format!("{peer} speaks version {theirs} of the protocol, this program {ours}; install the same release"),
+        ),
+        LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
+            Failure::new(Exit::Protocol, format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
+        }
+        LinkError::Refused(refusal) => refused(*refusal, peer),
+        LinkError::Os { error, .. } => Failure::new(
+            Exit::Connect,
+            format!("cannot reach {peer}: {}; check that {program} runs there and that the port is open", os(*error)),
+        ),
+        LinkError::TimedOut => Failure::new(
+            Exit::Connect,
+            format!("cannot reach {peer}: no answer; check the address and that the port is open"),
+        ),
+        LinkError::Closed => Failure::new(
+            Exit::Connect,
+            format!("{peer} closed the connection before it was made; it may be overrun or have ended: try again"),
+        ),
+        LinkError::Transport(reason) => {
+            Failure::new(Exit::Connect, format!("cannot reach {peer}: {}", printable(reason)))
+        }
+    }
+}
+
+/// A port that cannot be listened on; of `ports`, where it is 0.
+pub(crate) fn not_listening(error: &std::io::Error, port: u16, ports: Option<&RangeInclusive<u16>>) -> Failure {
+    let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
+    let line = match (port, ports) {
+        (0, Some(ports)) => {
+            format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())
+        }
+        _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
+    };
+    Failure::new(Exit::Connect, line)
+}
+
+/// What a measurement with `peer` ended with.
+pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
+    let line = match error {
+        PerfError::Link(LinkError::Os { what: what @ ("send" | "receive"), error }) => {
+            format!("lost the link to {peer}: {what}: {}", os(*error))
+        }
+        PerfError::Link(LinkError::TimedOut) => format!("lost the link to {peer}: no answer any more"),
+        PerfError::Link(LinkError::Closed) => format!("lost the link to {peer}: it closed the connection"),
+        PerfError::Link(LinkError::Os { error, .. }) => {
+            format!("cannot reach {peer}: {}; check that rdperf serve runs there and that the port is open", os(*error))
+        }
+        PerfError::Link(LinkError::Unexpected | LinkError::Frame(_)) => {
+            format!("{peer} does not measure; check that it is an rdperf serve")
+        }
+        PerfError::Link(LinkError::Transport(reason)) => {
+            format!("no RDMA connection to {peer}: {}; without --transport rdma, TCP is measured", printable(reason))
+        }
+        PerfError::Link(error) => return not_agreed(error, peer),
+        PerfError::Lane(error) => format!("lost a connection to {peer}: {}", printable(&error.to_string())),
+        PerfError::Rdma(error) => format!("no RDMA connection to {peer}: {}", printable(&error.to_string())),
+        PerfError::Peer { reason, .. } => format!("{peer} gave up: {}", escaped(OsStr::from_bytes(reason))),
+        PerfError::TooMany { what, most } => format!("no more than {most} {what} can be measured at a time"),
+        PerfError::Os { what, error } => format!("{what}: {}", os(*error)),
+    };
+    Failure::new(error.exit(), line)
+}
+
+/// What was waited for, as far as an end knows it.
+pub(crate) fn waited_for(wait: Wait, view: View) -> &'static str {
+    match (wait, view) {
+        (Wait::Source, _) => "the source",
+        (Wait::Cpu, View::Sender) => "the sender's processors",
+        (Wait::Cpu, View::Receiver) => "the receiver's processors",
+        (Wait::Cpu, View::Both) => "processors",
+        (Wait::Credits, _) => "the receiver",
+        (Wait::Wire, View::Sender) => "the wire or the receiver",
+        (Wait::Wire, View::Receiver) => "the sender or the wire",
+        (Wait::Wire, View::Both) => "the wire",
+        (Wait::Sink, _) => "the sink",
+        (Wait::Limit, _) => "--bwlimit",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use rd_proto::handshake::ControlError;
+
+    use super::*;
+    use crate::engine::Waits;
+
+    #[test]
+    fn what_is_damaged_is_not_called_another_release() {
+        let sealed = not_agreed(&LinkError::Control(ControlError::Forged), "h");
+        let hello = unreached(&LinkError::Handshake(HandshakeError::WrongKey), "h", "rdrecv");
+        assert_eq!((sealed.exit.code(), hello.exit.code()), (7, 2));
+        for failure in [sealed, hello] {
+            let line = failure.message.expect("a line");
+            assert!(line.contains("damaged on the way") && line.contains("another KEY"), "{line}");
+            assert!(!line.contains("release"), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_wait_has_its_words() {
+        for view in [View::Sender, View::Receiver, View::Both] {
+            let words: BTreeSet<_> =
+                Waits::default().named().into_iter().map(|(wait, _)| waited_for(wait, view)).collect();
+            assert_eq!(words.len(), 6);
+        }
+    }
+
+    #[test]
+    fn a_measurement_ends_with_the_code_of_its_sentence() {
+        let forged = LinkError::Control(ControlError::Forged);
+        for link in [forged, LinkError::Unexpected, LinkError::Refused(rd_proto::control::Refusal::Busy)] {
+            assert_eq!(PerfError::from(link.clone()).exit(), not_agreed(&link, "h").exit, "{link}");
+        }
+        let peer = PerfError::Peer { exit: 6, reason: b"full\n".to_vec() };
+        let failure = measured(&peer, "h");
+        assert_eq!((failure.exit.code(), failure.message.as_deref()), (6, Some("h gave up: full\\n")));
+    }
+}

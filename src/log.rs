@@ -1,16 +1,16 @@
-//! What happens, for those who ask: `-vv`, `RDMA_PIPE_LOG`, `--trace`. Nothing here is said of a chunk, so that nobody has to
-//! wait for it; while nobody asks, a line costs a look at one number.
+//! What happens, for `-vv`, `RDMA_PIPE_LOG` and `--trace`. Nothing is logged for each chunk, so that logging holds up no data;
+//! where no log is asked for, a line costs one load of an atomic number.
 //!
-//! A process has one log. At a command it is kept, at an agent it goes to the caller: [`start`] says where.
+//! A process has one log. A command writes it, an agent sends it to its caller: [`start`] says where.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// How much is told.
+/// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What a user is told anyway.
+    /// What the command prints anyway.
     Info = 1,
     /// What becomes of sessions, and why.
     Debug = 2,
@@ -28,7 +28,7 @@ impl Level {
         }
     }
 
-    /// That of a number, which may come from elsewhere.
+    /// The level with this number, which may come from another host.
     pub fn from_number(number: u8) -> Self {
         match number {
             0 | 1 => Self::Info,
@@ -87,14 +87,14 @@ pub enum Mark {
     End(Step),
 }
 
-/// One thing that has happened. What other hosts and files are called is in it as it is: who prints it escapes it.
+/// One thing that has happened. Names of hosts and files are in it as they are: escape them before printing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// When, as [`now`] has it.
     pub at: u64,
     /// The host that says it; `None` for this one.
     pub host: Option<String>,
-    /// Who is told.
+    /// From which level on it is logged.
     pub level: Level,
     /// The session or host that it is about; may be empty.
     pub about: String,
@@ -109,24 +109,24 @@ type Take = Arc<dyn Fn(Entry) + Send + Sync>;
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 static TAKE: Mutex<Option<Take>> = Mutex::new(None);
 
-/// From now on everything up to `level` goes to `take`, which must not wait.
+/// From now on everything up to `level` goes to `take`, which must not block.
 pub fn start(level: Level, take: impl Fn(Entry) + Send + Sync + 'static) {
     *TAKE.lock().expect("no panic with it locked") = Some(Arc::new(take));
     LEVEL.store(level as u8, Ordering::Release);
 }
 
-/// Nobody asks any more.
+/// Ends the log.
 pub fn stop() {
     LEVEL.store(0, Ordering::Release);
     *TAKE.lock().expect("no panic with it locked") = None;
 }
 
-/// How much is asked for; `None` where nothing is.
+/// The level of the log; `None` where there is none.
 pub fn level() -> Option<Level> {
     Some(LEVEL.load(Ordering::Relaxed)).filter(|&number| number > 0).map(Level::from_number)
 }
 
-/// Whether anybody asks for this much.
+/// Whether this level is logged.
 pub fn is_on(level: Level) -> bool {
     LEVEL.load(Ordering::Relaxed) >= level as u8
 }
@@ -139,17 +139,17 @@ pub fn now() -> u64 {
     then + began.elapsed().as_micros() as u64
 }
 
-/// Says what has become of a session, a host or the whole (`about` is empty).
+/// Logs what has become of a session, a host or the whole (`about` is empty).
 pub fn debug(about: &str, text: impl FnOnce() -> String) {
     say(Level::Debug, about, Mark::Moment, text);
 }
 
-/// Says what happens to a file.
+/// Logs what happens to a file.
 pub fn trace(about: &str, text: impl FnOnce() -> String) {
     say(Level::Trace, about, Mark::Moment, text);
 }
 
-/// Says what a user is told anyway.
+/// Logs what the command prints anyway.
 pub fn info(text: impl FnOnce() -> String) {
     say(Level::Info, "", Mark::Moment, text);
 }

@@ -1,5 +1,5 @@
 //! The remote half: what a host does when it is asked. The caller has the same in its own process for its own host, so
-//! that who asks and who does is the same code wherever both are.
+//! that caller and agent are the same code wherever each of them runs.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -417,7 +417,7 @@ mod tests {
         let targets: Vec<PathBuf> = asked_for.sources.iter().map(|source| target(&placed, source)).collect();
         assert_eq!(targets, [to.clone(), to.join("file"), to.clone()]);
         assert_eq!(final_name(&placed, &asked_for.sources[0]), ITSELF);
-        // A single one is told to callers that know of no others.
+        // A single one goes to callers that know of no others.
         for (path, exact) in
             [(bytes(&to), false), (b"/".to_vec(), false), (b"/".to_vec(), true), (b"//".to_vec(), true)]
         {

@@ -1,4 +1,4 @@
-//! What a host does for `rdcp --watch` where SRC is on it: tells in which directories something has changed, when it is
+//! What a host does for `rdcp --watch` where SRC is on it: reports in which directories something has changed, when it is
 //! asked. So one message is on its way at most, whatever changes meanwhile.
 
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Watches these paths. `expand`: `~` and patterns stand for names. WATCHED is told, or FAILED at any time.
+    /// Watches these paths. `expand`: `~` and patterns stand for names. The answer is WATCHED; FAILED may come at any time.
     pub(crate) fn begin(paths: &[ByteVec], expand: bool, emit: &Emit) -> Self {
         let (asks, asked) = flume::unbounded();
         let found = |path: &[u8]| if expand { names::expanded(path) } else { vec![OsStr::from_bytes(path).into()] };
@@ -40,7 +40,7 @@ impl Watching {
         Self { asks }
     }
 
-    /// The next change is to be told.
+    /// Asks for the next change.
     pub(crate) fn ask(&self) {
         let _ = self.asks.send(());
     }

@@ -23,7 +23,7 @@ pub struct AgentArguments {}
 /// The program's name.
 pub(super) const NAME: &str = "rdma-pipe-agent";
 
-/// The exit codes, for the help. How a copy went is told in messages.
+/// The exit codes, for the help. How a copy ended is in its messages.
 const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start; \
     9 its caller does not keep to the protocol";
 

@@ -2,7 +2,7 @@
 //! `--trace` draws of them.
 //!
 //! A line is held for a moment, since one of another host that belongs before it may be on its way. What hosts say is
-//! escaped here and nowhere else. Nobody waits for whoever reads the log: what does not fit is left out, and counted.
+//! escaped here and nowhere else. A slow reader of the log holds up nothing: what does not fit is left out, and counted.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -53,9 +53,9 @@ struct State {
     left_out: u64,
     /// Of the line that was written last.
     written: u64,
-    /// What level of the entries is written.
+    /// The level up to which entries are written.
     writes: Option<Level>,
-    /// It is written to standard error, as is what a user is told anyway.
+    /// It is written to standard error, as is what the command prints anyway.
     is_seen: bool,
     keeps: bool,
     kept: Vec<Entry>,
@@ -66,14 +66,14 @@ struct State {
 
 static BOOK: Mutex<Option<Arc<Book>>> = Mutex::new(None);
 
-/// What a run has told, for its trace.
+/// What a run has logged, for its trace.
 #[derive(Default)]
 pub(crate) struct Kept {
     pub(crate) entries: Vec<Entry>,
     pub(crate) left_out: u64,
 }
 
-/// Where and how much [`VARIABLE`] asks for.
+/// The level and the file that [`VARIABLE`] asks for.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     level: Level,
@@ -108,7 +108,7 @@ fn asked(value: &OsStr) -> Result<Option<Asked>, String> {
 ///
 /// # Errors
 ///
-/// Exit 1 where that cannot be understood, or its file not be opened.
+/// Exit 1 where the value is not valid, or its file cannot be opened.
 pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
     let usage = |line: String| Failure::new(Exit::Usage, line);
     let Some(value) = std::env::var_os(VARIABLE) else { return Ok(()) };
@@ -184,7 +184,7 @@ pub(crate) fn is_on_standard_error() -> bool {
     book().is_some_and(|book| book.state().is_seen)
 }
 
-/// What has been told so far, for a trace; it is not given again.
+/// Takes what has been logged so far, for a trace.
 pub(crate) fn kept() -> Kept {
     let Some(book) = book() else { return Kept::default() };
     let mut state = book.state();
@@ -222,7 +222,7 @@ impl Book {
                 state.left_out += 1;
                 return;
             }
-            // One that comes too late stands where it came.
+            // One that comes too late is written when it comes.
             let key = (entry.at.max(state.written), state.came);
             state.held.insert(key, entry);
         }
@@ -246,7 +246,7 @@ impl Book {
             if left_out > 0 {
                 text += &format!("({left_out} lines are left out here: they came faster than they were read)\n");
             }
-            // Where nobody reads it, nobody misses it.
+            // A log that cannot be written must not stop what it is about.
             let _ = match &mut out {
                 Out::Nowhere => Ok(()),
                 Out::StandardError => std::io::stderr().write_all(text.as_bytes()),

@@ -300,7 +300,7 @@ impl Arguments for CopyArguments {
     }
 }
 
-/// The launcher of a command line that asks the user for nothing; `None` where it could not be told so.
+/// The launcher of a command line that asks the user for nothing; `None` where there is no way to ask that of it.
 pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
     let mut definition = CopyArguments::command();
     let settings = Settings::new::<CopyArguments>(&mut definition, words, &Sources::of_process()).ok()?;

@@ -168,7 +168,7 @@ impl Settings {
     ) -> Result<Self, Failure> {
         let mut settings =
             Self { typed: words.clone(), words, taken: Vec::new(), left_out: Vec::new(), files: Vec::new() };
-        // What is wrong with it, or what help it asks for, is told without settings.
+        // What is wrong with it, or its help, needs no settings.
         let Ok(given) = command.try_get_matches_from_mut(&settings.words) else { return Ok(settings) };
         // A file may be slow to come.
         T::conceal(&given);

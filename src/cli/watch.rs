@@ -1,7 +1,7 @@
 //! `rdcp --watch`: the same copy again whenever something has changed at the source.
 //!
 //! The watch stands before the first scan, so that no change falls between the two. It says only which directories to look
-//! into: `--sync` finds out what has changed there. Where changes may have been missed all of the tree is looked at.
+//! into: `--sync` finds out what has changed there. Where changes may have been missed, all of the tree is compared.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

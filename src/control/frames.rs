@@ -164,7 +164,7 @@ pub enum Job {
         /// How.
         #[n(2)]
         settings: TreeOptions,
-        /// What they must be, whoever sends them.
+        /// What they must be, for every sender.
         #[n(3)]
         #[cbor(default)]
         expected: Option<Expected>,
@@ -413,7 +413,7 @@ pub enum Message {
     /// The session has ended.
     #[n(17)]
     Ended(#[n(0)] Box<Report>),
-    /// The user wants it to end: a signal's number. The session's other end is told.
+    /// The user wants it to end: a signal's number. The session's other end gets an ABORT.
     #[n(18)]
     Signal(#[n(0)] u8),
     /// A connection through the channel begins.

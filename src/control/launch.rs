@@ -51,7 +51,7 @@ pub trait Launch: std::fmt::Debug + Send + Sync {
     fn has_shell(&self) -> bool;
     /// The option that chooses it.
     fn option(&self) -> &'static str;
-    /// The same, asking the user for nothing: where it would have to, it fails. `None` if it cannot be told so.
+    /// The same, asking the user for nothing: where it would have to, it fails. `None` if there is no way to ask that of it.
     fn unasking(&self) -> Option<Launcher> {
         None
     }
@@ -114,7 +114,7 @@ impl Launcher {
         self.0.option()
     }
 
-    /// The same, asking the user for nothing: where it would have to, it fails. `None` if it cannot be told so.
+    /// The same, asking the user for nothing: where it would have to, it fails. `None` if there is no way to ask that of it.
     pub fn unasking(&self) -> Option<Self> {
         self.0.unasking()
     }

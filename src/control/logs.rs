@@ -1,4 +1,4 @@
-//! The log of an agent at its caller: lines on the channel, few of which may wait, and another host's clock.
+//! The log of an agent at its caller: lines on the channel, of which only few may wait, with the times of another clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,12 +7,11 @@ use super::channel::Outbox;
 use super::frames::{LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX, LogLine, Message};
 use crate::log::{self, Entry, Level, Mark, Step};
 
-/// Lines that are taken from one agent at once, and in a second after that. One that tells more is broken or means harm.
+/// Lines that are taken from one agent at once, and in a second after that. One that sends more is broken or hostile.
 const BURST_MAX: f64 = 20_000.0;
 const LINES_PER_SECOND: f64 = 2000.0;
 
-/// At an agent: tells the caller what happens, from now on and up to this level. What it does not take is dropped, and
-/// counted.
+/// At an agent: sends the caller the log, from now on and up to this level. Lines that find no room are dropped, and counted.
 pub fn tell(outbox: &Outbox, level: u8) {
     let outbox = outbox.clone();
     outbox.try_send_line(&Message::LogLine(Box::new(LogLine { now: log::now(), ..LogLine::default() })));
@@ -55,12 +54,12 @@ fn mark_of(number: u8) -> Mark {
     if before % 2 == 0 { Mark::Begin(step) } else { Mark::End(step) }
 }
 
-/// When an agent was asked to tell its log, by our clock; 0 until it is.
+/// When an agent was asked for its log, by our clock; 0 until it is.
 #[derive(Clone, Debug, Default)]
 pub struct Asked(Arc<AtomicU64>);
 
 impl Asked {
-    /// Asks it, if anybody wants to know.
+    /// Asks for it, where this process has a log.
     pub fn ask(&self, outbox: &Outbox) {
         if let Some(level) = log::level() {
             self.0.store(log::now(), Ordering::Release);
@@ -69,14 +68,14 @@ impl Asked {
     }
 }
 
-/// At the caller: what one agent tells. Any of it may be false.
+/// At the caller: the log of one agent. Any of it may be false.
 #[derive(Debug)]
 pub struct LogOfHost {
     host: String,
     asked: Asked,
-    /// What is to be added to the agent's times to have ours, once that is known.
+    /// What to add to the agent's times to have ours, once that is known.
     ahead: Option<i64>,
-    /// When the last line came, and how many more may by then.
+    /// When the last line came, and how many more were allowed then.
     came: u64,
     budget: f64,
     refused: u64,
@@ -111,7 +110,7 @@ impl LogOfHost {
         self.budget -= 1.0;
         let LogLine { now: theirs, at, level, about, mark, mut text, dropped } = line;
         let is_first = self.ahead.is_none();
-        // It was read halfway between the question and the answer, give or take as much.
+        // The agent read its clock halfway between the question and the answer, plus or minus half of that time.
         let half = now.saturating_sub(asked) / 2;
         let ahead = *self.ahead.get_or_insert_with(|| {
             let ahead = (asked + half).wrapping_sub(theirs) as i64;
@@ -133,7 +132,7 @@ impl LogOfHost {
         if lost > 0 {
             text = format!("({lost} lines before this one are lost) {text}");
         }
-        // Whatever it says, it says it between the question and now.
+        // Whatever time it claims, the line was sent between the question and now.
         let at = at.wrapping_add(ahead as u64).clamp(asked, now.max(asked));
         let (host, level) = (Some(self.host.clone()), Level::from_number(level));
         Some(Entry { at, host, level, about, mark: mark_of(mark), text })

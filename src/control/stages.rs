@@ -1,6 +1,6 @@
 //! The stages of a pipeline on one host: commands run by a shell, redirections opened by one, `tee`.
 //!
-//! A stage is told of first, and waits; its sessions attach to it meanwhile. Nothing is run or opened before it is
+//! A stage is described first, and waits; its sessions attach to it meanwhile. Nothing is run or opened before it is
 //! started, when all connections have been made. Each stage then has a thread, which ends with it.
 
 mod descriptors;
@@ -41,7 +41,7 @@ pub use room::Share;
 /// What a shell answers when it cannot run a command.
 pub const CANNOT_RUN: u8 = 127;
 
-/// How often it is looked whether what a command has left running still works on what it was given.
+/// How often to check whether what a command has left running still works on what it was given.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// The shortest wait, so that what is left of a time is not waited for in many.
@@ -79,7 +79,7 @@ pub struct Stages {
     emit: Emit,
     /// Where they are the caller's own: they share its standard error, and its terminal.
     is_agent: bool,
-    /// Standard error of the stages is told of; else it is this process's own.
+    /// Standard error of the stages goes to the caller; else it is this process's own.
     tells_stderr: bool,
     program: PathBuf,
     held: HashMap<u32, Held>,
@@ -93,7 +93,7 @@ struct Held {
 }
 
 impl Stages {
-    /// `emit` takes what stages tell. What they write to standard error, if that is told, may wait there for its reader.
+    /// `emit` takes what stages report. What they write to standard error, if that goes to the caller, may wait there for its reader.
     pub fn new(emit: Emit, is_agent: bool, tells_stderr: bool) -> Self {
         Self { emit, is_agent, tells_stderr, program: own_program(), held: HashMap::new() }
     }
@@ -461,7 +461,7 @@ fn has_terminal() -> bool {
     File::open("/dev/tty").is_ok()
 }
 
-/// Does what a program of ours is told by its first argument to do for stages; `None` if that is nothing.
+/// Does what the first argument asks a program of ours to do for stages; `None` if that is nothing.
 pub fn helper() -> Option<bool> {
     let mut arguments = std::env::args_os().skip(1);
     let word = arguments.next()?;

@@ -428,7 +428,7 @@ mod tests {
                 drop(held);
             });
             let late = Instant::now() + Duration::from_secs(60);
-            assert!(patiently(late, || false, attempt).expect("it was let go of").1);
+            assert!(patiently(late, || false, attempt).expect("it was released").1);
         });
     }
 }

@@ -55,7 +55,7 @@ pub struct Part {
 }
 
 impl Source {
-    /// Opens a file to read. Does not wait for somebody to write to a FIFO: the reader does, and can be told to end.
+    /// Opens a file to read. Does not wait for a writer of a FIFO: the reader does, and can be stopped.
     ///
     /// # Errors
     ///
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_found_by_whoever_reads_its_last_part() {
+    fn a_file_that_changes_is_found_by_the_reader_of_its_last_part() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("f");
         std::fs::write(&path, [7; 2500]).expect("a file");

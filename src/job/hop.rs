@@ -203,7 +203,7 @@ impl Hop {
         self.ended_since = self.ended_since.map(|_| Instant::now());
     }
 
-    /// An end has told how it ended. True where the other end has to be told to end as well: it may not have met this one,
+    /// An end has reported how it ended. True where the other end has to be stopped as well: it may not have met this one,
     /// and would wait.
     pub(crate) fn note_ended(&mut self, side: Side, report: Report) -> bool {
         let fault = report.fault.as_ref();
@@ -456,7 +456,7 @@ mod tests {
         }
     }
 
-    /// An end that fails before it has met the other ends the meeting, and the other is told; one that has been stopped, or
+    /// An end that fails before it has met the other ends the meeting, and the other is stopped; one that has been stopped, or
     /// only repeats what the other found, tells nobody.
     #[test]
     fn an_end_that_fails_first_wakes_the_other() {

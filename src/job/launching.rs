@@ -71,7 +71,7 @@ const HELLO_MAX: Duration = Duration::from_secs(120);
 /// How long one counts among those that log in at once without anything being heard of it.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether a launcher that is done has ended.
+/// How often to check whether a launcher that is done has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long a launcher that is done may take to end.
@@ -370,7 +370,7 @@ impl Remote {
         self.answered_after
     }
 
-    /// Has the agent end as soon as it has done what it was told.
+    /// Has the agent end as soon as it has done what it was asked to do.
     pub(crate) fn close(&self) {
         self.running.iter().for_each(|running| running.outbox.close());
     }

@@ -31,7 +31,7 @@ use report::{Labelled, quoted};
 /// Updates that are taken between two looks at the time, at most.
 const UPDATES_MAX: usize = 1024;
 
-/// How often it is looked at the time.
+/// How often the clock is read.
 const TICK: Duration = Duration::from_millis(50);
 
 /// After a failure: how long the others may go on with no byte moving anywhere.
@@ -65,7 +65,7 @@ impl Plan<'_> {
     }
 }
 
-/// Who is told what becomes of a pipeline.
+/// Who observes what becomes of a pipeline.
 pub(crate) trait Observer: job::Observer {
     /// What a stage has written to its standard error.
     fn pass_on(&mut self, bytes: &[u8]);
@@ -130,7 +130,7 @@ pub(crate) struct Pipeline<'a> {
     killed: bool,
     /// What ends the whole, where it is no stage's failure.
     fatal: Option<Failure>,
-    /// That was told by an end that only lost the other one, which may know better.
+    /// It was reported by an end that only lost the other one, which may know better.
     is_hearsay: bool,
     signal: Option<u8>,
 }
@@ -237,7 +237,7 @@ impl<'a> Pipeline<'a> {
         hops
     }
 
-    /// Something has gone wrong that is no stage's own failure: the first that does is what is told.
+    /// Something has gone wrong that is no stage's own failure: the first that does is what is reported.
     fn fail(&mut self, failure: Failure) {
         self.fatal.get_or_insert(failure);
         self.failing_since.get_or_insert_with(Instant::now);
@@ -270,7 +270,7 @@ impl<'a> Pipeline<'a> {
                 return;
             }
             let mut update = self.job.next(now + TICK);
-            // No more than waits now: a stage may write to standard error faster than that can be told, and without end.
+            // No more than waits now: a stage may write to standard error faster than that can be shown, and without end.
             let mut most = UPDATES_MAX;
             while let Some(next) = update {
                 self.heed(next);

@@ -18,7 +18,7 @@ const START_MAX: Duration = Duration::from_secs(600);
 /// The hosts that watch. Dropping it ends their agents.
 pub(crate) struct SourceWatch {
     job: Job,
-    /// There are several sources: directories of one are not told.
+    /// There are several sources: directories of one are not passed on.
     has_several: bool,
 }
 

@@ -160,7 +160,7 @@ pub trait Lane: Send {
     /// Gives the buffer back if the lane is down and has already reported so.
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer>;
 
-    /// Gives a buffer for one incoming chunk to land in. When this returns, the peer may be told of the credit.
+    /// Gives a buffer for one incoming chunk to land in. When this returns, the credit may be advertised to the peer.
     ///
     /// # Errors
     ///

@@ -32,7 +32,7 @@ const OVERHEAD_BYTES: usize = 96;
 /// How often those who wait for the caller look whether they still should.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What is told of one entry.
+/// What is reported of one entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Entry {
     /// It has been made, changed or deleted, or would be.

@@ -291,7 +291,7 @@ impl Summing {
 
     fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) {
         let Some(Open { path, size, digest }) = self.large.remove(&item).filter(|_| is_intact) else { return };
-        // What has not come are holes. A file in so many pieces that not all of them were kept cannot be told of.
+        // What has not arrived is a hole. A file in so many pieces that not all of them were kept cannot be described.
         let mut holes = 0;
         let found = digest.finish(|target, _| {
             holes += target.len() as u64;

@@ -317,12 +317,12 @@ impl TreeSource {
         self.changed.notify_all();
     }
 
-    /// Other work, whose coming [`Self::note_arrival`] was told, has been taken up.
+    /// Other work, whose arrival [`Self::note_arrival`] has noted, has been taken up.
     pub fn note_taken(&self) {
         self.shared().arrived -= 1;
     }
 
-    /// Takes a range of whose arrival was told, and of which `outcome` is what the direct read answered. `None` if it
+    /// Takes a range whose arrival has been noted, and of which `outcome` is what the direct read answered. `None` if it
     /// could not be read: the file has failed then, and the target is free again.
     pub fn settle(
         &self,

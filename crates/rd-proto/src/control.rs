@@ -272,7 +272,7 @@ pub enum Frame {
     Retired,
     /// The sender has lost this lane.
     LaneLost(LaneId),
-    /// The receiver has let go of this lane; chunks not in `have` never arrived and may be sent again.
+    /// The receiver has released this lane; chunks not in `have` never arrived and may be sent again.
     LaneGone {
         /// The lane.
         lane: LaneId,

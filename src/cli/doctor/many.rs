@@ -1,4 +1,4 @@
-//! Several hosts: what is wrong is told once for all that have it, and of pairs those that stand out.
+//! Several hosts: what is wrong is printed once for all that have it, and of pairs those that stand out.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;

@@ -97,7 +97,7 @@ pub(super) fn text(sections: &[Section], colour: bool) -> String {
     out
 }
 
-/// A line, or more of a long one. `words`: where they have a reason and a fix that are told as well.
+/// A line, or more of a long one. `words`: where they have a reason and a fix, which are printed as well.
 pub(super) fn line_text(painter: Painter, level: Level, name: &str, found: &str, words: Option<&Words>) -> String {
     let dim = Style::new().dim();
     let mut out = String::new();

@@ -123,7 +123,7 @@ pub struct BroadcastProof {
     /// BLAKE3.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub digest: [u8; 32],
-    /// What every copy of the tree must be; none if that cannot be told.
+    /// What every copy of the tree must be; none if that is not known.
     #[n(2)]
     #[cbor(default)]
     pub tree: Option<TreeProof>,

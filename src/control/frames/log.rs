@@ -1,4 +1,4 @@
-//! A line of an agent's log, as it is told to the caller.
+//! A line of an agent's log, as it goes to the caller.
 
 use minicbor::{Decode, Encode};
 
@@ -16,7 +16,7 @@ pub struct LogLine {
     /// When that happened which it tells of.
     #[n(1)]
     pub at: u64,
-    /// 1 to 3: what a user is told anyway, what becomes of sessions, what becomes of files; 0 tells the clock alone.
+    /// 1 to 3: what the command prints anyway, what becomes of sessions, what becomes of files; 0: only the clock.
     #[n(2)]
     pub level: u8,
     /// The session that it is about.

@@ -32,13 +32,13 @@ pub struct Fault {
     /// More, for a person; all there is to say where the failure is about no file.
     #[n(4)]
     pub detail: String,
-    /// It happened at this end; else this end was told by the other.
+    /// It happened at this end; else this end has it from the other.
     #[n(5)]
     pub own: bool,
 }
 
 impl Fault {
-    /// A failure about a file of this host. Of a path that is longer than any system call takes, its end is told.
+    /// A failure about a file of this host. Of a path that is longer than any system call takes, only its end is kept.
     pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
         let detail =
             String::from_utf8_lossy(&fact.detail[..fact.detail.len().min(FAULT_DETAIL_BYTES_MAX / 3)]).into_owned();

@@ -1,4 +1,4 @@
-//! What a host is told to do in a pipeline, and what it tells of it.
+//! What a host is to do in a pipeline, and what it reports of it.
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};

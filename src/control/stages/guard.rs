@@ -34,13 +34,13 @@ use rustix::process::{Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, k
 use super::descriptors;
 use crate::fs::{Identity, identity};
 
-/// The word by which a program is told to be a guard.
+/// The argument that makes a program a guard.
 pub const WORD: &str = "--guard";
 
 /// How long what is asked to end may take.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long after SIGKILL it is looked for what may have been started meanwhile, and how often.
+/// How long after SIGKILL to search for what may have been started meanwhile, and how often.
 const KILL_FOR: Duration = Duration::from_secs(1);
 const KILL_EVERY: Duration = Duration::from_millis(20);
 
@@ -125,7 +125,7 @@ pub struct Guard {
 #[derive(Debug)]
 pub struct Running(Arc<OwnedFd>);
 
-/// Starts a guard's process, with what it is to be told behind [`WORD`].
+/// Starts a guard's process, with its own arguments behind [`WORD`].
 fn spawn(program: &Path, word: &str, stdin: Stdio) -> std::io::Result<Child> {
     let mut command = Command::new(program);
     command.arg(WORD).arg(word).process_group(0);
@@ -198,7 +198,7 @@ impl Running {
 }
 
 impl AsFd for Running {
-    /// Readable when there is something to be told.
+    /// Readable when there is something to report.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -233,10 +233,10 @@ pub struct Warden {
     stdin: ChildStdin,
 }
 
-/// The word by which a guard is told that the command is to be in the group that the guard leads.
+/// The argument of a guard whose command is to be in the group that the guard leads.
 const OWN_GROUP: &str = "group";
 
-/// The word by which a guard is told that it is a warden.
+/// The argument of a guard that is a warden.
 const WARDEN: &str = "processes";
 
 impl Warden {

@@ -16,7 +16,7 @@ use super::descriptors;
 use super::guard::Running;
 use crate::fs::identity;
 
-/// The word by which a program is told to give a descriptor away.
+/// The argument that asks a program to give a descriptor away.
 pub const WORD: &str = "--give-descriptor";
 
 /// The word behind the redirection, which tells that the text was one and nothing else: a `;` keeps it from the program.

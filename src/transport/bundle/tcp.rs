@@ -21,7 +21,7 @@ pub struct TcpGroup {
 }
 
 impl TcpGroup {
-    /// Takes a connected socket. `poll`: it is looked at all the time instead of sleeping until something comes.
+    /// Takes a connected socket. `poll`: it is polled without end, instead of sleeping until something comes.
     ///
     /// # Errors
     ///

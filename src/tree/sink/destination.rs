@@ -36,7 +36,7 @@ pub struct Destination {
     pub block_bytes: u64,
     /// What has been made and written is counted here as well.
     pub progress: Arc<Progress>,
-    /// Where the caller is told of each entry, if it is.
+    /// Where each entry is reported to the caller, if at all.
     pub entries: Option<Arc<EntryStream>>,
     /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
     /// comparing them takes longer than copying, and may share their blocks with their sources.

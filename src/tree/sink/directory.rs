@@ -62,7 +62,7 @@ pub(super) struct OpenDirectory {
     is_resumed: bool,
     /// In a dry run, it is not there and would be made.
     pub is_phantom: bool,
-    /// The sender has been told so, or is told of one that it lies in: nothing is looked for in it or elsewhere.
+    /// The sender knows, of this one or of one that it lies in: nothing is looked for in it or elsewhere.
     pub is_fresh: bool,
     /// The directories of this path in earlier generations.
     pub alternates: Vec<Arc<OwnedFd>>,
@@ -478,7 +478,7 @@ impl OpenDirectory {
         path
     }
 
-    /// The path of an entry in it as the caller is told it: from the destination on, of a single source from that on. An empty
+    /// The path of an entry in it as it is reported to the caller: from the destination on, of a single source from that on. An empty
     /// name: its own.
     pub fn told_path(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();

@@ -382,7 +382,7 @@ pub(super) struct Large {
     /// What stands under the final name, and is compared with it block by block.
     pub(super) basis: Option<Basis>,
     pub(super) look: Look,
-    /// In what it differs from what it replaces, as the caller is told.
+    /// In what it differs from what it replaces, as it is reported to the caller.
     differs: Option<u16>,
     /// That is all of it, and stays.
     is_kept: OnceLock<()>,

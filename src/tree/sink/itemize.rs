@@ -1,4 +1,4 @@
-//! What the caller is told of entries: in what each differs from what was there, found before anything of it is changed.
+//! What is reported to the caller of entries: in what each differs from what was there, found before anything of it is changed.
 
 use std::ffi::CString;
 use std::os::fd::AsFd;
@@ -110,12 +110,12 @@ impl Shared {
         Some(bits)
     }
 
-    /// Whether what becomes of each entry is told, or counted.
+    /// Whether what becomes of each entry is reported, or counted.
     pub(super) fn is_told(&self) -> bool {
         self.options.stats || self.entries.is_some()
     }
 
-    /// Tells the caller of an entry, if it wants to know, and counts it, if it wants that.
+    /// Reports an entry to the caller, or counts it, or both, as asked for.
     pub(super) fn tell(
         &self,
         directory: &OpenDirectory,

@@ -18,7 +18,7 @@ use super::jobs::Job;
 use crate::fs::{HASH_READ_BYTES, hash_range};
 use crate::tree::digest_cache::OfBlocks;
 
-/// The sender is told of blocks once so many bytes have been hashed.
+/// Digests of blocks go to the sender once so many bytes have been hashed.
 const ANSWER_DUE_BYTES: u64 = 8 << 20;
 
 /// How far it has come.

@@ -27,7 +27,7 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// The entries of a manifest, on their way.
 pub(super) struct Manifest {
-    /// Where the caller is told of them, if it is.
+    /// Where they are reported to the caller, if at all.
     entries: Option<Arc<EntryStream>>,
     /// What they are together, where that is to be proven.
     contents: Option<Contents>,

@@ -516,11 +516,10 @@ fn what_a_peer_says_of_its_buffers_is_no_more_than_a_number() {
 #[test]
 fn congestion_control_on_a_long_line() {
     let control = |way: &Path| {
-        let found = of_tcp(way).into_iter().find_map(|finding| match finding.what {
+        of_tcp(way).into_iter().find_map(|finding| match finding.what {
             What::Congestion { control, lost, .. } => Some((finding.about, control, lost)),
             _ => None,
-        });
-        found
+        })
     };
     let mut way = long_line();
     assert_eq!(control(&way), None, "cubic is right where nothing is lost");

@@ -318,7 +318,8 @@ impl Lanes {
             self.keep_tcp_lanes(self.tcp_lanes, now, actions);
         }
         let Some(growth) = &mut self.growth else { return };
-        if self.rails.is_trying() {
+        // A rail adds what its network carries; more lanes on one may only share it in another way.
+        if self.rails.is_trying() || keeps_busy && self.rails.are_untried(now) {
             growth.pause();
         }
         growth.note(now, bytes, limits, queues);

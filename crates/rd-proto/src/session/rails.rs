@@ -13,6 +13,9 @@ use std::time::Duration;
 use super::growth::LaneGrowth;
 use super::lanes::RDMA_LANE_FIRST;
 
+/// How long nothing else is tried before rails have been.
+const FIRST_TRIAL_MAX: Duration = Duration::from_secs(5);
+
 /// Rails that a session has at most.
 pub const RAILS_MAX: u8 = 8;
 
@@ -57,6 +60,8 @@ pub(crate) struct Rails {
     rails: Vec<Rail>,
     /// How many are worth it; `None`: all of them, unasked.
     growth: Option<LaneGrowth>,
+    /// Until then their first trial is waited for; `None` once there was one.
+    untried_until: Option<Duration>,
 }
 
 impl Rails {
@@ -67,7 +72,8 @@ impl Rails {
 
     /// So many have been found, of which those are used that are worth it.
     pub(crate) fn found(count: u8, round_trip: Duration, now: Duration, bytes: u64) -> Self {
-        Self::of(count, Some(LaneGrowth::of_rails(count.into(), round_trip, now, bytes)))
+        let growth = LaneGrowth::of_rails(count.into(), round_trip, now, bytes);
+        Self { untried_until: Some(now + FIRST_TRIAL_MAX), ..Self::of(count, Some(growth)) }
     }
 
     /// So many have been found, of which all are used.
@@ -77,7 +83,7 @@ impl Rails {
 
     fn of(count: u8, growth: Option<LaneGrowth>) -> Self {
         let well = Rail { state: State::Well, rest: REST_MIN, back_at: None, was_up: false };
-        Self { rails: vec![well; usize::from(count.clamp(1, RAILS_MAX))], growth }
+        Self { rails: vec![well; usize::from(count.clamp(1, RAILS_MAX))], growth, untried_until: None }
     }
 
     pub(crate) fn count(&self) -> u16 {
@@ -156,7 +162,15 @@ impl Rails {
         let Some(growth) = &mut self.growth else { return false };
         let before = growth.lanes();
         growth.note(now, bytes, limits, false);
+        if growth.is_trying() {
+            self.untried_until = None;
+        }
         growth.lanes() != before
+    }
+
+    /// Whether other rails have been found and none has been tried yet, although it is time.
+    pub(crate) fn are_untried(&self, now: Duration) -> bool {
+        self.untried_until.is_some_and(|until| now < until)
     }
 
     /// Whether more or fewer are being tried.
@@ -235,6 +249,25 @@ mod tests {
             assert_eq!(settled(&rates, 0.9 * rates[0], &mut luck, true), 1, "they share what is full: {told}");
             assert_eq!(settled(&rates, 1e12, &mut luck, false), 1, "nobody needs more: {told}");
         }
+    }
+
+    #[test]
+    fn rails_are_tried_before_anything_else_and_not_waited_for_without_end() {
+        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut now = Duration::ZERO;
+        while !rails.is_trying() {
+            assert!(rails.are_untried(now), "{now:?}");
+            now += TICK;
+            rails.fit(now.as_millis() as u64 * 10_000, true, now);
+        }
+        assert!(!rails.are_untried(now) && now < FIRST_TRIAL_MAX, "{now:?}");
+        // A source that pauses in every interval lets nothing be learnt.
+        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        for tick in 1..100 {
+            rails.fit(u64::from(tick) * 10_000, tick % 3 > 0, tick * TICK);
+        }
+        assert!(!rails.is_trying() && rails.are_untried(FIRST_TRIAL_MAX - TICK) && !rails.are_untried(FIRST_TRIAL_MAX));
+        assert!(!Rails::one().are_untried(Duration::ZERO) && !Rails::all(2).are_untried(Duration::ZERO));
     }
 
     #[test]

@@ -140,7 +140,7 @@ mod tests {
         let both_stop = |tick| if tick < 50 { [(1e7, true), (1e6, true)] } else { [(0.0, true); 2] };
         assert_eq!(given_up(both_stop), None, "none works");
         assert_eq!(given_up(|tick| stops(tick, (0.0, false))), None, "nothing is known of the other");
-        let heartbeats = |tick: u32| (if tick % 10 == 0 { 800.0 } else { 0.0 }, tick % 10 == 0);
+        let heartbeats = |tick: u32| (if tick.is_multiple_of(10) { 800.0 } else { 0.0 }, tick.is_multiple_of(10));
         assert_eq!(given_up(|tick| [(1e7, true), heartbeats(tick)]), None, "one that has nothing to carry");
     }
 

@@ -156,7 +156,7 @@ mod tests {
         let host = |number: u8| {
             let (rack, bridge) = (number % 3, ([172, 17, 0, 1], 16, 10_000));
             let mut addresses = vec![([10, 0, 0, 10 + number], 16, 1000), ([10, 1, rack, 10 + number], 24, 25_000)];
-            addresses.extend((number % 2 == 0).then_some(bridge));
+            addresses.extend(number.is_multiple_of(2).then_some(bridge));
             placed(&addresses)
         };
         let hosts: Vec<Placed> = (0..9).map(host).collect();

@@ -414,12 +414,12 @@ impl Sender {
     }
 
     fn dispatch(&mut self, now: Duration) {
-        // A receiver that must write in order holds what comes early. If that filled its pool, the chunk that all the
-        // others wait for would find no receive.
-        // Of those that have sent something.
+        // One that has sent nothing is neither quick nor slow.
         let sending = self.lanes.iter().filter(|account| account.up && !account.takes.is_zero());
         let quickest = sending.map(|account| account.takes).min();
         let slow = (SLOWER * quickest.unwrap_or_default()).max(SLOW_CHUNK);
+        // A receiver that must write in order holds what comes early. If that filled its pool, the chunk that all the
+        // others wait for would find no receive.
         let window_end = self.base + self.window.min(SPAN_MAX as u64);
         while self.cursor < self.sealed_end.min(window_end) {
             let Some(buffer) = self.chunks[self.cursor as usize % SPAN_MAX].buffer else {

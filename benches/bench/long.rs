@@ -3,11 +3,12 @@
 
 use std::cell::Cell;
 use std::io::Read;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::harness::*;
 use crate::net::{Net, without_root};
+use crate::process::Killed;
 use crate::record::Kind;
 use crate::streams::KEY;
 
@@ -25,16 +26,6 @@ fn until() -> Duration {
 
 /// What of a packet of 1500 bytes is payload: without the headers of IP and TCP, with time stamps.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
-
-/// A process that is ended when it is not needed any more.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// What went over such a line.
 struct Carried {

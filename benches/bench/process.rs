@@ -16,6 +16,16 @@ use crate::harness::{Result, text};
 pub const RUN_LIMIT: Duration = Duration::from_secs(300);
 pub const READY_LIMIT: Duration = Duration::from_secs(30);
 
+/// A process that is killed when it is not needed any more.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// How a process has ended.
 pub struct Ended {
     pub code: i32,

@@ -1,28 +1,20 @@
 //! A stream between hosts that have two networks in common: by one, by both, and while one of them fails and works again.
 
 use std::io::Read;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::*;
 use crate::net::{Net, without_root};
+use crate::process::Killed;
 use crate::streams::KEY;
 
 const RATE: &str = "200mbit";
 
 /// What is counted at a time.
 const STEP: Duration = Duration::from_millis(250);
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A stream of zeros from the first host to the second.
 struct Stream {

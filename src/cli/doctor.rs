@@ -265,9 +265,7 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
             let there = Section { name: label.clone(), ..of_host(&label, "there", &path.there) };
             let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
             // A setting of this host's own is mended here, everything else of the way there.
-            let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path)
-                .into_iter()
-                .partition(|finding| finding.check == "tcp" && finding.about == path.here.host);
+            let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path).into_iter().partition(|finding| finding.is_here);
             let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
             let mut sections = vec![there, path_of(path.there.host.clone(), lines(theirs))];
             if !ours.is_empty() {

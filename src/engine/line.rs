@@ -8,7 +8,7 @@ use rd_proto::session::Notice;
 use super::{Detail, Engine, Line};
 use crate::transport::Lane;
 
-/// Ways that are told apart.
+/// Ways that are distinguished.
 const WAYS_MAX: usize = 32;
 
 impl Engine {
@@ -43,13 +43,15 @@ impl Engine {
     pub(super) fn find_rails(&mut self, addresses: &[RailAddress]) -> bool {
         let Some(dialer) = &self.dialer else { return false };
         let (count, all) = dialer.find_rails(addresses);
+        if count < 2 {
+            return false;
+        }
+        for rail in 0..count {
+            self.observer.observe(Detail::Rail(rail, dialer.rail_name(rail).unwrap_or_default()).into());
+        }
         let now = self.now();
         self.half.machine().handle_rails(count, all, now);
-        for rail in 0..if count > 1 { count } else { 0 } {
-            let name = self.dialer.as_ref().and_then(|dialer| dialer.rail_name(rail));
-            self.observer.observe(Detail::Rail(rail, name.unwrap_or_default()).into());
-        }
-        count > 1
+        true
     }
 
     /// The rail that a notice is about.

@@ -86,11 +86,8 @@ impl LinkError {
 ///
 /// [`LinkError::Os`] or [`LinkError::TimedOut`], by `deadline` at the latest.
 pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, LinkError> {
-    let left = deadline.saturating_duration_since(Instant::now()).min(CONNECT_MAX);
-    if left.is_zero() {
-        return Err(LinkError::TimedOut);
-    }
-    let stream = TcpStream::connect_timeout(&address, left).map_err(|error| LinkError::os("connect", &error))?;
+    let stream =
+        TcpStream::connect_timeout(&address, left(deadline)?).map_err(|error| LinkError::os("connect", &error))?;
     // A connection to a local port without a listener can be to itself.
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         return Err(LinkError::Os { what: "connect", error: Errno::CONNREFUSED });
@@ -104,9 +101,14 @@ pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, Link
 ///
 /// As [`connect`].
 pub(super) fn connect_by(rail: &Rail, port: u16, deadline: Instant) -> Result<TcpStream, LinkError> {
-    let left = deadline.saturating_duration_since(Instant::now()).min(CONNECT_MAX);
     let peer = SocketAddr::new(rail.peer, port);
-    connect_from(&rail.interface, rail.local, peer, left).map_err(|error| LinkError::os("connect", &error.into()))
+    connect_from(&rail.interface, rail.local, peer, left(deadline)?).map_err(|error| LinkError::os("connect", &error))
+}
+
+/// What is left for connecting.
+fn left(deadline: Instant) -> Result<Duration, LinkError> {
+    let left = deadline.saturating_duration_since(Instant::now()).min(CONNECT_MAX);
+    if left.is_zero() { Err(LinkError::TimedOut) } else { Ok(left) }
 }
 
 /// Runs the connector's side of a handshake.

@@ -12,7 +12,7 @@ use rd_proto::control::RailAddress;
 
 use crate::options::RailChoice;
 use crate::transport::rdma::{InterfaceAddress, interface_addresses};
-use crate::transport::{rate_mbps, same_subnet, tcp, unmapped};
+use crate::transport::{leads_elsewhere, rate_mbps, same_subnet, tcp, unmapped};
 
 /// A rail whose link is slower than the first one's by more than this adds next to nothing.
 const SLOWER_MAX: u32 = 10;
@@ -62,13 +62,10 @@ pub(super) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddr
     pair(choice, [local.ip(), peer.ip()], &here, told, rate_mbps)
 }
 
-/// Whether an address can be another way to a host. Those of a link, or of a group, say nothing of where it is.
+/// Whether an address can be another way to a host: not that of a group, or of nobody.
 fn is_usable(address: IpAddr) -> bool {
-    let is_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !is_local && !address.is_loopback() && !address.is_multicast() && !address.is_unspecified()
+    let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    leads_elsewhere(address) && !is_broadcast && !address.is_multicast() && !address.is_unspecified()
 }
 
 fn pair(

@@ -24,17 +24,19 @@ pub struct Finding {
     pub level: Level,
     /// What it is.
     pub what: What,
+    /// Found on the way to another host, it is for this one to mend.
+    pub is_here: bool,
 }
 
 impl Finding {
     /// Of a whole host.
     pub fn new(check: &'static str, level: Level, what: What) -> Self {
-        Self { check, about: String::new(), level, what }
+        Self { check, about: String::new(), level, what, is_here: false }
     }
 
     /// Of a part of it.
     pub fn about(check: &'static str, about: impl Into<String>, level: Level, what: What) -> Self {
-        Self { check, about: about.into(), level, what }
+        Self { check, about: about.into(), level, what, is_here: false }
     }
 }
 

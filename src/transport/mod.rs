@@ -208,6 +208,15 @@ pub fn unmapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
+/// Whether an address of a host can be one that others reach it by: not if it is its own, or a link's.
+pub fn leads_elsewhere(address: IpAddr) -> bool {
+    let is_of_link = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !is_of_link && !address.is_loopback()
+}
+
 /// The link's speed in Mb/s. Virtual interfaces have none, or one that says nothing.
 pub fn rate_mbps(interface: &str) -> u32 {
     let path = std::path::Path::new("/sys/class/net").join(interface).join("speed");

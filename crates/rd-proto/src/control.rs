@@ -664,53 +664,57 @@ fn decode_ip(reader: &mut Reader<'_>, prefix_bits: u8) -> Result<IpAddr, FrameEr
     Ok(ip)
 }
 
-fn encode_endpoints(endpoints: &[Endpoint], out: &mut Vec<u8>) {
-    let kept = &endpoints[..endpoints.len().min(ENDPOINTS_MAX)];
+/// The first [`ENDPOINTS_MAX`] of a list, behind their number.
+fn encode_list<T>(list: &[T], out: &mut Vec<u8>, each: impl Fn(&T, &mut Vec<u8>)) {
+    let kept = &list[..list.len().min(ENDPOINTS_MAX)];
     out.push(kept.len() as u8);
-    for endpoint in kept {
+    kept.iter().for_each(|one| each(one, out));
+}
+
+/// `what`: the number, if it is too high.
+fn decode_list<T>(
+    reader: &mut Reader<'_>,
+    what: &'static str,
+    each: impl Fn(&mut Reader<'_>) -> Result<T, FrameError>,
+) -> Result<Vec<T>, FrameError> {
+    let count = usize::from(reader.u8()?);
+    if count > ENDPOINTS_MAX {
+        return Err(FrameError::Value(what));
+    }
+    (0..count).map(|_| each(reader)).collect()
+}
+
+fn encode_endpoints(endpoints: &[Endpoint], out: &mut Vec<u8>) {
+    encode_list(endpoints, out, |endpoint, out| {
         out.extend([u8::from(endpoint.hardware), endpoint.prefix_bits]);
         encode_ip(endpoint.address.ip(), out);
         out.extend(endpoint.address.port().to_le_bytes());
         out.extend(endpoint.rate_mbps.to_le_bytes());
-    }
+    });
 }
 
 fn decode_endpoints(reader: &mut Reader<'_>) -> Result<Vec<Endpoint>, FrameError> {
-    let count = usize::from(reader.u8()?);
-    if count > ENDPOINTS_MAX {
-        return Err(FrameError::Value("endpoint count"));
-    }
-    (0..count)
-        .map(|_| {
-            let hardware = reader.bool()?;
-            let prefix_bits = reader.u8()?;
-            let ip = decode_ip(reader, prefix_bits)?;
-            let address = SocketAddr::new(ip, reader.u16()?);
-            Ok(Endpoint { hardware, address, prefix_bits, rate_mbps: reader.u32()? })
-        })
-        .collect()
+    decode_list(reader, "endpoint count", |reader| {
+        let hardware = reader.bool()?;
+        let prefix_bits = reader.u8()?;
+        let ip = decode_ip(reader, prefix_bits)?;
+        let address = SocketAddr::new(ip, reader.u16()?);
+        Ok(Endpoint { hardware, address, prefix_bits, rate_mbps: reader.u32()? })
+    })
 }
 
 fn encode_addresses(addresses: &[RailAddress], out: &mut Vec<u8>) {
-    let kept = &addresses[..addresses.len().min(ENDPOINTS_MAX)];
-    out.push(kept.len() as u8);
-    for known in kept {
+    encode_list(addresses, out, |known, out| {
         out.extend([known.interface, known.prefix_bits]);
         encode_ip(known.address, out);
         out.extend(known.rate_mbps.to_le_bytes());
-    }
+    });
 }
 
 fn decode_addresses(reader: &mut Reader<'_>) -> Result<Vec<RailAddress>, FrameError> {
-    let count = usize::from(reader.u8()?);
-    if count > ENDPOINTS_MAX {
-        return Err(FrameError::Value("address count"));
-    }
-    (0..count)
-        .map(|_| {
-            let (interface, prefix_bits) = (reader.u8()?, reader.u8()?);
-            let address = decode_ip(reader, prefix_bits)?;
-            Ok(RailAddress { interface, address, prefix_bits, rate_mbps: reader.u32()? })
-        })
-        .collect()
+    decode_list(reader, "address count", |reader| {
+        let (interface, prefix_bits) = (reader.u8()?, reader.u8()?);
+        let address = decode_ip(reader, prefix_bits)?;
+        Ok(RailAddress { interface, address, prefix_bits, rate_mbps: reader.u32()? })
+    })
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use super::tcp::tcp;
 use crate::measure::counters::compare_counters;
 use crate::measure::facts::{Address, Device, Facts, Interface, Pci};
 use crate::measure::finding::{Finding, Level, Outcome, What};
@@ -23,9 +24,12 @@ const RDMA_HEADER_BYTES: u64 = 12 + 4 + 20 + 8 + ETHERNET_BYTES;
 
 /// The checks of the way between two hosts, in the order in which they are reported.
 pub fn compare(path: &Path) -> Vec<Finding> {
-    let checks: [fn(&Path) -> Vec<Finding>; 9] =
-        [agent, duplicates, subnets, route, mtus, reach, bandwidth, super::tcp::tcp, counters];
-    checks.iter().flat_map(|check| check(path)).collect()
+    let checks: [fn(&Path) -> Vec<Finding>; 7] = [agent, duplicates, subnets, route, mtus, reach, bandwidth];
+    let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(path)).collect();
+    let counted = counters(path);
+    findings.extend(tcp(path, &counted));
+    findings.extend(counted);
+    findings
 }
 
 fn counters(path: &Path) -> Vec<Finding> {

@@ -3,13 +3,11 @@
 //! A connection carries at most its window in each round trip. The receiver's buffer (`tcp_rmem`) and the sender's
 //! (`tcp_wmem`) bound that window; tcp(7) and the kernel's Documentation/networking/ip-sysctl.rst say how.
 
-use crate::measure::facts::{Facts, TcpSettings};
-use crate::measure::finding::{Finding, Level, What};
-use crate::measure::probe::Attempt;
-use crate::measure::{Path, counters};
-
 use super::path::ceiling_mbps;
-use crate::measure::finding::Outcome;
+use crate::measure::Path;
+use crate::measure::facts::{Facts, TcpSettings};
+use crate::measure::finding::{Finding, Level, Outcome, What};
+use crate::measure::probe::Attempt;
 
 /// One part of so many of a buffer is window: the rest is for the kernel's own structures, by tcp_adv_win_scale's default.
 const BUFFER_TO_WINDOW: u64 = 2;
@@ -26,8 +24,9 @@ const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
 const MIB: u64 = 1 << 20;
 
-/// Nothing where the data does not go by TCP between two hosts, or where a round trip or a rate was not measured.
-pub(super) fn tcp(path: &Path) -> Vec<Finding> {
+/// `counted`: what was found in the counters of both hosts. Nothing where the data does not go by TCP between two hosts, or
+/// where a round trip or a rate was not measured.
+pub(super) fn tcp(path: &Path, counted: &[Finding]) -> Vec<Finding> {
     let Some(Ok(speed)) = &path.speed else { return Vec::new() };
     if path.is_one_machine || speed.is_tunneled || speed.medium != "tcp" {
         return Vec::new();
@@ -40,15 +39,11 @@ pub(super) fn tcp(path: &Path) -> Vec<Finding> {
     let known = || hosts.into_iter().filter_map(|host| Some((host, host.tcp.as_ref()?)));
     let mut findings: Vec<Finding> =
         known().flat_map(|(host, settings)| window(host, settings, in_flight, line_mbps, round_trip)).collect();
-    let lost = path.after.as_ref().is_some_and(|[here, there]| {
-        [(&path.here, here), (&path.there, there)].into_iter().any(|(host, after)| {
-            let compared = counters::compare_counters("", &host.counters, after);
-            compared.iter().any(|finding| matches!(finding.what, What::SegmentsLost { .. }))
-        })
-    });
+    let lost = counted.iter().any(|finding| matches!(finding.what, What::SegmentsLost { .. }));
     if round_trip >= LONG_MICROS {
         findings.extend(known().filter_map(|(host, settings)| congestion(host, settings, round_trip, lost)));
     }
+    findings.iter_mut().for_each(|finding| finding.is_here = finding.about == path.here.host);
     if findings.is_empty() && known().count() > 0 {
         let connections = known().map(|(_, settings)| in_flight.div_ceil(settings.window_bytes().max(1))).max();
         let controls = known().map(|(_, settings)| settings.congestion.clone()).collect();

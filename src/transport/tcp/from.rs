@@ -1,57 +1,29 @@
 //! Connecting by one interface of several.
 
-#![allow(unsafe_code, reason = "SO_BINDTODEVICE, which no crate has")]
-
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use socket2::{Domain, Socket, Type};
 
 /// Connects to `peer` from the address `local` by its interface, whatever the routes say.
 ///
 /// # Errors
 ///
-/// What the system answered; ETIMEDOUT after `within`.
-pub fn connect_from(interface: &str, local: IpAddr, peer: SocketAddr, within: Duration) -> Result<TcpStream, Errno> {
-    let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+/// What the system answered; a timeout after `within`, which is not 0.
+pub fn connect_from(interface: &str, local: IpAddr, peer: SocketAddr, within: Duration) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(peer), Type::STREAM, None)?;
     // Since Linux 5.7 everybody may; before, the routes decide, which they do right for networks that differ.
-    bind_to_interface(&socket, interface);
-    rustix::net::bind(&socket, &SocketAddr::new(local, 0))?;
-    match rustix::net::connect(&socket, &peer) {
-        Err(Errno::INPROGRESS) => {
-            let within = Timespec::try_from(within).map_err(|_| Errno::INVAL)?;
-            if poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)], Some(&within))? == 0 {
-                return Err(Errno::TIMEDOUT);
-            }
-            sockopt::socket_error(&socket)??;
-        }
-        other => other?,
-    }
-    rustix::io::ioctl_fionbio(&socket, false)?;
-    Ok(TcpStream::from(socket))
-}
-
-fn bind_to_interface(socket: &OwnedFd, interface: &str) {
-    // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the option's value is the name's bytes, which
-    // the call only reads.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BINDTODEVICE,
-            interface.as_ptr().cast(),
-            interface.len() as libc::socklen_t,
-        );
-    }
+    let _ = socket.bind_device(Some(interface.as_bytes()));
+    socket.bind(&SocketAddr::new(local, 0).into())?;
+    socket.connect_timeout(&peer.into(), within)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
@@ -62,6 +34,7 @@ mod tests {
         let connected = connect_from("lo", "127.0.0.1".parse().expect("one"), peer, within).expect("somebody listens");
         assert_eq!(connected.peer_addr().expect("connected"), peer);
         let elsewhere = connect_from("lo", "192.0.2.1".parse().expect("one"), peer, within);
-        assert_eq!(elsewhere.err(), Some(Errno::ADDRNOTAVAIL));
+        let errno = elsewhere.err().and_then(|error| Errno::from_io_error(&error));
+        assert_eq!(errno, Some(Errno::ADDRNOTAVAIL));
     }
 }

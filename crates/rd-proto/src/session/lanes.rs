@@ -238,10 +238,15 @@ impl Lanes {
 
     /// TCP lanes that each rail begins with.
     fn first_lanes(&self) -> u16 {
-        let Agreed { tcp_lanes, tcp_lanes_max, .. } = self.agreed;
+        let lanes = self.agreed.tcp_lanes;
         // A number that was asked for is that of all rails.
-        let lanes = if tcp_lanes == tcp_lanes_max { tcp_lanes / self.rails.count() } else { tcp_lanes };
+        let lanes = if self.has_fixed_lanes() { lanes / self.rails.count() } else { lanes };
         lanes.clamp(1, self.rails.places())
+    }
+
+    /// The number of TCP lanes was asked for.
+    fn has_fixed_lanes(&self) -> bool {
+        self.agreed.tcp_lanes == self.agreed.tcp_lanes_max
     }
 
     /// The end that dials has found so many rails; `all`: they are used whether they carry more or not.
@@ -257,8 +262,7 @@ impl Lanes {
         // A rail without a lane is none.
         let count = count.min(self.agreed.tcp_lanes_max as u8);
         // A number of lanes that was asked for is not taken from the rail that there is, to see what another carries.
-        let is_fixed = self.agreed.tcp_lanes == self.agreed.tcp_lanes_max;
-        if !self.connector || count < 2 || self.rails.count() > 1 || (is_fixed && !all) {
+        if !self.connector || count < 2 || self.rails.count() > 1 || (self.has_fixed_lanes() && !all) {
             return;
         }
         self.rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };

@@ -612,7 +612,7 @@ impl Core {
         self.tell_addresses(&self.lanes.up().collect::<Vec<_>>(), now);
     }
 
-    /// They are told on each lane, and once is enough.
+    /// They come on each lane; the first list stands.
     fn addresses_heard(&mut self, addresses: Vec<RailAddress>) -> Result<(), Violation> {
         if !self.lanes.is_connector() {
             return Err(Violation::Unexpected("ADDRESSES"));

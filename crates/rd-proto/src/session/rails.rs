@@ -282,7 +282,7 @@ mod tests {
             for turn in 0..10 {
                 now += Duration::from_secs_f64(random(&mut luck) * STEADY.as_secs_f64());
                 assert_eq!(rails.failed(1, now), Some(Change::Left), "RD_SEED={seed}");
-                assert_eq!(rails.failed(1, now), None, "it is told once: RD_SEED={seed}");
+                assert_eq!(rails.failed(1, now), None, "once: RD_SEED={seed}");
                 assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now), "RD_SEED={seed}");
                 let left = now;
                 while !rails.may_have(1, 0, now) {

@@ -7,6 +7,7 @@ use super::{Copy, Run, Target, names_of};
 use crate::control::endpoints::ENDPOINTS_MAX;
 use crate::control::frames::Placed;
 use crate::fault::{Exit, Failure};
+use crate::transport::leads_elsewhere;
 
 impl Copy<'_> {
     /// Why a host cannot get its copy: another one would write to the same place. They are two names of one machine, or two of
@@ -72,15 +73,11 @@ pub(super) fn in_order<'a>(hosts: impl Iterator<Item = (usize, &'a Placed)>) -> 
 
 /// What a host tells of its addresses, but for those that lead nowhere else.
 fn told(placed: &Placed) -> Vec<Told> {
-    let is_own = |address: IpAddr| match address {
-        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
-    };
     let told = placed.addresses.iter().take(ENDPOINTS_MAX).filter_map(|endpoint| {
         let network = (endpoint.subnet()?, endpoint.prefix_bits);
         Some((network, endpoint.socket_address()?.ip(), endpoint.rate_mbps))
     });
-    told.filter(|(_, address, _)| !is_own(*address)).collect()
+    told.filter(|(_, address, _)| leads_elsewhere(*address)).collect()
 }
 
 /// Leaves out addresses that several hosts have.

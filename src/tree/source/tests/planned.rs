@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Takes everything, planning up to `ahead` ranges where that can be; how many were. `on_plan` is told of each.
+/// Takes everything, planning up to `ahead` ranges where that can be; how many were. `on_plan` sees each.
 fn planned(source: &TreeSource, ahead: usize, mut on_plan: impl FnMut(&Part)) -> (Parts, usize) {
     let (mut parts, mut count, tally) = (Parts::new(), 0, Tally::default());
     loop {

@@ -537,7 +537,7 @@ impl<'a> Copy<'a> {
             self.tell_copied(from, sent, received, is_within);
         }
         // No end's word that all is well stands against a failure of the other.
-        let failure = self.job.first_fault(at).map(|(host, fault)| self.failure(host, fault));
+        let failure = self.job.hops[at].first_fault().map(|(host, fault)| self.failure(host, fault));
         // That it could not reconnect is then not for want of time.
         let gone = [from, to].into_iter().find(|&host| self.job.hosts[host].gone);
         let failure = match (failure, gone) {

@@ -154,7 +154,7 @@ impl Examiner {
                 return Err(failure);
             }
         }
-        if let Some((host, fault)) = self.job.first_fault(hop) {
+        if let Some((host, fault)) = self.job.hops[hop].first_fault() {
             return Err(told(&self.job.hosts[host].name, fault));
         }
         let hop = &self.job.hops[hop];

@@ -79,6 +79,8 @@ pub(crate) struct Hop {
     pub(crate) is_stopping: bool,
     /// When the first of the reports came, or entries were taken after that.
     pub(crate) ended_since: Option<Instant>,
+    /// The end that it came from.
+    ended_first: Option<Side>,
     /// The name of its only source, which is in front of all paths that its ends tell; empty for that source's contents.
     pub(crate) root: Option<Vec<u8>>,
     /// Messages of entries of each end that have not been taken.
@@ -138,6 +140,7 @@ impl Hop {
             reports: [None, None],
             is_stopping: false,
             ended_since: None,
+            ended_first: None,
             root: None,
             untaken: [0; 2],
         }
@@ -210,11 +213,24 @@ impl Hop {
         let wakes = fault.is_some_and(|fault| fault.own || self.waits_for_go) && !self.has_begun();
         self.bytes = self.bytes.max(report.bytes);
         self.ended_since.get_or_insert_with(Instant::now);
+        self.ended_first.get_or_insert(side);
         self.reports[side as usize].get_or_insert(report);
         if !self.has_met() {
             self.state = State::Failed;
         }
         wakes && !self.is_stopping && !self.is_over()
+    }
+
+    /// What went wrong, if anything, and on which host: no end's word that all is well stands against a failure of the
+    /// other, and what an end has found itself comes before what it has from the other. Where both were ended by signals,
+    /// the second may have been because of the first.
+    pub(crate) fn first_fault(&self) -> Option<(usize, &Fault)> {
+        let fault_of = |side: Side| Some((self.host(side), self.report(side)?.fault.as_ref()?));
+        let mut faults = self.sides().iter().filter_map(|&side| fault_of(side));
+        faults
+            .find(|(_, fault)| fault.own && fault.exit < 128)
+            .or_else(|| self.ended_first.and_then(fault_of))
+            .or_else(|| self.sides().iter().find_map(|&side| fault_of(side)))
     }
 
     /// The reader of its data has closed it.
@@ -471,5 +487,28 @@ mod tests {
             assert!(!hop.note_ended(Side::To, report(true)) && hop.is_over());
             assert!(hop.own_fault(Side::From).is_some() == own && hop.own_fault(Side::To).is_none());
         }
+    }
+
+    /// The end on this host is stopped by SIGTERM as soon as the other one has ended, by whatever signal.
+    #[test]
+    fn of_two_that_signals_ended_the_first_is_why() {
+        let setup = setup(false, b"");
+        let report = |number: u8| Report { fault: Some(Fault::plain(128 + number, "")), ..Report::default() };
+        for first in [Side::From, Side::To] {
+            let mut hop = hop([0, 1], &setup);
+            hop.begin(&setup);
+            hop.note_ended(first, report(2));
+            hop.note_ended(first.other(), report(15));
+            let (host, fault) = hop.first_fault().expect("both failed");
+            assert_eq!((host, fault.exit), (hop.host(first), 130));
+        }
+        // What is no signal comes before any.
+        let mut hop = hop([0, 1], &setup);
+        hop.note_ended(Side::From, report(15));
+        hop.note_ended(
+            Side::To,
+            Report { fault: Some(Fault { own: true, ..Fault::plain(5, "gone") }), ..Report::default() },
+        );
+        assert_eq!(hop.first_fault().map(|(host, fault)| (host, fault.exit)), Some((1, 5)));
     }
 }

@@ -514,15 +514,6 @@ impl Job {
         since.elapsed() > SECOND_MAX && (!is_ours_missing || has_failed)
     }
 
-    /// What went wrong with a session, if anything, and on which host: no end's word that all is well stands against a
-    /// failure of the other, and what an end has found itself comes before what it has from the other.
-    fn first_fault(&self, hop: usize) -> Option<(usize, &Fault)> {
-        let hop = &self.hops[hop];
-        let faults =
-            || hop.sides().iter().filter_map(|&side| Some((hop.host(side), hop.report(side)?.fault.as_ref()?)));
-        faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next())
-    }
-
     /// The answer of a host to a question, while nothing else goes on but others that arrive, or do not.
     ///
     /// # Errors

@@ -265,6 +265,7 @@ impl<'a> Pipeline<'a> {
             if !running && self.has_failed() {
                 return;
             }
+            self.weigh_pipe(self.stages.len() - 1, hops);
             self.urge(stages, hops, now);
             if self.killed && self.asked.is_some_and(|asked| now > asked + END_MAX + END_MAX) {
                 return;
@@ -461,15 +462,24 @@ impl<'a> Pipeline<'a> {
             return;
         };
         let well = report.fault.is_none() && report.signal.is_none() && report.code == Some(0);
-        let piped = report.signal == Some(libc::SIGPIPE) || report.code == Some(SIGPIPE_CODE);
+        let piped = is_piped(&report);
         stage.end = Some(StageEnd { report, asked });
         let rest = stage.complaints.rest();
         self.observer.pass_on(&rest);
         if self.is_branch(number) {
             return self.branch_ended(number, well);
         }
-        let is_fine = well || (piped && number + 1 < self.stages.len()) || self.was_left(number);
-        if !is_fine {
+        // What a hop that fails does to its writer may be heard of before the reason. See `weigh_pipe`.
+        if !(well || piped || self.was_left(number)) {
+            self.failing_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// The last stage has failed if it ended by SIGPIPE and its hop, of which all is known now, is not why.
+    fn weigh_pipe(&mut self, last: usize, hops: &[usize]) {
+        let is_piped = self.stages[last].end.as_ref().is_some_and(|end| is_piped(&end.report));
+        let mut outgoing = hops.iter().filter(|&&hop| self.job.hops[hop].stages[0] == Some(last));
+        if is_piped && !self.is_branch(last) && !self.was_left(last) && outgoing.all(|&hop| self.job.is_settled(hop)) {
             self.failing_since.get_or_insert_with(Instant::now);
         }
     }
@@ -595,4 +605,9 @@ impl<'a> Pipeline<'a> {
             (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} ended, and nobody says how"))),
         }
     }
+}
+
+/// Ended because nobody read what it wrote, or by a shell's word of that.
+fn is_piped(report: &StageReport) -> bool {
+    report.signal == Some(libc::SIGPIPE) || report.code == Some(SIGPIPE_CODE)
 }

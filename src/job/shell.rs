@@ -169,7 +169,7 @@ impl Command<'_> {
     fn broken(&self) -> Option<Failure> {
         let input = self.input.filter(|_| self.report.is_none());
         input.into_iter().chain(self.output).find_map(|hop| {
-            let (host, fault) = self.job.first_fault(hop).filter(|_| self.job.is_settled(hop))?;
+            let (host, fault) = self.job.hops[hop].first_fault().filter(|_| self.job.is_settled(hop))?;
             let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;
             (!is_closed).then(|| told(&self.job.hosts[host].name, fault))
         })

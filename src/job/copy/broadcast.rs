@@ -462,7 +462,7 @@ impl Copy<'_> {
 
     fn end_copy(&mut self, run: &mut Run, hop: usize, from: Node, to: Node) {
         let now = run.began.elapsed();
-        let fault = self.job.first_fault(hop).map(|(host, fault)| (host, self.failure(host, fault)));
+        let fault = self.job.hops[hop].first_fault().map(|(host, fault)| (host, self.failure(host, fault)));
         let received = self.job.hops[hop].report(Side::To).cloned();
         let is_forged = self.job.hops[hop].report(Side::To).and_then(|report| report.fault.as_ref());
         let is_forged = is_forged.is_some_and(Fault::is_misled);

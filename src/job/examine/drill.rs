@@ -344,7 +344,7 @@ impl Drill<'_> {
                 None => {}
             }
         }
-        let fault = self.job.first_fault(hop).map(|(host, fault)| told(&self.job.hosts[host].name, fault));
+        let fault = self.job.hops[hop].first_fault().map(|(host, fault)| told(&self.job.hosts[host].name, fault));
         let outcome = failure.or(fault).map_or(Ok(()), Err);
         self.job.forget_hops();
         Ok(Went { outcome, noticed })

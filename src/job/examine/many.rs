@@ -323,7 +323,7 @@ impl Many {
         if is_late && !job.is_settled(hop) {
             return Err(format!("it had not ended {} s after it should have", PAIR_EXTRA.as_secs()));
         }
-        if let Some((host, fault)) = job.first_fault(hop) {
+        if let Some((host, fault)) = job.hops[hop].first_fault() {
             let failure = told(&job.hosts[host].name, fault);
             return Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()));
         }

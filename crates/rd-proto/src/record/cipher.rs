@@ -1,0 +1,124 @@
+//! AES-256-GCM (NIST SP 800-38D) by the library that has code for this processor.
+//!
+//! Both do the same. `aws-lc-rs` is the faster one where there is AVX-512, and on ARM; it has no code for processors whose
+//! AES takes 256 bits at once but that lack AVX-512, such as AMD's Zen 3 and Intel's of desktops, which `ring` has: 1.7 times as fast
+//! there.
+
+use aws_lc_rs::aead as aws;
+#[cfg(target_arch = "x86_64")]
+use ring::aead as ring;
+
+use crate::frame::TAG_BYTES;
+
+/// A key, ready for use.
+pub(super) enum Cipher {
+    Aws(aws::LessSafeKey),
+    #[cfg(target_arch = "x86_64")]
+    Ring(ring::LessSafeKey),
+}
+
+impl Cipher {
+    pub(super) fn new(key: &[u8; 32]) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if has_wide_aes_alone() {
+            return Self::ring(key);
+        }
+        Self::aws(key)
+    }
+
+    fn aws(key: &[u8; 32]) -> Self {
+        Self::Aws(aws::LessSafeKey::new(aws::UnboundKey::new(&aws::AES_256_GCM, key).expect("AES-256 takes 32 bytes")))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn ring(key: &[u8; 32]) -> Self {
+        Self::Ring(ring::LessSafeKey::new(
+            ring::UnboundKey::new(&ring::AES_256_GCM, key).expect("AES-256 takes 32 bytes"),
+        ))
+    }
+
+    /// Encrypts in place, and returns the tag. A nonce is never used for different bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the message is longer than 64 GiB.
+    pub(super) fn seal(&self, nonce: &[u8; 12], covered: &[u8], message: &mut [u8]) -> [u8; TAG_BYTES] {
+        match self {
+            Self::Aws(key) => {
+                let nonce = aws::Nonce::assume_unique_for_key(*nonce);
+                let tag = key.seal_in_place_separate_tag(nonce, aws::Aad::from(covered), message);
+                tag.expect("a chunk is far below AES-GCM's limit").as_ref().try_into().expect("16 bytes")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Ring(key) => {
+                let nonce = ring::Nonce::assume_unique_for_key(*nonce);
+                let tag = key.seal_in_place_separate_tag(nonce, ring::Aad::from(covered), message);
+                tag.expect("a chunk is far below AES-GCM's limit").as_ref().try_into().expect("16 bytes")
+            }
+        }
+    }
+
+    /// Decrypts in place. False where message, covered bytes or tag are not what was sealed; the message is then worthless.
+    pub(super) fn open(&self, nonce: &[u8; 12], covered: &[u8], tag: &[u8; TAG_BYTES], message: &mut [u8]) -> bool {
+        match self {
+            Self::Aws(key) => {
+                let nonce = aws::Nonce::assume_unique_for_key(*nonce);
+                key.open_in_place_separate_tag(nonce, aws::Aad::from(covered), tag, message).is_ok()
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Ring(key) => {
+                let nonce = ring::Nonce::assume_unique_for_key(*nonce);
+                let tag = ring::Tag::from(*tag);
+                key.open_in_place_separate_tag(nonce, ring::Aad::from(covered), tag, message, 0..).is_ok()
+            }
+        }
+    }
+}
+
+/// VAES without what `aws-lc-rs` needs to use it.
+#[cfg(target_arch = "x86_64")]
+fn has_wide_aes_alone() -> bool {
+    use std::arch::is_x86_feature_detected as has;
+
+    let has_wide_aes = has!("vaes") && has!("vpclmulqdq") && has!("avx2");
+    let has_avx512 = has!("avx512f") && has!("avx512vl") && has!("avx512bw") && has!("avx512dq");
+    has_wide_aes && !has_avx512
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Ends on different processors seal the same bytes, and open what the other sealed.
+        #[test]
+        fn both_libraries_seal_alike(
+            key: [u8; 32],
+            nonce: [u8; 12],
+            covered in proptest::collection::vec(any::<u8>(), 0..80),
+            message in proptest::collection::vec(any::<u8>(), 0..5000),
+            changed: prop::sample::Index,
+        ) {
+            let ciphers = [Cipher::aws(&key), Cipher::ring(&key)];
+            let [of_aws, of_ring] = ciphers.each_ref().map(|cipher| {
+                let mut sealed = message.clone();
+                let tag = cipher.seal(&nonce, &covered, &mut sealed);
+                (sealed, tag)
+            });
+            prop_assert_eq!(&of_aws, &of_ring);
+            for cipher in &ciphers {
+                let (mut sealed, tag) = of_aws.clone();
+                prop_assert!(cipher.open(&nonce, &covered, &tag, &mut sealed));
+                prop_assert_eq!(&sealed, &message);
+                let (mut sealed, mut tag) = of_aws.clone();
+                match changed.index(sealed.len() + TAG_BYTES) {
+                    at if at < sealed.len() => sealed[at] ^= 1,
+                    at => tag[at - sealed.len()] ^= 1,
+                }
+                prop_assert!(!cipher.open(&nonce, &covered, &tag, &mut sealed));
+            }
+        }
+    }
+}

@@ -97,7 +97,10 @@ pub fn big() -> Result<Vec<Row>> {
             timed(site.rdcp(&[]).args([&file, to]))
         }),
     ];
-    let peers = site.peers(&file);
+    let mut peers = site.peers(&file);
+    if !full() {
+        peers.retain(|peer| peer.name != "rclone copyto");
+    }
     let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
     copies.extend(peers);
     let title = format!("1 file of {:.2} GiB, to a remote host", gib(bytes));

@@ -74,7 +74,7 @@ enum How {
 /// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
 /// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
 /// 25 minutes on two processors.
-const ROWS: [(&str, When, How); 47] = [
+const ROWS: [(&str, When, How); 48] = [
     ("tcp", Quick, Contest),
     ("encrypted", Quick, Contest),
     ("scp", Quick, Contest),
@@ -107,6 +107,7 @@ const ROWS: [(&str, When, How); 47] = [
     ("rails", Bench, By(rails::rails)),
     ("rdma", Bench, Guest("rxe")),
     ("scaling", Bench, By(scaling::rows)),
+    ("rdsh-tools", Full, By(shell::tools)),
     ("sync-reflink", Full, By(sync::reflinked)),
     ("sync-touched", Full, By(sync::touched)),
     ("sync-appended", Full, By(sync::appended)),

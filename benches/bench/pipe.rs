@@ -98,7 +98,7 @@ pub fn hops() -> Result<Vec<Row>> {
 /// ssh to the same sshd, which is in the time of both. ssh encrypts, so the target is for `--encrypt always`; in clear,
 /// as rdpipe has it by itself within one machine, for the record.
 pub fn three() -> Result<Vec<Row>> {
-    let bytes = size();
+    let bytes = part_of_size(2);
     let site = Site::start(bytes)?;
     let input = site.place.scratch.random_file(bytes)?;
     let commands = [format!("cat {}", input.display()), "cat".into(), "cat".into(), "cat >/dev/null".into()];

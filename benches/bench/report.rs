@@ -53,7 +53,11 @@ const PAGES: [(&str, &str, &[&str]); 8] = [
             "check",
         ],
     ),
-    ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup", "rdsh"]),
+    (
+        "pipelines.md",
+        "Pipelines, measured",
+        &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup", "rdsh", "rdsh-tools"],
+    ),
     ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
     ("long-lines.md", "Long lines and several networks, measured", &["long", "long-lanes", "rails"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),

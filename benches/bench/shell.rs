@@ -91,12 +91,22 @@ pub fn rows() -> Result<Vec<Row>> {
     rows.extend(judged_of("rdsh", &title, &ways.copies(&site, tool, rsync), &tree, |found| {
         vec![over_a_pipe(found, "rsync"), over_ssh(found, "rsync", 1.0)]
     })?);
+    Ok(rows)
+}
+
+/// Those that take longer.
+pub fn tools() -> Result<Vec<Row>> {
+    let bytes = part_of_size(2);
+    let site = Site::start(3 * bytes, 10_000)?;
+    let ways = Ways::new(&site)?;
+    let tree = site.tree("tree", FILES, FILES / 4, bytes / FILES)?;
+    let what = format!("{FILES} files, {:.2} GiB", gib(bytes));
 
     // What arrives is a repository, of which borg itself sees to it that it is right.
     let home = site.scratch.0.join("borg");
     let borg = |rsh: &Path, to: &Path, words: &[&str]| {
         let mut command = Command::new("borg");
-        command.args(words).current_dir(&from).env("BORG_REPO", format!("ssh://{HOST}{}", to.display()));
+        command.args(words).current_dir(&tree).env("BORG_REPO", format!("ssh://{HOST}{}", to.display()));
         command
             .env("BORG_RSH", rsh)
             .env("BORG_BASE_DIR", &home)
@@ -117,9 +127,10 @@ pub fn rows() -> Result<Vec<Row>> {
                 })
             })
             .collect();
-    rows.extend(judged("rdsh", &format!("borg create, {what}"), "s", &contestants, runs(), |found| {
+    let title = format!("borg create, {what}");
+    let mut rows = judged("rdsh-tools", &title, "s", &contestants, runs(), |found| {
         vec![over_a_pipe(found, "borg"), over_ssh(found, "borg", 1.0)]
-    })?);
+    })?;
     rows.extend(syncoid(&site, &ways, bytes)?);
     Ok(rows)
 }
@@ -187,7 +198,7 @@ fn syncoid(site: &Site, ways: &Ways, bytes: u64) -> Result<Vec<Row>> {
         .map(|((kind, name), path)| Contestant::new(kind, name, &format!("{shown}, with {name} as ssh"), || sync(path)))
         .collect();
     let title = format!("syncoid, {:.2} GiB and what is new, by a program in zfs's place", gib(bytes));
-    judged("rdsh", &title, "s", &contestants, runs(), |found| {
+    judged("rdsh-tools", &title, "s", &contestants, runs(), |found| {
         vec![over_a_pipe(found, NAME), over_ssh(found, NAME, 1.0)]
     })
 }

@@ -61,6 +61,7 @@ const PROTO_DEPENDENCIES: &[&str] = &[
     "lz4",
     "rand_core",
     "rapidhash",
+    "ring",
     "sha2",
     "snow",
     "subtle",

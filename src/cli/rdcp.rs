@@ -21,6 +21,7 @@ use super::options::ReportOptions;
 use super::report::{Console, Digits, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
+use super::words::check_rails;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped};
@@ -481,6 +482,11 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     // Not before all that has moved is found.
     arguments.tree.delete_after |= arguments.tree.delete && arguments.tree.generations.find_moves;
     check_rules(&arguments.tree.rules.0)?;
+    let remote_sources = sources.iter().filter(|source| is_there(source)).count();
+    let is_between_others = remote_sources == sources.len() && is_there(&destination);
+    if !is_between_others && (remote_sources > 0 || is_there(&destination)) {
+        check_rails(&arguments.transfer.rails, true)?;
+    }
     if arguments.tree.backup_dir.is_some() && arguments.tree.generations.snapshot.is_some() {
         return Err(usage(
             "--backup-dir has nothing to keep with --snapshot, which leaves what was there: leave one out",

@@ -14,6 +14,7 @@ use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{HopsConsole, Reporter};
+use super::words::check_rails;
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
@@ -156,6 +157,11 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let parts = lay_out(&specs, has_input, shell == [SHELL], first);
     let output = parts.last().and_then(|part| part.stages.last()).map(|stage| stage.output);
     let mut transfer = arguments.transfer;
+    let is_fed = parts.first().and_then(|part| part.stages.first()).is_some_and(|first| first.input != Input::Nothing);
+    if is_fed || matches!(output, Some(Output::Standard | Output::Hop)) || specs.iter().any(|spec| spec.host.is_empty())
+    {
+        check_rails(&transfer.rails, true)?;
+    }
     if let Some(first) = arguments.listen {
         transfer.port_range = Some(first..=first.saturating_add(PORTS - 1));
     }
@@ -181,7 +187,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         return super::print(&text);
     }
     // Closed, it would be /dev/null: nothing, and well.
-    if plan.parts.first().and_then(|part| part.stages.first()).is_some_and(|first| first.input != Input::Nothing) {
+    if is_fed {
         standard::named_input().map_err(|fact| words::source(&fact))?;
     }
     if matches!(output, Some(Output::Standard | Output::Hop)) {

@@ -10,6 +10,7 @@ use clap::{ArgMatches, CommandFactory, Parser};
 use super::Arguments;
 use super::options::CommonOptions;
 use super::rdcp::LAUNCHER_VARIABLE;
+use super::words::check_rails;
 use crate::control::frames::COMMAND_BYTES_MAX;
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped, os};
@@ -99,6 +100,7 @@ fn as_ssh(failure: Failure) -> Failure {
 }
 
 fn call(arguments: ShellArguments) -> Result<(), Failure> {
+    check_rails(&arguments.transfer.rails, true)?;
     let rsh = arguments.rsh();
     let launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
         .map_err(|reason| Failure::new(Exit::Usage, format!("the command of --rsh {reason}")))?;

@@ -15,7 +15,7 @@ use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::report::{NonBlocking, Reporter, Terminal, here, reported};
-use super::words::unreached;
+use super::words::{check_rails, unreached};
 use crate::agent::words;
 use crate::engine::link::LinkError;
 use crate::engine::session::{FirstLane, Session};
@@ -180,7 +180,7 @@ fn no_descriptors() -> Failure {
 /// Before the other end is reached: what is asked for can be had at this one.
 pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure> {
     let lacks = transfer.transport.policy() == Policy::Rdma && engine::rdma::available() == RdmaKind::None;
-    if lacks { Err(words::no_device("this host")) } else { Ok(()) }
+    if lacks { Err(words::no_device("this host")) } else { check_rails(&transfer.rails, false) }
 }
 
 /// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot

@@ -11,8 +11,10 @@ use rustix::io::Errno;
 use crate::agent::words::{not_agreed, refused};
 use crate::engine::link::LinkError;
 use crate::engine::perf::PerfError;
+use crate::engine::rails::names;
 use crate::engine::{View, Wait};
 use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::options::RailChoice;
 
 /// A link that could not be made to `peer`, where `program` should be.
 pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {
@@ -45,6 +47,25 @@ pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure
             Failure::new(Exit::Connect, format!("cannot reach {peer}: {}", printable(reason)))
         }
     }
+}
+
+/// Refuses `--rails` with names of nothing at this host. `of_either_end`: some may be the other host's.
+pub(crate) fn check_rails(rails: &RailChoice, of_either_end: bool) -> Result<(), Failure> {
+    let given = rails.names();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let here = names();
+    let lacking: Vec<&str> = given.iter().filter(|name| !here.contains(name)).map(|name| &**name).collect();
+    if lacking.is_empty() || of_either_end && lacking.len() < given.len() {
+        return Ok(());
+    }
+    let has = if here.is_empty() { "none".to_owned() } else { here.join(", ") };
+    let lacking = printable(&lacking.join(", "));
+    Err(Failure::new(
+        Exit::Usage,
+        format!("--rails: this host has no interface {lacking} that others can reach; it has {has}"),
+    ))
 }
 
 /// A port that cannot be listened on; of `ports`, where it is 0.

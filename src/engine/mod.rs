@@ -37,7 +37,7 @@ pub mod open;
 mod orphan;
 pub mod pace;
 pub mod perf;
-mod rails;
+pub(crate) mod rails;
 pub mod rdma;
 pub mod reach;
 pub mod session;

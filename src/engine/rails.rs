@@ -34,6 +34,18 @@ impl std::fmt::Display for Rail {
     }
 }
 
+/// What `--rails` can name at this host: its interfaces that another host can reach.
+pub(crate) fn names() -> Vec<String> {
+    let here = interface_addresses().unwrap_or_default();
+    let mut names: Vec<String> = Vec::new();
+    for known in here.into_iter().filter(|known| is_usable(known.address)) {
+        if !names.contains(&known.interface) {
+            names.push(known.interface);
+        }
+    }
+    names
+}
+
 /// What the listening end tells: nothing where there is no second interface, or no second rail is wanted.
 pub(super) fn own(choice: &RailChoice) -> Vec<RailAddress> {
     let here = interface_addresses().unwrap_or_default();

@@ -54,6 +54,11 @@ impl RailChoice {
         }
     }
 
+    /// The names that were given.
+    pub fn names(&self) -> &[String] {
+        if let Self::Named(names) = self { names } else { &[] }
+    }
+
     /// Rails at most.
     pub fn most(&self) -> u8 {
         if let Self::Count(count) = self { *count } else { RAILS_MAX }

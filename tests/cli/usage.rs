@@ -54,6 +54,23 @@ fn no_key_and_no_terminal_to_ask_at() {
 }
 
 #[test]
+fn rails_by_interfaces_that_this_host_does_not_have() {
+    let near = ["--rails", "eth-none"];
+    let cases = [
+        ("rdsend", rdsend(), &["127.0.0.1", "9", KEY][..]),
+        ("rdrecv", rdrecv(), &["0", KEY]),
+        ("rdcp", rdcp(), &["--rsh", "false", "/dev/null", "h1:x"]),
+        ("rdpipe", rdpipe(), &["--rsh", "false", "h1:true", "cat"]),
+    ];
+    for (program, mut command, arguments) in cases {
+        ended(command.args(near).args(arguments)).expect(1).one_line(program, &["--rails", "eth-none", "it has"]);
+    }
+    // Neither end is this host: what they have is theirs.
+    let between_others = ended(rdcp().args(near).args(["--rsh", "false", "h1:x", "h2:x"])).expect(3).stderr.clone();
+    assert!(!between_others.contains("--rails"), "{between_others}");
+}
+
+#[test]
 fn options_that_are_none() {
     let table: [&[&str]; 12] = [
         &["--no-such-option"],

@@ -471,7 +471,8 @@ impl Chain {
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
         let member = &mut self.members[node];
         member.spoke = now;
-        if written > member.written || received == written {
+        // What has taken all is still to finish it.
+        if written > member.written || received == written && !has_all {
             member.wrote = now;
         }
         (member.written, member.is_unwritten) = (written, written < received);
@@ -732,7 +733,10 @@ impl Chain {
     }
 
     fn copy(&mut self) {
-        let is_live = self.order.iter().any(|&node| node != SOURCE && self.members[node].tree == Tree::Open);
+        // Whose disk stands still may be so for ever; it has all, and the source is not needed for it.
+        let is_still = |node: Node| self.members[node].has_all && self.has_not_written(node, self.ticked);
+        let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
+        let is_live = self.order.iter().any(|&node| node != SOURCE && is_at_it(node));
         for to in 1..self.members.len() {
             if !Self::needs_copy(&self.members[to]) {
                 continue;

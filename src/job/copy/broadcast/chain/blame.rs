@@ -64,9 +64,9 @@ impl Chain {
 
     /// Gives up whom nothing will be heard of any more.
     pub(super) fn give_up(&mut self, now: Duration) {
-        let limit = SILENT_MAX.max(self.stall.saturating_mul(2));
+        let limit = self.silent_max();
         self.give_up_source(now, limit);
-        self.give_up_disks(now, limit);
+        self.give_up_disks(now);
         self.give_up_silent(now, limit);
     }
 
@@ -81,22 +81,34 @@ impl Chain {
         }
     }
 
-    /// Those whose disks stand still. Others may yet catch up with one; it alone is not waited for.
-    fn give_up_disks(&mut self, now: Duration, limit: Duration) {
+    /// Those whose disks stand still. Others may yet catch up with one; those whose disks do so as well will not.
+    fn give_up_disks(&mut self, now: Duration) {
         // A command may do without its input for long.
         if self.lag != Lag::Copied {
             return;
         }
-        for node in 1..self.members.len() {
+        let is_still = |node: Node| {
             let member = &self.members[node];
             let is_made = member.tree == Tree::Open && !member.is_over;
-            let is_still = member.is_unwritten && now.saturating_sub(member.wrote) > DISK_MAX.max(limit);
-            let is_open = |at: usize| at != node && self.members[at].tree == Tree::Open;
-            if is_made && is_still && (member.is_behind || !(1..self.members.len()).any(is_open)) {
-                self.take_out(node, Why::DiskStill);
-                self.members[node].tree = Tree::Failed;
-            }
+            is_made && member.is_unwritten && self.has_not_written(node, now)
+        };
+        let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
+        let is_any_at_it = (1..self.members.len()).any(is_at_it);
+        let is_up = |&node: &Node| is_still(node) && (self.members[node].is_behind || !is_any_at_it);
+        let given_up: Vec<Node> = (1..self.members.len()).filter(is_up).collect();
+        for node in given_up {
+            self.take_out(node, Why::DiskStill);
+            self.members[node].tree = Tree::Failed;
         }
+    }
+
+    /// Nothing more has been made of the stream at a node for so long that nothing will be.
+    pub(super) fn has_not_written(&self, node: Node, now: Duration) -> bool {
+        now.saturating_sub(self.members[node].wrote) > DISK_MAX.max(self.silent_max())
+    }
+
+    fn silent_max(&self) -> Duration {
+        SILENT_MAX.max(self.stall.saturating_mul(2))
     }
 
     fn give_up_silent(&mut self, now: Duration, limit: Duration) {

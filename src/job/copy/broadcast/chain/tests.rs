@@ -459,7 +459,7 @@ fn one_that_stands_still_is_blamed_alone() {
 /// lies as well.
 #[test]
 fn a_host_that_lies_harms_nobody() {
-    for seed in seeds(60) {
+    for seed in seeds(72) {
         let hosts = 2 + (seed % 6) as usize;
         let mut world = World::new(seed, hosts, 600 + seed % 300);
         let lies = [Lie::More(20), Lie::More(300), Lie::All, Lie::Impossible, Lie::Less, Lie::Keeps];
@@ -689,39 +689,4 @@ fn without_its_source_a_broadcast_ends() {
     assert!(outs[1..].iter().all(|(_, why)| *why == Why::SourceLost), "{outs:?}");
 }
 
-/// One whose disk stands still holds nobody for good.
-#[test]
-fn a_disk_that_stands_still_is_given_up() {
-    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
-    chain.proof(100, true);
-    chain.tree_over(1, true);
-    let mut is_ended = false;
-    for at in (200..=60_000).step_by(200) {
-        let now = Duration::from_millis(at);
-        for (node, written) in [(SOURCE, 0), (1, 100), (2, 40)] {
-            let state = BroadcastState { received: 100, written, has_all: true, ..BroadcastState::default() };
-            chain.state(node, &state, now);
-        }
-        chain.tick(now);
-        is_ended |= std::iter::from_fn(|| chain.poll()).any(|action| action == Action::End);
-    }
-    assert!(is_ended && chain.tree(1) == Tree::Done && chain.tree(2) == Tree::Failed);
-}
-
-/// A caller that was stopped for a while blames nobody for that while, a disk neither.
-#[test]
-fn a_while_in_which_the_caller_was_stopped_does_not_count() {
-    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
-    chain.proof(100, true);
-    chain.tree_over(1, true);
-    let say = |chain: &mut Chain, now: Duration| {
-        for (node, written) in [(SOURCE, 0), (1, 100), (2, 40)] {
-            let state = BroadcastState { received: 100, written, has_all: true, ..BroadcastState::default() };
-            chain.state(node, &state, now);
-        }
-        chain.tick(now);
-    };
-    (1..=20).for_each(|at| say(&mut chain, Duration::from_millis(200 * at)));
-    (0..20).for_each(|at| say(&mut chain, Duration::from_secs(600) + Duration::from_millis(200 * at)));
-    assert_eq!(chain.tree(2), Tree::Open);
-}
+mod stuck;

@@ -1,0 +1,78 @@
+//! Disks that stand still: neither one nor several, nor others beside them, are waited for without end.
+
+use super::*;
+
+/// What nodes say of themselves, for so long: how much each has written of the 100 that all have. Which copies were begun.
+fn pass(chain: &mut Chain, over: std::ops::Range<u64>, written: &[(Node, u64)]) -> Vec<(Node, Node)> {
+    let mut copies = Vec::new();
+    for at in (over.start * 1000..over.end * 1000).step_by(200) {
+        let now = Duration::from_millis(at);
+        for &(node, written) in written {
+            let state = BroadcastState { received: 100, written, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, now);
+        }
+        chain.tick(now);
+        while let Some(action) = chain.poll() {
+            if let Action::Copy { from, to } = action {
+                copies.push((from, to));
+                chain.copy_over(from, to, CopyEnd::Made);
+            }
+        }
+    }
+    copies
+}
+
+/// A chain whose stream is proven. Its nodes are still to finish their trees.
+fn proven(nodes: usize) -> Chain {
+    let mut chain = Chain::new(nodes, SPOOL, STALL, Duration::ZERO);
+    chain.proof(100, true);
+    chain
+}
+
+/// They hold nobody for good, whether one alone does so or several, as on one server that hangs.
+#[test]
+fn disks_that_stand_still_are_given_up() {
+    for still in [&[(2, 40)][..], &[(2, 40), (3, 0)]] {
+        let mut chain = proven(2 + still.len());
+        chain.tree_over(1, true);
+        let written = [&[(SOURCE, 0), (1, 100)][..], still].concat();
+        pass(&mut chain, 0..30, &written);
+        assert!(still.iter().all(|(node, _)| chain.tree(*node) == Tree::Open), "{still:?}");
+        pass(&mut chain, 30..60, &written);
+        assert!(chain.has_ended() && chain.tree(1) == Tree::Done, "{still:?}");
+        assert!(still.iter().all(|(node, _)| chain.tree(*node) == Tree::Failed), "{still:?}");
+    }
+}
+
+/// The source gives a copy once the chain does not need it any more: not only when everybody else is done.
+#[test]
+fn a_disk_that_stands_still_keeps_no_copy_from_another() {
+    for written in [40, 100] {
+        let mut chain = proven(3);
+        chain.misled(1);
+        let states = [(SOURCE, 0), (2, written)];
+        assert_eq!(pass(&mut chain, 0..30, &states), []);
+        assert_eq!(pass(&mut chain, 30..60, &states), [(SOURCE, 1)], "{written}");
+        assert_eq!(chain.tree(1), Tree::Done);
+        // One that has taken all may take as long as its disk does to finish it.
+        assert_eq!(chain.tree(2), if written == 100 { Tree::Open } else { Tree::Failed });
+    }
+}
+
+/// A caller that was stopped for a while blames nobody for that while, a disk neither.
+#[test]
+fn a_while_in_which_the_caller_was_stopped_does_not_count() {
+    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    chain.proof(100, true);
+    chain.tree_over(1, true);
+    let say = |chain: &mut Chain, now: Duration| {
+        for (node, written) in [(SOURCE, 0), (1, 100), (2, 40)] {
+            let state = BroadcastState { received: 100, written, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, now);
+        }
+        chain.tick(now);
+    };
+    (1..=20).for_each(|at| say(&mut chain, Duration::from_millis(200 * at)));
+    (0..20).for_each(|at| say(&mut chain, Duration::from_secs(600) + Duration::from_millis(200 * at)));
+    assert_eq!(chain.tree(2), Tree::Open);
+}

@@ -156,6 +156,35 @@ fn a_host_that_dies_ends_no_other() {
     }
 }
 
+/// A login that takes long is waited for, and that is said; one that never ends is waited for no longer than the user allows.
+#[test]
+fn one_that_never_answers_is_given_up() {
+    let lab = lab();
+    let bytes = lab.source(1 << 20);
+    let run = "AT=$1\nexport AT\nexec sh -c \"exec $2\"";
+    lab.script("late", &format!("case $1 in h2) sleep 6 ;; h3) exec sleep 600 ;; esac\n{run}"));
+    let directory = lab.0.path().display().to_string();
+    let mut command = lab.command(rdpipe(), "late", AGENT);
+    command.args([
+        "--connect-timeout=8",
+        &format!("src:cat {directory}/source"),
+        &format!("h[1-4]:cat >{directory}/$AT"),
+    ]);
+    let began = Instant::now();
+    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(8);
+    for said in [
+        "h2, h3 have not answered yet; a host is given up after 8 s (--connect-timeout)",
+        "no agent answers on h3 after 8 s (--connect-timeout)",
+        "1 of 4 hosts failed; 3 have it all",
+    ] {
+        assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+    }
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}: {}", began.elapsed(), ended.stderr);
+    [1, 2, 4].iter().for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+    assert!(!lab.join("h3").exists());
+}
+
 /// It holds the others up, or is dropped, and then its command does not take what it has had for all.
 #[test]
 fn one_that_is_slow_is_waited_for_or_dropped() {

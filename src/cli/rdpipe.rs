@@ -89,6 +89,9 @@ struct BranchOptions {
     /// Pass over a host that has stood still for so many seconds; with --slow=hold, one that does not answer either
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     stall: u32,
+    /// Begin without a host that has not answered for so many seconds after its login was begun
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=120))]
+    connect_timeout: u32,
 }
 
 /// What becomes of a host that is slow.
@@ -144,9 +147,10 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     if specs.len() > STAGES_MAX {
         return Err(usage(format!("more than {STAGES_MAX} stages")));
     }
-    let stall = Duration::from_secs(arguments.branches.stall.into());
+    let BranchOptions { stall, connect_timeout, .. } = arguments.branches;
+    let [stall, connect_max] = [stall, connect_timeout].map(|seconds| Duration::from_secs(seconds.into()));
     let (drops_slow, disk_bytes) = (arguments.branches.slow == Slow::Drop, arguments.branches.spool.unwrap_or(0));
-    let branching = first.map(|first| Branching { first, drops_slow, stall, disk_bytes });
+    let branching = first.map(|first| Branching { first, drops_slow, stall, disk_bytes, connect_max });
     let shell_bytes: usize = shell.iter().map(String::len).sum();
     if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
         let (bytes, most) = ((specs[number].text.len() + shell_bytes).div_ceil(1024), COMMAND_BYTES_MAX >> 10);

@@ -7,13 +7,18 @@ use std::time::{Duration, Instant};
 use super::launching::{Heard, NotBegun, Remote};
 use super::{Job, Link, Update};
 use crate::control::frames::Message;
-use crate::fault::Failure;
+use crate::fault::{Exit, Failure};
 
 /// So many hosts need no more open files than any process may have.
 const HOSTS_FEW: usize = 64;
 
 /// Nothing is waited for so long.
 const LONG: Duration = Duration::from_secs(3600);
+
+/// How often it is looked who is late; when it is said who that is, and of how many.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+const LATE_AFTER: Duration = Duration::from_secs(5);
+const NAMED_MAX: usize = 8;
 
 impl Job {
     /// Whether one more host may log in now.
@@ -143,41 +148,72 @@ impl Job {
     ///
     /// 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for one with another protocol.
     pub(super) fn greet(&mut self) -> Result<(), Failure> {
-        self.greet_all(&mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
+        self.greet_all(LONG, &mut |_| {}, &mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
     }
 
-    /// Waits until every agent has said who it is, or failed; gives those that have.
+    /// Waits until every agent has said who it is, or failed; gives those that have. One of `hosts` that says nothing for `limit`
+    /// after its launcher was started is given up. `say` hears once whom all wait for.
     ///
     /// # Errors
     ///
     /// 128+n for a signal meanwhile.
-    pub(super) fn greet_each(&mut self) -> Result<Vec<(usize, Failure)>, Failure> {
-        let mut failed = Vec::new();
-        self.greet_telling(&mut |arrival| failed.extend(arrival))?;
+    pub(super) fn greet_each_within(
+        &mut self,
+        hosts: &[usize],
+        limit: Duration,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Vec<(usize, Failure)>, Failure> {
+        let (mut failed, mut has_said) = (Vec::new(), false);
+        let mut look = |job: &mut Self| {
+            // Whoever types a password is not late.
+            if job.is_any_asking() {
+                return;
+            }
+            let silent = |job: &Self, host: usize, limit| job.unheard_for(host).is_some_and(|silent| silent >= limit);
+            let late: Vec<usize> = (0..job.hosts.len()).filter(|&host| silent(job, host, LATE_AFTER)).collect();
+            if !late.is_empty() && !has_said {
+                has_said = true;
+                say(&waited_for(&late.iter().map(|&host| job.hosts[host].label()).collect::<Vec<_>>(), limit));
+            }
+            for &host in hosts {
+                if silent(job, host, limit) {
+                    let (label, seconds) = (job.hosts[host].label(), limit.as_secs());
+                    let line = format!("no agent answers on {label} after {seconds} s (--connect-timeout)");
+                    job.give_up_arriving(host, Failure::new(Exit::Connect, line));
+                }
+            }
+        };
+        self.greet_all(LOOK_EVERY, &mut look, &mut |arrival| {
+            failed.extend(arrival);
+            Ok(())
+        })?;
         Ok(failed)
     }
 
-    /// The same; `tell` hears of each as it has, or why it has failed.
+    /// Waits until every agent has said who it is, or failed; `tell` hears of each as it has, or why it has failed.
     ///
     /// # Errors
     ///
     /// 128+n for a signal meanwhile.
     pub(super) fn greet_telling(&mut self, tell: &mut dyn FnMut(Option<(usize, Failure)>)) -> Result<(), Failure> {
-        self.greet_all(&mut |arrival| {
+        self.greet_all(LONG, &mut |_| {}, &mut |arrival| {
             tell(arrival);
             Ok(())
         })
     }
 
-    /// `heard` is given the host that has failed, and why; nothing where one has arrived.
+    /// `heard` is given the host that has failed, and why; nothing where one has arrived. `look` is called this often at least.
     fn greet_all(
         &mut self,
+        every: Duration,
+        look: &mut dyn FnMut(&mut Self),
         heard: &mut dyn FnMut(Option<(usize, Failure)>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         self.start_some();
         loop {
             let is_any = self.remotes().any(|(_, remote)| remote.is_arriving());
-            let update = if is_any { self.next(Instant::now() + LONG) } else { self.updates.pop_front() };
+            let update = if is_any { self.next(Instant::now() + every) } else { self.updates.pop_front() };
+            look(self);
             match update {
                 None if !is_any => return Ok(()),
                 Some(Update::Gone(host, failure)) => {
@@ -241,4 +277,16 @@ impl Job {
         self.updates = aside;
         come
     }
+}
+
+/// Whom all wait for, and how long.
+fn waited_for(names: &[String], limit: Duration) -> String {
+    let (shown, more) = (&names[..names.len().min(NAMED_MAX)], names.len().saturating_sub(NAMED_MAX));
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let have = if names.len() == 1 { "has" } else { "have" };
+    let seconds = limit.as_secs();
+    format!(
+        "{}{more} {have} not answered yet; a host is given up after {seconds} s (--connect-timeout)",
+        shown.join(", ")
+    )
 }

@@ -195,9 +195,9 @@ impl<'a> Pipeline<'a> {
             let stage = Stage { spec, host, complaints, started, end, failure, ending_since, is_killed, received };
             self.stages.push(stage);
         }
-        match &self.plan.branching {
+        match self.plan.branching {
             None => self.job.greet(),
-            Some(branching) => self.greet_branches(branching.first),
+            Some(branching) => self.greet_branches(branching),
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Branching {
     pub(crate) stall: Duration,
     /// Bytes that each may fall behind by on its disk.
     pub(crate) disk_bytes: u64,
+    /// How long one may say nothing before its agent answers.
+    pub(crate) connect_max: Duration,
 }
 
 impl Pipeline<'_> {
@@ -27,17 +29,21 @@ impl Pipeline<'_> {
         self.plan.branching.as_ref().is_some_and(|branching| number >= branching.first)
     }
 
-    /// Waits for all agents. One whose host has nothing to do but one of these stages fails alone.
+    /// Waits for all agents. One whose host has nothing to do but one of these stages fails alone, and does not hold the others
+    /// up for long: nothing could be copied to it later, so they do wait for it a while.
     ///
     /// # Errors
     ///
     /// As [`crate::job::Job::greet`], for any other.
-    pub(super) fn greet_branches(&mut self, first: usize) -> Result<(), Failure> {
-        for (host, failure) in self.job.greet_each()? {
+    pub(super) fn greet_branches(&mut self, branching: Branching) -> Result<(), Failure> {
+        let alone: Vec<usize> = (0..self.job.hosts.len()).filter(|&host| self.is_of_branch(host)).collect();
+        let Self { job, observer, .. } = self;
+        let failed = job.greet_each_within(&alone, branching.connect_max, &mut |line| observer.remark(line))?;
+        for (host, failure) in failed {
             if !self.is_of_branch(host) {
                 return Err(failure);
             }
-            for stage in self.stages[first..].iter_mut().filter(|stage| stage.host == host) {
+            for stage in self.stages[branching.first..].iter_mut().filter(|stage| stage.host == host) {
                 stage.failure = Some(failure.clone());
             }
         }
@@ -53,7 +59,7 @@ impl Pipeline<'_> {
     /// Begins the chain. Its stages have been told of.
     pub(super) fn begin_branches(&mut self, feed: grammar::Feed) {
         let plan = self.plan;
-        let Some(Branching { first, drops_slow, stall, disk_bytes }) = plan.branching else { return };
+        let Some(Branching { first, drops_slow, stall, disk_bytes, .. }) = plan.branching else { return };
         let feed = match feed {
             grammar::Feed::Standard => Feed::Standard,
             grammar::Feed::Stage(stage) => Feed::Stage { host: self.stages[stage].host, stage },

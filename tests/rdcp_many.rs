@@ -188,6 +188,21 @@ fn hosts_that_are_late_hold_nobody() {
     assert!(report.contains(r#""state":"starting""#), "{report}");
 }
 
+/// Where no host answers for long, it is said whom all wait for.
+#[test]
+fn hosts_that_are_all_late_are_named() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    lab.script("late", "sleep 6\nexec sh -c \"exec $2\"");
+    let mut arguments = vec!["-r".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(2));
+    let mut command = lab.command(rdcp(), "late", AGENT);
+    let ended = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(0);
+    assert_eq!(ended.stderr.matches("h1, h2 have not answered yet; ssh gives").count(), 1, "{}", ended.stderr);
+    [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+}
+
 /// A host that another command adds gets its copy; what it comes to is that command's to tell as well.
 #[test]
 fn hosts_are_added_while_it_runs() {

@@ -173,7 +173,9 @@ impl Job {
             let late: Vec<usize> = (0..job.hosts.len()).filter(|&host| silent(job, host, LATE_AFTER)).collect();
             if !late.is_empty() && !has_said {
                 has_said = true;
-                say(&waited_for(&late.iter().map(|&host| job.hosts[host].label()).collect::<Vec<_>>(), limit));
+                let late: Vec<String> = late.iter().map(|&host| job.hosts[host].label()).collect();
+                let seconds = limit.as_secs();
+                say(&format!("{}; a host is given up after {seconds} s (--connect-timeout)", not_answered(&late)));
             }
             for &host in hosts {
                 if silent(job, host, limit) {
@@ -279,14 +281,10 @@ impl Job {
     }
 }
 
-/// Whom all wait for, and how long.
-fn waited_for(names: &[String], limit: Duration) -> String {
+/// Says of these hosts that all wait for them.
+pub(super) fn not_answered(names: &[String]) -> String {
     let (shown, more) = (&names[..names.len().min(NAMED_MAX)], names.len().saturating_sub(NAMED_MAX));
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let have = if names.len() == 1 { "has" } else { "have" };
-    let seconds = limit.as_secs();
-    format!(
-        "{}{more} {have} not answered yet; a host is given up after {seconds} s (--connect-timeout)",
-        shown.join(", ")
-    )
+    format!("{}{more} {have} not answered yet", shown.join(", "))
 }

@@ -139,8 +139,10 @@ impl Copy<'_> {
             copies: HashMap::new(),
         };
         let listener = self.begin_to_listen();
+        let mut has_said = false;
         while !self.may_begin(&run) {
             self.take_updates(&mut run)?;
+            has_said = has_said || self.say_late(&run);
         }
         if self.plan.dry_run {
             return self.tell_broadcast(&run.found, &run.targets);

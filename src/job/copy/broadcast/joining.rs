@@ -12,6 +12,7 @@ use super::{Copy, Run, SPOOL_BYTES, Target, neighbours};
 use crate::control::frames::{Message, Placed};
 use crate::control::join::{JoinListener, JoinOutcome, JoinState, Joiner, STATE_EVERY};
 use crate::fault::{Exit, Failure, escaped};
+use crate::job::arrivals::not_answered;
 use crate::job::copy::placing::batch;
 use crate::job::copy::{ANSWER_MAX, entries};
 use crate::job::event::{self, Event};
@@ -53,6 +54,20 @@ impl Copy<'_> {
             && is_any_there
             && !self.job.is_any_asking()
             && missing.all(|target| target.host.is_none_or(has_late_login))
+    }
+
+    /// Says whom all wait for, once nothing has been heard of some for long.
+    pub(super) fn say_late(&mut self, run: &Run) -> bool {
+        let is_late = |host: &usize| self.job.unheard_for(*host).is_some_and(|silent| silent >= LATE_AFTER);
+        let open = run.targets.iter().filter(|target| target.is_open());
+        let late: Vec<String> =
+            open.filter_map(|target| target.host).filter(is_late).map(|at| self.label(at)).collect();
+        if late.is_empty() || self.job.is_any_asking() {
+            return false;
+        }
+        let line = "ssh gives one up sooner with -o ConnectTimeout=SECONDS";
+        self.say(&format!("{}; {line}", not_answered(&late)));
+        true
     }
 
     /// Begins with those that are there.

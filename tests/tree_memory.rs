@@ -1,5 +1,5 @@
 //! Memory does not grow with a tree: neither at the end that reads it nor at the one that writes it, whether its entries
-//! lie in one directory, in many, within each other, or have several names.
+//! lie in one directory, in many, within each other, or have several names. Nor does that of an agent with the number of hosts.
 
 mod rig;
 
@@ -123,4 +123,41 @@ fn memory_does_not_grow_with_a_million_entries() {
             assert!(small > 1000 && large < small + GROWTH_KIB_MAX, "push {push}: {small}, {large} KiB");
         }
     }
+}
+
+/// The most memory that an agent had while a small tree went to so many hosts, in KiB.
+fn peak_among(hosts: usize) -> u64 {
+    let (lab, scratch) = (Lab::new(), tempfile::TempDir::new_in("/dev/shm").expect("a directory"));
+    let from = scratch.path().join("from");
+    fs::create_dir(&from).expect("a directory");
+    (0..200).for_each(|number| fs::write(from.join(number.to_string()), noise(4096)).expect("a file"));
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--buffer", "4M"]).arg(&from);
+    for host in 1..=hosts {
+        let there = format!("h{host}:{}", scratch.path().join(host.to_string()).display());
+        command.args(if host == 1 { &[][..] } else { &["--to"] }).arg(there);
+    }
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let mut peaks = std::collections::BTreeMap::new();
+    while process.is_running() {
+        for (pid, ..) in lab.launches() {
+            let peak: &mut u64 = peaks.entry(pid).or_default();
+            *peak = (*peak).max(peak_kib(pid));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    process.wait_for(LONG).expect(0);
+    assert_eq!(peaks.len(), hosts);
+    peaks.into_values().max().unwrap_or(0)
+}
+
+/// Nor does it grow with the number of hosts that a tree goes to.
+#[test]
+fn memory_of_an_agent_does_not_grow_with_hosts() {
+    if !is_long() {
+        return eprintln!("not run: only with RD_LONG, it starts 64 agents");
+    }
+    let (few, many) = (peak_among(8), peak_among(64));
+    println!("8 hosts: {few} KiB, 64 hosts: {many} KiB");
+    assert!(few > 1000 && many * 10 <= few * 11, "{few} KiB with 8 hosts, {many} KiB with 64");
 }

@@ -9,7 +9,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use rd_proto::tree::{DEPTH_MAX, Metadata, Special, Time, Xattrs};
@@ -21,13 +20,11 @@ use crate::fs::{PARTIAL, name_beside};
 use crate::tree::first::FIRST_MAX;
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.
-struct Scratch(PathBuf);
+struct Scratch(tempfile::TempDir);
 
 impl Scratch {
     fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("rd-tree-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        let scratch = Self(std::env::temp_dir().join(name));
+        let scratch = Self(tempfile::tempdir().expect("a directory"));
         fs::create_dir_all(scratch.dst()).expect("a directory");
         fs::create_dir(scratch.outside()).expect("a directory");
         fs::write(scratch.outside().join("file"), "theirs").expect("a file");
@@ -35,11 +32,11 @@ impl Scratch {
     }
 
     fn dst(&self) -> PathBuf {
-        self.0.join("dst")
+        self.0.path().join("dst")
     }
 
     fn outside(&self) -> PathBuf {
-        self.0.join("outside")
+        self.0.path().join("outside")
     }
 
     fn outside_is_unchanged(&self) {
@@ -76,12 +73,11 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        for path in names_below(&self.0) {
+        for path in names_below(self.0.path()) {
             if path.symlink_metadata().is_ok_and(|stat| stat.is_dir()) {
                 let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o700));
             }
         }
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -22,15 +21,13 @@ mod planned;
 const PART_BYTES: usize = 64 << 10;
 const INLINE_BYTES: usize = PART_BYTES / 8;
 
-struct Scratch(PathBuf);
+/// A directory that goes when the test ends.
+struct Scratch(PathBuf, #[expect(dead_code, reason = "it is dropped behind")] tempfile::TempDir);
 
 impl Scratch {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("rd-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).expect("a scratch directory");
-        Self(path)
+        let directory = tempfile::tempdir().expect("a directory");
+        Self(directory.path().to_owned(), directory)
     }
 
     fn write(&self, path: impl AsRef<Path>, data: impl AsRef<[u8]>) {
@@ -52,12 +49,6 @@ impl Scratch {
 
     fn source_with(&self, part_bytes: usize, options: TreeOptions) -> TreeSource {
         TreeSource::new(vec![Root::new(&self.0, "t")], part_bytes, options, Arc::default()).expect("a source")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

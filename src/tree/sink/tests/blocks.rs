@@ -12,8 +12,8 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
     const BLOCK: u64 = 64 << 10;
     const SIZE: u64 = (64 << 20) + 1;
     let scratch = Scratch::new();
-    let [ours, theirs] = ["dst", "src"].map(|parent| scratch.0.join(parent).join("large"));
-    fs::create_dir(scratch.0.join("src")).expect("a directory");
+    let [ours, theirs] = ["dst", "src"].map(|parent| scratch.0.path().join(parent).join("large"));
+    fs::create_dir(scratch.0.path().join("src")).expect("a directory");
     let contents: Vec<u8> = (0..SIZE).map(|at| (at.wrapping_mul(31) ^ at >> 9) as u8).collect();
     for path in [&ours, &theirs] {
         fs::write(path, &contents).expect("a file");

@@ -243,7 +243,8 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let (real, hidden, other) = (scratch.dst().join("d"), scratch.0.join("hidden"), scratch.0.join("link"));
+            let (real, hidden, other) =
+                (scratch.dst().join("d"), scratch.0.path().join("hidden"), scratch.0.path().join("link"));
             symlink(scratch.outside(), &other).expect("a link");
             while !is_over.load(Relaxed) {
                 // Directory away and link in its place; then back.

@@ -1,7 +1,7 @@
 //! `--no-implied-dirs` beside rsync's: what stands where a directory only leads to what is copied.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -46,6 +46,17 @@ const SCENES: &[(&str, Make)] = &[
     ("a link to nothing", |to| {
         fs::create_dir(to.join("p")).expect("a directory");
         symlink("bar", to.join("p/foo")).expect("a link");
+    }),
+    ("a group that is handed down", |to| {
+        old(&to.join("p"));
+        // Another group, where we may.
+        let _ = chown(to.join("p"), None, Some(12_345));
+        fs::set_permissions(to.join("p"), fs::Permissions::from_mode(0o2750)).expect("ours");
+    }),
+    ("rights that are handed down", |to| {
+        old(&to.join("p"));
+        let acl = ["setfacl", "-d", "-m", "u::rwx,u:12345:rx,g::rx,m::rwx,o::-"];
+        assert!(Command::new(acl[0]).args(&acl[1..]).arg(to.join("p")).status().is_ok_and(|it| it.success()), "acl");
     }),
     ("a file", |to| {
         fs::create_dir(to.join("p")).expect("a directory");

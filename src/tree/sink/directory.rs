@@ -157,9 +157,10 @@ impl OpenDirectory {
         let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
-            let made = Mode::RWXU | Mode::RWXG | Mode::RWXO;
-            let new = is_new.then(|| made.as_raw_mode() & !crate::fs::umask());
-            new.or(was_closed.then_some(stat.st_mode & 0o7777))
+            // As mkdir has it for a directory of all rights.
+            let made =
+                || permitted(&parent.fd, parent.gives_acl, crate::fs::umask()) | stat.st_mode & Mode::SGID.bits();
+            is_new.then(made).or(was_closed.then_some(stat.st_mode & 0o7777))
         } else if options.mode {
             Some(metadata::mode(options, described, 0o777))
         } else if is_new {
@@ -576,6 +577,11 @@ impl Drop for OpenDirectory {
         }
         let Some(Unnamed { parent, partial, name }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
+        // Nothing came of a list: as with rsync, there is no directory then.
+        let is_unused = || self.keeps_metadata && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_ok();
+        if is_ours() && is_unused() {
+            return;
+        }
         if !is_stopped() {
             let publish =
                 || publish_directory(parent.fd.as_fd(), partial, &CString::new(&name[..]).map_err(|_| Errno::INVAL)?);

@@ -145,6 +145,9 @@ const SYNC: &[&str] = &[
     "So rdcp --sync -r ingest-server:/videos/ ./videos/ makes ./videos/a of /videos/a, and rdcp --sync -r ingest-server:/videos \
      ./videos/ makes ./videos/videos/a, both times that it is run. (Without --sync, -r works as cp -a does: a DST that is missing \
      becomes the copy itself, and one that is there gets it inside.)",
+    "Several SRC/ of one host are merged, as with rsync, and so are several SRC of one name: DST gets what any of them has, and of \
+     what more than one has that of the first; a directory comes before what is none. With --delete, nothing is copied if one of \
+     them is missing, since what came from it would be deleted.",
     "Files are compared by size and time of last modification, with --checksum by contents; what differs in metadata alone is \
      changed alone. Only --delete deletes what SRC does not have. -n says first what would be done, in the letters of \
      rsync's -i: YXcstpoguax, where Y is < sent, > received, c made, h linked, . changed in metadata alone; X is f, d, L, D or S; \

@@ -24,7 +24,7 @@ pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, 
     let is_end = |&byte: &u8| if ends_in_zeros { byte == 0 } else { byte == b'\n' || byte == b'\r' };
     let lines = text.split(is_end).filter(|line| !line.is_empty() && !b"#;".contains(&line[0]));
     let paths: Vec<ByteVec> = lines.map(|line| checked(line).map_err(named)).collect::<Result<_, _>>()?;
-    if paths.is_empty() { Err(named("it lists nothing".to_owned())) } else { Ok(Only { paths, recursive }) }
+    Ok(Only { paths, recursive })
 }
 
 fn checked(path: &[u8]) -> Result<ByteVec, String> {

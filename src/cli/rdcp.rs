@@ -24,12 +24,13 @@ use super::watch;
 use super::words::check_rails;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
+use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::Setup;
 use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
-use crate::job::progress::HostEnded;
+use crate::job::progress::{Ended, HostEnded};
 use crate::job::targets::expand;
 use crate::job::targets::failed::FailedHosts;
 use crate::options::{Rule, TransferOptions, TreeOptions};
@@ -467,6 +468,14 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
     let is_relative = typed.is_relative && arguments.tree.sync;
     let only = select(&mut arguments, &mut sources, is_relative)?;
+    if only.as_ref().is_some_and(|only| only.paths.is_empty()) {
+        // As with rsync, that is no failure: what makes the list may well have found nothing.
+        if !arguments.report.quiet {
+            super::say("rdcp: the list is empty: nothing is copied");
+        }
+        let nothing = Ended { summary: Summary::default(), failure: None, copied: None, hosts: Vec::new() };
+        return reported("rdcp", &arguments.report, false, |_| Ok(nothing));
+    }
     if only.is_some() && !targets.is_empty() {
         return Err(usage("-R copies to one host at a time: name one, or leave it out"));
     }

@@ -1,0 +1,148 @@
+use clap::CommandFactory;
+
+use super::*;
+
+/// `80` and `22` are names of files here, as is the directory `gz`.
+fn words(line: &str) -> Result<Vec<String>, String> {
+    let exists = |word: &OsStr| ["80", "gz"].iter().any(|name| word == *name);
+    let command = crate::cli::rdcp::CopyArguments::command();
+    let done = translate(line.split(' ').map(OsString::from), &command, exists)?;
+    let mut words: Vec<String> = done.words.into_iter().map(|word| word.into_string().expect("text")).collect();
+    words.extend(done.is_relative.then(|| "(relative)".to_owned()));
+    words.extend(done.notes.first().map(|_| "(note)".to_owned()));
+    Ok(words)
+}
+
+#[test]
+fn what_hands_type() {
+    for (line, expected) in [
+        ("-avzP a h:", "--recursive -v --compress=auto --progress a h:"),
+        ("-rlptgoD a h:", "-r a h:"),
+        ("-rtgz a b", "-r -t gz a b"),
+        ("-rt./x a", "-r -t ./x a"),
+        ("-aHAXS a h:", "--recursive a h:"),
+        ("-S /bin/sh a h:", "--rsh /bin/sh a h:"),
+        ("-S a h:", "a h:"),
+        ("-c aes128-ctr a h:", "-o Ciphers=aes128-ctr a h:"),
+        ("-caes128-gcm@openssh.com a h:", "-o Ciphers=aes128-gcm@openssh.com a h:"),
+        ("-rc a h:", "-r --checksum a h:"),
+        ("-X nrequests=8 a h:", "a h:"),
+        ("-avh a h:", "--recursive -v --human-readable a h:"),
+        ("--info=stats2 --no-h a h:", "--stats --no-human-readable a h:"),
+        ("-h", "-h"),
+        ("-avi a h:", "!"),
+        ("-ain a h:", "!"),
+        ("-i -a a h:", "!"),
+        ("--sync -in a/ h:", "!"),
+        ("--sync -i a/ h:", "!"),
+        ("--sync --bwlimit=10000 a/ h:", "!"),
+        ("--sync --bwlimit 1.5 a/ h:", "!"),
+        ("--sync --bwlimit=10m a/ h:", "--sync --bwlimit=10m a/ h:"),
+        ("--bwlimit 10000 a h:", "--bwlimit 10000 a h:"),
+        ("--sync -B 1024 a/ h:", "!"),
+        ("--sync --block-size 1024 --cc=md5 a/ h:", "--sync a/ h:"),
+        ("--sync --info=progress2,stats2 a/ h:", "--sync --progress --stats a/ h:"),
+        ("--sync --info=progress2,name0 a/ h:", "--sync --progress a/ h:"),
+        ("--sync --info=name,stats a/ h:", "!"),
+        ("--sync --no-o --no-g a/ h:", "--sync --no-owner a/ h:"),
+        ("--sync --no-group --no-owner a/ h:", "--sync --no-owner a/ h:"),
+        ("--sync --no-group a/ h:", "!"),
+        ("-ikey a h:", "-i key a h:"),
+        ("-aX a h:", "--recursive a h:"),
+        ("-vvvq a h:", "-v -v -v -q a h:"),
+        ("-4 a h:", "-o AddressFamily=inet a h:"),
+        ("-t dir a", "-t dir a"),
+        ("--sync -rt a/ h:", "--sync -r a/ h:"),
+        ("--sync -rlptgoD --delete a/ h:", "--sync -r --delete a/ h:"),
+        ("--sync -rtv a/ h:", "--sync -r -v a/ h:"),
+        ("-rt --sync a/ h:", "-r --sync a/ h:"),
+        ("--sync -r -t a/ h:", "!"),
+        ("--sync --target-directory h: a/", "--sync --target-directory h: a/"),
+        ("-rt dir -- --sync", "-r -t dir -- --sync (note)"),
+        ("--sync -aI a/ h:", "--sync --recursive --checksum a/ h:"),
+        ("--sync -a --force --no-o a/ h:", "--sync --recursive --no-owner a/ h:"),
+        ("--sync -a --omit-dir-times a/ h:", "!"),
+        ("--sync -a --stats -h a/ h:", "--sync --recursive --stats --human-readable a/ h:"),
+        ("--sync -aC a/ h:", "!"),
+        ("-rC a/ h:", "-r --compress=auto a/ h:"),
+        ("-rt dir h:a", "-r -t dir h:a (note)"),
+        ("-P 2222 a h:", "-P 2222 a h:"),
+        ("-P2222 a h:", "-P 2222 a h:"),
+        ("-P 80 h:", "--progress 80 h:"),
+        ("-p 2222 a h:", "-P 2222 a h: (note)"),
+        ("-p a h:", "a h:"),
+        ("-rp a h:", "-r a h:"),
+        ("-l 8000 a h:", "--bwlimit=1024000 a h:"),
+        ("-l 10m a h:", "!"),
+        ("-rl a h:", "-r a h:"),
+        ("-e ssh a h:", "--rsh ssh a h:"),
+        ("-avze ssh a h:", "--recursive -v --compress=auto --rsh ssh a h:"),
+        ("-o Port=1 a h:", "-o Port=1 a h:"),
+        ("-oPort=1 a h:", "-o Port=1 a h:"),
+        ("-vv a h:", "-v -v a h:"),
+        ("-3 a h:", "--relay a h:"),
+        ("-R a:b c:", "a:b c: (relative)"),
+        ("-i key a h:", "-i key a h:"),
+        ("--inplace --partial a h:", "--in-place a h:"),
+        ("--compress a h:", "--compress=auto a h:"),
+        ("--compress zstd a h:", "--compress zstd a h:"),
+        ("--exclude -p a h:", "--exclude -p a h:"),
+        ("--rsh=x -z a h:", "--rsh=x --compress=auto a h:"),
+        ("-- -p h:", "-- -p h:"),
+        ("- h:x", "- h:x"),
+        ("-Q a", "-Q a"),
+        ("-rQz a", "-r -Qz a"),
+        ("scp://h/x a", "h:x a"),
+        ("scp://u@h:22/%2Fx%20y a", "-P 22 u@h:/x y a"),
+        ("scp://[fd00::1]:22//x scp://h:22 a", "-P 22 [fd00::1]:/x h: a"),
+        ("scp://h:22/a scp://g:23/b c", "!"),
+        ("scp://h:x/a c", "!"),
+        ("scp:///a c", "!"),
+        ("scp://h/%0 c", "!"),
+        ("-L a b", "-L a b"),
+        ("-axk --chmod=D755 a b", "--recursive -x -k --chmod=D755 a b"),
+        ("--exclude-from -x --chown a:b a b", "--exclude-from -x --chown a:b a b"),
+        ("-K a b", "!"),
+        ("--delete-before a b", "!"),
+        ("-rcu --sync --del a b", "-r --checksum -u --sync --delete a b"),
+        ("--files-from=x -0 --relative a b", "--files-from=x -0 a b (relative)"),
+    ] {
+        let done = words(line).map(|words| words.join(" "));
+        match expected {
+            "!" => assert!(done.is_err(), "{line}: {done:?}"),
+            _ => assert_eq!(done.as_deref(), Ok(expected), "{line}"),
+        }
+    }
+}
+
+#[test]
+fn letters_are_sorted_and_those_of_our_own_are_there() {
+    assert!(LETTERS.is_sorted_by_key(|letter| letter.letter));
+    let command = crate::cli::rdcp::CopyArguments::command();
+    for option in command.get_arguments() {
+        let Some(short) = option.get_short().filter(|short| *short != 'P') else { continue };
+        let known = LETTERS.iter().find(|letter| letter.letter == short);
+        let here = if option.get_action().takes_values() { Here::OwnValue } else { Here::Own };
+        assert_eq!(known.map(|letter| letter.here), Some(here), "-{short}");
+    }
+}
+
+#[test]
+fn what_is_meant_instead_is_there() {
+    let instead = LETTERS.iter().map(|letter| letter.here).chain(WORDS.iter().map(|(_, here)| *here));
+    let command = crate::cli::rdcp::CopyArguments::command();
+    let known = |word: &str| {
+        let name = word.split('=').next().unwrap_or(word);
+        command.get_arguments().any(|option| {
+            option.get_long().is_some_and(|long| name == format!("--{long}"))
+                || option.get_short().is_some_and(|short| name == format!("-{short}"))
+        })
+    };
+    for here in instead {
+        if let Here::Means(words) = here {
+            for word in words.iter().filter(|word| word.starts_with('-')) {
+                assert!(known(word), "{word}");
+            }
+        }
+    }
+}

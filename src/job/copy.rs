@@ -284,7 +284,11 @@ impl<'a> Copy<'a> {
                 side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
             });
             // The contents of a directory are merged with what is there, as the only root of their session.
-            let count = if is_stream { 1 } else { some.count().max(1) };
+            let count = match () {
+                () if is_stream => 1,
+                () if self.are_contents(rest) => rest.len(),
+                () => some.count().max(1),
+            };
             let (some, others) = rest.split_at(count);
             let only = lists.pop_front();
             if lists.is_empty() {
@@ -355,15 +359,17 @@ impl<'a> Copy<'a> {
         placed: &Placed,
         is_last: bool,
     ) -> Result<Outcomes, Failure> {
-        let roots = found.iter().map(|(_, found)| Root { only: only.clone(), ..root_of(found) }).collect();
-        let names = names_of(placed, found);
-        self.root = match found {
-            [(_, found)] if self.plan.is_contents(found) => Some(Vec::new()),
-            [(_, found)] => Some(found.name.clone()),
-            _ => None,
-        };
+        let mut roots: Vec<_> = found.iter().map(|(_, found)| Root { only: only.clone(), ..root_of(found) }).collect();
+        let mut names = names_of(placed, found);
+        let root = self.only_root(found);
+        if root.is_some() {
+            let name = roots[0].name.clone();
+            roots.iter_mut().for_each(|root| root.name.clone_from(&name));
+            names.truncate(1);
+        }
+        self.root = root.map(|root| if self.plan.is_contents(root) { Vec::new() } else { root.name.clone() });
         let directory = placed.directory.clone();
-        let contents = matches!(found, [(_, found)] if self.is_root(found));
+        let contents = root.is_some_and(|root| self.is_root(root));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
         // Within a host, reading both takes as long as copying.
         settings.compares = placed.is_there && from != to && settings.may_compare();

@@ -20,10 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::{DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record, Special, is_name};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fstat, major, minor, openat, readlinkat_raw, statat,
-};
+use rd_proto::tree::{DEPTH_MAX, Metadata, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record, Special, is_name};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
 use self::contents::is_sparse;
@@ -31,7 +29,7 @@ use self::follow::Treatment;
 use self::links::Links;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
-use self::place::{Entry, Level, Place};
+use self::place::{Entered, Entry, Layer, Level, Place};
 use self::selected::Selected;
 pub use self::sent::Sent;
 use self::sent::size_of;
@@ -52,6 +50,7 @@ use crate::options::TreeOptions;
 pub(super) use self::contents::hook;
 
 mod contents;
+mod entered;
 mod follow;
 mod links;
 mod listed;
@@ -71,9 +70,6 @@ const ANNOUNCE_MAX: Duration = Duration::from_millis(10);
 
 /// Files that one chunk lists: the receiver can answer while the next is made.
 const LISTED_PER_CHUNK: usize = 512;
-
-/// Directory entries are asked for in blocks of so many bytes.
-const ENTRIES_BYTES: usize = 256 << 10;
 
 /// A file no larger than this is not examined for holes: it fits one block.
 const BLOCK_BYTES: u64 = 4096;
@@ -169,14 +165,14 @@ impl Walk {
     /// # Errors
     ///
     /// The path and the error number or what else is wrong: a root that is not there, a directory without
-    /// [`TreeOptions::recursive`] (EISDIR), a name that cannot be one, a name given twice.
+    /// [`TreeOptions::recursive`] (EISDIR), a name that cannot be one, a name given twice without [`TreeOptions::sync`].
     pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
         roots.sort_by(|one, other| one.name.cmp(&other.name));
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         let mut names = Names::default();
-        let mut paths = Vec::new();
-        for root in &roots {
+        let mut paths: Vec<Vec<CString>> = Vec::new();
+        for (at, root) in roots.iter().enumerate() {
             let path = root.path().as_os_str();
             let name = CString::new(root.name.to_vec()).ok().filter(|name| is_name(name.as_bytes()));
             let name = name.ok_or_else(|| plain_fact(path, "cannot be created: its name is not valid here"))?;
@@ -186,11 +182,14 @@ impl Walk {
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && !options.recursive {
                 return Err(io_fact(path, Errno::ISDIR));
             }
-            names.push(FileType::Unknown, &name).map_err(|fault| fault.into_fact(path))?;
-            paths.push(open);
-        }
-        if let Some(pair) = roots.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(plain_fact(pair[1].path().as_os_str(), "has the same name as another source"));
+            match paths.last_mut().filter(|_| at > 0 && roots[at - 1].name == root.name) {
+                Some(_) if !options.sync => return Err(plain_fact(path, "has the same name as another source")),
+                Some(merged) => merged.push(open),
+                None => {
+                    names.push(FileType::Unknown, &name).map_err(|fault| fault.into_fact(path))?;
+                    paths.push(vec![open]);
+                }
+            }
         }
         let selected = match &roots[..] {
             [Root { only: Some(only), .. }] => Some(Selected::new(only)?),
@@ -199,8 +198,9 @@ impl Walk {
         let place = Place {
             selected,
             follow_roots: !options.recursive,
+            follow_to_directories: options.copy_links || options.copy_dirlinks,
             roots: paths,
-            levels: vec![Level { is_fresh: !options.lists(), ..Level::new(None, names) }],
+            levels: vec![Level { is_fresh: !options.lists(), ..Level::new(Vec::new(), names) }],
         };
         let (cache, without) = DigestCache::asked(&options);
         let mut sent = Sent::default();
@@ -338,30 +338,39 @@ impl Walk {
             self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
             Step::Passed
         });
+        let entered = entered.filter(|_| matches!(step, Step::Wrote(_)));
+        let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
         if !matches!(step, Step::Full | Step::AtLimit) {
             let level = self.place.levels.last_mut().expect("the top is never left");
             // What is left out by a pattern is so at the receiver as well; it keeps what it cannot know of.
             level.is_incomplete |= self.recorder.options.delete && matches!(step, Step::Passed) && !is_left_out;
-            self.advance(entered.filter(|_| matches!(step, Step::Wrote(_))));
+            self.advance(entered);
         }
         step
     }
 
     /// The entry is done with; if it is a directory that was `entered`, what is in it comes next.
-    fn advance(&mut self, entered: Option<OwnedFd>) {
+    fn advance(&mut self, entered: Option<Entered>) {
         let level = self.place.levels.last_mut().expect("the top is never left");
         if let Err(fault) = level.advance() {
             level.is_incomplete = true;
-            self.recorder.fail(fault.into_fact(&self.place.path()));
+            self.recorder.fail(fault.into_fact(&self.place.path(0)));
         }
-        if let Some(directory) = entered {
-            let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory);
-            let is_fresh = self.place.levels.last().is_some_and(|level| level.is_fresh);
-            let level = match is_left {
-                true => Level { is_incomplete: true, ..Level::new(Some(directory), Names::default()) },
-                false => self.recorder.scoped(&self.place, directory),
+        if let Some(entered) = entered {
+            let is_left =
+                |layer: &Layer| self.recorder.options.one_file_system && follow::is_mounted(&self.place, layer);
+            let (left, walked): (Vec<_>, Vec<_>) = entered.layers.into_iter().partition(is_left);
+            let lacks_layer = entered.lacks_layer || !left.is_empty();
+            let above = self.place.levels.last();
+            let (is_fresh, lacks_layer) =
+                above.map_or((false, lacks_layer), |above| (above.is_fresh, lacks_layer || above.lacks_layer));
+            let mut level = match walked.is_empty() {
+                true => Level::new(left, Names::default()),
+                false => self.recorder.scoped(&self.place, walked),
             };
-            self.place.levels.push(Level { is_fresh, number: Some(self.recorder.directories), ..level });
+            level.is_incomplete |= lacks_layer;
+            let number = Some(self.recorder.directories);
+            self.place.levels.push(Level { is_fresh, lacks_layer, number, ..level });
             self.recorder.directories += 1;
         }
     }
@@ -379,6 +388,7 @@ impl Walk {
                 continue;
             };
             let (amount, entered) = self.recorder.count(&self.place, &entry).unwrap_or_default();
+            let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
             met = met.plus(amount);
             self.advance(entered);
         }
@@ -644,44 +654,6 @@ impl Recorder {
         let stat = described(&file)?;
         let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
-    }
-
-    /// Reads the names of a directory that has been recorded, the last that was entered.
-    fn list(&mut self, place: &Place, directory: OwnedFd) -> Level {
-        let mut names = Names::default();
-        let mut failures = Vec::new();
-        self.listing.reserve(ENTRIES_BYTES);
-        let mut entries = RawDir::new(&directory, self.listing.spare_capacity_mut());
-        while let Some(entry) = entries.next() {
-            match entry {
-                Ok(entry) => {
-                    let name = entry.file_name();
-                    if name == c"." || name == c".." {
-                        continue;
-                    }
-                    if name.count_bytes() > NAME_BYTES_MAX {
-                        failures.push((name.to_bytes().to_vec(), Fault::System(Errno::NAMETOOLONG)));
-                    } else if let Err(fault) = names.push(entry.file_type(), name) {
-                        failures.push((Vec::new(), fault));
-                        break;
-                    }
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    failures.push((Vec::new(), error.into()));
-                    break;
-                }
-            }
-        }
-        if let Err(fault) = names.sort() {
-            failures.push((Vec::new(), fault));
-        }
-        let is_incomplete = !failures.is_empty();
-        for (name, fault) in failures {
-            let path = place.entered_path(&name);
-            self.fail(fault.into_fact(&path));
-        }
-        Level { is_incomplete, ..Level::new(Some(directory), names) }
     }
 
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::changes::{unlinked, without_temporaries};
+use crate::changes::{changed, unlinked, without_temporaries};
 use crate::copies::{Way, limited};
 use crate::modes::BASE;
 use crate::random::UMASK;
@@ -13,7 +13,7 @@ use crate::random::is_meant;
 use crate::rig::lab::Lab;
 use crate::rig::seeds::{each, seeds};
 use crate::rig::{AGENT, Ended, Random, rdcp};
-use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+use crate::snapshot::{self, Finding, Snapshot, differences, snapshot};
 use crate::tree::{self, Gardener};
 
 /// Seeds of `make test`, and how many the long run takes.
@@ -119,6 +119,124 @@ fn several_sources_become_what_rsync_makes_of_them() {
         lines
     });
     assert!(count == 0, "{count} seeds with violations, see above");
+}
+
+/// What is asked for of sources that are merged.
+const MERGED: &[&[&str]] = &[
+    &[],
+    &["--delete"],
+    &["--checksum", "--delete"],
+    &["--delete-after"],
+    &["--update"],
+    &["--existing", "--delete"],
+    &["--delete", "--exclude=plain*"],
+];
+
+/// Several SRC of one name, and several SRC/, are merged: what more than one has is that of the first, and directories have
+/// what all of them have.
+#[test]
+fn sources_of_one_name_are_merged_as_by_rsync() {
+    let count = each(seeds("merged sources", SEEDS, LONG_COUNT), |seed| {
+        let (lab, mut random) = (Lab::new(), Random::new(seed));
+        let mut gardener = Gardener::new(&mut random, false);
+        let (mut sources, mut source) = (Vec::new(), Snapshot::new());
+        let first = gardener.tree();
+        let slash = if seed % 3 == 0 { "/" } else { "" };
+        for number in 0..2 + gardener.random.below(2) {
+            let tree = if number == 0 { first.clone() } else { changed(&mut gardener, &first) };
+            let path = format!("from/{number}/tree");
+            fs::create_dir_all(lab.join(&path).parent().expect("it has one")).expect("directories");
+            tree::make(&lab.join(&path), &without_temporaries(unlinked(tree)));
+            for (below, entry) in snapshot(&lab.join(&path)) {
+                let is_before = source
+                    .get(&below)
+                    .is_some_and(|there: &snapshot::Entry| there.kind == "directory" || entry.kind != "directory");
+                if !is_before {
+                    source.insert(below, entry);
+                }
+            }
+            sources.push(path + slash);
+        }
+        let old = changed(&mut gardener, &first);
+        for place in ["rsync", "rdcp"] {
+            fs::create_dir(lab.join(place)).expect("a directory");
+            tree::make(&lab.join(place).join("tree"), &without_temporaries(unlinked(old.clone())));
+        }
+        let below = if slash.is_empty() { "" } else { "tree/" };
+        let options = MERGED[seed as usize % MERGED.len()];
+        let way = WAYS[(seed / 3) as usize % 3];
+        let theirs = by_rsync(&lab, options, &sources, &format!("rsync/{below}"));
+        let ours = by_rdcp(&lab, way, options, &sources, &format!("rdcp/{below}"));
+        let source: Snapshot = source
+            .into_iter()
+            .map(|(path, entry)| ([&b"tree"[..], if path.is_empty() { b"" } else { b"/" }, &path].concat(), entry))
+            .collect();
+        let is_fine =
+            |finding: &Finding, got: &Snapshot| is_meant(finding, &source, got) || finding.what == "bytes on disk";
+        let mut lines = wrong(&lab, [theirs, ours], is_fine);
+        if !lines.is_empty() {
+            lines.insert(0, format!("RD_SEED={seed}, {options:?}, {way:?}, {sources:?}"));
+            lines.push(format!("kept: {}", lab.0.keep().display()));
+        }
+        lines
+    });
+    assert!(count == 0, "{count} seeds with violations, see above");
+}
+
+/// A source that is merged with others and is missing is no reason to delete what came from it.
+#[test]
+fn nothing_is_deleted_for_a_missing_source_of_several_that_are_merged() {
+    for (sources, to) in [(["from/0/tree/", "from/1/tree/"], "copy/tree"), (["from/0/tree", "from/1/tree"], "copy")] {
+        let lab = Lab::new();
+        for number in ["0", "1"] {
+            fs::create_dir_all(lab.join("from").join(number).join("tree")).expect("directories");
+            fs::write(lab.join("from").join(number).join("tree").join(number), "x").expect("a file");
+        }
+        fs::create_dir(lab.join("copy")).expect("a directory");
+        let sources = sources.map(str::to_owned);
+        let run = || by_rdcp(&lab, Way::Push, &["--delete"], &sources, to);
+        run().expect(0);
+        let names = || fs::read_dir(lab.join("copy/tree")).expect("it").count();
+        assert_eq!(names(), 2);
+        fs::remove_dir_all(lab.join("from/1")).expect("removed");
+        let ended = run();
+        assert!(ended.expect(5).stderr.contains("missing SRC"), "{}", ended.stderr);
+        assert_eq!(names(), 2, "nothing is deleted");
+    }
+}
+
+/// As with rsync, a list of which nothing comes makes no directory.
+#[test]
+fn a_list_of_which_nothing_comes_makes_nothing() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--files-from=missing"], "src/"),
+        (&["--files-from=missing", "--delete"], "src/"),
+        (&["--files-from=empty"], "src/"),
+        (&["--files-from=empty", "--delete"], "src/"),
+        (&["--files-from=file", "--exclude=file", "--no-implied-dirs"], "src/"),
+        (&["--files-from=directory", "--exclude=p/"], "src/"),
+        (&["-R"], "src/./missing"),
+        (&["--files-from=file"], "src/"),
+    ];
+    for (options, source) in cases {
+        for way in [Way::Within, Way::Push, Way::Pull] {
+            let lab = Lab::new();
+            fs::create_dir_all(lab.join("src/p")).expect("directories");
+            fs::write(lab.join("src/p/file"), "x").expect("a file");
+            for (list, path) in
+                [("missing", "nothing"), ("file", "p/file"), ("directory", "p"), ("empty", "# no path\n")]
+            {
+                fs::write(lab.join(list), path).expect("a file");
+            }
+            let sources = [(*source).to_owned()];
+            let theirs = by_rsync(&lab, &[&["-r"], *options].concat(), &sources, "rsync");
+            let ours = by_rdcp(&lab, way, options, &sources, "rdcp");
+            assert_eq!(theirs.code == 0, ours.code == 0, "{options:?} {way:?}: {}{}", theirs.stderr, ours.stderr);
+            assert_eq!(lab.join("rsync").exists(), lab.join("rdcp").exists(), "{options:?} {way:?}: {}", ours.stderr);
+            let left = lab.0.names().into_iter().filter(|name| name.contains(".rd-")).count();
+            assert_eq!(left, 0, "{options:?} {way:?}: {:?}", lab.0.names());
+        }
+    }
 }
 
 /// Where links lead, from directories within each other.

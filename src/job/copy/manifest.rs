@@ -43,21 +43,15 @@ impl Copy<'_> {
         if found.is_empty() {
             return Err(Failure::new(Exit::Usage, "nothing is copied, of which there could be a manifest"));
         }
-        let tree = match found {
-            [(_, one)] if one.kind == Kind::Directory => target(placed, one),
-            _ => OsStr::from_bytes(&placed.directory).into(),
-        };
+        let is_tree = found.iter().any(|(_, one)| one.kind == Kind::Directory);
+        let root = self.only_root(found).filter(|_| is_tree).map(|one| target(placed, one));
+        let tree = root.clone().unwrap_or_else(|| OsStr::from_bytes(&placed.directory).into());
         for file in targets {
             let what = ("the manifest", &*file.path, "which it lists");
             self.check_place(what, found, to, std::slice::from_ref(&tree))?;
         }
-        let root = match found {
-            // Of the contents of a directory, the destination itself is what is listed.
-            [(_, one)] if one.kind == Kind::Directory => {
-                Some(target(placed, one)).filter(|tree| *tree != Path::new(OsStr::from_bytes(&placed.directory)))
-            }
-            _ => None,
-        };
+        // Of the contents of a directory, the destination itself is what is listed.
+        let root = root.filter(|tree| *tree != Path::new(OsStr::from_bytes(&placed.directory)));
         let root = root.and_then(|tree| Some(tree.file_name()?.as_bytes().to_vec()));
         let writer = Writer::new(targets.clone()).map_err(|fact| unwritable(&fact))?;
         Ok(Some(Manifest { writer: Arc::new(Mutex::new(Some(writer))), root }))

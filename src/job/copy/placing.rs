@@ -99,13 +99,63 @@ impl Copy<'_> {
         }
         self.is_any_left(&all)?;
         all.shrink_to_fit();
-        let mut own: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
-        own.sort_unstable();
-        if let Some(twice) = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
-            let name = escaped(OsStr::from_bytes(twice[0]));
-            return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
-        }
+        self.check_merged(&all)?;
         Ok(all)
+    }
+
+    /// Refuses sources that would become one entry, but for those that can be merged: with `--sync`, of one host, in one session.
+    fn check_merged(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
+        let are_contents = found.len() > 1 && self.are_contents(found);
+        let mut own: Vec<&[u8]> = found.iter().map(|(_, found)| &found.name[..]).collect();
+        own.sort_unstable();
+        let twice = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty() && !are_contents);
+        let what = match twice {
+            Some(twice) => {
+                Some(format!("two sources would both become {} in one directory", escaped(OsStr::from_bytes(twice[0]))))
+            }
+            None => are_contents.then(|| "what is in several SRC/ would come into one directory".to_owned()),
+        };
+        let is_one_host = found.windows(2).all(|two| two[0].0 == two[1].0);
+        let bytes: usize = found.iter().map(|(_, found)| message_bytes(found)).sum();
+        if let Some(what) = what {
+            let advice = match () {
+                () if !self.plan.tree.sync => "--sync merges directories",
+                () if !self.plan.targets.is_empty() => "that is done for one host at a time: name it alone",
+                () if !is_one_host || bytes > BATCH_BYTES_MAX => {
+                    "a few directories of one host are merged, and no others: copy one after the other, the one whose files are \
+                     to stay last"
+                }
+                () => "",
+            };
+            if !advice.is_empty() {
+                return Err(Failure::new(Exit::Usage, format!("{what}; {advice}")));
+            }
+        }
+        // What came from those that are missing would be deleted.
+        let last = |spec: &Spec| names::last_name(spec.path().as_bytes()).to_vec();
+        let mut asked: Vec<_> = self.plan.sources.iter().map(last).collect();
+        asked.sort_unstable();
+        let are_merged = are_contents || self.are_contents(found) || asked.windows(2).any(|two| two[0] == two[1]);
+        if self.left_out > 0 && self.plan.tree.delete && self.plan.sources.len() > 1 && are_merged {
+            return Err(Failure::new(
+                Exit::Source,
+                "nothing is copied: --delete would delete what came from the missing SRC, with which others are merged",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether what is in each of the sources is meant: all of it becomes DST.
+    pub(super) fn are_contents(&self, found: &[(usize, Found)]) -> bool {
+        let is_contents = |(_, found): &(usize, Found)| found.kind == Kind::Directory && self.plan.is_contents(found);
+        self.plan.tree.sync && !found.is_empty() && found.iter().all(is_contents)
+    }
+
+    /// The only root of all that is copied, or the first of those that are merged into one.
+    pub(super) fn only_root<'f>(&self, found: &'f [(usize, Found)]) -> Option<&'f Found> {
+        let (_, first) = found.first()?;
+        let is_same = |(_, other): &(usize, Found)| other.name == first.name && !first.name.is_empty();
+        (found.len() == 1 || self.are_contents(found) || found.iter().all(is_same)).then_some(first)
     }
 
     fn too_much_found(&self, side: usize) -> Failure {
@@ -153,7 +203,7 @@ impl Copy<'_> {
     /// Where they are placed; `None` for standard output. Of several, those that cannot come there are named and taken
     /// out.
     pub(super) fn place(&mut self, side: usize, found: &mut Vec<(usize, Found)>) -> Result<Option<Placed>, Failure> {
-        let several = self.are_several(found);
+        let several = self.are_several(found) && !self.are_contents(found);
         if self.destination == Spec::Standard {
             if several {
                 return Err(Failure::new(Exit::Usage, "standard output takes one file"));
@@ -247,7 +297,7 @@ impl Copy<'_> {
         if is_contents && several {
             return Err(Failure::new(
                 Exit::Usage,
-                "SRC/ with --sync is the only source: name directories without the slash",
+                "SRC/ with --sync goes only with others like it: give all SRC the slash, or none",
             ));
         }
         let exact = self.plan.exact || standard || is_contents;

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rd_proto::tree::PATH_BYTES_MAX;
 use rustix::fs::{AtFlags, FileType, fstat, readlinkat_raw, statat};
 
-use super::place::{Entry, Place};
+use super::place::{Entry, Layer, Place};
 use crate::fs::identity;
 use crate::options::TreeOptions;
 use crate::tree::{Fault, depth_of_link, leads_out};
@@ -48,13 +48,13 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
 
 /// Whether a directory is one of those that the walk is in: only a link that is followed leads there again.
 pub fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
-    let mut open = place.levels.iter().filter_map(|level| level.directory.as_ref());
-    open.any(|directory| fstat(directory).is_ok_and(|above| identity(&above) == identity(stat)))
+    let mut open = place.levels.iter().flat_map(|level| &level.layers);
+    open.any(|layer| fstat(&layer.directory).is_ok_and(|above| identity(&above) == identity(stat)))
 }
 
 /// Whether a directory is on another file system than the root that it is below.
-pub fn is_mounted(place: &Place, directory: &OwnedFd) -> bool {
-    let root = place.levels.get(1).and_then(|level| level.directory.as_ref());
-    let device = |directory: &OwnedFd| fstat(directory).ok().map(|stat| stat.st_dev);
-    root.is_some_and(|root| device(root) != device(directory))
+pub fn is_mounted(place: &Place, layer: &Layer) -> bool {
+    let roots = place.levels.get(1).map_or(&[][..], |level| &level.layers);
+    let device = |layer: &Layer| fstat(&layer.directory).ok().map(|stat| stat.st_dev);
+    roots.iter().find(|root| root.root == layer.root).is_some_and(|root| device(root) != device(layer))
 }

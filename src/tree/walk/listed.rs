@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, RESUME_BYTES_MIN, Record, Verdict};
@@ -53,7 +53,7 @@ impl ListedFile {
     /// To open it with.
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
-        Entry { at, path: &self.path, name: &self.name, kind: self.kind, follow: self.follow }
+        Entry { at, layer: 0, path: &self.path, name: &self.name, kind: self.kind, follow: self.follow }
     }
 
     /// Where it is, for messages.
@@ -84,15 +84,20 @@ impl Homes {
         inode: Option<Identity>,
     ) -> Option<ListedFile> {
         let level = place.levels.last().expect("the top is never left");
-        let known = level.home.borrow().upgrade();
-        let home = match known {
+        let mut known = level.homes.borrow_mut();
+        if known.len() <= entry.layer {
+            known.resize(entry.layer + 1, Weak::new());
+        }
+        let known = &mut known[entry.layer];
+        let home = match known.upgrade() {
             Some(home) => home,
             None if self.0.load(Relaxed) >= LISTED_DIRECTORIES_MAX => return None,
             None => {
                 self.0.fetch_add(1, Relaxed);
-                let path = place.path();
-                let home = Arc::new(Home { directory: level.directory.clone(), path, homes: Arc::clone(&self.0) });
-                *level.home.borrow_mut() = Arc::downgrade(&home);
+                let (path, directory) = (place.path(entry.layer), level.layers.get(entry.layer));
+                let directory = directory.map(|layer| Arc::clone(&layer.directory));
+                let home = Arc::new(Home { directory, path, homes: Arc::clone(&self.0) });
+                *known = Arc::downgrade(&home);
                 home
             }
         };

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{CWD, FileType};
+use rustix::fs::{AtFlags, CWD, FileType, statat};
+use rustix::io::Errno;
 
 use super::listed::Home;
 use super::selected::{Scope, Selected};
@@ -17,8 +18,10 @@ use crate::tree::names::Names;
 pub struct Place {
     /// Symbolic links among the roots stand for what they lead to.
     pub follow_roots: bool,
-    /// The paths of the roots, as the top's names are sorted.
-    pub roots: Vec<CString>,
+    /// So do those that lead to directories.
+    pub follow_to_directories: bool,
+    /// The paths of the roots, as the top's names are sorted; of one name several where directories are merged.
+    pub roots: Vec<Vec<CString>>,
     /// The top, which holds the roots, and the directories that are open within each other.
     pub levels: Vec<Level>,
     /// What is copied of the only root, if that is not all.
@@ -27,8 +30,8 @@ pub struct Place {
 
 /// One directory on the way, or the top.
 pub struct Level {
-    /// None for the top.
-    pub directory: Option<Arc<OwnedFd>>,
+    /// None for the top. Several directories of one name are merged: what more than one has is that of the first.
+    pub layers: Vec<Layer>,
     pub names: Names,
     /// How many of them have been passed.
     pub passed: usize,
@@ -38,16 +41,34 @@ pub struct Level {
     pub is_fresh: bool,
     /// Not all of its entries have been sent.
     pub is_incomplete: bool,
+    /// Another directory of its name, or of one above it, is not walked: what is not found here may be there.
+    pub lacks_layer: bool,
     /// Which of its entries are copied.
     pub scope: Scope,
-    /// Where files that are listed are found again.
-    pub home: RefCell<Weak<Home>>,
+    /// Where files that are listed are found again, for each layer.
+    pub homes: RefCell<Vec<Weak<Home>>>,
+}
+
+/// An open directory.
+pub struct Layer {
+    pub directory: Arc<OwnedFd>,
+    /// Which of the roots of one name it is, or is below.
+    pub root: usize,
+}
+
+/// What has been entered under one name.
+pub struct Entered {
+    pub layers: Vec<Layer>,
+    /// Some of it could not be.
+    pub lacks_layer: bool,
 }
 
 /// What a directory says of an entry.
 #[derive(Clone)]
 pub struct Entry<'a> {
     pub at: BorrowedFd<'a>,
+    /// Which layer of the last level it is in; at the top, which of the roots of its name it is.
+    pub layer: usize,
     /// To open it with, relative to `at`.
     pub path: &'a CStr,
     /// At the destination.
@@ -62,11 +83,62 @@ impl Place {
     pub fn entry(&self) -> Option<Entry<'_>> {
         let level = self.levels.last().expect("the top is never left");
         let (kind, name) = level.names.current()?;
-        let (at, path, follow) = match &level.directory {
-            Some(directory) => (directory.as_fd(), name, false),
-            None => (CWD, self.roots[level.passed].as_c_str(), self.follow_roots),
+        if self.layers(level) == 1 {
+            return Some(Entry { kind, ..self.candidate(level, name, 0) });
+        }
+        // A directory comes before what is none, as with rsync.
+        let mut found = (0..self.layers(level)).filter_map(|layer| self.found(level, name, layer)).peekable();
+        let first = found.peek().map(|(entry, _)| entry.clone());
+        let directory = found.find(|(_, is_directory)| *is_directory).map(|(entry, _)| entry);
+        directory.or(first).or_else(|| Some(Entry { kind, ..self.candidate(level, name, 0) }))
+    }
+
+    /// The directories that are merged with this one.
+    pub fn others<'a>(&'a self, entry: &Entry<'_>) -> impl Iterator<Item = Entry<'a>> {
+        let level = self.levels.last().expect("the top is never left");
+        let name = level.names.current().map(|(_, name)| name);
+        let found = move |layer| name.and_then(|name| self.found(level, name, layer));
+        let directories =
+            (entry.layer + 1..self.layers(level)).filter_map(found).filter(|(_, is_directory)| *is_directory);
+        directories.map(|(entry, _)| Entry { follow: entry.follow || entry.kind == FileType::Symlink, ..entry })
+    }
+
+    /// How many directories may have the next entry of a level.
+    fn layers(&self, level: &Level) -> usize {
+        if level.layers.is_empty() { self.roots[level.passed].len() } else { level.layers.len() }
+    }
+
+    /// The next entry of a level, if this layer has it.
+    fn candidate<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Entry<'a> {
+        let (at, path, follow) = match level.layers.get(layer) {
+            Some(Layer { directory, .. }) => (directory.as_fd(), name, false),
+            None => (CWD, self.roots[level.passed][layer].as_c_str(), self.follow_roots),
         };
-        Some(Entry { at, path, name: name.to_bytes(), kind, follow })
+        Entry { at, layer, path, name: name.to_bytes(), kind: FileType::Unknown, follow }
+    }
+
+    /// The same, looked at: `None` if it is not there; and whether it is a directory, or will be taken for one. What cannot be
+    /// looked at may be one.
+    fn found<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Option<(Entry<'a>, bool)> {
+        let entry = self.candidate(level, name, layer);
+        let kind = |follow| {
+            let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+            statat(entry.at, entry.path, flags).map(|stat| FileType::from_raw_mode(stat.st_mode))
+        };
+        let own = match kind(entry.follow) {
+            Err(Errno::NOENT) => return None,
+            Err(_) => return Some((entry, true)),
+            Ok(own) => own,
+        };
+        let is_followed = own == FileType::Symlink && self.follow_to_directories;
+        let is_directory = own == FileType::Directory || is_followed && kind(true) == Ok(FileType::Directory);
+        Some((Entry { kind: own, ..entry }, is_directory))
+    }
+
+    /// Which of the roots of one name an entry of the last level is, or is below.
+    pub fn root_of(&self, entry: &Entry<'_>) -> usize {
+        let layers = self.levels.last().map_or(&[][..], |level| &level.layers);
+        layers.get(entry.layer).map_or(entry.layer, |layer| layer.root)
     }
 
     /// What is copied of the directory that has been entered last.
@@ -98,22 +170,23 @@ impl Place {
     /// Where an entry of the last level is, for messages.
     pub fn source_path(&self, entry: &Entry<'_>) -> OsString {
         let (_, above) = self.levels.split_last().expect("the top is never left");
-        self.path_below(above, entry.path.to_bytes())
+        self.path_below(above, self.root_of(entry), entry.path.to_bytes())
     }
 
-    /// Where the last level is, for messages; empty for the top.
-    pub fn path(&self) -> OsString {
-        let (_, above) = self.levels.split_last().expect("the top is never left");
-        if above.is_empty() { OsString::new() } else { self.path_below(above, b"") }
+    /// Where a layer of the last level is, for messages; empty for the top.
+    pub fn path(&self, layer: usize) -> OsString {
+        let (last, above) = self.levels.split_last().expect("the top is never left");
+        last.layers.get(layer).map_or_else(OsString::new, |layer| self.path_below(above, layer.root, b""))
     }
 
-    /// Where the directory is that has been entered last, or what it holds under a name, for messages.
-    pub fn entered_path(&self, name: &[u8]) -> OsString {
-        self.path_below(&self.levels, name)
+    /// Where the directory is that has been entered last, below this one of the roots of its name, or what it holds under a
+    /// name, for messages.
+    pub fn entered_path(&self, root: usize, name: &[u8]) -> OsString {
+        self.path_below(&self.levels, root, name)
     }
 
-    fn path_below(&self, levels: &[Level], name: &[u8]) -> OsString {
-        let root = levels.first().map(|top| self.roots[top.passed - 1].as_bytes());
+    fn path_below(&self, levels: &[Level], root: usize, name: &[u8]) -> OsString {
+        let root = levels.first().map(|top| self.roots[top.passed - 1][root].as_bytes());
         let mut path = Vec::new();
         for name in root.into_iter().chain(levels.iter().skip(1).map(Level::entered)).chain([name]) {
             if !path.is_empty() && !path.ends_with(b"/") && !name.is_empty() {
@@ -125,19 +198,25 @@ impl Place {
     }
 }
 
+impl Layer {
+    pub fn new(directory: OwnedFd, root: usize) -> Self {
+        Self { directory: Arc::new(directory), root }
+    }
+}
+
 impl Level {
-    /// A directory of which nothing has been sent; the top has none.
-    pub fn new(directory: Option<OwnedFd>, names: Names) -> Self {
-        let (directory, home) = (directory.map(Arc::new), RefCell::default());
+    /// Directories of which nothing has been sent; the top has none.
+    pub fn new(layers: Vec<Layer>, names: Names) -> Self {
         Self {
-            directory,
+            layers,
             names,
             passed: 0,
             number: None,
             is_fresh: false,
             is_incomplete: false,
+            lacks_layer: false,
             scope: Scope::All,
-            home,
+            homes: RefCell::default(),
         }
     }
 

@@ -6,7 +6,6 @@
 use std::cmp::Ordering;
 use std::ffi::{CString, OsStr};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::IoFact;
@@ -15,7 +14,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::Recorder;
-use super::place::{Level, Place};
+use super::place::{Layer, Level, Place};
 use crate::fs::plain_fact;
 use crate::tree::Fault;
 use crate::tree::names::Names;
@@ -135,18 +134,18 @@ impl Selected {
 
 impl Recorder {
     /// The level of the directory that was entered last, with those of its entries that are copied.
-    pub(super) fn scoped(&mut self, place: &Place, directory: OwnedFd) -> Level {
+    pub(super) fn scoped(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
         let scope = place.scope();
         let selected = place.selected.as_ref();
         let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
-            return Level { scope, ..self.list(place, directory) };
+            return Level { scope, ..self.list(place, layers) };
         };
         let names = selected.names(range, *start).unwrap_or_else(|fault| {
-            self.fail(fault.into_fact(&place.entered_path(b"")));
+            self.fail(fault.into_fact(&place.entered_path(0, b"")));
             Names::default()
         });
         // What else is there is not known to be gone.
-        Level { is_incomplete: true, scope, ..Level::new(Some(directory), names) }
+        Level { is_incomplete: true, scope, ..Level::new(layers, names) }
     }
 }
 

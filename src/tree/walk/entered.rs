@@ -1,0 +1,78 @@
+//! Directories that a walk enters, and their names; several of one name are merged.
+
+use std::os::fd::OwnedFd;
+
+use rd_proto::tree::NAME_BYTES_MAX;
+use rustix::fs::{FileType, OFlags, RawDir};
+use rustix::io::Errno;
+
+use super::place::{Entered, Entry, Layer, Level, Place};
+use super::{Recorder, follow};
+use crate::tree::Fault;
+use crate::tree::names::Names;
+
+/// Directory entries are asked for in blocks of so many bytes.
+const ENTRIES_BYTES: usize = 256 << 10;
+
+impl Recorder {
+    /// What is entered with a directory that has been opened: those that are merged with it as well.
+    pub(super) fn enter(&mut self, place: &Place, entry: &Entry<'_>, directory: OwnedFd) -> Entered {
+        let mut entered = Entered { layers: vec![Layer::new(directory, place.root_of(entry))], lacks_layer: false };
+        for other in place.others(entry) {
+            let opened = self.open(&other, FileType::Directory, None, OFlags::DIRECTORY);
+            let opened = opened.and_then(|(directory, stat)| {
+                let is_loop = other.follow && follow::is_entered(place, &stat);
+                if is_loop { Err(follow::IS_LOOP) } else { Ok(Layer::new(directory, place.root_of(&other))) }
+            });
+            match opened {
+                Ok(layer) => entered.layers.push(layer),
+                Err(fault) => {
+                    entered.lacks_layer = true;
+                    self.fail(fault.into_fact(&place.source_path(&other)));
+                }
+            }
+        }
+        entered
+    }
+
+    /// Reads the names in a directory that has been recorded, the last that was entered.
+    pub(super) fn list(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
+        let mut names = Names::default();
+        let mut failures = Vec::new();
+        self.listing.reserve(ENTRIES_BYTES);
+        'layers: for layer in &layers {
+            let mut entries = RawDir::new(&layer.directory, self.listing.spare_capacity_mut());
+            while let Some(entry) = entries.next() {
+                match entry {
+                    Ok(entry) => {
+                        let name = entry.file_name();
+                        if name == c"." || name == c".." {
+                            continue;
+                        }
+                        if name.count_bytes() > NAME_BYTES_MAX {
+                            failures.push((layer.root, name.to_bytes().to_vec(), Fault::System(Errno::NAMETOOLONG)));
+                        } else if let Err(fault) = names.push(entry.file_type(), name) {
+                            failures.push((layer.root, Vec::new(), fault));
+                            break 'layers;
+                        }
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(error) => {
+                        failures.push((layer.root, Vec::new(), error.into()));
+                        break;
+                    }
+                }
+            }
+        }
+        let root = layers.first().map_or(0, |layer| layer.root);
+        if let Err(fault) = names.sort() {
+            failures.push((root, Vec::new(), fault));
+        }
+        let is_incomplete = !failures.is_empty();
+        for (root, name, fault) in failures {
+            let path = place.entered_path(root, &name);
+            self.fail(fault.into_fact(&path));
+        }
+        Level { is_incomplete, ..Level::new(layers, names) }
+    }
+}

@@ -11,6 +11,7 @@ use ring::aead as ring;
 use crate::frame::TAG_BYTES;
 
 /// A key, ready for use.
+#[allow(clippy::large_enum_variant, reason = "it is made for one chunk, and not moved")]
 pub(super) enum Cipher {
     Aws(aws::LessSafeKey),
     #[cfg(target_arch = "x86_64")]

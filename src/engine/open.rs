@@ -174,7 +174,7 @@ pub fn open(
         (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
     }
     if listening.is_some()
-        && let addresses = rails::own(&options.rails)
+        && let addresses = rails::own(&options.rails, stream.local_addr().map_err(OpenError::Lost)?)
         && !addresses.is_empty()
     {
         let _ = post.send(Event::Addresses(addresses));

@@ -46,12 +46,22 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// What the listening end tells: nothing where there is no second interface, or no second rail is wanted.
-pub(super) fn own(choice: &RailChoice) -> Vec<RailAddress> {
+/// What the listening end tells: what it may be reached at by the choice, and the address that the session began on; nothing
+/// where there is no second interface, or no second rail is wanted.
+pub(super) fn own(choice: &RailChoice, began_on: SocketAddr) -> Vec<RailAddress> {
     let here = interface_addresses().unwrap_or_default();
+    tell(choice, unmapped(began_on).ip(), &here)
+}
+
+fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec<RailAddress> {
+    let first = here.iter().find(|known| known.address == began_on).map(|known| &*known.interface);
+    let has = |name: &str| here.iter().any(|known| known.interface == name);
+    let is_told = |known: &&InterfaceAddress| {
+        is_usable(known.address) && (Some(&*known.interface) == first || choice.allows(&known.interface, has))
+    };
     let mut interfaces: Vec<&str> = Vec::new();
     let mut told = Vec::new();
-    for known in here.iter().filter(|known| is_usable(known.address)) {
+    for known in here.iter().filter(is_told) {
         let at = interfaces.iter().position(|&name| name == known.interface).unwrap_or_else(|| {
             interfaces.push(&known.interface);
             interfaces.len() - 1
@@ -187,6 +197,20 @@ mod tests {
         assert_eq!(found("ens9", &here, &there), all, "a name of the other end");
         assert!(found("all", &here[..2], &there).is_empty(), "one interface here");
         assert!(found("all", &here, &there[..1]).is_empty(), "one interface there");
+    }
+
+    #[test]
+    fn names_restrict_what_a_listener_tells() {
+        let here = [own("e0", "10.1.0.1", 24), own("e1", "10.2.0.1", 24), own("e2", "10.3.0.1", 24)];
+        let told = |choice: &str| {
+            let choice = RailChoice::parse(choice).expect("a choice");
+            let told = tell(&choice, ip("10.1.0.1"), &here);
+            told.iter().map(|known| known.address.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(told("auto"), ["10.1.0.1", "10.2.0.1", "10.3.0.1"]);
+        assert_eq!(told("e2"), ["10.1.0.1", "10.3.0.1"], "and the one that the session began on");
+        assert_eq!(told("ens9"), told("auto"), "a name of the other end");
+        assert!(told("e0").is_empty() && told("1").is_empty());
     }
 
     #[test]

@@ -58,12 +58,29 @@ impl Ways {
     }
 }
 
+/// A tree, and the ways that it goes.
+struct Bed {
+    ways: Ways,
+    tree: PathBuf,
+    bytes: u64,
+    /// The tree, for a title.
+    what: String,
+    site: Site,
+}
+
+impl Bed {
+    fn new() -> Result<Self> {
+        let bytes = part_of_size(2);
+        let site = Site::start(3 * bytes, 10_000)?;
+        let ways = Ways::new(&site)?;
+        let tree = site.tree("tree", FILES, FILES / 4, bytes / FILES)?;
+        Ok(Self { ways, tree, bytes, what: format!("{FILES} files, {:.2} GiB", gib(bytes)), site })
+    }
+}
+
 pub fn rows() -> Result<Vec<Row>> {
-    let bytes = part_of_size(2);
-    let site = Site::start(3 * bytes, 10_000)?;
-    let ways = Ways::new(&site)?;
-    let tree = site.tree("tree", FILES, FILES / 4, bytes / FILES)?;
-    let (from, what) = (tree.display().to_string(), format!("{FILES} files, {:.2} GiB", gib(bytes)));
+    let Bed { site, ways, tree, what, .. } = Bed::new()?;
+    let from = tree.display().to_string();
     let mut rows = Vec::new();
 
     let tar = |rsh: &Path, to: &Path| {
@@ -96,11 +113,7 @@ pub fn rows() -> Result<Vec<Row>> {
 
 /// Those that take longer.
 pub fn tools() -> Result<Vec<Row>> {
-    let bytes = part_of_size(2);
-    let site = Site::start(3 * bytes, 10_000)?;
-    let ways = Ways::new(&site)?;
-    let tree = site.tree("tree", FILES, FILES / 4, bytes / FILES)?;
-    let what = format!("{FILES} files, {:.2} GiB", gib(bytes));
+    let Bed { site, ways, tree, bytes, what } = Bed::new()?;
 
     // What arrives is a repository, of which borg itself sees to it that it is right.
     let home = site.scratch.0.join("borg");

@@ -324,9 +324,8 @@ pub fn translate(
     exists: impl Fn(&OsStr) -> bool,
 ) -> Result<Translated, String> {
     let words: Vec<OsString> = words.into_iter().collect();
-    let is_sync = words.iter().take_while(|word| *word != "--").any(|word| word == "--sync");
-    let owner = ["--no-owner", "--no-o"];
-    let is_without_owner = words.iter().any(|word| owner.iter().any(|option| word == *option));
+    let has = |option: &str| words.iter().take_while(|word| *word != "--").any(|word| word == option);
+    let (is_sync, is_without_owner) = (has("--sync"), has("--no-owner") || has("--no-o"));
     let mut done = Translated { is_sync, ..Translated::default() };
     let mut words = words.into_iter().peekable();
     let mut port: Option<OsString> = None;
@@ -344,7 +343,7 @@ pub fn translate(
             continue;
         }
         // rsync leaves out either or both.
-        if is_without_owner && ["--no-group", "--no-g"].iter().any(|group| word == *group) {
+        if is_without_owner && (word == "--no-group" || word == "--no-g") {
             continue;
         }
         if word == "--info" || bytes.starts_with(b"--info=") {

@@ -482,7 +482,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if let Some(only) = &only {
         check_lists(only, &sources[0], &destination)?;
     }
-    if typed.is_relative && !is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
+    let ends = || sources.iter().chain([&destination]);
+    let (is_any_there, are_all_there) = (ends().any(is_there), ends().all(is_there));
+    if typed.is_relative && !is_relative && !are_all_there {
         return Err(usage(
             "-R: with --sync, the directories that lead to SRC are made in DST; else name the last of them in DST",
         ));
@@ -491,9 +493,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     // Not before all that has moved is found.
     arguments.tree.delete_after |= arguments.tree.delete && arguments.tree.generations.find_moves;
     check_rules(&arguments.tree.rules.0)?;
-    let remote_sources = sources.iter().filter(|source| is_there(source)).count();
-    let is_between_others = remote_sources == sources.len() && is_there(&destination);
-    if !is_between_others && (remote_sources > 0 || is_there(&destination)) {
+    if is_any_there && !are_all_there {
         check_rails(&arguments.transfer.rails, true)?;
     }
     if arguments.tree.backup_dir.is_some() && arguments.tree.generations.snapshot.is_some() {
@@ -502,7 +502,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         ));
     }
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
-    if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
+    if !arguments.report.quiet && !is_any_there {
         note_hosts(&sources, &destination);
     }
     if !arguments.report.quiet && named_again > 0 {

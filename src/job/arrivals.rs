@@ -72,9 +72,24 @@ impl Job {
         self.remote(host)?.started_ago()
     }
 
-    /// For how long nothing has been heard of a host that is on its way, and for which nobody is being asked for anything.
-    pub(super) fn unheard_for(&self, host: usize) -> Option<Duration> {
-        self.remote(host).filter(|remote| !remote.is_asking())?.unheard_for()
+    /// Nothing has been heard for so long of a host that is on its way, and for which nobody is being asked for anything.
+    pub(super) fn is_silent_for(&self, host: usize, limit: Duration) -> bool {
+        let remote = self.remote(host).filter(|remote| !remote.is_asking());
+        remote.and_then(Remote::unheard_for).is_some_and(|silent| silent >= limit)
+    }
+
+    /// Says which of these hosts all wait for, once nothing has been heard of some for long. A password may take as long as it
+    /// takes: while the user is asked for one, nobody is late.
+    pub(super) fn not_answered(&self, hosts: impl IntoIterator<Item = usize>) -> Option<String> {
+        let is_late = |host: &usize| self.is_silent_for(*host, LATE_AFTER);
+        let names: Vec<String> = hosts.into_iter().filter(is_late).map(|host| self.hosts[host].label()).collect();
+        if names.is_empty() || self.is_any_asking() {
+            return None;
+        }
+        let (shown, more) = (&names[..names.len().min(NAMED_MAX)], names.len().saturating_sub(NAMED_MAX));
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let have = if names.len() == 1 { "has" } else { "have" };
+        Some(format!("{}{more} {have} not answered yet", shown.join(", ")))
     }
 
     fn give_up_if(&mut self, host: usize, outcome: Result<(), Failure>) {
@@ -165,21 +180,17 @@ impl Job {
     ) -> Result<Vec<(usize, Failure)>, Failure> {
         let (mut failed, mut has_said) = (Vec::new(), false);
         let mut look = |job: &mut Self| {
-            // Whoever types a password is not late.
+            let seconds = limit.as_secs();
+            if !has_said && let Some(late) = job.not_answered(0..job.hosts.len()) {
+                has_said = true;
+                say(&format!("{late}; a host is given up after {seconds} s (--connect-timeout)"));
+            }
             if job.is_any_asking() {
                 return;
             }
-            let silent = |job: &Self, host: usize, limit| job.unheard_for(host).is_some_and(|silent| silent >= limit);
-            let late: Vec<usize> = (0..job.hosts.len()).filter(|&host| silent(job, host, LATE_AFTER)).collect();
-            if !late.is_empty() && !has_said {
-                has_said = true;
-                let late: Vec<String> = late.iter().map(|&host| job.hosts[host].label()).collect();
-                let seconds = limit.as_secs();
-                say(&format!("{}; a host is given up after {seconds} s (--connect-timeout)", not_answered(&late)));
-            }
             for &host in hosts {
-                if silent(job, host, limit) {
-                    let (label, seconds) = (job.hosts[host].label(), limit.as_secs());
+                if job.is_silent_for(host, limit) {
+                    let label = job.hosts[host].label();
                     let line = format!("no agent answers on {label} after {seconds} s (--connect-timeout)");
                     job.give_up_arriving(host, Failure::new(Exit::Connect, line));
                 }
@@ -279,12 +290,4 @@ impl Job {
         self.updates = aside;
         come
     }
-}
-
-/// Says of these hosts that all wait for them.
-pub(super) fn not_answered(names: &[String]) -> String {
-    let (shown, more) = (&names[..names.len().min(NAMED_MAX)], names.len().saturating_sub(NAMED_MAX));
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let have = if names.len() == 1 { "has" } else { "have" };
-    format!("{}{more} {have} not answered yet", shown.join(", "))
 }

@@ -284,10 +284,12 @@ impl<'a> Copy<'a> {
                 side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
             });
             // The contents of a directory are merged with what is there, as the only root of their session.
-            let count = match () {
-                () if is_stream => 1,
-                () if self.are_contents(rest) => rest.len(),
-                () => some.count().max(1),
+            let count = if is_stream {
+                1
+            } else if self.are_contents(rest) {
+                rest.len()
+            } else {
+                some.count().max(1)
             };
             let (some, others) = rest.split_at(count);
             let only = lists.pop_front();

@@ -84,18 +84,16 @@ impl Reader {
 
     fn read_xattrs(&mut self, entry: Object<'_>) -> Result<(), Fault> {
         // Hardly any entry has attributes, and the kernel makes a buffer as large as ours for each call.
-        // A name has more than the one byte; rustix answers 0 for no buffer.
-        if entry.list_xattrs(&mut [0]) == Ok(0) {
+        // A name has more than the one byte; rustix answers 0 for no buffer. NOENT: there is no /proc to name it by; links and
+        // FIFOs hardly ever have any.
+        let has_none = |listed| matches!(listed, Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOENT));
+        if has_none(entry.list_xattrs(&mut [0])) {
             return Ok(());
         }
         self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
         let (names, value) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
-        let length = match entry.list_xattrs(names) {
-            Ok(length) => length,
-            // There is no /proc to name it by; links and FIFOs hardly ever have any.
-            Err(Errno::OPNOTSUPP | Errno::NOENT) => 0,
-            Err(error) => return Err(error.into()),
-        };
+        let listed = entry.list_xattrs(names);
+        let length = if has_none(listed) { 0 } else { listed? };
         for name in names[..length].split_inclusive(|&byte| byte == 0) {
             let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
             let length = match entry.xattr(name, value) {

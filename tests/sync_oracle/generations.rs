@@ -15,6 +15,7 @@ use crate::rig::Random;
 use crate::rig::lab::Lab;
 use crate::rig::seeds::{each, is_long, seeds};
 use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+use crate::told;
 use crate::tree::{self, Gardener};
 
 const SEEDS: std::ops::Range<u64> = 1..31;
@@ -75,11 +76,7 @@ fn check(seed: u64) -> Vec<String> {
     let found = differences(&reference.got, &other.got, timeless);
     let mut lines: Vec<String> = found.iter().filter(is_wrong).map(Finding::shown).collect();
     lines.extend(other.lines);
-    if !lines.is_empty() {
-        lines.insert(0, format!("seed {seed}, {:?}, nested {}", grown.way, grown.is_nested));
-        lines.push(format!("kept: {}", lab.0.keep().display()));
-    }
-    lines
+    told(lines, || format!("seed {seed}, {:?}, nested {}", grown.way, grown.is_nested), lab)
 }
 
 /// What is linked to the earlier generation, what is new, and what becomes of the earlier one are as with rsync.

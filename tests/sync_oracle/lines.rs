@@ -14,6 +14,7 @@ use crate::rig::lab::Lab;
 use crate::rig::seeds::{each, seeds};
 use crate::rig::{AGENT, Ended, Random, rdcp};
 use crate::snapshot::{self, Finding, Snapshot, differences, snapshot};
+use crate::told;
 use crate::tree::{self, Gardener};
 
 /// Seeds of `make test`, and how many the long run takes.
@@ -112,11 +113,7 @@ fn several_sources_become_what_rsync_makes_of_them() {
         if options == ["--ignore-existing"] {
             lines.retain(|line| !line.contains("mode") && !line.contains("owner") && !line.starts_with("r"));
         }
-        if !lines.is_empty() {
-            lines.insert(0, format!("RD_SEED={seed}, {options:?}, {way:?}, {sources:?}"));
-            lines.push(format!("kept: {}", lab.0.keep().display()));
-        }
-        lines
+        told(lines, || format!("RD_SEED={seed}, {options:?}, {way:?}, {sources:?}"), lab)
     });
     assert!(count == 0, "{count} seeds with violations, see above");
 }
@@ -173,12 +170,8 @@ fn sources_of_one_name_are_merged_as_by_rsync() {
             .collect();
         let is_fine =
             |finding: &Finding, got: &Snapshot| is_meant(finding, &source, got) || finding.what == "bytes on disk";
-        let mut lines = wrong(&lab, [theirs, ours], is_fine);
-        if !lines.is_empty() {
-            lines.insert(0, format!("RD_SEED={seed}, {options:?}, {way:?}, {sources:?}"));
-            lines.push(format!("kept: {}", lab.0.keep().display()));
-        }
-        lines
+        let lines = wrong(&lab, [theirs, ours], is_fine);
+        told(lines, || format!("RD_SEED={seed}, {options:?}, {way:?}, {sources:?}"), lab)
     });
     assert!(count == 0, "{count} seeds with violations, see above");
 }
@@ -301,12 +294,8 @@ fn links_that_lead_out_are_those_that_rsync_leaves_out() {
         // What is copied below the directory that has DST in it could be copied into itself, by another name of this host.
         let way = WAYS[(seed / 9) as usize % if options.contains(&"-R") { 1 } else { 3 }];
         let ended = [by_rsync(&lab, &options, &sources, "rsync/"), by_rdcp(&lab, way, &options, &sources, "rdcp/")];
-        let mut lines = wrong(&lab, ended, |_, _| false);
-        if !lines.is_empty() {
-            lines.insert(0, format!("RD_SEED={seed}, {words:?}, {way:?}"));
-            lines.push(format!("kept: {}", lab.0.keep().display()));
-        }
-        lines
+        let lines = wrong(&lab, ended, |_, _| false);
+        told(lines, || format!("RD_SEED={seed}, {words:?}, {way:?}"), lab)
     });
     assert!(count == 0, "{count} seeds with violations, see above");
 }

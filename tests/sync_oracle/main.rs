@@ -24,3 +24,12 @@ mod stats;
 #[allow(dead_code, reason = "cp's oracle uses the rest")]
 #[path = "../oracle/tree.rs"]
 mod tree;
+
+/// What is wrong with a seed, below what it was; its files are kept then.
+fn told(mut lines: Vec<String>, seed: impl FnOnce() -> String, lab: rig::lab::Lab) -> Vec<String> {
+    if !lines.is_empty() {
+        lines.insert(0, seed());
+        lines.push(format!("kept: {}", lab.0.keep().display()));
+    }
+    lines
+}

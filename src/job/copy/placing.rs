@@ -105,7 +105,7 @@ impl Copy<'_> {
 
     /// Refuses sources that would become one entry, but for those that can be merged: with `--sync`, of one host, in one session.
     fn check_merged(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
-        let are_contents = found.len() > 1 && self.are_contents(found);
+        let are_contents = self.are_contents(found);
         let mut own: Vec<&[u8]> = found.iter().map(|(_, found)| &found.name[..]).collect();
         own.sort_unstable();
         let twice = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty() && !are_contents);
@@ -113,29 +113,31 @@ impl Copy<'_> {
             Some(twice) => {
                 Some(format!("two sources would both become {} in one directory", escaped(OsStr::from_bytes(twice[0]))))
             }
-            None => are_contents.then(|| "what is in several SRC/ would come into one directory".to_owned()),
+            None => (are_contents && found.len() > 1)
+                .then(|| "what is in several SRC/ would come into one directory".to_owned()),
         };
         let is_one_host = found.windows(2).all(|two| two[0].0 == two[1].0);
         let bytes: usize = found.iter().map(|(_, found)| message_bytes(found)).sum();
-        if let Some(what) = what {
-            let advice = match () {
-                () if !self.plan.tree.sync => "--sync merges directories",
-                () if !self.plan.targets.is_empty() => "that is done for one host at a time: name it alone",
-                () if !is_one_host || bytes > BATCH_BYTES_MAX => {
-                    "a few directories of one host are merged, and no others: copy one after the other, the one whose files are \
-                     to stay last"
-                }
-                () => "",
-            };
-            if !advice.is_empty() {
-                return Err(Failure::new(Exit::Usage, format!("{what}; {advice}")));
-            }
+        let advice = if !self.plan.tree.sync {
+            Some("--sync merges directories")
+        } else if !self.plan.targets.is_empty() {
+            Some("that is done for one host at a time: name it alone")
+        } else if !is_one_host || bytes > BATCH_BYTES_MAX {
+            Some(
+                "a few directories of one host are merged, and no others: copy one after the other, the one whose files are \
+                 to stay last",
+            )
+        } else {
+            None
+        };
+        if let Some((what, advice)) = what.zip(advice) {
+            return Err(Failure::new(Exit::Usage, format!("{what}; {advice}")));
         }
         // What came from those that are missing would be deleted.
         let last = |spec: &Spec| names::last_name(spec.path().as_bytes()).to_vec();
         let mut asked: Vec<_> = self.plan.sources.iter().map(last).collect();
         asked.sort_unstable();
-        let are_merged = are_contents || self.are_contents(found) || asked.windows(2).any(|two| two[0] == two[1]);
+        let are_merged = are_contents || asked.windows(2).any(|two| two[0] == two[1]);
         if self.left_out > 0 && self.plan.tree.delete && self.plan.sources.len() > 1 && are_merged {
             return Err(Failure::new(
                 Exit::Source,

@@ -12,7 +12,6 @@ use super::{Copy, Run, SPOOL_BYTES, Target, neighbours};
 use crate::control::frames::{Message, Placed};
 use crate::control::join::{JoinListener, JoinOutcome, JoinState, Joiner, STATE_EVERY};
 use crate::fault::{Exit, Failure, escaped};
-use crate::job::arrivals::not_answered;
 use crate::job::copy::placing::batch;
 use crate::job::copy::{ANSWER_MAX, entries};
 use crate::job::event::{self, Event};
@@ -49,7 +48,7 @@ impl Copy<'_> {
         let late_after = LATE_AFTER.max(quickest.saturating_mul(2));
         let is_any_there = run.targets.iter().any(|target| target.placed.is_some());
         let has_late_login = |host: usize| self.job.started_ago(host).is_some_and(|ago| ago >= late_after);
-        // Whoever types a password is not late.
+        // A password may take as long as it takes.
         !self.plan.dry_run
             && is_any_there
             && !self.job.is_any_asking()
@@ -58,16 +57,12 @@ impl Copy<'_> {
 
     /// Says whom all wait for, once nothing has been heard of some for long.
     pub(super) fn say_late(&mut self, run: &Run) -> bool {
-        let is_late = |host: &usize| self.job.unheard_for(*host).is_some_and(|silent| silent >= LATE_AFTER);
         let open = run.targets.iter().filter(|target| target.is_open());
-        let late: Vec<String> =
-            open.filter_map(|target| target.host).filter(is_late).map(|at| self.label(at)).collect();
-        if late.is_empty() || self.job.is_any_asking() {
-            return false;
+        let late = self.job.not_answered(open.filter_map(|target| target.host));
+        if let Some(late) = &late {
+            self.say(&format!("{late}; ssh gives one up sooner with -o ConnectTimeout=SECONDS"));
         }
-        let line = "ssh gives one up sooner with -o ConnectTimeout=SECONDS";
-        self.say(&format!("{}; {line}", not_answered(&late)));
-        true
+        late.is_some()
     }
 
     /// Begins with those that are there.
@@ -281,7 +276,7 @@ impl Copy<'_> {
             if run.chain.is_hopeless() {
                 let failure = run.source_failure.clone().unwrap_or(Failure::silent(Exit::Partial));
                 self.fail_target(run, at, failure);
-            } else if self.job.unheard_for(host).is_some_and(|silent| silent >= LATE_MAX) {
+            } else if self.job.is_silent_for(host, LATE_MAX) {
                 let (label, seconds) = (self.label(host), LATE_MAX.as_secs());
                 let line = format!("no agent answers on {label} after {seconds} s, and all others are done");
                 self.job.give_up_arriving(host, Failure::new(Exit::Connect, line));

@@ -17,12 +17,14 @@ mod chmod;
 mod generations;
 mod rails;
 mod rules;
+mod sizes;
 
 pub use chmod::Chmod;
 pub use generations::{Generations, LATEST, Session};
 pub use rails::RailChoice;
 pub(crate) use rules::read_bounded;
 pub use rules::{Rule, Rules};
+pub use sizes::Sizes;
 
 /// The default size of the pool, in bytes.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
@@ -296,6 +298,16 @@ pub struct TreeOptions {
     #[arg(long = "no-specials", action = ArgAction::SetFalse)]
     #[n(7)]
     pub specials: bool,
+    /// Leave out directories that have nothing but directories in them
+    #[arg(short = 'm', long, overrides_with = "prune_empty_dirs")]
+    #[n(66)]
+    #[cbor(default)]
+    pub prune_empty_dirs: bool,
+    /// Do not preserve the times of directories
+    #[arg(long, overrides_with = "omit_dir_times")]
+    #[n(67)]
+    #[cbor(default)]
+    pub omit_dir_times: bool,
     /// Stay on the file system that SRC is on; directories on which others are mounted are copied empty
     #[arg(short = 'x', long, overrides_with = "one_file_system")]
     #[n(40)]
@@ -374,6 +386,11 @@ pub struct TreeOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "sync")]
     #[n(22)]
     pub modify_window: u32,
+    /// What sizes decide.
+    #[command(flatten)]
+    #[n(65)]
+    #[cbor(default)]
+    pub sizes: Sizes,
     /// Delete what is not at the source, in each directory after all that comes into it has been copied
     #[arg(long, requires = "sync", group = "deletes")]
     #[n(23)]
@@ -411,7 +428,7 @@ pub struct TreeOptions {
     #[command(flatten)]
     #[n(53)]
     pub generations: Generations,
-    /// Print a line for each entry that is changed, with the letters of rsync's -i
+    /// Print a line for each entry that is changed, with the letters of rsync's -i; with --sync, -v prints names alone
     #[arg(long, overrides_with = "itemize_changes")]
     #[n(30)]
     pub itemize_changes: bool,
@@ -463,6 +480,8 @@ impl Default for TreeOptions {
             hard_links: true,
             sparse: true,
             specials: true,
+            prune_empty_dirs: false,
+            omit_dir_times: false,
             in_place: false,
             append_verify: false,
             fsync: false,
@@ -472,6 +491,7 @@ impl Default for TreeOptions {
             checksum: false,
             digest_cache: None,
             modify_window: 0,
+            sizes: Sizes::default(),
             delete: false,
             delete_excluded: false,
             max_delete: None,
@@ -514,6 +534,11 @@ impl TreeOptions {
     pub fn may_compare(&self) -> bool {
         let is_plain = !self.sync && self.recursive && !self.in_place && !self.append_verify;
         is_plain && self.times && !self.syncs()
+    }
+
+    /// Whether entries keep their times; of directories, those may be left out.
+    pub fn keeps_times(&self, is_directory: bool) -> bool {
+        self.times && !(is_directory && self.omit_dir_times)
     }
 
     /// ACLs are preserved: they are a part of the mode.
@@ -574,7 +599,7 @@ fn parse_chunk(text: &str) -> Result<u32, String> {
     u32::try_from(bytes).ok().filter(|_| is_chunk(bytes)).ok_or_else(|| "a chunk has 4K to 1M".to_owned())
 }
 
-/// A number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000.
+/// A number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000, in either case.
 ///
 /// # Errors
 ///
@@ -582,16 +607,16 @@ fn parse_chunk(text: &str) -> Result<u32, String> {
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
     let (number, unit) = text.split_at(digits);
-    let factor: u64 = match unit.trim() {
-        "" | "B" => 1,
-        "K" | "k" | "KiB" => 1 << 10,
-        "M" | "m" | "MiB" => 1 << 20,
-        "G" | "g" | "GiB" => 1 << 30,
-        "T" | "t" | "TiB" => 1 << 40,
-        "kB" | "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        "TB" => 1_000_000_000_000,
+    let factor: u64 = match &*unit.trim().to_ascii_lowercase() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
         _ => return Err("give a number with K, M, G, T, or kB, MB, GB, TB".to_owned()),
     };
     let number: f64 = number.parse().map_err(|_| "not a number".to_owned())?;

@@ -28,6 +28,10 @@ pub enum Here {
     Number(Number),
     /// Such a word behind it makes it scp's, else it is rsync's: kept.
     Word(Behind),
+    /// A rule is behind it: a pattern that is left out, or taken.
+    Filter,
+    /// With `--sync` this word instead; else refused, with what to do instead.
+    Synced(&'static str, &'static str),
     /// Refused, since it would do something else: what to do instead.
     Refused(&'static str),
 }
@@ -80,6 +84,8 @@ impl Letter {
             Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else --checksum".to_owned(),
             Here::Word(Behind::Program) => "with the path of a program --rsh PATH; else accepted".to_owned(),
             Here::Word(Behind::Sftp) => "accepted: done anyway, or of no use here".to_owned(),
+            Here::Filter => "with '- PATTERN' --exclude PATTERN, with '+ PATTERN' --include PATTERN".to_owned(),
+            Here::Synced(word, instead) => format!("with --sync {word}; else refused: {instead}"),
             Here::Refused(instead) => format!("refused: {instead}"),
         }
     }
@@ -130,7 +136,7 @@ pub const LETTERS: &[Letter] = &[
     letter('L', "", "--copy-links", Here::Own),
     letter('M', "", "--remote-option", Here::Refused("options go to both ends by themselves")),
     letter('N', "", "--crtimes", Here::Refused("Linux cannot set when a file was made")),
-    letter('O', "the old protocol", "--omit-dir-times", Here::Refused("there is no older protocol to choose: leave it out; --no-times leaves times out")),
+    letter('O', "the old protocol", "--omit-dir-times", Here::Synced("--omit-dir-times", "there is no older protocol to choose: leave it out")),
     letter('P', "port", "--partial --progress", Here::Number(Number::Port)),
     letter('R', "directly between hosts", "--relative", Here::Own),
     letter('S', "program for ssh", "--sparse", Here::Word(Behind::Program)),
@@ -144,13 +150,13 @@ pub const LETTERS: &[Letter] = &[
     letter('c', "cipher", "--checksum", Here::Word(Behind::Cipher)),
     letter('d', "", "--dirs", Here::Refused(NO_DIRS)),
     letter('e', "", "--rsh", Here::Means(&["--rsh"])),
-    letter('f', "", "--filter", Here::Refused("use --exclude and --include")),
+    letter('f', "", "--filter", Here::Filter),
     letter('g', "", "--group", Here::Kept),
     letter('h', "", "--human-readable", Here::Own),
     letter('i', "ssh's key", "--itemize-changes", Here::OwnValue),
     letter('k', "", "--copy-dirlinks", Here::Own),
     letter('l', "limit in Kbit/s", "--links", Here::Number(Number::Limit)),
-    letter('m', "", "--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
+    letter('m', "", "--prune-empty-dirs", Here::Own),
     letter('n', "", "--dry-run", Here::Own),
     letter('o', "ssh's option", "--owner", Here::OwnValue),
     letter('p', "keep times and modes", "--perms", Here::Number(Number::OldPort)),
@@ -233,7 +239,6 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-group", Here::Refused(NO_GROUP)),
     ("--no-g", Here::Refused(NO_GROUP)),
     ("--ignore-errors", Here::Refused("nothing is deleted where something could not be read; mend that first")),
-    ("--omit-dir-times", Here::Refused("directories get their times with all else; --no-times leaves all times out")),
     ("--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
     ("--copy-dest=", Here::Refused("--link-dest links what is unchanged; --find-moves copies what was renamed")),
     ("--compare-dest=", Here::Refused("--link-dest links what is unchanged, so that DST is whole")),
@@ -243,11 +248,11 @@ const WORDS: &[(&str, Here)] = &[
     ("--delete-missing-args", Here::Refused("name the directory that they were in, with --delete")),
     ("--ignore-missing-args", Here::Refused("what is missing is named, and the others are copied; exit code 8 tells")),
     ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
-    ("--size-only", Here::Refused("--sync compares sizes and times, with --checksum contents")),
-    ("--remove-source-files", Here::Refused("rdcp deletes nothing; use && rm, which exit code 0 allows")),
+    (
+        "--remove-source-files",
+        Here::Refused("rdcp deletes nothing at SRC; after exit code 0, which says that all was copied, rm does"),
+    ),
     ("--mkpath", Here::Refused("the last directory is made for several sources; mkdir -p makes those above it")),
-    ("--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
-    ("--timeout=", Here::Refused("--reconnect SECONDS is how long a lost link is waited for")),
     ("--compress-level=", Here::Refused(COMPRESSES)),
     ("--compress-choice=", Here::Refused(COMPRESSES)),
     ("--zl=", Here::Refused(COMPRESSES)),
@@ -286,13 +291,10 @@ const WORDS: &[(&str, Here)] = &[
     ("--temp-dir=", Here::Refused("files are made beside their place, so that they can be renamed")),
     ("--out-format=", Here::Refused("--json tells programs what happens")),
     ("--log-file=", Here::Refused("--json=FILE tells programs what happens")),
-    ("--max-size=", Here::Refused("find -size with xargs gives it names")),
-    ("--min-size=", Here::Refused("find -size with xargs gives it names")),
     ("--del", Here::Means(&["--delete"])),
     ("--delete-before", Here::Refused(DELETES_LATER)),
     ("--delete-during", Here::Means(&["--delete"])),
     ("--delete-delay", Here::Means(&["--delete"])),
-    ("--filter=", Here::Refused("use --exclude and --include")),
     ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
 ];
@@ -308,6 +310,8 @@ pub struct Translated {
     pub key: Option<OsString>,
     /// With `--sync` hands are those of rsync.
     is_sync: bool,
+    /// `--info=name0`: `-v` names nothing.
+    pub has_no_names: bool,
     /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
     pub is_relative: bool,
 }
@@ -346,10 +350,21 @@ pub fn translate(
         if is_without_owner && (word == "--no-group" || word == "--no-g") {
             continue;
         }
-        if word == "--info" || bytes.starts_with(b"--info=") {
-            let flags = if word == "--info" { words.next() } else { Some(OsStr::from_bytes(&bytes[7..]).to_owned()) };
-            let flags = information(&flags.unwrap_or_default().to_string_lossy())?;
-            done.words.extend(flags.into_iter().map(OsString::from));
+        if let Some(flags) = value_of(&word, "--info", &mut words) {
+            let flags = flags.to_string_lossy();
+            done.has_no_names |= flags.split(',').any(|flag| flag.eq_ignore_ascii_case("name0"));
+            done.words.extend(information(&flags, is_sync)?.into_iter().map(OsString::from));
+            continue;
+        }
+        if let Some(rule) = value_of(&word, "--filter", &mut words) {
+            done.words.extend(filter(&rule)?);
+            continue;
+        }
+        if let Some(seconds) = value_of(&word, "--timeout", &mut words) {
+            // A peer that has fallen silent is waited for; with 0 rsync waits without end.
+            if seconds.as_bytes().iter().any(|&byte| byte != b'0') {
+                done.words.extend(["--reconnect".into(), seconds]);
+            }
             continue;
         }
         if bytes.starts_with(b"--") {
@@ -409,14 +424,45 @@ fn limit(word: &OsStr, next: Option<&OsString>) -> Result<(), String> {
     Err(format!("--bwlimit {rate}: rsync counts in KiB a second, rdcp in bytes: type {rate}K or {rate}B"))
 }
 
+/// The value of an option, if the word is that.
+fn value_of(word: &OsStr, option: &str, words: &mut impl Iterator<Item = OsString>) -> Option<OsString> {
+    let rest = word.as_bytes().strip_prefix(option.as_bytes())?;
+    match rest {
+        b"" => Some(words.next().unwrap_or_default()),
+        [b'=', value @ ..] => Some(OsStr::from_bytes(value).to_owned()),
+        _ => None,
+    }
+}
+
+/// A rule of rsync's `--filter` as a pattern that says itself what it does.
+fn filter(rule: &OsStr) -> Result<[OsString; 2], String> {
+    let text = rule.as_bytes();
+    let kinds = [(&b"-"[..], b"- "), (b"exclude", b"- "), (b"+", b"+ "), (b"include", b"+ ")];
+    let pattern = kinds.into_iter().find_map(|(kind, sign)| match text.strip_prefix(kind)? {
+        [b' ' | b'_', pattern @ ..] => Some([&sign[..], pattern].concat()),
+        _ => None,
+    });
+    let pattern = match text {
+        b"!" | b"clear" => Some(b"!".to_vec()),
+        _ => pattern,
+    };
+    let pattern = pattern.ok_or_else(|| {
+        let rule = escaped(rule);
+        format!("--filter '{rule}': of rules there are '- PATTERN', '+ PATTERN' and '!'; --exclude-from reads them from a file")
+    })?;
+    Ok(["--exclude".into(), OsString::from_vec(pattern)])
+}
+
 /// What rsync's `--info` asks for, as `rdcp` has it. What is turned off is not printed anyway.
-fn information(flags: &str) -> Result<Vec<&'static str>, String> {
+fn information(flags: &str, is_sync: bool) -> Result<Vec<&'static str>, String> {
     let mut words = Vec::new();
     for flag in flags.split(',').map(|flag| flag.to_ascii_lowercase()) {
         match flag.trim_end_matches(|c: char| c.is_ascii_digit()) {
             _ if flag.ends_with('0') => {}
             "progress" => words.push("--progress"),
             "stats" => words.push("--stats"),
+            "name" | "del" if is_sync && words.contains(&"--verbose") => {}
+            "name" | "del" if is_sync => words.push("--verbose"),
             _ => return Err(format!("--info={flag}: --progress, --stats and --itemize-changes say what happens")),
         }
     }
@@ -465,7 +511,15 @@ fn cluster(
             }
             Some(Here::Own) => done.words.push(short),
             Some(Here::Kept) => {}
-            Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
+            Some(Here::Filter) => {
+                let rule = if attached { Some(rest.to_owned()) } else { words.next() };
+                done.words.extend(filter(&rule.unwrap_or_default())?);
+                return Ok(());
+            }
+            Some(Here::Synced(word, _)) if done.is_sync => done.words.push(word.into()),
+            Some(Here::Synced(_, instead) | Here::Refused(instead)) => {
+                return Err(format!("-{}: {instead}", char::from(byte)));
+            }
             Some(_) if byte == b'C' && done.is_sync => return Err(format!("-C: {NO_CVS}")),
             Some(_) if byte == b'B' && done.is_sync => return Err(format!("-B: {NO_BLOCKS}")),
             Some(Here::Means(&["--rsh"])) | Some(Here::OwnValue) => {

@@ -18,7 +18,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
-use super::report::{Console, Digits, here, reported, stats};
+use super::report::{Console, Digits, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::check_rails;
@@ -517,6 +517,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let is_json_there = report.json.as_deref() == Some(Path::new("-")) || report.json_fd == Some(1);
     // As with rsync, nothing with -q.
     tree.itemize_changes = !report.quiet && (tree.itemize_changes || tree.dry_run && !is_json_there);
+    // And names alone with -v.
+    let is_named = report.is_verbose() && tree.sync && !typed.has_no_names;
+    let only_names = is_named && !tree.itemize_changes && !is_json_there && targets.is_empty();
+    tree.itemize_changes |= only_names;
     let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
     let hosts_failed = arguments.targets.hosts_failed.as_ref().filter(|_| !arguments.dry_run);
@@ -559,7 +563,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
-            let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
+            let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
+            let mut console = Console::new("rdcp", reporter, may_draw, style);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
             failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
             if let Some(text) = ended.copied.as_ref().and_then(|copied| stats(copied, digits)) {

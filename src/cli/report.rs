@@ -35,7 +35,7 @@ use crate::job::{
 use crate::log;
 pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
-use itemize::Style;
+pub(crate) use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
 use page::{CameTo, Page};
 use record::{Record, Weight};
@@ -220,14 +220,14 @@ pub(crate) struct Console<'a> {
     reporter: &'a Reporter<'a>,
     terminal: Option<Terminal>,
     may_draw: bool,
-    no_times: bool,
+    style: Style,
     hosts: Hosts,
 }
 
 impl<'a> Console<'a> {
-    /// `may_draw`: nothing else writes to the terminal. `no_times`: copies have the time at which they are made.
-    pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool, no_times: bool) -> Self {
-        Self { name, reporter, terminal: None, may_draw, no_times, hosts: Hosts::default() }
+    /// `may_draw`: nothing else writes to the terminal. `style`: how entries are printed, if they are.
+    pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool, style: Style) -> Self {
+        Self { name, reporter, terminal: None, may_draw, style, hosts: Hosts::default() }
     }
 }
 
@@ -301,7 +301,8 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn entry_printer(&self, is_push: bool) -> TakeEntries {
-        itemize::printer(Style { is_push, no_times: self.no_times })
+        let has_bar = Progress::new(self.reporter.options, self.may_draw) == Progress::Bar;
+        itemize::printer(Style { is_push, ..self.style }, has_bar)
     }
 }
 

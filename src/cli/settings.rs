@@ -46,7 +46,7 @@ const REFUSED: [(&str, &[&str]); 4] = [
     ("writing into files that are there is asked for on the command line, each time", &["in-place", "append-verify"]),
     (
         "it makes a comparison weaker, which is asked for on the command line, each time",
-        &["modify-window", "digest-cache"],
+        &["modify-window", "size-only", "digest-cache"],
     ),
     (
         "it says what one command does, so it belongs on its command line",

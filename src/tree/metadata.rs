@@ -247,7 +247,7 @@ impl Setter {
             }
             applied.error = applied.error.or(object.set_mode(mode).err());
         }
-        if options.times {
+        if options.keeps_times(current.is_directory) {
             let times =
                 Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
             applied.error = applied.error.or(object.set_times(&times).err());

@@ -90,6 +90,7 @@ pub struct Outline {
     depth: usize,
     keeps_mode: bool,
     keeps_times: bool,
+    keeps_directory_times: bool,
     keeps_owner: bool,
     keeps_xattrs: bool,
     keeps_root: bool,
@@ -103,7 +104,8 @@ impl Outline {
             rights: blake3::Hasher::new(),
             depth: 0,
             keeps_mode: options.mode,
-            keeps_times: options.times,
+            keeps_times: options.keeps_times(false),
+            keeps_directory_times: options.keeps_times(true),
             keeps_owner: options.owner && options.chown.is_none(),
             keeps_xattrs: options.xattrs,
             keeps_root: options.keeps_root,
@@ -116,7 +118,7 @@ impl Outline {
             Record::Directory { name, metadata } => {
                 self.begin(DIRECTORY, name);
                 if self.depth > 0 || !self.keeps_root {
-                    self.describe(&metadata, true);
+                    self.describe(&metadata, true, self.keeps_directory_times);
                 }
                 self.depth += 1;
             }
@@ -131,7 +133,7 @@ impl Outline {
             Record::Symlink { name, metadata, target } => {
                 self.begin(SYMLINK, name);
                 put(&mut self.entries, target);
-                self.describe(&metadata, false);
+                self.describe(&metadata, false, self.keeps_times);
             }
             Record::HardLink { name, first } => {
                 self.begin(HARD_LINK, name);
@@ -141,7 +143,7 @@ impl Outline {
                 self.begin(SPECIAL, name);
                 self.entries.update(&[kind as u8]);
                 self.entries.update(&device.0.to_le_bytes()).update(&device.1.to_le_bytes());
-                self.describe(&metadata, true);
+                self.describe(&metadata, true, self.keeps_times);
             }
             // They bring contents, or say what becomes of what is in the outline already.
             Record::Wanted { .. }
@@ -157,7 +159,7 @@ impl Outline {
     fn file(&mut self, name: &[u8], metadata: &Metadata<'_>, size: u64) {
         self.begin(FILE, name);
         self.entries.update(&size.to_le_bytes());
-        self.describe(metadata, true);
+        self.describe(metadata, true, self.keeps_times);
     }
 
     fn begin(&mut self, kind: u8, name: &[u8]) {
@@ -167,11 +169,11 @@ impl Outline {
         }
     }
 
-    fn describe(&mut self, metadata: &Metadata<'_>, has_mode: bool) {
+    fn describe(&mut self, metadata: &Metadata<'_>, has_mode: bool, has_time: bool) {
         if self.keeps_mode && has_mode {
             self.entries.update(&metadata.mode.to_le_bytes());
         }
-        if self.keeps_times {
+        if has_time {
             self.entries.update(&metadata.modified.seconds.to_le_bytes());
             self.entries.update(&metadata.modified.nanoseconds.to_le_bytes());
         }

@@ -24,8 +24,8 @@ use rd_proto::tree::{DEPTH_MAX, Metadata, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
-use self::contents::is_sparse;
 use self::follow::Treatment;
+use self::held::Held;
 use self::links::Links;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
@@ -37,7 +37,6 @@ use super::digest_cache::DigestCache;
 use super::metadata::Reader;
 use super::names::Names;
 use super::patterns::Patterns;
-use super::progress::Amount;
 use super::root::Root;
 use super::stats;
 use super::{Fault, IS_LEFTOVER};
@@ -50,8 +49,10 @@ use crate::options::TreeOptions;
 pub(super) use self::contents::hook;
 
 mod contents;
+mod count;
 mod entered;
 mod follow;
+mod held;
 mod links;
 mod listed;
 pub(super) mod place;
@@ -321,6 +322,9 @@ impl Walk {
             if self.place.levels.len() == 1 {
                 return Step::Over;
             }
+            if let Some(step) = self.leave_held() {
+                return step;
+            }
             let is_incomplete = self.place.levels.last().is_some_and(|level| level.is_incomplete);
             let incomplete = if is_incomplete { Record::Incomplete.encode(target) } else { Some(0) };
             let Some(start) = incomplete else { return Step::Full };
@@ -328,9 +332,22 @@ impl Walk {
             self.place.levels.pop();
             return Step::Wrote(start + count);
         };
+        // In front of what comes in them.
+        let (start, count, are_all) = self.place.write_held(target);
+        if !are_all && !is_whole {
+            return Step::Full;
+        }
         let mut entered = None;
         let is_left_out = self.recorder.is_left_out(&self.place, entry.name, entry.kind);
-        let step = match self.recorder.visit(&self.place, &entry, target, &mut entered) {
+        let visited = match are_all {
+            true => self.recorder.visit(&self.place, &entry, &mut target[start..], &mut entered),
+            false => Ok(Step::Full),
+        };
+        let step = match visited {
+            Ok(Step::Full) if is_whole && count > 0 => {
+                self.release(count);
+                return Step::Wrote(start);
+            }
             Ok(Step::Full) if is_whole => Err(Fault::Detail("has too much metadata for a chunk")),
             outcome => outcome,
         };
@@ -339,18 +356,35 @@ impl Walk {
             Step::Passed
         });
         let entered = entered.filter(|_| matches!(step, Step::Wrote(_)));
+        let is_held = entered.is_some() && self.recorder.holds(&self.place);
+        let held = match step {
+            Step::Wrote(bytes) if is_held => {
+                let record = target[start..start + bytes].to_vec();
+                Some(Held { record, is_implied: self.recorder.is_implied(&self.place, entry.name) })
+            }
+            _ => None,
+        };
         let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
+        let step = match step {
+            Step::Wrote(_) if is_held => Step::Wrote(0),
+            Step::Wrote(bytes) => {
+                self.release(count);
+                Step::Wrote(start + bytes)
+            }
+            step => step,
+        };
         if !matches!(step, Step::Full | Step::AtLimit) {
             let level = self.place.levels.last_mut().expect("the top is never left");
             // What is left out by a pattern is so at the receiver as well; it keeps what it cannot know of.
             level.is_incomplete |= self.recorder.options.delete && matches!(step, Step::Passed) && !is_left_out;
-            self.advance(entered);
+            self.advance(entered, held);
         }
         step
     }
 
     /// The entry is done with; if it is a directory that was `entered`, what is in it comes next.
-    fn advance(&mut self, entered: Option<Entered>) {
+    /// `held`: its record, if that has not been sent.
+    fn advance(&mut self, entered: Option<Entered>, held: Option<Held>) {
         let level = self.place.levels.last_mut().expect("the top is never left");
         if let Err(fault) = level.advance() {
             level.is_incomplete = true;
@@ -369,30 +403,10 @@ impl Walk {
                 false => self.recorder.scoped(&self.place, walked),
             };
             level.is_incomplete |= lacks_layer;
-            let number = Some(self.recorder.directories);
-            self.place.levels.push(Level { is_fresh, lacks_layer, number, ..level });
-            self.recorder.directories += 1;
+            let number = held.is_none().then_some(self.recorder.directories);
+            self.place.levels.push(Level { is_fresh, lacks_layer, number, held, ..level });
+            self.recorder.directories += u64::from(number.is_some());
         }
-    }
-
-    /// Counts the next entries, so many at most, instead of sending them, and whether these were the last. Opens nothing
-    /// but directories and files that may have holes; what cannot be read is left out.
-    pub fn count(&mut self, entries_max: u64) -> (Amount, bool) {
-        let mut met = Amount::default();
-        while met.entries < entries_max {
-            let Some(entry) = self.place.entry() else {
-                if self.place.levels.len() == 1 {
-                    return (met, true);
-                }
-                self.place.levels.pop();
-                continue;
-            };
-            let (amount, entered) = self.recorder.count(&self.place, &entry).unwrap_or_default();
-            let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
-            met = met.plus(amount);
-            self.advance(entered);
-        }
-        (met, false)
     }
 }
 
@@ -538,6 +552,9 @@ impl Recorder {
             self.sent.leftovers.keep(plain_fact(&place.source_path(entry), IS_LEFTOVER));
             return Ok(None);
         }
+        if !is_itself && !self.leads_on(place, entry) {
+            return Ok(None);
+        }
         let is_wanted = match kind {
             FileType::Directory if place.levels.len() > DEPTH_MAX => {
                 return Err(Fault::Detail("is nested too deeply"));
@@ -562,7 +579,7 @@ impl Recorder {
         let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
         let entry = &*entry;
-        let is_implied = self.options.no_implied_dirs && place.lists(entry.name) == (true, false);
+        let is_implied = self.is_implied(place, entry.name);
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
                 let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
@@ -582,53 +599,26 @@ impl Recorder {
             (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
-        if let Step::Wrote(_) = step {
-            self.sent.entries += 1;
-            self.sent.directories += u64::from(kind == FileType::Directory);
+        let is_held = kind == FileType::Directory && self.holds(place);
+        if matches!(step, Step::Wrote(_)) && !is_held {
             // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.
-            if (!self.options.keeps_root || place.levels.len() > 1) && !is_implied {
-                self.sent.found.add(stats::kind(kind));
-            }
+            self.count_sent(kind, (!self.options.keeps_root || place.levels.len() > 1) && !is_implied);
         }
         Ok(step)
     }
 
-    /// What an entry adds to a copy. If it is a directory, with its descriptor.
-    fn count(&mut self, place: &Place, entry: &Entry<'_>) -> Result<(Amount, Option<OwnedFd>), Fault> {
-        let entry = &mut entry.clone();
-        let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Default::default()) };
-        let (mut amount, mut entered) = (Amount { entries: 1, ..Amount::default() }, None);
-        if kind == FileType::Directory {
-            amount.directories = 1;
-            let opened = self.open(entry, kind, seen, OFlags::DIRECTORY).ok();
-            let opened = opened.filter(|(_, stat)| !entry.follow || !follow::is_entered(place, stat));
-            entered = opened.map(|(directory, _)| directory);
-        } else if kind == FileType::RegularFile {
-            let stat = match seen {
-                Some((_, stat)) => stat,
-                None => statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW)?,
-            };
-            amount.bytes = self.data_bytes(entry, &stat)?;
-        }
-        Ok((amount, entered))
+    /// Whether a directory only leads to what is listed, and nothing of it is to be copied.
+    fn is_implied(&self, place: &Place, name: &[u8]) -> bool {
+        self.options.no_implied_dirs && place.lists(name) == (true, false)
     }
 
-    /// The data of a file that will be copied, roughly.
-    fn data_bytes(&mut self, entry: &Entry<'_>, stat: &Stat) -> Result<u64, Fault> {
-        let (size, blocks) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(512));
-        if let Some(inode) = self.inode(stat) {
-            if self.links.first(inode).is_some() {
-                self.links.count(inode);
-                return Ok(0);
-            }
-            self.links.insert(inode, Vec::new(), stat.st_nlink - 1, 0);
+    /// The record of an entry has been sent. `is_found`: it counts among those of the source.
+    fn count_sent(&mut self, kind: FileType, is_found: bool) {
+        self.sent.entries += 1;
+        self.sent.directories += u64::from(kind == FileType::Directory);
+        if is_found {
+            self.sent.found.add(stats::kind(kind));
         }
-        let may_have_holes = self.options.sparse && blocks < size;
-        let (file, _) = match may_have_holes {
-            true => self.open(entry, FileType::RegularFile, None, OFlags::empty())?,
-            false => return Ok(size),
-        };
-        Ok(if is_sparse(&file, stat) { blocks } else { size })
     }
 
     /// Opens an entry and looks at it; it must be of a `kind`, and what was `seen` before, if anything was.
@@ -658,7 +648,7 @@ impl Recorder {
 
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {
         let is_listed = self.options.dry_run || place.levels.last().is_some_and(|level| !level.is_fresh);
-        if is_listed && self.is_compared(entry, seen.as_ref())? {
+        if is_listed && self.is_compared(entry, seen.as_ref())? || self.is_left(entry, seen.as_ref())? {
             return self.list_file(place, entry, target);
         }
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;

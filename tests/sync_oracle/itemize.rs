@@ -26,7 +26,7 @@ pub struct Printed {
 }
 
 /// Runs a command, with its standard output to a file of `lab`.
-fn printed(lab: &Lab, command: &Command) -> Printed {
+pub fn printed(lab: &Lab, command: &Command) -> Printed {
     let output = lab.join("printed");
     let ended = limited(command, lab.0.path(), false, UMASK, File::create(&output).expect("a file").into());
     let mut lines: Vec<String> =

@@ -198,9 +198,9 @@ fn nothing_is_deleted_for_a_missing_source_of_several_that_are_merged() {
     }
 }
 
-/// As with rsync, a list of which nothing comes makes no directory.
+/// As with rsync, directories lead only to what comes, and a list of which nothing comes makes no directory.
 #[test]
-fn a_list_of_which_nothing_comes_makes_nothing() {
+fn directories_lead_only_to_what_comes_of_a_list() {
     let cases: &[(&[&str], &str)] = &[
         (&["--files-from=missing"], "src/"),
         (&["--files-from=missing", "--delete"], "src/"),
@@ -209,23 +209,49 @@ fn a_list_of_which_nothing_comes_makes_nothing() {
         (&["--files-from=file", "--exclude=file", "--no-implied-dirs"], "src/"),
         (&["--files-from=directory", "--exclude=p/"], "src/"),
         (&["-R"], "src/./missing"),
+        (&["-R"], "src/./p/sub/missing"),
         (&["--files-from=file"], "src/"),
+        (&["--files-from=file", "--exclude=file"], "src/"),
+        (&["--files-from=file", "--exclude=p/"], "src/"),
+        (&["--files-from=deep", "--exclude=sub/"], "src/"),
+        (&["--files-from=below"], "src/"),
+        (&["--files-from=some"], "src/"),
+        (&["--files-from=some", "--delete", "--exclude=file"], "src/"),
+        (&["--files-from=some", "--no-implied-dirs", "--exclude=file"], "src/"),
+        (&["--files-from=some", "-L", "--exclude=file"], "src/"),
+    ];
+    let lists = [
+        ("missing", "nothing"),
+        ("file", "p/file"),
+        ("directory", "p"),
+        ("empty", "# no path\n"),
+        ("deep", "p/sub/deep\nq/other"),
+        ("below", "p/file/below\nq/other"),
+        ("some", "p/file\nq/other\np/sub/missing\nr/sub/missing\ns/link"),
     ];
     for (options, source) in cases {
         for way in [Way::Within, Way::Push, Way::Pull] {
             let lab = Lab::new();
-            fs::create_dir_all(lab.join("src/p")).expect("directories");
-            fs::write(lab.join("src/p/file"), "x").expect("a file");
-            for (list, path) in
-                [("missing", "nothing"), ("file", "p/file"), ("directory", "p"), ("empty", "# no path\n")]
-            {
-                fs::write(lab.join(list), path).expect("a file");
+            for directory in ["src/p/sub", "src/q", "src/s"] {
+                fs::create_dir_all(lab.join(directory)).expect("directories");
+            }
+            for file in ["src/p/file", "src/p/sub/deep", "src/q/other"] {
+                fs::write(lab.join(file), "x").expect("a file");
+            }
+            symlink("nowhere", lab.join("src/s/link")).expect("a link");
+            for (list, paths) in lists {
+                fs::write(lab.join(list), paths).expect("a file");
             }
             let sources = [(*source).to_owned()];
             let theirs = by_rsync(&lab, &[&["-r"], *options].concat(), &sources, "rsync");
             let ours = by_rdcp(&lab, way, options, &sources, "rdcp");
             assert_eq!(theirs.code == 0, ours.code == 0, "{options:?} {way:?}: {}{}", theirs.stderr, ours.stderr);
             assert_eq!(lab.join("rsync").exists(), lab.join("rdcp").exists(), "{options:?} {way:?}: {}", ours.stderr);
+            if lab.join("rdcp").exists() {
+                let shown = |path: &Vec<u8>| path.escape_ascii().to_string();
+                let paths = |place| snapshot(&lab.join(place)).keys().map(shown).collect::<Vec<_>>();
+                assert_eq!(paths("rdcp"), paths("rsync"), "{options:?} {way:?}");
+            }
             let left = lab.0.names().into_iter().filter(|name| name.contains(".rd-")).count();
             assert_eq!(left, 0, "{options:?} {way:?}: {:?}", lab.0.names());
         }

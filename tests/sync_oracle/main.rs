@@ -24,6 +24,7 @@ mod stats;
 #[allow(dead_code, reason = "cp's oracle uses the rest")]
 #[path = "../oracle/tree.rs"]
 mod tree;
+mod typed;
 
 /// What is wrong with a seed, below what it was; its files are kept then.
 fn told(mut lines: Vec<String>, seed: impl FnOnce() -> String, lab: rig::lab::Lab) -> Vec<String> {

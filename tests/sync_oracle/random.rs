@@ -82,7 +82,7 @@ pub fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
     Grown { source, history, is_nested, patterns, list, is_relative: mode.selects == Selects::Relative, way }
 }
 
-/// A few of the paths in a tree, some with a slash behind them, and one of nothing.
+/// A few of the paths in a tree, and some of nothing, also in a directory that is there.
 fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
     fn collect(node: &Node, path: &[u8], all: &mut Vec<Vec<u8>>) {
         let Kind::Directory(entries) = &node.kind else { return };
@@ -96,6 +96,10 @@ fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
     collect(node, b"", &mut all);
     let mut some: Vec<Vec<u8>> =
         (0..random.below(6)).filter_map(|_| all.get(random.below(all.len().max(1) as u64) as usize).cloned()).collect();
+    some.extend(some.first().and_then(|path| {
+        let slash = path.iter().rposition(|&byte| byte == b'/')?;
+        Some([&path[..slash], b"/nothing"].concat())
+    }));
     some.push(b"nothing/there".to_vec());
     some
 }
@@ -161,7 +165,7 @@ pub struct Rsync;
 const PROTOCOL_FAILED: i32 = 2;
 
 /// What timeout(1) says of a command that it has ended.
-const TIMED_OUT: i32 = 124;
+pub const TIMED_OUT: i32 = 124;
 
 impl Program for Rsync {
     fn run(&self, lab: &Lab, operands: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended {

@@ -1,6 +1,6 @@
-//! Lines of `--itemize-changes`, which scripts read: in rsync's letters, with names escaped as it does.
+//! Lines of `--itemize-changes`, which scripts read: in rsync's letters, with names escaped as it does. Of `-v`: names alone.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use crate::cli::printed;
 use crate::fs::standard;
@@ -14,12 +14,18 @@ pub(crate) struct Style {
     pub is_push: bool,
     /// `--no-times`: what is changed has the time of the copy.
     pub no_times: bool,
+    /// Only names, as rsync's `-v` has them.
+    pub only_names: bool,
 }
 
-/// Prints entries on standard output.
-pub(crate) fn printer(style: Style) -> TakeEntries {
+/// Takes away the line of progress, at whose beginning the cursor waits.
+const CLEAR: &[u8] = b"\x1b[J";
+
+/// Prints entries on standard output. `has_bar`: progress is drawn on standard error.
+pub(crate) fn printer(style: Style, has_bar: bool) -> TakeEntries {
+    let clear = if has_bar && std::io::stdout().is_terminal() { CLEAR } else { b"" };
     Box::new(move |entries| {
-        let mut text = Vec::new();
+        let mut text = clear.to_vec();
         for entry in &entries {
             if let Entry::Changed(change) = entry {
                 line(change, style, &mut text);
@@ -30,8 +36,16 @@ pub(crate) fn printer(style: Style) -> TakeEntries {
 }
 
 fn line(change: &Change, style: Style, text: &mut Vec<u8>) {
-    text.extend(letters(change, style));
-    text.push(b' ');
+    match change.effect {
+        // As with rsync, which names what comes, and directories.
+        Effect::Kept if style.only_names && change.kind != FileKind::Directory => return,
+        Effect::Deleted if style.only_names => text.extend(b"deleting "),
+        _ if style.only_names => {}
+        _ => {
+            text.extend(letters(change, style));
+            text.push(b' ');
+        }
+    }
     escape(&change.path, text);
     if change.kind == FileKind::Directory {
         text.push(b'/');
@@ -113,7 +127,7 @@ fn escape(name: &[u8], text: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    const PULL: Style = Style { is_push: false, no_times: false };
+    const PULL: Style = Style { is_push: false, no_times: false, only_names: false };
 
     fn change(effect: Effect, kind: FileKind, differs: Option<u16>) -> Change {
         Change { path: b"d/name".to_vec(), effect, kind, differs, leads_to: None }
@@ -155,6 +169,25 @@ mod tests {
         assert_eq!(shown(&link, PULL), "cL+++++++++ d/name -> to\\n");
         let link = Change { leads_to: Some(b"first".to_vec()), ..change(Linked, Regular, None) };
         assert_eq!(shown(&link, PULL), "hf+++++++++ d/name => first\\n");
+    }
+
+    #[test]
+    fn names_alone_are_of_what_comes_and_goes() {
+        use Effect::{Deleted, Kept, Linked, Made, Transferred};
+        use FileKind::{Directory, Regular, Symlink};
+        let style = Style { only_names: true, ..PULL };
+        for (effect, kind, line) in [
+            (Transferred, Regular, "d/name\\n"),
+            (Made, Directory, "d/name/\\n"),
+            (Kept, Directory, "d/name/\\n"),
+            (Kept, Regular, ""),
+            (Kept, Symlink, ""),
+            (Deleted, Directory, "deleting d/name/\\n"),
+        ] {
+            assert_eq!(shown(&change(effect, kind, Some(differs::TIME)), style), line);
+        }
+        let link = Change { leads_to: Some(b"first".to_vec()), ..change(Linked, Regular, None) };
+        assert_eq!(shown(&link, style), "d/name => first\\n");
     }
 
     #[test]

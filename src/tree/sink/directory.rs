@@ -15,7 +15,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
-use super::implied::{self, LeadsOn, TreeRoot, open_beneath};
+use super::implied::{self, TreeRoot, open_beneath};
 use super::itemize::differing;
 use super::moves::Moves;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
@@ -74,8 +74,6 @@ pub(super) struct OpenDirectory {
     keeps_metadata: bool,
     /// The root of the tree, where directories that only lead to others may be links within it (`--no-implied-dirs`).
     pub(super) root: Option<Arc<TreeRoot>>,
-    /// It was made only to lead to others.
-    leads_on: Option<LeadsOn>,
     /// Not all that the source has in it will come.
     is_incomplete: AtomicBool,
 }
@@ -193,9 +191,6 @@ impl OpenDirectory {
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
         entered.root = implied::root(&entered, parent)?;
-        if is_implied && is_new && !options.dry_run {
-            entered.leads_on = Some(LeadsOn::new(parent, name)?);
-        }
         let is_asked = options.lists() && !options.dry_run;
         if parent.last.is_none() && options.generations.find_moves && is_asked && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
@@ -307,7 +302,6 @@ impl OpenDirectory {
             is_incomplete,
             keeps_metadata: false,
             root: None,
-            leads_on: None,
         }
     }
 
@@ -571,9 +565,6 @@ impl Drop for OpenDirectory {
             && let Err(error) = self.finish()
         {
             self.shared.report(&self.own_path(), error);
-        }
-        if let Some(leads_on) = &self.leads_on {
-            leads_on.remove_if_empty(&self.fd);
         }
         let Some(Unnamed { parent, partial, name }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);

@@ -155,7 +155,8 @@ pub(super) fn look(
     }
     let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::at(alternate, name.to_vec()));
     let mut found: Vec<Elsewhere> = found.collect();
-    let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && is_same_time(options, &one.stat, described);
+    let has_time = |stat: &Stat| options.sizes.size_only || is_same_time(options, stat, described);
+    let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && has_time(&one.stat);
     if !options.checksum {
         for like in found.iter().filter(|one| is_like(one)) {
             if like.link(shared, directory, name, described)? {

@@ -1,40 +1,19 @@
 //! `--no-implied-dirs`: directories that only lead to what is listed. What stands in DST is left as it is, also a link in
 //! place of one, as long as it leads to a directory within DST; what is missing is made, and gets nothing of the source's.
 
-use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rd_proto::tree::{Extension, Metadata};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat, openat2, unlinkat};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
 use super::Shared;
 use super::directory::{OPEN, OpenDirectory};
-use crate::fs::partial;
 use crate::tree::Fault;
 
 /// How often a path is opened again, of which something was renamed meanwhile.
 const TRIES: u32 = 16;
-
-/// A directory that was made only to lead to others: without any it goes again.
-pub(super) struct LeadsOn {
-    parent: Arc<OpenDirectory>,
-    name: CString,
-}
-
-impl LeadsOn {
-    pub fn new(parent: &Arc<OpenDirectory>, name: &[u8]) -> Result<Self, Errno> {
-        Ok(Self { parent: Arc::clone(parent), name: CString::new(name).map_err(|_| Errno::INVAL)? })
-    }
-
-    /// The directory is done.
-    pub fn remove_if_empty(&self, directory: &OwnedFd) {
-        if partial::is_named(&self.parent.fd, &self.name, directory) {
-            let _ = unlinkat(&self.parent.fd, &self.name, AtFlags::REMOVEDIR);
-        }
-    }
-}
 
 impl Shared {
     /// Whether a directory only leads to others. The sender's word alone is not enough: links are followed for it.

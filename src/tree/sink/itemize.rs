@@ -32,7 +32,8 @@ pub(super) fn differing(
 ) -> u16 {
     let options = &shared.options;
     // Where times are compared by a window, a clock may be that coarse: what is within it could not be set any better.
-    let has_time = !options.times || is_same_time(options, stat, described);
+    let keeps_time = options.keeps_times(FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+    let has_time = !keeps_time || is_same_time(options, stat, described);
     let keeps_owner = !options.owner || !shared.setter.may_give_away();
     let mut bits = 0;
     for (bit, is_same) in [

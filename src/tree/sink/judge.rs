@@ -166,12 +166,13 @@ fn verdict(
     if !options.sync {
         return Ok(plain_verdict(shared, directory, name, size));
     }
+    let is_left = !options.sizes.take(size);
     let old = match directory.stat(name) {
-        Err(Errno::NOENT) if options.existing => return Ok(Verdict::Left),
+        Err(Errno::NOENT) if options.existing || is_left => return Ok(Verdict::Left),
         Err(Errno::NOENT) => return Ok(Verdict::Wanted),
         old => old?,
     };
-    if options.ignore_existing {
+    if options.ignore_existing || is_left {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
@@ -190,7 +191,8 @@ fn verdict(
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
-    if old.st_size as u64 == size && is_same_time && !options.checksum {
+    let is_same = is_same_time || options.sizes.size_only;
+    if old.st_size as u64 == size && is_same && !options.checksum {
         keep_or_copy(shared, directory, name, described, &old)?;
         return Ok(Verdict::Same);
     }

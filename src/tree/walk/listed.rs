@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, RESUME_BYTES_MIN, Record, Verdict};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
 
 use super::place::{Entry, Place};
 use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
@@ -230,18 +231,29 @@ impl Walk {
 /// its record without contents, the digest and the answer to that nearly a tenth of it.
 pub(in crate::tree) const COMPARED_BYTES_MIN: u64 = 4 << 10;
 
+/// The size of a file.
+fn size(entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<u64, Errno> {
+    let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    let size = match seen {
+        Some((_, stat)) => stat.st_size,
+        None => statat(entry.at, entry.path, flags)?.st_size,
+    };
+    Ok(size as u64)
+}
+
 impl Recorder {
     /// Whether the receiver is asked for a file. Without `--sync` one is that is not too small, nor so large that it is resumed.
     pub(super) fn is_compared(&self, entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<bool, Fault> {
         if !self.options.compares {
             return Ok(true);
         }
-        let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-        let size = match seen {
-            Some((_, stat)) => stat.st_size,
-            None => statat(entry.at, entry.path, flags)?.st_size,
-        };
-        Ok((COMPARED_BYTES_MIN..RESUME_BYTES_MIN).contains(&(size as u64)))
+        Ok((COMPARED_BYTES_MIN..RESUME_BYTES_MIN).contains(&size(entry, seen)?))
+    }
+
+    /// Whether its size leaves a file as it is at the destination. It is listed all the same, so that it is not deleted.
+    pub(super) fn is_left(&self, entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<bool, Fault> {
+        let copied = self.options.sizes.copied();
+        copied.map_or(Ok(false), |copied| Ok(!copied.contains(&size(entry, seen)?)))
     }
 
     /// Writes the record of a file without its contents.

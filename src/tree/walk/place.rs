@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{AtFlags, CWD, FileType, statat};
 use rustix::io::Errno;
 
+use super::held::Held;
 use super::listed::Home;
 use super::selected::{Scope, Selected};
 use crate::tree::Fault;
@@ -35,8 +36,10 @@ pub struct Level {
     pub names: Names,
     /// How many of them have been passed.
     pub passed: usize,
-    /// The number of its record among those of directories; of the top, none.
+    /// The number of its record among those of directories; of the top, and of what is held, none.
     pub number: Option<u64>,
+    /// Its record, until something comes into it.
+    pub held: Option<Held>,
     /// Nothing is there at the receiver: files are sent with their contents.
     pub is_fresh: bool,
     /// Not all of its entries have been sent.
@@ -155,6 +158,12 @@ impl Place {
         }
     }
 
+    /// The paths that are listed below an entry of the last level, from there on.
+    pub fn listed_below(&self, name: &[u8]) -> impl Iterator<Item = &[u8]> {
+        let selected = self.selected.as_ref().zip(self.levels.last()).filter(|_| self.levels.len() > 1);
+        selected.into_iter().flat_map(move |(selected, level)| selected.paths_below(&level.scope, name))
+    }
+
     /// Where an entry of the last level will be at the destination, from the top.
     pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
         let (_, above) = self.levels.split_last().expect("the top is never left");
@@ -212,6 +221,7 @@ impl Level {
             names,
             passed: 0,
             number: None,
+            held: None,
             is_fresh: false,
             is_incomplete: false,
             lacks_layer: false,

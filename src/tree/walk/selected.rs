@@ -10,12 +10,12 @@ use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::NAME_BYTES_MAX;
-use rustix::fs::FileType;
+use rustix::fs::{AtFlags, FileType, statat};
 use rustix::io::Errno;
 
 use super::Recorder;
-use super::place::{Layer, Level, Place};
-use crate::fs::plain_fact;
+use super::place::{Entry, Layer, Level, Place};
+use crate::fs::{io_fact, plain_fact};
 use crate::tree::Fault;
 use crate::tree::names::Names;
 use crate::tree::root::Only;
@@ -98,6 +98,17 @@ impl Selected {
         (part.len() > usize::from(is_itself), is_itself || matches!(scope, Scope::Flat(..)))
     }
 
+    /// The paths that are listed below an entry of this name, from there on.
+    pub fn paths_below(&self, scope: &Scope, name: &[u8]) -> impl Iterator<Item = &[u8]> {
+        let (part, below) = match scope {
+            Scope::Listed(range, start) | Scope::Flat(range, start) => {
+                (self.part(range, *start, name), start + name.len() + 1)
+            }
+            Scope::All => (0..0, 0),
+        };
+        self.paths[part].iter().filter_map(move |selection| selection.path.get(below..))
+    }
+
     /// What is copied of a directory of this name.
     pub fn below(&self, scope: &Scope, name: &[u8]) -> Scope {
         let (Scope::Listed(range, start) | Scope::Flat(range, start)) = scope else { return Scope::All };
@@ -133,6 +144,32 @@ impl Selected {
 }
 
 impl Recorder {
+    /// Whether a directory that only leads to what is listed leads to anything. As with rsync, it is not copied for what is
+    /// missing, which is reported, or left out by a pattern.
+    pub(super) fn leads_on(&mut self, place: &Place, entry: &Entry<'_>) -> bool {
+        let flags = if self.options.copy_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let mut missing = Vec::new();
+        for below in place.listed_below(entry.name) {
+            let stat = CString::new([entry.path.to_bytes(), b"/", below].concat()).map_err(|_| Errno::INVAL);
+            match stat.and_then(|path| statat(entry.at, &path, flags)) {
+                Err(error @ (Errno::NOENT | Errno::NOTDIR)) => {
+                    let path = [place.source_path(entry).as_bytes(), b"/", below].concat();
+                    missing.push(io_fact(OsStr::from_bytes(&path), error));
+                }
+                // The walk that comes to it reports what else is wrong.
+                Err(_) => return true,
+                Ok(stat) => {
+                    let path = [entry.name, b"/", below].concat();
+                    if !self.is_left_out(place, &path, FileType::from_raw_mode(stat.st_mode)) {
+                        return true;
+                    }
+                }
+            }
+        }
+        missing.into_iter().for_each(|fact| self.fail(fact));
+        false
+    }
+
     /// The level of the directory that was entered last, with those of its entries that are copied.
     pub(super) fn scoped(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
         let scope = place.scope();
@@ -179,6 +216,8 @@ mod tests {
         assert_eq!(selected.lists(&root, b"a"), (false, true));
         let below = selected.below(&root, b"b");
         assert_eq!(names(&selected, &below), ["c", "e"]);
+        let paths: Vec<&[u8]> = selected.paths_below(&root, b"b").collect();
+        assert_eq!(paths, [&b"c"[..], b"c/d", b"e"]);
         assert_eq!(names(&selected, &selected.below(&below, b"c")), ["d"]);
         assert!(matches!(selected.below(&below, b"e"), Scope::Flat(..)), "its path ends in a slash");
         assert_eq!(names(&selected, &selected.below(&root, b"z")), [""; 0], "no recursion");

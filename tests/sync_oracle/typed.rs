@@ -1,0 +1,214 @@
+//! What else hands type that know rsync: options that leave out files by size, and directories; and `-v`, which names what
+//! is done. The trees and the lines are those of rsync.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
+
+use crate::copies::Way;
+use crate::itemize::printed;
+use crate::modes::BASE;
+use crate::random::TIMED_OUT;
+use crate::rig::lab::Lab;
+use crate::rig::{AGENT, rdcp};
+use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+
+/// A path, its size, and its time in seconds from [`BEGINNING`] on. A directory ends in a slash.
+type Planted = (&'static str, usize, i64);
+
+const BEGINNING: i64 = 1_000_000_000;
+
+const NOW: &[Planted] = &[
+    ("small", 2, 1),
+    ("big", 5000, 1),
+    ("same", 7, 1),
+    ("touched", 7, 2),
+    ("newer there", 7, 1),
+    ("none", 0, 1),
+    ("d/big", 5000, 1),
+    ("d/s/small", 2, 1),
+    ("e/ee/", 0, 1),
+    ("o/p/a.o", 3, 1),
+    ("x/first", 9000, 1),
+];
+
+/// The contents are other ones; `x/first` is a directory.
+const BEFORE: &[Planted] = &[
+    ("big", 4000, 1),
+    ("same", 7, 1),
+    ("touched", 7, 1),
+    ("newer there", 7, 3),
+    ("d/s/small", 3, 1),
+    ("e/ee/", 0, 2),
+    ("o/p/b.o", 3, 1),
+    ("o/q", 1, 1),
+    ("gone/small", 2, 1),
+    ("x/first/", 0, 1),
+];
+
+const ASKED: &[&[&str]] = &[
+    &[],
+    &["--size-only"],
+    &["--size-only", "--checksum"],
+    &["--size-only", "--update", "--delete"],
+    &["--size-only", "--link-dest=../earlier"],
+    &["--max-size=4K", "--delete"],
+    &["--max-size=5kb-1"],
+    &["--min-size=1", "--max-size=5000", "--delete-after"],
+    &["--max-size=0", "--ignore-existing"],
+    &["-m", "--delete"],
+    &["-m", "--delete", "--exclude=*.o"],
+    &["-m", "--delete", "--include=*/", "--include=*.o", "--exclude=*"],
+    &["-m", "--files-from=list"],
+    &["-m", "-R"],
+    &["-m", "--max-size=1K"],
+    &["-O", "--delete"],
+    &["--omit-dir-times", "-m", "--exclude=*.o"],
+];
+
+const WAYS: [Way; 3] = [Way::Within, Way::Push, Way::Pull];
+
+fn set_time(path: &Path, seconds: i64) {
+    let time = Timespec { tv_sec: BEGINNING + seconds, tv_nsec: 0 };
+    let times = Timestamps { last_access: time, last_modification: time };
+    utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).expect("ours");
+}
+
+/// Makes a tree, whose files are filled with a letter, and whose directories have the time `seconds`.
+fn plant(top: &Path, planted: &[Planted], letter: u8, seconds: i64) {
+    let mut directories = BTreeSet::from([top.to_owned()]);
+    for (name, size, time) in planted {
+        let path = top.join(name);
+        let above = if name.ends_with('/') { &*path } else { path.parent().expect("it has one") };
+        fs::create_dir_all(above).expect("directories");
+        directories.extend(above.ancestors().take_while(|above| *above != top).map(Path::to_owned));
+        if !name.ends_with('/') {
+            fs::write(&path, vec![letter; *size]).expect("a file");
+            set_time(&path, *time);
+        }
+    }
+    symlink(format!("to {letter}"), top.join("link")).expect("a link");
+    set_time(&top.join("link"), seconds);
+    directories.iter().rev().for_each(|directory| set_time(directory, seconds));
+}
+
+/// A laboratory with the source, an earlier copy beside, and a destination for each program.
+fn planted(options: &[&str]) -> Lab {
+    let lab = Lab::new();
+    let source = lab.join("src");
+    plant(&source, NOW, b'n', 0);
+    fs::hard_link(source.join("x/first"), source.join("x/second")).expect("a link");
+    mknodat(CWD, source.join("e/fifo"), FileType::Fifo, Mode::RUSR, 0).expect("a FIFO");
+    ["e", "x"].iter().for_each(|name| set_time(&source.join(name), 0));
+    plant(&lab.join("earlier"), NOW, b'e', 8);
+    set_time(&lab.join("earlier/touched"), 8);
+    // Beside an earlier copy there is no older one.
+    let is_new = options.iter().any(|option| option.starts_with("--link-dest"));
+    let before = if is_new { &[] } else { BEFORE };
+    for name in ["rsync", "rdcp"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+        plant(&lab.join(name), before, b'b', 9);
+    }
+    fs::write(lab.join("list"), "e/ee\nd/s\no/p/a.o\nsmall\n").expect("a file");
+    lab
+}
+
+fn operands(lab: &Lab, options: &[&str], way: Way) -> [String; 2] {
+    let at = |host: &str, path: &str| match host {
+        "" => path.to_owned(),
+        host => format!("{host}{}/{path}", lab.0.path().display()),
+    };
+    let source = if options.contains(&"-R") { "src/./e" } else { "src/" };
+    [at(way.source(0), source), at(way.destination(), "rdcp/")]
+}
+
+/// Which of a file's names comes first depends on the order of a walk.
+fn is_single(line: &String) -> bool {
+    !["x/first", "x/second"].iter().any(|name| line.contains(name))
+}
+
+/// What rdcp prints, with the letter of a file that is received, and how it ends.
+fn by_rdcp(lab: &Lab, options: &[&str], way: Way, more: &[&str]) -> (Vec<String>, i32, String) {
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--encrypt", "never"]).args(options).args(more).args(operands(lab, options, way));
+    let printed = printed(lab, &command);
+    let received = |line: String| line.strip_prefix("<f").map_or(line.clone(), |rest| format!(">f{rest}"));
+    let mut lines: Vec<String> = printed.lines.into_iter().filter(is_single).map(received).collect();
+    lines.sort_unstable();
+    (lines, printed.ended.code, printed.ended.stderr)
+}
+
+fn by_rsync(lab: &Lab, options: &[&str], more: &str) -> (Vec<String>, i32) {
+    let mut command = Command::new("rsync");
+    command.args(BASE).args(["-r", more]).args(options).args([&*operands(lab, options, Way::Within)[0], "rsync/"]);
+    let printed = printed(lab, &command);
+    let remarks = ["sending incremental", "sent ", "total size is", "cannot delete non-empty", "created directory"];
+    // With --link-dest it tells in what a new directory differs from the earlier one.
+    let as_new = |line: String| line.replace("cd..t......", "cd+++++++++");
+    let is_entry = |line: &String| !line.is_empty() && !remarks.iter().any(|remark| line.starts_with(remark));
+    let lines = printed.lines.into_iter().filter(is_entry).filter(is_single).map(as_new);
+    (lines.collect(), printed.ended.code)
+}
+
+/// A laboratory in which rsync has run, what it has printed, and how it has ended. It stands still at times.
+fn by_rsync_somehow(options: &[&str], more: &str) -> (Lab, Vec<String>, i32) {
+    for _ in 0..3 {
+        let lab = planted(options);
+        let (lines, code) = by_rsync(&lab, options, more);
+        if code != TIMED_OUT {
+            return (lab, lines, code);
+        }
+    }
+    panic!("rsync {more} stands still: {options:?}");
+}
+
+/// What is there, without times of the last hour.
+fn found(top: &Path) -> Snapshot {
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("since 1970").as_secs() as i64;
+    let mut found = snapshot(top);
+    for entry in found.values_mut().filter(|entry| entry.modified.0 > now - 3600) {
+        entry.modified = (0, 0);
+    }
+    found
+}
+
+#[test]
+fn what_is_left_out_is_what_rsync_leaves_out() {
+    for (number, options) in ASKED.iter().enumerate() {
+        let way = WAYS[number % WAYS.len()];
+        let (lab, theirs, their_code) = by_rsync_somehow(options, "-i");
+        let (said, ..) = by_rdcp(&lab, options, way, &["-n"]);
+        let (done, code, stderr) = by_rdcp(&lab, options, way, &["--itemize-changes"]);
+        let what = format!("{options:?} {way:?}: {stderr}");
+        assert_eq!((code, &done), (their_code, &theirs), "{what}");
+        assert_eq!(said, done, "-n {what}");
+        let findings = differences(&found(&lab.join("rsync")), &found(&lab.join("rdcp")), &[]);
+        let lines: Vec<String> = findings.iter().map(Finding::shown).collect();
+        assert!(lines.is_empty(), "{what}\n{}", lines.join("\n"));
+        // All is as it should be then, and nothing is done again.
+        let (again, code, stderr) = by_rdcp(&lab, options, way, &["--itemize-changes"]);
+        assert_eq!((code, &again[..]), (0, &[][..]), "{options:?} {way:?} again: {stderr}");
+    }
+}
+
+#[test]
+fn names_are_those_that_rsync_prints() {
+    for (number, options) in [&["--delete"][..], &["--size-only"], &["--delete", "-R"], &["-O"]].into_iter().enumerate()
+    {
+        let way = WAYS[number % WAYS.len()];
+        let (lab, theirs, _) = by_rsync_somehow(options, "-v");
+        let (names, code, stderr) = by_rdcp(&lab, options, way, &["-v"]);
+        assert_eq!((code, &names), (0, &theirs), "{options:?} {way:?}: {stderr}");
+        assert!(stderr.contains(" in "), "what it came to is said beside: {stderr}");
+        for quiet in [&["-v", "-q"][..], &["-v", "--info=name0"], &[]] {
+            fs::write(lab.join("src/another"), format!("{quiet:?}")).expect("a file");
+            let (names, code, stderr) = by_rdcp(&lab, options, way, quiet);
+            assert_eq!((code, &names[..]), (0, &[][..]), "{options:?} {quiet:?}: {stderr}");
+        }
+    }
+}

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::harness::*;
+use crate::place::{Image, Scratch};
 use crate::process::{adopt, spent};
 use crate::record::{Entry, Kind};
 use crate::site::{Site, WatchedAgent, identical, judged_of, remote, same_shape};
@@ -56,6 +57,35 @@ fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, b
             found.compare(&name, [OURS, peer], measure)
         });
         std::iter::once(to_bound).chain(over).collect()
+    })
+}
+
+/// The same tree where nothing of it is in memory: on a disk, in a file system that has just been mounted.
+pub fn cold() -> Result<Vec<Row>> {
+    const OURS: &str = "rdcp -r, encrypted";
+    let files = if quick() { FILES / 10 } else { FILES };
+    let site = Site::start(8 * files * FILE_BYTES, 8 * files)?;
+    let disk = Scratch::within(&bin_directory())?;
+    let image = Image::within(&disk, 2 << 30, &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0"])?;
+    let tree = image.path.join("tree");
+    timed(Command::new("cp").arg("-r").arg(site.tree("tree", files, FILES / DIRECTORIES, FILE_BYTES)?).arg(&tree))?;
+    let ours = site.our_copy(OURS, &["-r", "--encrypt", "always"], &tree);
+    let mut copies = vec![ours];
+    copies.extend(
+        site.peers(&tree).into_iter().filter(|peer| ["rsync -a", "tar | ssh tar"].contains(&peer.name.as_str())),
+    );
+    let names: Vec<String> = copies.iter().skip(1).map(|peer| peer.name.clone()).collect();
+    let cooled = copies.iter().map(|copy| {
+        let command = format!("umount, mount; then {}", copy.command);
+        Contestant::new(copy.kind, &copy.name, &command, || image.cool().and_then(|()| copy.run(&tree)))
+    });
+    let title = format!("{files} files of {FILE_BYTES} bytes on a disk (ext4), not cached, to memory of a remote host");
+    judged("copy-cold", &title, "s", &cooled.collect::<Vec<_>>(), runs(), |found| {
+        let over = names.iter().map(|peer| {
+            let name = format!("copy-cold: over {peer}");
+            found.compare(&name, [OURS, peer], |ours, theirs| Row::faster(&name, 2.0, &ours.values, &theirs.values))
+        });
+        over.collect()
     })
 }
 

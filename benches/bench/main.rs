@@ -74,7 +74,7 @@ enum How {
 /// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
 /// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
 /// 25 minutes on two processors.
-const ROWS: [(&str, When, How); 48] = [
+const ROWS: [(&str, When, How); 49] = [
     ("tcp", Quick, Contest),
     ("encrypted", Quick, Contest),
     ("scp", Quick, Contest),
@@ -91,6 +91,7 @@ const ROWS: [(&str, When, How); 48] = [
     ("copy-byte", Bench, By(copy::byte)),
     ("copy-local", Bench, By(copy::local)),
     ("copy-resume", Bench, By(copy::resume)),
+    ("copy-cold", Bench, By(copy::cold)),
     ("sync-small", Bench, By(sync::small)),
     ("sync-login", Bench, By(sync::login)),
     ("sync-delta", Bench, By(sync::delta)),

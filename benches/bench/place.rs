@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::cold::evict;
 use crate::harness::{Result, gib, text, timed};
 use crate::process::free_port;
 use crate::record::root;
@@ -100,12 +101,28 @@ pub struct Image {
 }
 
 impl Image {
-    pub fn within(scratch: &Scratch, bytes: u64) -> Result<Self> {
+    /// Made by this command, with the image behind its last argument.
+    pub fn within(scratch: &Scratch, bytes: u64, mkfs: &[&str]) -> Result<Self> {
         let (path, file) = (scratch.0.join("mounted"), scratch.hole("image", bytes)?);
         fs::create_dir(&path).map_err(text)?;
-        timed(Command::new("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&file))?;
-        timed(Command::new("mount").args(["-o", "loop"]).args([&file, &path]))?;
-        Ok(Image { path, file })
+        timed(Command::new(mkfs[0]).args(&mkfs[1..]).arg(&file))?;
+        let image = Image { path, file };
+        image.mount()?;
+        Ok(image)
+    }
+
+    fn mount(&self) -> Result<()> {
+        timed(Command::new("mount").args(["-o", "loop"]).args([&self.file, &self.path])).map(|_| ())
+    }
+
+    /// Nothing of it is in memory any more, and what is read comes from the disk that the image is on.
+    pub fn cool(&self) -> Result<()> {
+        timed(Command::new("umount").arg(&self.path))?;
+        evict(&self.file)?;
+        self.mount()?;
+        let device = Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(&self.path).output().map_err(text)?;
+        let device = String::from_utf8_lossy(&device.stdout).trim().to_owned();
+        timed(Command::new("losetup").arg("--direct-io=on").arg(device)).map(|_| ())
     }
 }
 

@@ -35,7 +35,7 @@ const PAGES: [(&str, &str, &[&str]); 8] = [
     (
         "copies.md",
         "Copies, measured",
-        &["copy-small", "copy-big", "trees", "copy-byte", "copy-local", "copy-memory", "copy-resume"],
+        &["copy-small", "copy-big", "trees", "copy-byte", "copy-local", "copy-memory", "copy-resume", "copy-cold"],
     ),
     (
         "synchronizing.md",

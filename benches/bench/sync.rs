@@ -302,7 +302,7 @@ pub fn reflinked() -> Result<Vec<Row>> {
     let bytes = size();
     // Beside the source, the old copy and a new one, and as much again for what the file system holds in memory.
     let site = Site::start(4 * bytes, 0)?;
-    let image = Image::within(&site.scratch, 3 * bytes + (1 << 30))?;
+    let image = Image::within(&site.scratch, 3 * bytes + (1 << 30), &["mkfs.xfs", "-q", "-m", "reflink=1"])?;
     let pair = Pair::at(&site, site.scratch.random_file(bytes)?, image.path.join("copy"))?;
     let what = "1 % of it changed in pieces of 64 KiB, on XFS";
     of_a_pair(&pair, "sync-reflink", what, change_pieces(PIECE_BYTES), &|found| {

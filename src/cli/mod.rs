@@ -61,8 +61,18 @@ pub fn definitions() -> [clap::Command; COMMANDS.len()] {
     ]
 }
 
+/// However it is built, nobody waits for a thread that has panicked.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
 /// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
 pub fn main() -> ExitCode {
+    abort_on_panic();
     // Also a helper holds what a command is given.
     key::conceal_memory();
     if let Some(code) = helper() {

@@ -220,7 +220,7 @@ impl Bypass {
 }
 
 /// Pages of a range that are in the page cache.
-fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno> {
+pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno> {
     /// `struct cachestat_range` and `struct cachestat` of linux/mman.h.
     #[repr(C)]
     struct Range {

@@ -15,6 +15,7 @@ pub mod source;
 pub mod standard;
 pub(crate) mod table;
 mod text;
+pub(crate) mod waits;
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,5 +1,6 @@
 //! The names of one directory, sorted.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::io;
 
@@ -11,6 +12,9 @@ use crate::fs::sort::{Sorted, Sorter};
 
 /// Names that are held in memory, in bytes; of a directory with more of them all are sorted in a temporary file.
 const MEMORY_BYTES_MAX: usize = 1 << 20;
+
+/// How many names beyond the current one are known where they are in a file.
+const UPCOMING_MAX: usize = 512;
 
 /// What the error number is about.
 const NO_ROOM: &str =
@@ -32,7 +36,12 @@ pub struct Names {
 
 enum Many {
     Sorting(Sorter),
-    Sorted { names: Sorted, current: Option<(FileType, CString)>, passed: CString },
+    /// The current one is the first of `upcoming`.
+    Sorted {
+        names: Sorted,
+        upcoming: VecDeque<(FileType, CString)>,
+        passed: CString,
+    },
 }
 
 impl Names {
@@ -73,8 +82,9 @@ impl Names {
                 return Ok(());
             };
             let names = sorter.finish().map_err(no_room)?;
-            self.many = Some(Box::new(Many::Sorted { names, current: None, passed: CString::default() }));
-            return self.advance();
+            let upcoming = VecDeque::with_capacity(UPCOMING_MAX);
+            self.many = Some(Box::new(Many::Sorted { names, upcoming, passed: CString::default() }));
+            return self.refill();
         }
         let mut order = std::mem::take(&mut self.order);
         order.sort_unstable_by(|one, other| self.name_at(*one).cmp(self.name_at(*other)));
@@ -90,10 +100,16 @@ impl Names {
 
     /// Kind and name of the entry that comes next.
     pub fn current(&self) -> Option<(FileType, &CStr)> {
+        self.upcoming(0)
+    }
+
+    /// Kind and name of the one that comes so many after the current one. Of those in a file no more than the next
+    /// [`UPCOMING_MAX`] are known.
+    pub fn upcoming(&self, distance: usize) -> Option<(FileType, &CStr)> {
         match self.many.as_deref() {
-            Some(Many::Sorted { current, .. }) => current.as_ref().map(|(kind, name)| (*kind, &**name)),
+            Some(Many::Sorted { upcoming, .. }) => upcoming.get(distance).map(|(kind, name)| (*kind, &**name)),
             Some(Many::Sorting(_)) => None,
-            None => self.entry(self.next),
+            None => self.entry(self.next + distance),
         }
     }
 
@@ -104,17 +120,26 @@ impl Names {
     /// The temporary file cannot be read: no more names come.
     pub fn advance(&mut self) -> Result<(), Fault> {
         match self.many.as_deref_mut() {
-            Some(Many::Sorted { names, current, passed }) => {
-                if let Some((_, name)) = current.take() {
+            Some(Many::Sorted { upcoming, passed, .. }) => {
+                if let Some((_, name)) = upcoming.pop_front() {
                     *passed = name;
                 }
-                if let Some((name, kind)) = names.next().map_err(no_room)? {
-                    let kind = FileType::from_raw_mode(u32::from(kind[0]) << 12);
-                    *current = Some((kind, CString::new(name).expect("it was one")));
-                }
+                self.refill()
             }
-            Some(Many::Sorting(_)) => {}
-            None => self.next += 1,
+            Some(Many::Sorting(_)) => Ok(()),
+            None => {
+                self.next += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn refill(&mut self) -> Result<(), Fault> {
+        let Some(Many::Sorted { names, upcoming, .. }) = self.many.as_deref_mut() else { return Ok(()) };
+        while upcoming.len() < UPCOMING_MAX {
+            let Some((name, kind)) = names.next().map_err(no_room)? else { break };
+            let kind = FileType::from_raw_mode(u32::from(kind[0]) << 12);
+            upcoming.push_back((kind, CString::new(name).expect("it was one")));
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ use rd_proto::tree::{DEPTH_MAX, Metadata, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
+use self::ahead::Ahead;
 use self::follow::Treatment;
 use self::held::Held;
 use self::links::Links;
@@ -48,6 +49,7 @@ use crate::options::TreeOptions;
 #[cfg(test)]
 pub(super) use self::contents::hook;
 
+mod ahead;
 mod contents;
 mod count;
 mod entered;
@@ -145,6 +147,7 @@ pub struct Walk {
     /// Listed files whose contents are to be sent.
     wanted: VecDeque<WantedFile>,
     settled: usize,
+    ahead: Ahead,
 }
 
 /// What has come since the walk went on last.
@@ -228,7 +231,8 @@ impl Walk {
             unsettled: HashSet::new(),
             cache,
         };
-        Ok(Self { place, recorder, finished: VecDeque::new(), wanted: VecDeque::new(), settled: 0 })
+        let ahead = Ahead::new(recorder.inline_bytes_max, recorder.options.xattrs);
+        Ok(Self { place, recorder, finished: VecDeque::new(), wanted: VecDeque::new(), settled: 0, ahead })
     }
 
     /// `--digest-cache`.
@@ -246,6 +250,8 @@ impl Walk {
     pub fn fill(&mut self, target: &mut [u8], bytes: usize, come: Come, cancelled: &AtomicBool) -> Filled {
         let Come { finished, answered, room, unjudged } = come;
         self.finished.extend(finished);
+        self.ahead.resume();
+        answered.wanted.iter().for_each(|wanted| self.ahead.look_at_wanted(wanted));
         self.wanted.extend(answered.wanted);
         self.recorder.room = room;
         for inode in answered.settled {
@@ -297,6 +303,7 @@ impl Walk {
             let (rest, is_whole) = (&mut target[*length..], *length == 0);
             let step =
                 if self.wanted.is_empty() { self.step(rest, is_whole) } else { self.send_wanted(rest, is_whole) };
+            self.ahead.passed();
             let is_settled = unjudged == 0 && self.recorder.listed.is_empty();
             self.recorder.tell_lost_links();
             match step {
@@ -332,6 +339,7 @@ impl Walk {
             self.place.levels.pop();
             return Step::Wrote(start + count);
         };
+        self.ahead.look(&self.place, &self.recorder);
         // In front of what comes in them.
         let (start, count, are_all) = self.place.write_held(target);
         if !are_all && !is_whole {
@@ -403,6 +411,7 @@ impl Walk {
                 false => self.recorder.scoped(&self.place, walked),
             };
             level.is_incomplete |= lacks_layer;
+            level.handed_out = self.recorder.handed_out(&self.place, &level).into();
             let number = held.is_none().then_some(self.recorder.directories);
             self.place.levels.push(Level { is_fresh, lacks_layer, number, held, ..level });
             self.recorder.directories += u64::from(number.is_some());

@@ -1,7 +1,7 @@
 //! Files that are listed: announced without their contents, until the receiver has said whether it wants those.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicUsize;
@@ -55,6 +55,12 @@ impl ListedFile {
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
         Entry { at, layer: 0, path: &self.path, name: &self.name, kind: self.kind, follow: self.follow }
+    }
+
+    /// The directory that it is in and its name there, unless it is a root or what a link leads to.
+    pub fn at(&self) -> Option<(&Arc<OwnedFd>, &CStr)> {
+        let directory = self.home.directory.as_ref().filter(|_| !self.follow);
+        directory.map(|directory| (directory, &*self.path))
     }
 
     /// Where it is, for messages.

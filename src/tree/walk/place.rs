@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{AtFlags, CWD, FileType, statat};
 use rustix::io::Errno;
 
+use super::ahead::HandedOut;
 use super::held::Held;
 use super::listed::Home;
 use super::selected::{Scope, Selected};
@@ -50,6 +51,8 @@ pub struct Level {
     pub scope: Scope,
     /// Where files that are listed are found again, for each layer.
     pub homes: RefCell<Vec<Weak<Home>>>,
+    /// What is read ahead.
+    pub handed_out: RefCell<HandedOut>,
 }
 
 /// An open directory.
@@ -227,6 +230,7 @@ impl Level {
             lacks_layer: false,
             scope: Scope::All,
             homes: RefCell::default(),
+            handed_out: RefCell::default(),
         }
     }
 

@@ -25,7 +25,7 @@ fn doctor(network: &Network, arguments: &[&str]) -> (i32, Value, Duration) {
     let mut stdout = String::new();
     process.stdout().read_to_string(&mut stdout).expect("text");
     let ended = process.wait();
-    let report = serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {stdout} {}", ended.stderr));
+    let report = serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {stdout} {ended:?}"));
     (ended.code, report, start.elapsed())
 }
 

@@ -77,6 +77,8 @@ const LISTED_PER_CHUNK: usize = 512;
 /// A file no larger than this is not examined for holes: it fits one block.
 const BLOCK_BYTES: u64 = 4096;
 
+const LEADS_NOWHERE: Fault = Fault::Explained(Errno::NOTDIR, "paths below it are listed");
+
 const REPLACED: Fault = Fault::Detail("was replaced while it was read");
 
 /// A large file that has been announced and is to be read.
@@ -372,6 +374,9 @@ impl Walk {
             }
             _ => None,
         };
+        if entered.is_none() && matches!(step, Step::Wrote(_)) && self.place.lists(entry.name).0 {
+            self.recorder.fail(LEADS_NOWHERE.into_fact(&self.place.source_path(&entry)));
+        }
         let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
         let step = match step {
             Step::Wrote(_) if is_held => Step::Wrote(0),
@@ -546,13 +551,12 @@ impl Recorder {
             }
         }
         let kind = seen.as_ref().map_or(entry.kind, |(_, stat)| FileType::from_raw_mode(stat.st_mode));
-        let (is_on_the_way, is_itself) = place.lists(entry.name);
-        if is_on_the_way && kind != FileType::Directory {
-            return Err(Fault::Explained(Errno::NOTDIR, "paths below it are listed"));
-        }
-        // A directory on the way is not what patterns are about.
-        if is_itself && self.is_left_out(place, entry.name, kind) {
+        let (is_on_the_way, is_itself) = self.lists(place, entry.name, kind);
+        if !is_itself && !is_on_the_way {
             return Ok(None);
+        }
+        if !is_itself && kind != FileType::Directory {
+            return Err(LEADS_NOWHERE);
         }
         if is_temporary_name(entry.name) {
             if place.levels.len() == 1 {
@@ -618,7 +622,7 @@ impl Recorder {
 
     /// Whether a directory only leads to what is listed, and nothing of it is to be copied.
     fn is_implied(&self, place: &Place, name: &[u8]) -> bool {
-        self.options.no_implied_dirs && place.lists(name) == (true, false)
+        self.options.no_implied_dirs && self.lists(place, name, FileType::Directory) == (true, false)
     }
 
     /// The record of an entry has been sent. `is_found`: it counts among those of the source.

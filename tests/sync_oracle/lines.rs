@@ -215,6 +215,8 @@ fn directories_lead_only_to_what_comes_of_a_list() {
         (&["--files-from=file", "--exclude=p/"], "src/"),
         (&["--files-from=deep", "--exclude=sub/"], "src/"),
         (&["--files-from=below"], "src/"),
+        (&["--files-from=both", "--exclude=sub"], "src/"),
+        (&["--files-from=both", "--exclude=sub", "--no-implied-dirs"], "src/"),
         (&["--files-from=some"], "src/"),
         (&["--files-from=some", "--delete", "--exclude=file"], "src/"),
         (&["--files-from=some", "--no-implied-dirs", "--exclude=file"], "src/"),
@@ -227,7 +229,8 @@ fn directories_lead_only_to_what_comes_of_a_list() {
         ("empty", "# no path\n"),
         ("deep", "p/sub/deep\nq/other"),
         ("below", "p/file/below\nq/other"),
-        ("some", "p/file\nq/other\np/sub/missing\nr/sub/missing\ns/link"),
+        ("both", "p/sub\np/sub/deep\nq/other"),
+        ("some", "p/file\nq/other\np/sub/missing\nr/sub/missing\np/file/below\ns/link"),
     ];
     for (options, source) in cases {
         for way in [Way::Within, Way::Push, Way::Pull] {

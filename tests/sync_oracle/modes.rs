@@ -70,6 +70,7 @@ pub const MODES: &[Mode] = &[
     Mode { patterns: Patterns::Mixed, has_links: false, is_whole: false, ..same("patterns", &["--delete"]) },
     same("delete-after", &["--delete-after"]),
     Mode {
+        patterns: Patterns::Excludes,
         selects: Selects::Listed,
         rsync: &["-r", "--delete", "--from0", "--files-from=list"],
         is_whole: false,
@@ -82,6 +83,7 @@ pub const MODES: &[Mode] = &[
         ..same("relative", &["--relative", "--delete"])
     },
     Mode {
+        patterns: Patterns::Excludes,
         selects: Selects::Listed,
         rsync: &["-r", "--delete", "--from0", "--files-from=list", "--no-implied-dirs"],
         is_whole: false,

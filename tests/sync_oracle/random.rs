@@ -96,10 +96,12 @@ fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
     collect(node, b"", &mut all);
     let mut some: Vec<Vec<u8>> =
         (0..random.below(6)).filter_map(|_| all.get(random.below(all.len().max(1) as u64) as usize).cloned()).collect();
-    some.extend(some.first().and_then(|path| {
+    // Below a file, it would keep rsync from all deletion.
+    let beside = |path: &Vec<u8>| {
         let slash = path.iter().rposition(|&byte| byte == b'/')?;
         Some([&path[..slash], b"/nothing"].concat())
-    }));
+    };
+    some.extend(some.first().and_then(beside));
     some.push(b"nothing/there".to_vec());
     some
 }

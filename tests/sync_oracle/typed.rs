@@ -128,7 +128,7 @@ fn operands(lab: &Lab, options: &[&str], way: Way) -> [String; 2] {
 }
 
 /// Which of a file's names comes first depends on the order of a walk.
-fn is_single(line: &String) -> bool {
+fn is_single(line: &str) -> bool {
     !["x/first", "x/second"].iter().any(|name| line.contains(name))
 }
 
@@ -138,7 +138,7 @@ fn by_rdcp(lab: &Lab, options: &[&str], way: Way, more: &[&str]) -> (Vec<String>
     command.args(["-r", "--sync", "--encrypt", "never"]).args(options).args(more).args(operands(lab, options, way));
     let printed = printed(lab, &command);
     let received = |line: String| line.strip_prefix("<f").map_or(line.clone(), |rest| format!(">f{rest}"));
-    let mut lines: Vec<String> = printed.lines.into_iter().filter(is_single).map(received).collect();
+    let mut lines: Vec<String> = printed.lines.into_iter().filter(|line| is_single(line)).map(received).collect();
     lines.sort_unstable();
     (lines, printed.ended.code, printed.ended.stderr)
 }
@@ -151,7 +151,7 @@ fn by_rsync(lab: &Lab, options: &[&str], more: &str) -> (Vec<String>, i32) {
     // With --link-dest it tells in what a new directory differs from the earlier one.
     let as_new = |line: String| line.replace("cd..t......", "cd+++++++++");
     let is_entry = |line: &String| !line.is_empty() && !remarks.iter().any(|remark| line.starts_with(remark));
-    let lines = printed.lines.into_iter().filter(is_entry).filter(is_single).map(as_new);
+    let lines = printed.lines.into_iter().filter(is_entry).filter(|line| is_single(line)).map(as_new);
     (lines.collect(), printed.ended.code)
 }
 

@@ -5,11 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rd_proto::tree::{Extension, Metadata};
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use super::Shared;
 use super::directory::{OPEN, OpenDirectory};
+use super::rehearse::open_quietly;
 use crate::tree::Fault;
 
 /// How often a path is opened again, of which something was renamed meanwhile.
@@ -41,7 +42,7 @@ pub(super) fn root(entered: &OpenDirectory, parent: &OpenDirectory) -> Result<Op
 impl OpenDirectory {
     /// A directory that only leads to others, or the one that a link in its place leads to.
     pub(super) fn open_implied(&self, name: &[u8]) -> Result<OwnedFd, Fault> {
-        match (openat(&self.fd, name, OPEN, Mode::empty()), &self.root) {
+        match (open_quietly(&self.fd, name, OPEN), &self.root) {
             // Either is the answer for a link.
             (Err(Errno::LOOP | Errno::NOTDIR), Some(root)) => {
                 let mut names = self.names();

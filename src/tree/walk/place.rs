@@ -147,13 +147,15 @@ impl Place {
         layers.get(entry.layer).map_or(entry.layer, |layer| layer.root)
     }
 
-    /// What is copied of the directory that has been entered last.
-    pub fn scope(&self) -> Scope {
+    /// What is copied of the directory that has been entered last. `is_itself`: whether one of this name is copied for its own
+    /// sake.
+    pub fn scope(&self, is_itself: impl FnOnce(&[u8]) -> bool) -> Scope {
         let (Some(selected), Some(level)) = (&self.selected, self.levels.last()) else { return Scope::All };
-        if self.levels.len() == 1 { selected.root() } else { selected.below(&level.scope, level.entered()) }
+        let name = level.entered();
+        if self.levels.len() == 1 { selected.root() } else { selected.below(&level.scope, name, is_itself(name)) }
     }
 
-    /// Whether paths below an entry of the last level are listed, and whether the entry itself is copied for its own sake.
+    /// Whether paths below an entry of the last level are listed, and whether the entry itself is.
     pub fn lists(&self, name: &[u8]) -> (bool, bool) {
         match (&self.selected, self.levels.last()) {
             (Some(selected), Some(level)) if self.levels.len() > 1 => selected.lists(&level.scope, name),

@@ -109,14 +109,14 @@ impl Selected {
         self.paths[part].iter().filter_map(move |selection| selection.path.get(below..))
     }
 
-    /// What is copied of a directory of this name.
-    pub fn below(&self, scope: &Scope, name: &[u8]) -> Scope {
+    /// What is copied of a directory of this name. `is_itself`: it is copied for its own sake.
+    pub fn below(&self, scope: &Scope, name: &[u8], is_itself: bool) -> Scope {
         let (Scope::Listed(range, start) | Scope::Flat(range, start)) = scope else { return Scope::All };
         let mut part = self.part(range, *start, name);
         let below = start + name.len() + 1;
         let itself = self.paths[part.clone()].first().filter(|first| first.path.len() < below);
         part.start += usize::from(itself.is_some());
-        match itself {
+        match itself.filter(|_| is_itself) {
             Some(_) if self.is_recursive => Scope::All,
             Some(itself) if itself.wants_contents => Scope::Flat(part, below),
             _ => Scope::Listed(part, below),
@@ -144,6 +144,13 @@ impl Selected {
 }
 
 impl Recorder {
+    /// Whether paths below an entry of the last level are listed, and whether it is copied for its own sake: not if a pattern
+    /// leaves it out. What only leads to others patterns are not about.
+    pub(super) fn lists(&self, place: &Place, name: &[u8], kind: FileType) -> (bool, bool) {
+        let (is_on_the_way, is_itself) = place.lists(name);
+        (is_on_the_way, is_itself && !self.is_left_out(place, name, kind))
+    }
+
     /// Whether a directory that only leads to what is listed leads to anything. As with rsync, it is not copied for what is
     /// missing, which is reported, or left out by a pattern.
     pub(super) fn leads_on(&mut self, place: &Place, entry: &Entry<'_>) -> bool {
@@ -172,7 +179,8 @@ impl Recorder {
 
     /// The level of the directory that was entered last, with those of its entries that are copied.
     pub(super) fn scoped(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
-        let scope = place.scope();
+        let is_itself = |name: &[u8]| self.lists(place, name, FileType::Directory).1;
+        let scope = place.scope(is_itself);
         let selected = place.selected.as_ref();
         let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
             return Level { scope, ..self.list(place, layers) };
@@ -214,22 +222,22 @@ mod tests {
         assert_eq!(names(&selected, &root), ["a", "b", "b-c", "z"]);
         assert_eq!(selected.lists(&root, b"b"), (true, false));
         assert_eq!(selected.lists(&root, b"a"), (false, true));
-        let below = selected.below(&root, b"b");
+        let below = selected.below(&root, b"b", true);
         assert_eq!(names(&selected, &below), ["c", "e"]);
         let paths: Vec<&[u8]> = selected.paths_below(&root, b"b").collect();
         assert_eq!(paths, [&b"c"[..], b"c/d", b"e"]);
-        assert_eq!(names(&selected, &selected.below(&below, b"c")), ["d"]);
-        assert!(matches!(selected.below(&below, b"e"), Scope::Flat(..)), "its path ends in a slash");
-        assert_eq!(names(&selected, &selected.below(&root, b"z")), [""; 0], "no recursion");
+        assert_eq!(names(&selected, &selected.below(&below, b"c", true)), ["d"]);
+        assert!(matches!(selected.below(&below, b"e", true), Scope::Flat(..)), "its path ends in a slash");
+        assert_eq!(names(&selected, &selected.below(&root, b"z", true)), [""; 0], "no recursion");
     }
 
     #[test]
     fn a_listed_directory_is_whole_where_the_copy_is_recursive() {
         let selected = selected(&["b/c/d", "b/c", "x/y"], true);
         let root = selected.root();
-        let below = selected.below(&root, b"b");
-        assert_eq!(selected.below(&below, b"c"), Scope::All);
-        assert_eq!(names(&selected, &selected.below(&root, b"x")), ["y"]);
+        let below = selected.below(&root, b"b", true);
+        assert_eq!(selected.below(&below, b"c", true), Scope::All);
+        assert_eq!(names(&selected, &selected.below(&root, b"x", true)), ["y"]);
         assert_eq!(self::selected(&["a", "."], true).root(), Scope::All);
         assert!(matches!(self::selected(&["a", "."], false).root(), Scope::Flat(..)));
     }

@@ -4,8 +4,9 @@
 //! the agent's standard input. What may ask for a password on the terminal stays in our process group.
 //!
 //! What it writes to standard error is held back until the agent answers, so that a failure to start can be told in one
-//! line with the launcher's own reason in it; from then on, or after [`HOLD_MAX`], it is passed on as it comes. Nobody
-//! waits for that stream to end: with ssh's ControlPersist a process in the background keeps it open.
+//! line with the launcher's own reason in it; from then on it is passed on as it comes. After [`HOLD_MAX`] it may be asking
+//! for something: then all is passed on but what it says as it fails. Nobody waits for that stream to end: with ssh's
+//! ControlPersist a process in the background keeps it open.
 
 #![allow(unsafe_code, reason = "signals between fork and exec")]
 
@@ -59,10 +60,23 @@ pub trait Launch: std::fmt::Debug + Send + Sync {
     fn is_noise(&self, _line: &str) -> bool {
         false
     }
+    /// Whether a line is the launcher's own, and what it explains; `None` for one that is not known.
+    fn explains(&self, _line: &str) -> Option<Explains> {
+        None
+    }
     /// It never asks on the terminal, so it needs not be in front there, and an interrupt from there is not for it.
     fn is_apart(&self) -> bool {
         false
     }
+}
+
+/// What a launcher's own line explains of its failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Explains {
+    /// Why it fails.
+    Cause,
+    /// Nothing: that it fails as well, as what it had connect it has (ssh's ProxyJump); or what it has done.
+    Nothing,
 }
 
 /// A way to start programs on hosts.
@@ -234,12 +248,22 @@ impl Process {
         }
     }
 
-    /// From now on its standard error is passed on.
-    pub fn release(&self) {
-        self.complaints.release();
+    /// It may be asking for something: from now on its standard error is passed on, but for what it says as it fails.
+    pub fn let_ask(&self) {
+        self.complaints.pass_on(Passes::Questions);
     }
 
-    /// What it has complained of and nobody has been shown: the last line of it.
+    /// From now on its standard error is passed on.
+    pub fn release(&self) {
+        self.complaints.pass_on(Passes::All);
+    }
+
+    /// Its standard error has ended: all that it says has come.
+    pub fn has_said_all(&self) -> bool {
+        self.complaints.0.lock().expect("no panic with it locked").is_over
+    }
+
+    /// What it has complained of and nobody has been shown: the last line of it that explains something.
     pub fn last_complaint(&self) -> Option<String> {
         self.complaints.take_last_line()
     }
@@ -262,30 +286,42 @@ struct Complaints(Arc<Mutex<Held>>);
 
 struct Held {
     bytes: Vec<u8>,
-    /// It is passed on.
-    open: bool,
+    passes: Passes,
+    is_over: bool,
     launcher: Arc<dyn Launch>,
+}
+
+/// What of it is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passes {
+    Nothing,
+    Questions,
+    All,
 }
 
 impl Complaints {
     fn collect(mut stream: ChildStderr, launcher: Arc<dyn Launch>) -> std::io::Result<Self> {
-        let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), open: false, launcher }));
+        let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), passes: Passes::Nothing, is_over: false, launcher }));
         let into = Arc::clone(&held);
         std::thread::Builder::new().name("launcher".to_owned()).stack_size(64 << 10).spawn(move || {
             let mut piece = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut piece) {
                 let mut held = into.lock().expect("no panic with it locked");
                 held.bytes.extend(&piece[..count]);
-                if held.open || held.bytes.len() > HELD_BYTES_MAX {
-                    held.pass_on();
+                if held.bytes.len() > HELD_BYTES_MAX {
+                    held.passes = Passes::All;
                 }
+                held.pass_on();
             }
+            into.lock().expect("no panic with it locked").is_over = true;
         })?;
         Ok(Self(held))
     }
 
-    fn release(&self) {
-        self.0.lock().expect("no panic with it locked").pass_on();
+    fn pass_on(&self, passes: Passes) {
+        let mut held = self.0.lock().expect("no panic with it locked");
+        held.passes = passes;
+        held.pass_on();
     }
 
     fn take_last_line(&self) -> Option<String> {
@@ -293,19 +329,29 @@ impl Complaints {
         let bytes = std::mem::take(&mut held.bytes);
         let text = String::from_utf8_lossy(&bytes);
         let is_word = |line: &&str| line.contains(char::is_alphanumeric) && !held.launcher.is_noise(line);
-        text.lines().rev().map(str::trim).find(is_word).map(str::to_owned)
+        let mut lines = text.lines().rev().map(str::trim).filter(is_word).peekable();
+        let last = lines.peek().copied();
+        lines.find(|line| held.launcher.explains(line) != Some(Explains::Nothing)).or(last).map(str::to_owned)
     }
 }
 
 impl Held {
     fn pass_on(&mut self) {
-        self.open = true;
-        let is_noise =
-            |line: &[u8]| std::str::from_utf8(line).is_ok_and(|line| self.launcher.is_noise(line.trim_end()));
-        let lines = self.bytes.split_inclusive(|&byte| byte == b'\n').filter(|line| !is_noise(line));
+        if self.passes == Passes::Nothing {
+            return;
+        }
+        let (mut passed, mut kept) = (Vec::new(), Vec::new());
+        for line in self.bytes.split_inclusive(|&byte| byte == b'\n') {
+            let text = std::str::from_utf8(line).unwrap_or_default().trim_end();
+            if self.passes == Passes::Questions && self.launcher.explains(text).is_some() {
+                kept.extend(line);
+            } else if !self.launcher.is_noise(text) {
+                passed.extend(line);
+            }
+        }
         // Where our own standard error is closed nobody is listening.
-        let _ = std::io::stderr().write_all(&lines.collect::<Vec<_>>().concat());
-        self.bytes.clear();
+        let _ = std::io::stderr().write_all(&passed);
+        self.bytes = kept;
     }
 }
 
@@ -368,5 +414,44 @@ mod tests {
             said = launched.process.last_complaint();
         }
         assert_eq!(said.as_deref(), Some("no such host"));
+    }
+
+    #[test]
+    fn of_what_ssh_says_as_it_fails_the_cause_is_at_hand_also_after_it_might_have_asked() {
+        const CUT: &str = "kex_exchange_identification: Connection closed by remote host\r\n\
+                           Connection closed by UNKNOWN port 65535\r\n";
+        const ADDED: &str = "Warning: Permanently added 'gate' (ED25519) to the list of known hosts.\r\n";
+        let scratch = tempfile::tempdir().expect("a directory");
+        let program = scratch.path().join("ssh");
+        std::fs::write(&program, "#!/bin/sh\ncat >&2\nexit 255\n").expect("room");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).expect("ours");
+        for (says, expected) in [
+            (format!("ssh: connect to host gate port 22: No route to host\r\n{CUT}"), "No route to host"),
+            (
+                format!("{ADDED}channel 0: open failed: connect failed: refused\r\nstdio forwarding failed\r\n{CUT}"),
+                "refused",
+            ),
+            ("Connection closed by 10.0.0.1 port 22\r\n".to_owned(), "closed by 10.0.0.1"),
+            (format!("{ADDED}me@gate: Permission denied (publickey).\r\n{CUT}"), "me@gate: Permission denied"),
+            (format!("{ADDED}{CUT}"), "Connection closed by UNKNOWN port 65535"),
+        ] {
+            for may_ask in [false, true] {
+                let launcher = Launcher::new(program.as_os_str(), Vec::new()).expect("words");
+                let mut launched = launcher.start(OsStr::new("h"), OsStr::new("agent")).expect("sh");
+                if may_ask {
+                    launched.process.let_ask();
+                }
+                launched.stdin.write_all(says.as_bytes()).expect("cat");
+                drop(launched.stdin);
+                assert_eq!(launched.process.wait(Duration::from_secs(20)), Some(255));
+                let until = Instant::now() + Duration::from_secs(20);
+                while !launched.process.has_said_all() && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                let said = launched.process.last_complaint().unwrap_or_default();
+                assert!(said.contains(expected), "{may_ask}: {said}");
+            }
+        }
     }
 }

@@ -147,6 +147,9 @@ pub(super) enum NotBegun {
 /// What ssh ends with where it is the connection that failed; and what a shell says of a command ended by a signal is less.
 const SSH_FAILED: i32 = 255;
 
+/// How long its last words may take to come, once it has ended.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
+
 /// What ssh says where it would have asked.
 const WOULD_ASK: [&str; 2] = ["Permission denied", "Host key verification failed"];
 
@@ -340,7 +343,7 @@ impl Remote {
             return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
         }
         self.released = true;
-        self.running.iter().for_each(|running| running.process.release());
+        self.running.iter().for_each(|running| running.process.let_ask());
         Ok(())
     }
 
@@ -386,13 +389,12 @@ impl Remote {
             }
             self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
             self.is_reached = self.exit.is_none_or(|code| code < SSH_FAILED);
-            // The last words may still be in the pipe.
-            let until = Instant::now() + Duration::from_millis(50);
-            complaint = process.last_complaint();
-            while complaint.is_none() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(5));
-                complaint = process.last_complaint();
+            // The last words may still be in the pipe, which a process in the background may keep open.
+            let until = Instant::now() + LAST_WORDS_MAX;
+            while !process.has_said_all() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(2));
             }
+            complaint = process.last_complaint();
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
         if self.is_unasking && would_ask {

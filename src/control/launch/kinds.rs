@@ -4,10 +4,34 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
-use super::{Launch, Launcher};
+use super::{Explains, Launch, Launcher};
 
 /// Has ssh end a connection on which nothing has come for 45 s, though it was asked for.
 const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
+
+/// What ssh says of its own failure: how a line begins, or, of the second, what is in it.
+const SSH_CAUSES: [&str; 7] = [
+    "ssh: connect to host ",
+    "ssh: Could not resolve hostname ",
+    "channel 0: open failed: ",
+    "Host key verification failed",
+    "Connection closed by ",
+    "Connection reset by ",
+    "Received disconnect from ",
+];
+const SSH_REFUSED: &str = ": Permission denied (";
+
+/// What it says where the command that was to connect it has failed, and has said why; and what it has done before.
+const SSH_FOLLOWS: [&str; 8] = [
+    "Connection closed by UNKNOWN port",
+    "Connection reset by UNKNOWN port",
+    "banner exchange: Connection to UNKNOWN port",
+    "kex_exchange_identification: ",
+    "ssh_exchange_identification: ",
+    "stdio forwarding failed",
+    "Disconnected from ",
+    "Warning: Permanently added ",
+];
 
 /// A task of Slurm's on one node. `--overlap`: beside other tasks of the allocation, which have all of its processors.
 /// `--unbuffered`: else what is no whole line waits in the daemon at the other end. `--mpi=none`, `--cpu-bind=none`: it is
@@ -92,6 +116,17 @@ impl Launch for Shell {
         let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
         let same = || Self { words: self.words.clone(), options: [&quiet, &self.options[..]].concat() };
         is_ssh.then(|| Launcher(Arc::new(same())))
+    }
+
+    fn explains(&self, line: &str) -> Option<Explains> {
+        let begins = |beginnings: &[&str]| beginnings.iter().any(|beginning| line.starts_with(beginning));
+        if !self.is_ssh() {
+            None
+        } else if begins(&SSH_FOLLOWS) {
+            Some(Explains::Nothing)
+        } else {
+            (begins(&SSH_CAUSES) || line.contains(SSH_REFUSED)).then_some(Explains::Cause)
+        }
     }
 }
 

@@ -29,9 +29,10 @@ pub(crate) fn reason(error: &Error) -> String {
             let similar = text(ContextKind::SuggestedArg).into_iter().find(|similar| is_slip(&name, similar));
             match similar {
                 Some(similar) => format!("no option {name}; did you mean {similar}?"),
-                None if ["-p", "-P"].contains(&&*name) && has_own_port(error) => {
-                    format!("no option {name}; PORT is written without")
-                }
+                None if has_own_port(error) => match of_nc(&name) {
+                    Some(instead) => format!("no option {name}; {instead}"),
+                    None => format!("no option {name}"),
+                },
                 None if name == "-p" => "no option -p; ssh's port is -P PORT".to_owned(),
                 None => format!("no option {name}"),
             }
@@ -90,6 +91,23 @@ fn has_own_port(error: &Error) -> bool {
     ["rdsend ", "rdrecv "].iter().any(|name| usage.contains(name))
 }
 
+/// What nc's or mbuffer's letter is at `rdsend` and `rdrecv`.
+fn of_nc(letter: &str) -> Option<&'static str> {
+    let instead = match letter {
+        "-p" | "-P" => "PORT is written without",
+        "-l" | "-I" => "rdrecv PORT listens",
+        "-O" => "rdsend HOST PORT sends",
+        "-N" => "the end of the stream is always passed on",
+        "-w" => "rdsend has --connect-timeout SECONDS, rdrecv --wait SECONDS",
+        "-k" => "rdrecv takes one stream; the unit rdrecv@PORT of systemd waits for the next one",
+        "-m" => "memory is --buffer SIZE",
+        "-s" => "blocks are --chunk SIZE",
+        "-r" | "-R" => "the rate is rdsend --bwlimit RATE",
+        _ => return None,
+    };
+    Some(instead)
+}
+
 fn texts(value: &ContextValue) -> Vec<String> {
     match value {
         ContextValue::String(text) => vec![text.clone()],
@@ -143,6 +161,12 @@ mod tests {
             ("rdcp --recrusive", "no option --recrusive; did you mean --recursive? see --help"),
             ("rddoctor -p 22 h", "no option -p; ssh's port is -P PORT; see --help"),
             ("rdrecv -p 5000", "no option -p; PORT is written without; see --help"),
+            ("rdrecv -l 5000", "no option -l; rdrecv PORT listens; see --help"),
+            (
+                "rdsend -w 3 h 5000",
+                "no option -w; rdsend has --connect-timeout SECONDS, rdrecv --wait SECONDS; see --help",
+            ),
+            ("rdsend -Z h 5000", "no option -Z; see --help"),
             ("rddoctor a b", "unexpected argument b; see --help"),
             ("rdsend a 1 k f g", "too many arguments: g; see --help"),
             ("rdcp a b --transport foo", "--transport foo: it takes auto, rdma, prefer-rdma, tcp; see --help"),

@@ -270,7 +270,7 @@ fn homes_in_which_no_program_can_be_kept() {
     for (options, parts) in [
         ("noexec", &["DIR/home there is mounted noexec", "install rdma-pipe there", "--agent"][..]),
         ("ro", &["Read-only file system", "--agent"]),
-        ("rw", &["No space left on device", "--agent"]),
+        ("rw", &["/rdma-pipe there: No space left on device", "--agent"]),
     ] {
         let far = Far::with(&mounted(options), "");
         let directory = far.0.path().to_str().expect("UTF-8").to_owned();
@@ -296,7 +296,7 @@ fn hosts_that_it_does_not_fit() {
         ("getconf", "exit 1", &["it has no glibc", "install"]),
         ("sha256sum", "exit 127", &["did not arrive whole"]),
         ("head", "exec /usr/bin/head -c 1000", &["did not arrive whole", "try again"]),
-        ("head", "echo head: Disk quota exceeded >&2; exit 1", &["head: Disk quota exceeded", "--agent"]),
+        ("head", "echo head: Disk quota exceeded >&2; exit 1", &["rdma-pipe there: Disk quota exceeded", "--agent"]),
         ("mktemp", "echo no names; exit 1", &["no names", "--agent"]),
     ] {
         let far = Far::new();

@@ -13,7 +13,7 @@ use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::Reporter;
 use crate::control::frames::Report;
-use crate::fault::{Exit, Failure, escaped, os_number};
+use crate::fault::{Exit, Failure, escaped, os_number, printable};
 use crate::job::check::{Check, Stopped};
 use crate::job::copy::entries as entries_words;
 use crate::job::name_at;
@@ -152,7 +152,7 @@ impl Checking<'_> {
                 Some(Failure::new(Exit::Integrity, line))
             }
             (Err(Stopped::Manifest(reason)), _) => {
-                let line = format!("cannot read the manifest {}: {}", escaped(file), escaped(OsStr::new(&reason)));
+                let line = format!("cannot read the manifest {}: {}", escaped(file), printable(&reason));
                 Some(Failure::new(Exit::Source, line).about("".as_ref(), file.as_bytes(), 0))
             }
             (Err(Stopped::Failed(failure)), _) => Some(failure),

@@ -291,3 +291,10 @@ impl Job {
         come
     }
 }
+
+/// Some of several hosts have failed, and the others have what was sent.
+pub(super) fn some_failed(failed: usize, count: usize) -> Failure {
+    let left = count - failed;
+    let have = if left == 1 { "has" } else { "have" };
+    Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} {have} it all"))
+}

@@ -305,7 +305,7 @@ impl<'a> Copy<'a> {
                 placed => self.copy_stream(*from, first, to, placed),
             };
             if !matches!(ended, Ok((_, None))) {
-                self.tell_kept();
+                self.tell_kept("not finished");
             }
             self.hop = None;
             self.job.forget_hops();

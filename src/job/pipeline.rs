@@ -602,7 +602,7 @@ impl<'a> Pipeline<'a> {
                 let named = signal_hook::low_level::signal_name(signal).map(|name| format!(" ({name})"));
                 Some(Failure::new(exit, format!("{name} was killed by signal {signal}{}", named.unwrap_or_default())))
             }
-            (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} ended, and nobody says how"))),
+            (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} exited without reporting a status"))),
         }
     }
 }

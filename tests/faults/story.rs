@@ -9,12 +9,13 @@ use crate::rig::lab::{Lab, Marked, marked};
 use crate::rig::{Ended, Process, Random};
 
 /// What is told of the lanes while a session goes on, or of what is left, which is not how it ended.
-const NOTICES: [&str; 6] = [
+const NOTICES: [&str; 7] = [
     "; trying for ",
     " again; going on",
     "waiting on port ",
     " data goes through ",
     "interrupted; ",
+    "not finished; ",
     " more lines like that",
 ];
 

@@ -17,6 +17,7 @@ use crate::control::frames::{
 use crate::control::join::Joiner;
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure};
+use crate::job::arrivals::some_failed;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
@@ -583,10 +584,7 @@ impl Copy<'_> {
             (failed, _) if failed == count => {
                 Some(Failure::new(first.unwrap_or(Exit::Partial), format!("none of {count} hosts has got it")))
             }
-            (failed, _) => {
-                let left = count - failed;
-                Some(Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} have it all")))
-            }
+            (failed, _) => Some(some_failed(failed, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
             amount,

@@ -14,7 +14,7 @@ impl Copy<'_> {
     /// Tells all ends that this signal ends the copy, and waits until they have ended.
     pub(super) fn interrupt(&mut self, number: u8) -> Failure {
         let have_ended = self.stop_all(number);
-        if self.hop.is_some() && self.plan.destination != Spec::Standard && !self.tell_kept() {
+        if self.hop.is_some() && self.plan.destination != Spec::Standard && !self.tell_kept("interrupted") {
             self.say(match have_ended {
                 true => "interrupted; nothing kept to resume",
                 false => "interrupted; not all ends have answered: run again to resume what they have kept",
@@ -23,15 +23,15 @@ impl Copy<'_> {
         Failure::silent(Exit::Signal(number))
     }
 
-    /// Says what a copy that was given up has left, if anything.
-    pub(super) fn tell_kept(&mut self) -> bool {
+    /// Says what a copy that was given up, or has failed, has left, if anything.
+    pub(super) fn tell_kept(&mut self, how: &str) -> bool {
         let Some(Kept { path, others, bytes }) = self.kept.take() else { return false };
         let Some(hop) = self.hop else { return false };
         let path = self.name(self.job.hops[hop].host(Side::To), &path);
         let others = if others > 0 { format!(" and {others} more") } else { String::new() };
         self.say(&match bytes {
-            0 => format!("interrupted; nothing of use kept in {path}{others}, run again to start over"),
-            _ => format!("interrupted; {} kept in {path}{others}, run again to resume", size_words(bytes)),
+            0 => format!("{how}; nothing of use kept in {path}{others}, run again to start over"),
+            _ => format!("{how}; {} kept in {path}{others}, run again to resume", size_words(bytes)),
         });
         true
     }

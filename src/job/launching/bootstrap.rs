@@ -197,7 +197,7 @@ impl Request {
              $t 2>/dev/null </dev/null || {{ m=$(df -P . 2>/dev/null | tail -n 1); m=/${{m##* /}}; \
              grep -q \" $m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$m\"; no exec \"$d\"; }}; \
              echo \"{MARK}want $(uname -s) $(uname -m) $(getconf GNU_LIBC_VERSION 2>/dev/null)\"; \
-             e=$( (head -c $n >$t) 2>&1) || no write \"$e\"; \
+             e=$( (head -c $n >$t) 2>&1) || no write \"$d there: ${{e##*: }}\"; \
              is_right $t || no cut; \
              e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
              [ -L $f ] && rm -f $f; \

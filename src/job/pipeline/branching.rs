@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::{END_MAX, Pipeline, grammar};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
+use crate::job::arrivals::some_failed;
 use crate::job::copy::broadcast::branches::{Branches, Feed, Lag, Standing};
 use crate::job::event::{self, Event};
 use crate::job::told;
@@ -181,10 +182,7 @@ impl Pipeline<'_> {
                 let line = format!("none of {count} hosts has taken it all");
                 Some(Failure::new(failures[0].exit, line))
             }
-            failed => {
-                let left = count - failed;
-                Some(Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} have it all")))
-            }
+            failed => Some(some_failed(failed, count)),
         }
     }
 

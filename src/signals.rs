@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
 use signal_hook::iterator::{Handle, Signals};
 
+/// A signal that comes again so soon is the same: timeout(1) sends its own to the command and to the group that it is in.
+/// Who asks twice takes longer.
+const SAME_WITHIN: Duration = Duration::from_millis(200);
+
 /// Signals are given on as long as this is kept; then they come to nothing.
 #[must_use]
 pub(crate) struct Forwarding(Handle);
@@ -37,14 +41,24 @@ pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + '
     let mut signals = Signals::new(handled.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))?;
     let forwarding = Forwarding(signals.handle());
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
+        let mut last = None;
         for signal in signals.forever() {
             // The write to a file that has grown too long for a limit of ours fails, and says so.
-            if signal != SIGXFSZ && !handle(signal) {
+            if signal != SIGXFSZ && is_new(&mut last, signal, Instant::now()) && !handle(signal) {
                 return;
             }
         }
     })?;
     Ok(forwarding)
+}
+
+/// Whether a signal is none that was given on just before; then it is the `last` that was.
+fn is_new(last: &mut Option<(i32, Instant)>, signal: i32, now: Instant) -> bool {
+    let is_same = last.is_some_and(|(same, when)| same == signal && now.duration_since(when) < SAME_WITHIN);
+    if !is_same {
+        *last = Some((signal, now));
+    }
+    !is_same
 }
 
 /// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).
@@ -61,5 +75,20 @@ pub(crate) fn stop_here() {
     if last.is_none_or(|last| last.elapsed() > Duration::from_secs(1)) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
         *last = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_comes_twice_at_once_is_one() {
+        let (mut last, begin) = (None, Instant::now());
+        let mut is_new = |signal, ms| is_new(&mut last, signal, begin + Duration::from_millis(ms));
+        assert!(is_new(SIGTERM, 0), "the first");
+        assert!(!is_new(SIGTERM, 1) && !is_new(SIGTERM, 150), "the same");
+        assert!(is_new(SIGINT, 160), "another");
+        assert!(!is_new(SIGINT, 300) && is_new(SIGINT, 400), "one that is held down is asked twice");
     }
 }

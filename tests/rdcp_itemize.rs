@@ -40,8 +40,9 @@ fn itemized(lab: &Lab, (from, to): (&str, &str), name: &str) -> Command {
 #[test]
 fn a_reader_may_take_its_time() {
     let lab = wide();
-    for (number, way) in WAYS.into_iter().enumerate() {
-        let mut process = Process::spawn(&mut itemized(&lab, way, &format!("copy{number}")));
+    let check = &|(number, way): (usize, (&str, &str))| {
+        let name = format!("copy{number}");
+        let mut process = Process::spawn(&mut itemized(&lab, way, &name));
         std::thread::sleep(Duration::from_millis(4500));
         assert!(process.is_running(), "{way:?}: {}", process.stderr());
         let lines: Vec<String> = BufReader::new(process.stdout()).lines().map(|line| line.expect("text")).collect();
@@ -50,12 +51,17 @@ fn a_reader_may_take_its_time() {
         assert_eq!(lines.iter().filter(|line| line.starts_with(&format!("{letter}f+++++++++ 0"))).count(), FILES);
         assert_eq!(lines.len(), FILES + 1, "and the directory");
         // What is the same is not told.
-        let mut again = Process::spawn(&mut itemized(&lab, way, &format!("copy{number}")));
+        let mut again = Process::spawn(&mut itemized(&lab, way, &name));
         let mut text = String::new();
         again.stdout().read_to_string(&mut text).expect("text");
         again.wait().expect(0);
         assert_eq!(text, "");
-    }
+    };
+    std::thread::scope(|scope| {
+        for one in WAYS.into_iter().enumerate() {
+            scope.spawn(move || check(one));
+        }
+    });
 }
 
 /// A signal is heeded while nobody reads, and one who closes the output ends the copy.

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use super::facts::{Address, Facts, RdmaAddress, Registration};
 use super::gather::{WANTED_BYTES, from_files};
@@ -81,8 +82,14 @@ fn address(text: &str) -> Address {
     Address::new(address.parse().expect("an address"), bits.parse().expect("a number"))
 }
 
-/// The facts of a recorded host.
+/// The facts of a recorded host, which is put on the disk once.
 pub(crate) fn facts(name: &str) -> Facts {
+    static KNOWN: Mutex<BTreeMap<String, Facts>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.entry(name.to_owned()).or_insert_with(|| gathered(name)).clone()
+}
+
+fn gathered(name: &str) -> Facts {
     let mut tree = Tree::default();
     tree.read(name);
     let directory = tempfile::tempdir().expect("a directory");

@@ -308,6 +308,11 @@ pub struct TreeOptions {
     #[n(67)]
     #[cbor(default)]
     pub omit_dir_times: bool,
+    /// Make all directories above DST that are missing
+    #[arg(long, overrides_with = "mkpath")]
+    #[n(68)]
+    #[cbor(default)]
+    pub mkpath: bool,
     /// Stay on the file system that SRC is on; directories on which others are mounted are copied empty
     #[arg(short = 'x', long, overrides_with = "one_file_system")]
     #[n(40)]
@@ -482,6 +487,7 @@ impl Default for TreeOptions {
             specials: true,
             prune_empty_dirs: false,
             omit_dir_times: false,
+            mkpath: false,
             in_place: false,
             append_verify: false,
             fsync: false,

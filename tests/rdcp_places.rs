@@ -363,7 +363,26 @@ fn the_last_directory_is_made() {
         copy(&[], &["a", "b"], lab.at(to, "none/new")).expect(6).one_line("rdcp", &["none", "errno 2", "mkdir -p"]);
         copy(&["-n"], &["a", "b"], lab.at(to, "none")).expect(0);
         copy(&[], &["nope"], lab.at(to, "none/")).expect(5);
+        // All of it where that is asked for.
+        copy(&["--mkpath", "-n"], &["a"], lab.at(to, "none/of/it/")).expect(0);
+        copy(&["--mkpath", "-n", "--sync", "-r"], &["d/"], lab.at(to, "none/of/it")).expect(0);
+        copy(&["--mkpath"], &["nope"], lab.at(to, "none/of/it")).expect(5);
+        copy(&["--mkpath"], &["a"], lab.at(to, "a/b/c")).expect(6).one_line("rdcp", &["a is not one"]);
         assert!(!lab.join("none").exists());
+        copy(&["--mkpath"], &["a"], lab.at(to, "all/of/it")).expect(0);
+        copy(&["--mkpath"], &["a", "b"], lab.at(to, "made/of/all")).expect(0);
+        copy(&["--mkpath", "-r"], &["d"], lab.at(to, "made/./of/../of/a/tree")).expect(0);
+        copy(&["--mkpath", "--sync", "-r"], &["d/"], lab.at(to, "made/of/what/is")).expect(0);
+        copy(&["--mkpath", "--sync", "-r"], &["d"], lab.at(to, "made/of/what/is not/")).expect(0);
+        for (name, text) in [
+            ("all/of/it", "a"),
+            ("made/of/all/b", "b"),
+            ("made/of/a/tree/x", "d/x"),
+            ("made/of/what/is/x", "d/x"),
+            ("made/of/what/is not/d/x", "d/x"),
+        ] {
+            holds(&lab.join(name), text.as_bytes());
+        }
         no_temporaries(lab.0.path());
     }
     // A FIFO is read, and becomes a file in it.

@@ -112,12 +112,15 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
             }
             let placed = named(&path);
             let parent = Path::new(OsStr::from_bytes(&placed.directory));
-            let is_missing = || {
-                let found = std::fs::symlink_metadata(bare(parent));
+            let is_missing = |path: &Path| {
+                let found = std::fs::symlink_metadata(bare(path));
                 found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
             };
             // The first generation: the directory of them is made as well.
-            let looked_at = if asked.is_generation && is_missing() { above(parent) } else { parent };
+            let mut looked_at = if asked.is_generation && is_missing(parent) { above(parent) } else { parent };
+            while asked.makes_path && is_missing(looked_at) && above(looked_at) != looked_at {
+                looked_at = above(looked_at);
+            }
             match std::fs::metadata(looked_at) {
                 Ok(metadata) if !metadata.is_dir() => return Err(no_directory(&path, looked_at)),
                 Err(error) => return Err(unwritable(bare(looked_at), &error)),
@@ -214,7 +217,7 @@ impl Drop for Made {
 }
 
 /// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there. Nothing is made above
-/// it, but the directory of generations above the first of them.
+/// it, but the directory of generations above the first of them, and with `--mkpath` all that is missing.
 ///
 /// # Errors
 ///
@@ -223,8 +226,22 @@ pub(crate) fn make(directory: &[u8], options: &TreeOptions) -> Result<Option<Mad
     let path = Path::new(OsStr::from_bytes(directory));
     let generations = &options.generations;
     let is_generation = generations.snapshot.is_some() && !generations.session.is_dst;
-    let first = if is_generation { make_one(above(path), None)?.map(Box::new) } else { None };
+    let first = match () {
+        () if options.mkpath => make_above(path)?,
+        () if is_generation => make_one(above(path), None)?.map(Box::new),
+        () => None,
+    };
     make_one(path, first)
+}
+
+/// Makes the directories above a path that are missing.
+fn make_above(path: &Path) -> Result<Option<Box<Made>>, IoFact> {
+    let above = above(path);
+    if above == path || above.is_dir() {
+        return Ok(None);
+    }
+    let first = make_above(above)?;
+    Ok(make_one(above, first)?.map(Box::new))
 }
 
 fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFact> {
@@ -343,6 +360,7 @@ mod tests {
                 sources: sources.iter().map(|name| self.find(name)).collect(),
                 same_kernel: true,
                 is_generation: false,
+                makes_path: false,
             };
             let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
             let target = target(&placed, &asked.sources[0]);
@@ -407,6 +425,7 @@ mod tests {
             sources: sources.iter().map(|name| scratch.find(name)).collect(),
             same_kernel: true,
             is_generation: false,
+            makes_path: false,
         };
         let real = std::fs::canonicalize(&scratch.0).expect("a directory");
         std::fs::create_dir(real.join("to")).expect("a directory");
@@ -486,6 +505,7 @@ mod tests {
             sources: vec![Found { device: 0, inode: 0, ..scratch.find("dir/below") }],
             same_kernel: false,
             is_generation: false,
+            makes_path: false,
         };
         assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
     }
@@ -519,6 +539,7 @@ mod tests {
                 sources: sources.iter().map(|name| scratch.find(name)).collect(),
                 same_kernel: true,
                 is_generation: true,
+                makes_path: false,
             };
             place(&asked, false).map(|placed| placed.directory).map_err(|fault| (fault.exit, fault.errno))
         };

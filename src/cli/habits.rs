@@ -252,7 +252,6 @@ const WORDS: &[(&str, Here)] = &[
         "--remove-source-files",
         Here::Refused("rdcp deletes nothing at SRC; after exit code 0, which says that all was copied, rm does"),
     ),
-    ("--mkpath", Here::Refused("the last directory is made for several sources; mkdir -p makes those above it")),
     ("--compress-level=", Here::Refused(COMPRESSES)),
     ("--compress-choice=", Here::Refused(COMPRESSES)),
     ("--zl=", Here::Refused(COMPRESSES)),

@@ -94,6 +94,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         sources: vec![found.clone()],
         same_kernel: true,
         is_generation: false,
+        makes_path: false,
     };
     let stage = Stage {
         number: 2,

@@ -80,6 +80,10 @@ pub struct Place {
     /// It is a generation (`--snapshot`) in a directory of them, which is made where that is missing.
     #[n(5)]
     pub is_generation: bool,
+    /// All directories above DST are made where they are missing: `--mkpath`.
+    #[n(6)]
+    #[cbor(default)]
+    pub makes_path: bool,
 }
 
 /// The answer to [`Place`].

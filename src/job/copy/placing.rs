@@ -317,6 +317,8 @@ impl Copy<'_> {
             same_kernel: !(standard || self.plan.only.is_some() && side == HERE)
                 && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
             is_generation,
+            // A stream opens what is there.
+            makes_path: self.plan.tree.mkpath && !standard && !some.iter().any(|(_, found)| is_read(found)),
         })
     }
 

@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -89,7 +89,12 @@ fn main() -> ExitCode {
         let name = if is_missing { format!("{name} (needs tests/testbed/slurm)") } else { name.to_owned() };
         trials.push(Trial::test(name, case).with_ignored_flag(is_missing));
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // Nothing ends what a static holds.
+    if let Ok(mut sshd) = SSHD.lock() {
+        sshd.take();
+    }
+    conclusion.exit_code()
 }
 
 fn is_installed(program: &str) -> bool {
@@ -129,6 +134,8 @@ fn node() -> String {
     "h2".to_owned()
 }
 
+static SSHD: Mutex<Option<Arc<Sshd>>> = Mutex::new(None);
+
 /// An sshd on this host, for all cases.
 struct Sshd {
     scratch: Scratch,
@@ -136,9 +143,9 @@ struct Sshd {
     _server: Process,
 }
 
-fn sshd() -> &'static Sshd {
-    static SSHD: OnceLock<Sshd> = OnceLock::new();
-    SSHD.get_or_init(|| {
+fn sshd() -> Arc<Sshd> {
+    let mut sshd = SSHD.lock().expect("it has started before");
+    let started = sshd.get_or_insert_with(|| {
         let scratch = Scratch::new();
         if fs::create_dir_all("/run/sshd").is_err() {
             assert_ne!(rustix::process::getuid().as_raw(), 0, "root can make it");
@@ -167,8 +174,9 @@ fn sshd() -> &'static Sshd {
         command.args(["-D", "-e", "-f", &path("sshd_config")]).stdin(Stdio::null()).stdout(Stdio::null());
         let server = Process::spawn(&mut command);
         server.line_with("listening on");
-        Sshd { scratch, port, _server: server }
-    })
+        Arc::new(Sshd { scratch, port, _server: server })
+    });
+    Arc::clone(started)
 }
 
 fn ssh() -> Launcher {

@@ -50,11 +50,11 @@ impl Firewall {
         // Rules are asked in order, and the one that says what is local comes first.
         firewall.rule(&["add", "pref", "100", "lookup", "local"]);
         firewall.rule(&["del", "pref", "0"]);
-        firewall.rule(&["add", "pref", "10", "iif", "e0", "ipproto", "tcp", "dport", SHUT, "blackhole"]);
+        firewall.rule(&["add", "pref", "10", "iif", "e0", "ipproto", "6", "dport", SHUT, "blackhole"]);
         for verb in [&["add", "pref", "100", "lookup", "local"][..], &["del", "pref", "0"]] {
             firewall.ip(&[&["-6", "rule"], verb].concat());
         }
-        firewall.ip(&["-6", "rule", "add", "pref", "10", "iif", "e0", "ipproto", "tcp", "dport", SHUT, "blackhole"]);
+        firewall.ip(&["-6", "rule", "add", "pref", "10", "iif", "e0", "ipproto", "6", "dport", SHUT, "blackhole"]);
         firewall
     }
 

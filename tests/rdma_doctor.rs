@@ -179,7 +179,7 @@ fn siw_a_firewall_that_shuts_rdma_out() {
             }
         }
     };
-    let shut = "add pref 10 iif e0 ipproto tcp dport 45000-45009 blackhole";
+    let shut = "add pref 10 iif e0 ipproto 6 dport 45000-45009 blackhole";
     for host in [1, 2] {
         rules(host, &["add pref 100 lookup local", "del pref 0", shut]);
     }

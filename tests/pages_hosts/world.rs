@@ -54,6 +54,10 @@ pub struct World {
     servers: Vec<Process>,
 }
 
+/// Where a host has this project. Lines that are typed there change a layer of their own, and what is taken away for another
+/// page is nowhere near.
+const PROJECT: &str = "/project";
+
 /// Makes the root of a host, in its own mount namespace: ROOT, the built programs' directory, and this project.
 const MAKE_ROOT: &str = r#"set -eu
 root=$1 built=$2 project=$3 files=$4
@@ -66,9 +70,10 @@ for place in proc sys dev; do mount --rbind "/$place" "$place"; done
 for place in root run srv tmp; do mount -t tmpfs -o mode=700 none "$place"; done
 chmod 1777 tmp
 rm -rf data var/zfs built usr/local/bin/rd*
-mkdir -p run/sshd data var/zfs built/release root/.ssh ".$project"
-mount --bind "$project" ".$project"
+mkdir -p run/sshd data var/zfs built/release root/.ssh project "$root/project" "$root/project.work"
+mount -t overlay -o "lowerdir=$project,upperdir=$root/project,workdir=$root/project.work" none project
 mount --bind "$built" built/release
+mount -o remount,ro,bind built/release
 cp "$files"/etc_hosts etc/hosts
 cp "$files"/host_key "$files"/sshd_config run/
 cp "$files"/user_key "$files"/ssh_config root/.ssh/
@@ -180,8 +185,7 @@ impl World {
         let mut command = Command::new("chroot");
         command.arg(self.root(host).join("all")).args(["env", "-i", "HOME=/root", "LANG=C.UTF-8", "TERM=dumb"]);
         command.args(["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "CARGO_TARGET_DIR=/built"]);
-        command
-            .args([concat!("PROJECT=", env!("CARGO_MANIFEST_DIR")), "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes"]);
+        command.args(["PROJECT=/project", "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes"]);
         command.args(["bash", "-o", "pipefail", "-c"]).arg(format!("cd {directory} && {line}"));
         command
     }
@@ -189,7 +193,7 @@ impl World {
     pub fn start(&self, host: u32, line: &str) -> Process {
         // The project's own lines are typed in the project.
         let is_make = line.split_whitespace().any(|word| word == "make");
-        let directory = if is_make { env!("CARGO_MANIFEST_DIR") } else { "~" };
+        let directory = if is_make { PROJECT } else { "~" };
         Process::spawn(on(host, &self.typed(host, line, directory)).stdin(Stdio::null()).stdout(Stdio::piped()))
     }
 

@@ -19,7 +19,7 @@ pub(crate) mod waits;
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -52,6 +52,18 @@ pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
         stat.st_size = seek(&file, SeekFrom::End(0))? as i64;
     }
     Ok(stat)
+}
+
+/// Opens a directory or file to be read, without changing the time at which it was last read where we may.
+pub(crate) fn open_quietly<P: rustix::path::Arg + Copy>(
+    at: impl AsFd,
+    name: P,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    match openat(&at, name, flags | OFlags::NOATIME, Mode::empty()) {
+        Err(Errno::PERM) => openat(&at, name, flags, Mode::empty()),
+        opened => opened,
+    }
 }
 
 /// What tells a file from all others that are there at the same time: its device and number.

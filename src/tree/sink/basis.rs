@@ -18,9 +18,8 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
-use super::rehearse::open_quietly;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, described, identity, read_up_to, write_at};
+use crate::fs::{HASH_READ_BYTES, described, identity, open_quietly, read_up_to, write_at};
 
 /// Bytes that a thread takes at once to copy, and that are worth one more thread.
 const FILL_BYTES: u64 = 16 << 20;

@@ -15,10 +15,9 @@ use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
-use super::rehearse::open_quietly;
 use super::{Shared, itemize};
 use crate::fs::metadata::{itself, open_up, restore_times};
-use crate::fs::{Identity, identity, is_temporary_name, partial, unlinked_anywhere};
+use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::{Names, errno_of};

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::directory::{OPEN, OpenDirectory};
-use super::rehearse::open_quietly;
+use crate::fs::open_quietly;
 use crate::tree::Fault;
 
 /// How often a path is opened again, of which something was renamed meanwhile.

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use super::directory::{OPEN, OpenDirectory, find};
 use super::itemize::{self, Coming};
 use super::{Shared, partial};
+use crate::fs::open_quietly;
 use crate::tree::entries::{Effect, FileKind, differs};
 use crate::tree::{FIRST_NAME_FAILED, Fault, metadata};
 
@@ -37,18 +38,6 @@ struct Planned {
 /// Entries that would change, by their paths.
 #[derive(Debug, Default)]
 pub(super) struct AllPlanned(HashMap<Vec<u8>, Planned>);
-
-/// Opens a directory or file to be read, without changing the time at which it was last read where we may.
-pub(super) fn open_quietly<P: rustix::path::Arg + Copy>(
-    at: impl AsFd,
-    name: P,
-    flags: OFlags,
-) -> Result<OwnedFd, Errno> {
-    match openat(&at, name, flags | OFlags::NOATIME, Mode::empty()) {
-        Err(Errno::PERM) => openat(&at, name, flags, Mode::empty()),
-        opened => opened,
-    }
-}
 
 /// A descriptor for a directory that is not there.
 pub(super) fn nowhere() -> Result<OwnedFd, Errno> {

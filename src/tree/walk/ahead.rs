@@ -10,18 +10,18 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender, TrySendError, WeakSender};
-use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, RawDir, fadvise, flistxattr, fstat, openat, statat};
+use rustix::fs::{Advice, AtFlags, FileType, OFlags, RawDir, fadvise, flistxattr, fstat, statat};
 use rustix::io::Errno;
 
 use super::place::{Level, Place};
 use super::{Recorder, WantedFile};
+use crate::fs::open_quietly;
 use crate::fs::waits::waits_of_thread;
 
 /// Requests that wait for a device at once; more are on their way, as reading is not waited for.
@@ -252,10 +252,7 @@ impl Job {
     fn open(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
         // Nothing is waited for, nor read of what has been put in its place.
         let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
-        match openat(&self.at, &self.name, flags | OFlags::NOATIME, Mode::empty()) {
-            Err(Errno::PERM) => openat(&self.at, &self.name, flags, Mode::empty()),
-            outcome => outcome,
-        }
+        open_quietly(&self.at, &*self.name, flags)
     }
 
     fn read(&self, shared: &Shared) -> Result<(), Errno> {

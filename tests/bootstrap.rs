@@ -141,6 +141,18 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
+fn who_waits_for_it_is_told_for_what() {
+    let far = Far::new();
+    far.program("bin/head", "#!/bin/sh\nsleep 2.5\nexec /usr/bin/head \"$@\"\n");
+    let ended = far.copy(&[]);
+    ended.expect(0);
+    let copied = far.line("rdcp", "far");
+    let copying = copied.replace("copied", "copying").replace(" to far", " to far, once");
+    assert_eq!(ended.stderr, copying + &copied);
+    far.arrived();
+}
+
+#[test]
 fn it_is_sent_once_and_in_one_connection() {
     let far = Far::new();
     far.sends();

@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, Read, Write};
 use std::sync::{Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
@@ -32,6 +32,9 @@ const MARK: &str = "rdma-pipe-bootstrap ";
 
 /// Bytes that are handed to the launcher at a time: each is a sign that the host takes them.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// Who waits for longer than this is told for what.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// Characters of a reason that the host gives, at most.
 const REASON_CHARS_MAX: usize = 300;
@@ -243,10 +246,7 @@ impl Request {
                 }
                 "want" => self.send(about, &mut stdin, heard)?,
                 "sent" => {
-                    let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));
-                    if let Some(remark) = self.choice.remark {
-                        remark(&format!("{command}: copied {AGENT} ({size}) to {}", self.label));
-                    }
+                    self.remark(|command, size| format!("{command}: copied {AGENT} ({size}) to {}", self.label))?;
                 }
                 "no" => return Err(self.refused(about)),
                 _ => {}
@@ -258,15 +258,28 @@ impl Request {
         (self.own)().map_err(|reason| self.choice.missing(&self.label, &format!(": {reason}")))
     }
 
+    /// Has a person read what is said by the command's name and the size of the program.
+    fn remark(&self, said: impl Fn(&str, &str) -> String) -> Result<(), Failure> {
+        if let Some(remark) = self.choice.remark {
+            remark(&said(self.choice.command, &megabytes(self.own()?.bytes.len())));
+        }
+        Ok(())
+    }
+
     /// Sends the program to a host that fits it. Whether it came through is in what the host says next.
     fn send(&self, host: &str, stdin: &mut File, heard: &Mutex<Instant>) -> Result<(), Failure> {
         let bytes = &self.own()?.bytes;
         if let Some(reason) = misfit(host, &Hello::ours(), glibc_needed(bytes)) {
             return Err(self.failed(&reason));
         }
+        let (began, mut is_slow) = (Instant::now(), false);
         for piece in bytes.chunks(PIECE_BYTES) {
             if stdin.write_all(piece).is_err() {
                 break;
+            }
+            if !is_slow && began.elapsed() >= SLOW {
+                is_slow = true;
+                self.remark(|command, size| format!("{command}: copying {AGENT} ({size}) to {}, once", self.label))?;
             }
             *heard.lock().expect("no panic with it locked") = Instant::now();
         }

@@ -62,11 +62,12 @@ impl Stream {
     }
 }
 
-/// After how many seconds the mean of a second stays at or above `least`.
+/// After how many seconds the mean of two stays at or above `least`. Of one second alone it would not: a chunk more or less
+/// is a twentieth of what a network carries in it.
 fn seconds_until(rates: &[f64], least: f64) -> f64 {
-    let second = (1.0 / STEP.as_secs_f64()) as usize;
+    let steps = (2.0 / STEP.as_secs_f64()) as usize;
     let is_low = |window: &[f64]| window.iter().sum::<f64>() / (window.len() as f64) < least;
-    let low = rates.windows(second).rposition(is_low).map_or(0, |at| at + 1);
+    let low = rates.windows(steps).rposition(is_low).map_or(0, |at| at + 1);
     low as f64 * STEP.as_secs_f64()
 }
 

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rd_proto::session::{LONG_LINE, Notice};
+use rd_proto::session::{LONG_LINE, Notice, TCP_LANES_DEFAULT};
 use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
@@ -573,7 +573,7 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// What a long line was given, or several, for a person; `None` for another.
+/// What a line was given, for a person; `None` where it was what every line begins with.
 fn line_line(summary: &Summary) -> Option<String> {
     let (lanes, rails) = (summary.lanes, summary.line.rails);
     let by = if rails > 1 { format!(" by {rails} networks") } else { String::new() };
@@ -583,7 +583,7 @@ fn line_line(summary: &Summary) -> Option<String> {
             round_trip.as_secs_f64() * 1e3,
             size_words(summary.line.buffer_bytes)
         )),
-        None => (rails > 1).then(|| format!("line: up to {lanes} connections{by}")),
+        None => (rails > 1 || lanes > TCP_LANES_DEFAULT.into()).then(|| format!("line: up to {lanes} connections{by}")),
     }
 }
 

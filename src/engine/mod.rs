@@ -216,6 +216,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         }
     };
     half.machine().begin_with_buffers(first);
+    half.machine().handle_processors(u16::try_from(crate::processors()).unwrap_or(u16::MAX));
     let shared = Arc::new(shared);
     let jobs = work::start(&shared, &post)?;
     let mut table: Vec<Option<Buffer>> = (0..count).map(|_| None).collect();

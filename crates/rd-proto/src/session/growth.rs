@@ -7,12 +7,12 @@
 
 use std::time::Duration;
 
-/// A line is long from this round trip on. Within a rack the processors decide, and what is tried there costs more than
-/// it shows.
+/// A line is long from this round trip on. On a shorter one the processors decide, each of which can serve a lane: no more
+/// are tried than there are.
 pub const LONG_LINE: Duration = Duration::from_millis(5);
 
 /// Lanes to begin with on a line of this round trip: until one lane has found its rate, a short copy is over.
-const FIRST: [(Duration, u16); 2] = [(Duration::from_millis(80), 8), (Duration::from_millis(20), 4)];
+const FIRST: [(Duration, u16); 2] = [(Duration::from_millis(80), 6), (Duration::from_millis(20), 4)];
 
 /// No fewer than this are tried.
 const LEAST: u16 = 2;
@@ -20,12 +20,21 @@ const LEAST: u16 = 2;
 /// The rate is measured over this time at least, and over two round trips.
 const INTERVAL_MIN: Duration = Duration::from_millis(500);
 
+/// On a short line, which has carried thousands of round trips by then.
+const SHORT_INTERVAL: Duration = Duration::from_millis(200);
+
 /// Two intervals in a row that differ by less than this part show that the lanes have found their rate.
 const SETTLED: f64 = 1.1;
 
-/// More lanes are kept that carry this much more, fewer that carry this part of what more had carried.
+/// More lanes are kept that carry this much more than the others did at their best, in so many intervals in a row; fewer
+/// that carry, over as many intervals, this part of what more carried in the mean, and none that are seen to carry less.
 const GAIN_MIN: f64 = 1.1;
 const LOSS_MAX: f64 = 0.95;
+const LOSS_SEEN: f64 = 0.8;
+const ROUNDS_ALIKE: u32 = 2;
+
+/// Intervals that a trial is held against.
+const RECENT: usize = 4;
 
 /// A new lane has found its rate after so many round trips: from ten packets to some megabytes, doubling.
 const START_ROUND_TRIPS: f64 = 10.0;
@@ -33,12 +42,24 @@ const START_ROUND_TRIPS: f64 = 10.0;
 /// Intervals after which a trial is judged at the latest.
 const ROUNDS_MAX: u32 = 10;
 
+/// Intervals that say nothing, after which a trial has shown nothing.
+const IDLE_MAX: u32 = 4;
+
+/// For so many intervals a line counts as full on which packets have waited.
+const FULL_INTERVALS: u32 = 6;
+
+/// Fewer are not tried before: to have a lane back takes seconds, until it has found its rate again.
+const FEWER_AFTER: Duration = Duration::from_secs(30);
+
 /// How long a trial that showed nothing is not repeated: at first, and after it has shown nothing again and again.
 const REST_MIN: Duration = Duration::from_secs(15);
 const REST_MAX: Duration = Duration::from_secs(160);
 
 /// A rate that differs by this factor from the one that was last settled is another line's: all is tried anew.
 const OTHER_LINE: f64 = 1.5;
+
+/// Buffers for what is on the way, in the mean of it.
+const TIMES_ON_THE_WAY: f64 = 4.0;
 
 /// A line that holds less is given this part less of what it has too much, with each interval.
 const SHRINK_PART: u32 = 8;
@@ -63,8 +84,9 @@ impl Rest {
 enum Phase {
     /// Until so many intervals have passed, and two in a row are alike.
     Settling(u32),
-    /// Other lanes than `from`, which carried `before`.
-    Trial { from: u16, before: f64, rounds: u32 },
+    /// Other lanes than `from`, which carried `before`. Of `rounds` intervals so many in a row were `good`, and all together
+    /// carried `sum`; `idle` more said nothing.
+    Trial { from: u16, before: f64, rounds: u32, good: u32, sum: f64, idle: u32 },
 }
 
 /// How many carry payload, of TCP lanes or of rails. Of the end that dials.
@@ -72,6 +94,7 @@ enum Phase {
 pub(crate) struct LaneGrowth {
     lanes: u16,
     max: u16,
+    is_long: bool,
     interval: Duration,
     /// Intervals before more lanes are judged, unless they carry more already.
     rounds_min: u32,
@@ -82,19 +105,33 @@ pub(crate) struct LaneGrowth {
     was_idle: bool,
     /// The rate of the interval before, in bytes a second.
     last: Option<f64>,
+    /// The rates of the last intervals with these lanes; 0 where there was none.
+    recent: [f64; RECENT],
     /// The rate that was settled last.
     settled: f64,
+    /// Packets have waited on the way lately: the line is full, and more lanes would only lose more of them.
+    full_until: Duration,
     more: Rest,
     fewer: Rest,
 }
 
 impl LaneGrowth {
-    /// Of a session that would have `lanes` and may have `max`, on a line of this round trip; `None` if it is not long.
-    pub(crate) fn new(lanes: u16, max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Option<Self> {
+    /// Of a session that would have `lanes` and may have `max`, at an end with so many `processors`, on a line of this round
+    /// trip; `None` if there is nothing to try.
+    pub(crate) fn new(
+        lanes: u16,
+        max: u16,
+        processors: u16,
+        round_trip: Duration,
+        now: Duration,
+        bytes: u64,
+    ) -> Option<Self> {
         let first = FIRST.iter().find(|(least, _)| round_trip >= *least).map_or(lanes, |(_, first)| *first);
-        let interval = INTERVAL_MIN.max(2 * round_trip);
-        (round_trip >= LONG_LINE && max > lanes)
-            .then(|| Self::begin(first.clamp(lanes, max), max, interval, round_trip, now, bytes))
+        let (max, interval) = match round_trip >= LONG_LINE {
+            true => (max, INTERVAL_MIN.max(2 * round_trip)),
+            false => (max.min(processors), SHORT_INTERVAL),
+        };
+        (max > lanes).then(|| Self::begin(first.clamp(lanes, max), max, interval, round_trip, now, bytes))
     }
 
     /// Of a session that has found `max` rails and uses one.
@@ -103,20 +140,29 @@ impl LaneGrowth {
     }
 
     fn begin(lanes: u16, max: u16, interval: Duration, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+        let rounds_min = (START_ROUND_TRIPS * round_trip.as_secs_f64() / interval.as_secs_f64()).ceil() as u32;
         Self {
             lanes,
             max,
+            is_long: round_trip >= LONG_LINE,
             interval,
-            rounds_min: (START_ROUND_TRIPS * round_trip.as_secs_f64() / interval.as_secs_f64()).ceil() as u32,
-            phase: Phase::Settling(0),
+            rounds_min,
+            phase: Phase::Settling(rounds_min),
             began: now,
             bytes_at: bytes,
             was_idle: false,
             last: None,
+            recent: [0.0; RECENT],
             settled: 0.0,
+            full_until: Duration::ZERO,
             more: Rest::NONE,
-            fewer: Rest::NONE,
+            fewer: Rest { until: now + FEWER_AFTER, ..Rest::NONE },
         }
+    }
+
+    /// Whether it is the line that decides, and not the processors.
+    pub(crate) fn is_long(&self) -> bool {
+        self.is_long
     }
 
     /// Lanes to have.
@@ -138,6 +184,9 @@ impl LaneGrowth {
     /// `queues`: round trips are longer than they need be, so what is sent waits on the way.
     pub(crate) fn note(&mut self, now: Duration, bytes: u64, limits: bool, queues: bool) {
         self.was_idle |= !limits;
+        if queues && self.is_long {
+            self.full_until = now + FULL_INTERVALS * self.interval;
+        }
         let took = now.saturating_sub(self.began);
         if took < self.interval {
             return;
@@ -145,28 +194,43 @@ impl LaneGrowth {
         let rate = bytes.saturating_sub(self.bytes_at) as f64 / took.as_secs_f64();
         (self.began, self.bytes_at) = (now, bytes);
         if std::mem::take(&mut self.was_idle) {
-            // Nothing was learnt; a trial goes on when there is something to carry.
+            // Nothing was learnt. A trial goes on when there is something to carry, if that is soon: lanes that are too many
+            // may themselves be why the receiver holds all that it can.
             self.last = None;
+            if let Phase::Trial { from, idle, .. } = &mut self.phase {
+                *idle += 1;
+                if *idle >= IDLE_MAX {
+                    let from = *from;
+                    self.judge(now, from, self.lanes > from, false);
+                }
+            }
             return;
         }
         let before = self.last.replace(rate);
         let is_settled = before.is_some_and(|before| rate < before * SETTLED);
-        match self.phase {
-            Phase::Settling(0) if is_settled => self.settle(now, rate.max(before.unwrap_or(0.0)), queues),
-            Phase::Settling(rounds) => self.phase = Phase::Settling(rounds.saturating_sub(1)),
-            Phase::Trial { from, before, rounds: 0 } => {
-                // An interval of neither number.
-                self.phase = Phase::Trial { from, before, rounds: 1 };
-            }
-            Phase::Trial { from, before, rounds } => {
-                let is_more = self.lanes > from;
-                let is_better = rate >= before * if is_more { GAIN_MIN } else { LOSS_MAX };
+        if let Phase::Settling(_) = self.phase {
+            self.recent.rotate_right(1);
+            self.recent[0] = rate;
+        }
+        match &mut self.phase {
+            Phase::Settling(0) if is_settled => self.settle(now, rate, queues),
+            Phase::Settling(rounds) => *rounds = rounds.saturating_sub(1),
+            // An interval of neither number.
+            Phase::Trial { rounds: rounds @ 0, .. } => *rounds = 1,
+            Phase::Trial { from, before, rounds, good, sum, .. } => {
+                let (from, is_more, seen) = (*from, self.lanes > *from, *rounds);
+                let is_good = rate >= *before * if is_more { GAIN_MIN } else { LOSS_SEEN };
+                *good = if is_good { *good + 1 } else { 0 };
+                *sum += rate;
+                let is_better = *good >= ROUNDS_ALIKE && (is_more || *sum >= *before * LOSS_MAX * f64::from(seen));
                 // More lanes may take a while to show what they carry; fewer show at once what is missing.
-                let is_over = is_better || !is_more || rounds >= ROUNDS_MAX || (rounds > self.rounds_min && is_settled);
-                if is_over {
+                let is_over = match is_more {
+                    true => seen >= ROUNDS_MAX || seen > self.rounds_min && is_settled && !is_good,
+                    false => seen >= ROUNDS_ALIKE || !is_good,
+                };
+                *rounds += 1;
+                if is_better || is_over {
                     self.judge(now, from, is_more, is_better);
-                } else {
-                    self.phase = Phase::Trial { from, before, rounds: rounds + 1 };
                 }
             }
         }
@@ -174,10 +238,10 @@ impl LaneGrowth {
 
     fn settle(&mut self, now: Duration, rate: f64, queues: bool) {
         if self.settled > 0.0 && !(self.settled / OTHER_LINE..self.settled * OTHER_LINE).contains(&rate) {
-            (self.more, self.fewer) = (Rest::NONE, Rest::NONE);
+            (self.more, self.fewer) = (Rest::NONE, Rest { until: now + FEWER_AFTER, ..Rest::NONE });
         }
         self.settled = rate;
-        let lanes = if self.lanes < self.max && now >= self.more.until {
+        let lanes = if self.lanes < self.max && now >= self.more.until && now >= self.full_until {
             (2 * self.lanes).min(self.max)
         } else if queues && self.lanes > LEAST && now >= self.fewer.until {
             // Where nothing waits on the way, each lane is needed.
@@ -185,7 +249,12 @@ impl LaneGrowth {
         } else {
             return;
         };
-        self.phase = Phase::Trial { from: self.lanes, before: rate, rounds: 0 };
+        let known = self.recent.iter().filter(|rate| **rate > 0.0);
+        let before = match lanes > self.lanes {
+            true => known.copied().fold(0.0, f64::max),
+            false => known.clone().sum::<f64>() / known.count().max(1) as f64,
+        };
+        self.phase = Phase::Trial { from: self.lanes, before, rounds: 0, good: 0, sum: 0.0, idle: 0 };
         self.lanes = lanes;
         self.last = None;
     }
@@ -193,10 +262,12 @@ impl LaneGrowth {
     fn judge(&mut self, now: Duration, from: u16, is_more: bool, is_better: bool) {
         let rest = if is_more { &mut self.more } else { &mut self.fewer };
         if is_better {
-            rest.until = now;
-            // What was just found out need not be tried the other way round.
-            let other = if is_more { &mut self.fewer } else { &mut self.more };
-            other.until = other.until.max(now + other.next);
+            // A lane that is had back after a trial of too few speeds up for seconds: that is not risked at once again.
+            rest.until = if is_more { now } else { now + REST_MIN };
+            if !is_more {
+                // What was just found out need not be tried the other way round. More may have found the line still speeding up.
+                self.more.until = self.more.until.max(now + self.more.next);
+            }
         } else {
             rest.begin(now);
             self.lanes = from;
@@ -204,6 +275,7 @@ impl LaneGrowth {
         // Lanes that are new, or are back, find their rate first.
         let rounds = if is_more && is_better { 0 } else { self.rounds_min };
         (self.phase, self.settled, self.last) = (Phase::Settling(rounds), 0.0, None);
+        self.recent = [0.0; RECENT];
     }
 }
 
@@ -264,9 +336,10 @@ impl PoolLimit {
         }
         let passed = chunks.saturating_sub(self.chunks_at);
         (self.began, self.chunks_at) = (now, chunks);
-        // Twice what is on the way: while the pool is what limits, it doubles.
+        // While the pool is what limits, it grows. What is on the way is in the sockets once more, and of lanes that are not
+        // equally fast a receiver that writes in order holds what the others have brought meanwhile.
         self.on_the_way = passed as f64 * self.round_trip.as_secs_f64() / took.as_secs_f64();
-        let wanted = f64::from(self.least) + 2.0 * self.on_the_way;
+        let wanted = f64::from(self.least) + TIMES_ON_THE_WAY * self.on_the_way;
         let wanted = (wanted as u32).min(self.most.min(self.room).max(self.least));
         if wanted > self.limit {
             self.limit = wanted;
@@ -353,8 +426,8 @@ mod tests {
                 capacity / 1e6
             );
             let mut growth =
-                LaneGrowth::new(2, 16, Duration::from_secs_f64(round_trip), Duration::ZERO, 0).expect("long");
-            let (part, lanes) = run(&line, &mut growth, &mut || 0.06 * (random(&mut seed) - 0.5), None);
+                LaneGrowth::new(2, 16, 2, Duration::from_secs_f64(round_trip), Duration::ZERO, 0).expect("long");
+            let (part, lanes) = run(&line, &mut growth, &mut || 0.2 * (random(&mut seed) - 0.5), None);
             let fewest = line.fewest(16);
             // The rest is given to trials.
             assert!(part >= 0.9, "{told}: {part:.3} with {lanes:?}, fewest {fewest}");
@@ -368,28 +441,50 @@ mod tests {
     fn a_line_that_changes_is_followed() {
         for (capacity, factor) in [(10e6, 10.0), (100e6, 0.1)] {
             let line = Line { capacity, window: 3e6, round_trip: 0.1 };
-            let mut growth = LaneGrowth::new(2, 16, Duration::from_millis(100), Duration::ZERO, 0).expect("long");
+            let mut growth = LaneGrowth::new(2, 16, 2, Duration::from_millis(100), Duration::ZERO, 0).expect("long");
             let (part, lanes) = run(&line, &mut growth, &mut || 0.0, Some((40.0, factor)));
             assert!(part >= 0.9, "{capacity} times {factor}: {part:.3} with {lanes:?}");
         }
     }
 
+    /// A lane carries what a processor does, and all of them what the network does, or the memory.
     #[test]
-    fn a_short_line_and_one_that_does_not_limit_keep_their_lanes() {
-        let new = |milliseconds| LaneGrowth::new(2, 16, Duration::from_millis(milliseconds), Duration::ZERO, 0);
-        assert!(new(1).is_none());
-        assert!(LaneGrowth::new(16, 16, Duration::from_secs(1), Duration::ZERO, 0).is_none());
-        let mut growth = new(10).expect("long");
-        for tick in 1..600_u32 {
-            growth.note(tick * Duration::from_millis(100), u64::from(tick) << 20, tick % 4 != 0, false);
+    fn lanes_on_a_short_line_follow_the_processors() {
+        let round_trip = 0.000_1;
+        for (each, capacity, processors) in [(2e9, 12e9, 16), (2e9, 12e9, 4), (2e9, 3e9, 16), (0.5e9, 1.25e9, 64)] {
+            let line = Line { capacity, window: each * round_trip, round_trip };
+            let new = LaneGrowth::new(2, 16, processors, Duration::from_secs_f64(round_trip), Duration::ZERO, 0);
+            let (mut growth, mut seed) = (new.expect("processors left over"), 1);
+            let (_, lanes) = run(&line, &mut growth, &mut || 0.6 * (random(&mut seed) - 0.5), None);
+            let most = processors.min(16);
+            let fewest = line.fewest(most).max(LEAST);
+            assert!(lanes[20] >= fewest, "after 2 s: {lanes:?}, fewest {fewest}");
+            assert!(lanes.iter().all(|&lanes| lanes <= most), "{lanes:?}");
+            let mut late = lanes[600..].to_vec();
+            late.sort_unstable();
+            assert!((fewest..=2 * fewest).contains(&late[late.len() / 2]), "{lanes:?}, fewest {fewest}");
         }
-        assert_eq!(growth.lanes(), 2, "a source that pauses says nothing of the line");
+    }
+
+    #[test]
+    fn lanes_stay_where_none_is_left_to_try_or_the_line_does_not_limit() {
+        let new = |processors, milliseconds| {
+            LaneGrowth::new(2, 16, processors, Duration::from_millis(milliseconds), Duration::ZERO, 0)
+        };
+        assert!(new(2, 1).is_none(), "two processors are busy with two lanes");
+        assert!(LaneGrowth::new(16, 16, 64, Duration::from_secs(1), Duration::ZERO, 0).is_none());
+        for mut growth in [new(2, 10).expect("long"), new(16, 0).expect("processors left over")] {
+            for tick in 1..600_u32 {
+                growth.note(tick * Duration::from_millis(100), u64::from(tick) << 20, tick % 2 != 0, false);
+            }
+            assert_eq!(growth.lanes(), 2, "a source that pauses says nothing of the line");
+        }
     }
 
     #[test]
     fn the_pool_holds_what_is_on_the_way() {
         // Chunks of 1 MB: a line of 1 GB/s, of which the pool is all that limits.
-        for (round_trip, least, most) in [(0.000_1, 32, 34), (0.1, 190, 240), (0.5, 900, 1024)] {
+        for (round_trip, least, most) in [(0.000_1, 32, 34), (0.1, 390, 440), (0.5, 900, 1024)] {
             let mut pool = PoolLimit::all(1024);
             pool.begin_with(32);
             pool.set_round_trip(Duration::from_secs_f64(round_trip));
@@ -407,7 +502,7 @@ mod tests {
     #[test]
     fn the_pool_shrinks_with_the_line() {
         // 1 GB/s, and then a tenth of it, a pause, and all of it.
-        for (is_sender, after) in [(true, 52), (false, 232)] {
+        for (is_sender, after) in [(true, 72), (false, 432)] {
             let mut pool = PoolLimit::all(1024);
             pool.begin_with(32);
             pool.set_round_trip(Duration::from_millis(100));

@@ -96,8 +96,12 @@ pub(crate) struct Lanes {
     /// TCP lanes that are wanted on each rail when payload goes by TCP.
     tcp_lanes: u16,
     rails: Rails,
-    /// At the end that dials, on a long line.
+    /// At the end that dials, where more lanes may carry more.
     growth: Option<LaneGrowth>,
+    /// Bytes that the system has seen move on all TCP lanes so far.
+    moved_bytes: u64,
+    /// Of this end; a short line is given no more lanes, nor any that were not asked for as long as nobody has told.
+    processors: u16,
     /// How often the path was decided. 0: it went without saying.
     turn: u32,
     /// RDMA has carried payload before, or could not be used: the next change is reported.
@@ -140,6 +144,8 @@ impl Lanes {
             tcp_lanes: agreed.tcp_lanes,
             rails: Rails::one(),
             growth: None,
+            moved_bytes: 0,
+            processors: 0,
             turn: 0,
             rdma_judged: false,
             lost_since: Some(Duration::ZERO),
@@ -223,17 +229,23 @@ impl Lanes {
         &mut self,
         shortest: Duration,
         now: Duration,
-        bytes: u64,
+        taken: u64,
         actions: &mut VecDeque<Action>,
     ) {
-        if shortest >= LONG_LINE {
-            if self.connector && self.growth.is_none() {
-                let max = self.agreed.tcp_lanes_max.min(self.rails.places());
-                self.growth = LaneGrowth::new(self.first_lanes(), max, shortest, now, bytes);
-            }
-        } else if self.growth.take().is_some() {
+        if self.growth.as_ref().is_some_and(LaneGrowth::is_long) && shortest < LONG_LINE {
+            self.growth = None;
             self.keep_tcp_lanes(self.first_lanes(), now, actions);
         }
+        if self.connector && self.growth.is_none() {
+            let max = self.agreed.tcp_lanes_max.min(self.rails.places());
+            let processors = self.processors / self.rails.count();
+            let bytes = self.carried_bytes(taken);
+            self.growth = LaneGrowth::new(self.first_lanes(), max, processors, shortest, now, bytes);
+        }
+    }
+
+    pub(crate) fn set_processors(&mut self, count: u16) {
+        self.processors = count;
     }
 
     /// TCP lanes that each rail begins with.
@@ -256,7 +268,7 @@ impl Lanes {
         all: bool,
         round_trip: Duration,
         now: Duration,
-        bytes: u64,
+        taken: u64,
         actions: &mut VecDeque<Action>,
     ) {
         // A rail without a lane is none.
@@ -265,7 +277,8 @@ impl Lanes {
         if !self.connector || count < 2 || self.rails.count() > 1 || (self.has_fixed_lanes() && !all) {
             return;
         }
-        self.rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };
+        self.rails =
+            if all { Rails::all(count) } else { Rails::found(count, round_trip, now, self.carried_bytes(taken)) };
         self.rails.up(0, now);
         self.growth = None;
         self.keep_tcp_lanes(self.first_lanes(), now, actions);
@@ -279,8 +292,17 @@ impl Lanes {
 
     pub(crate) fn note_state(&mut self, lane: LaneId, state: LaneState, now: Duration) {
         if self.is_up(lane) {
-            self.places[usize::from(lane.index)].health.note(state, now);
+            let health = &mut self.places[usize::from(lane.index)].health;
+            let before = health.moved_bytes();
+            health.note(state, now);
+            self.moved_bytes += health.moved_bytes().saturating_sub(before);
         }
+    }
+
+    /// By what the rate is measured: what the system has seen move, where it tells. What the receiver has taken, `taken`, waits
+    /// for the slowest lane where it is written in order, and then comes all at once.
+    fn carried_bytes(&self, taken: u64) -> u64 {
+        if self.moved_bytes > 0 { self.moved_bytes } else { taken }
     }
 
     /// Gives up the lanes of a way that has stopped working, while another one works.
@@ -306,7 +328,7 @@ impl Lanes {
     /// Fits the number of lanes to the line, where payload goes by TCP.
     pub(crate) fn fit(
         &mut self,
-        bytes: u64,
+        taken: u64,
         [limits, keeps_busy]: [bool; 2],
         queues: bool,
         now: Duration,
@@ -315,6 +337,7 @@ impl Lanes {
         if self.path != Some(Path::Tcp) {
             return;
         }
+        let bytes = self.carried_bytes(taken);
         // One thing at a time, or neither would show what it carries.
         if self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
             self.rails.pause();
@@ -326,6 +349,8 @@ impl Lanes {
         if self.rails.is_trying() || keeps_busy && self.rails.are_untried(now) {
             growth.pause();
         }
+        // On a short line nothing is ever much on its way: lanes that always have something to send are what limits.
+        let limits = if growth.is_long() { limits } else { keeps_busy };
         growth.note(now, bytes, limits, queues);
         let lanes = growth.lanes();
         self.keep_tcp_lanes(lanes, now, actions);

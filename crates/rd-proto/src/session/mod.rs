@@ -336,6 +336,11 @@ pub trait Machine {
         self.core().pool.begin_with(buffers);
     }
 
+    /// This end has so many processors, each of which can serve a lane.
+    fn handle_processors(&mut self, count: u16) {
+        self.core().lanes.set_processors(count);
+    }
+
     /// No more than `buffers` of the pool are used, but for those to begin with: so much of the memory that is free may be
     /// had. What a receiver has promised already stays promised.
     fn handle_room(&mut self, buffers: u32) {

@@ -505,12 +505,54 @@ fn a_line_that_only_seemed_long_has_its_lanes_back() {
     sender.handle_lane_up(FIRST, Duration::ZERO);
     sender.handle_round_trip(Duration::from_millis(90), TICK);
     sender.handle_timeout(TICK);
-    assert_eq!(sender.core_ref().tcp_lanes(), 8);
+    assert_eq!(sender.core_ref().tcp_lanes(), 6);
     sender.handle_round_trip(Duration::from_micros(50), 2 * TICK);
     assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes);
     sender.handle_round_trip(Duration::from_millis(90), 3 * TICK);
     sender.handle_timeout(3 * TICK);
     assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes, "the shortest counts");
+}
+
+/// Lanes of a sender that always has something for them, after three seconds on a short line. `tells`: the system says what
+/// moves, while the receiver takes nothing.
+fn lanes_with(processors: u16, tells: bool) -> u16 {
+    let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+    let mut sender = Sender::new(agreed, true, 8);
+    sender.handle_processors(processors);
+    sender.handle_lane_up(FIRST, Duration::ZERO);
+    let ack = Frame::Ack { credit_total: 8, window: 8, taken: SequenceSet::default() };
+    sender.handle_frame(FIRST, ack, Duration::ZERO).expect("credit");
+    let (mut bytes, mut sequence) = (0, 0);
+    for tick in 1..30_u32 {
+        let now = tick * Duration::from_millis(100);
+        sender.handle_heard(FIRST, now);
+        sender.handle_round_trip(Duration::from_micros(50), now);
+        sender.advance(now);
+        while let Some(action) = sender.poll_action() {
+            if let Action::Fill { buffer, .. } = action {
+                sender.handle_sealed(buffer, &ChunkHeader { sealed: true, sequence, ..ChunkHeader::default() });
+                sequence += 1;
+                sender.advance(now);
+            }
+        }
+        // Each lane carries as much as any other.
+        bytes += u64::from(sender.core_ref().tcp_lanes()) << 20;
+        if tells {
+            let (round_trip, moved_bytes) = (Duration::from_micros(50), Some(bytes));
+            sender.handle_lane_state(FIRST, LaneState { round_trip, is_unanswered: true, moved_bytes }, now);
+        } else {
+            sender.core().counters.bytes = bytes;
+        }
+        sender.handle_timeout(now);
+    }
+    sender.core_ref().tcp_lanes()
+}
+
+#[test]
+fn a_short_line_has_as_many_lanes_as_carry_more_and_processors_serve() {
+    for tells in [false, true] {
+        assert_eq!([0, 2, 6, 64].map(|processors| lanes_with(processors, tells)), [2, 2, 6, 16]);
+    }
 }
 
 /// Lanes live, and each takes its chunk with it: when a sender ends. `carries`: once another chunk came through.

@@ -58,6 +58,11 @@ impl Health {
         }
     }
 
+    /// Bytes that have moved since it came up.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes
+    }
+
     /// What is measured now.
     pub(crate) fn note(&mut self, state: LaneState, now: Duration) {
         let Some(moved_bytes) = state.moved_bytes else { return };

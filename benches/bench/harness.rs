@@ -139,13 +139,13 @@ impl Row {
 
     /// What matters most has the lowest: a failure, then what is not known.
     pub fn rank(&self) -> usize {
-        let order = ["FAIL", OPEN, "NOT MEASURED", "PASS"];
+        let order = ["FAIL", OPEN, NOT_MEASURED, "PASS"];
         order.iter().position(|begin| self.verdict.starts_with(begin)).unwrap_or(order.len())
     }
 
     /// A peer that is not here, or does not work here.
     pub fn absent(name: &str, why: &str) -> Self {
-        Row { name: name.into(), target: "-".into(), measured: why.into(), verdict: "NOT MEASURED".into() }
+        Row { name: name.into(), target: "-".into(), measured: why.into(), verdict: NOT_MEASURED.into() }
     }
 }
 
@@ -446,6 +446,9 @@ impl Entry {
 
 /// What a verdict begins with that the spread does not allow.
 const OPEN: &str = "NOT SHOWN";
+
+/// The verdict of a row that this machine cannot measure.
+pub const NOT_MEASURED: &str = "NOT MEASURED";
 
 /// Whether a median meets its target, where the spread allows a verdict.
 fn verdict(spread: Spread, target: f64, holds: bool) -> String {

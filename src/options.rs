@@ -122,7 +122,7 @@ pub struct TransferOptions {
     #[n(2)]
     pub compress: Compress,
     /// Connections to spread the data over, 1 to 16; the lower of the two ends' values applies [default: 2 on TCP, and
-    /// as many as carry more; 1 on RDMA]
+    /// more while they carry more; 1 on RDMA]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     #[n(3)]
     pub lanes: Option<u8>,

@@ -141,7 +141,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn who_waits_for_it_is_told_for_what() {
+fn a_slow_upload_is_announced() {
     let far = Far::new();
     far.program("bin/head", "#!/bin/sh\nsleep 2.5\nexec /usr/bin/head \"$@\"\n");
     let ended = far.copy(&[]);

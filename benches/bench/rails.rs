@@ -62,8 +62,8 @@ impl Stream {
     }
 }
 
-/// After how many seconds the mean of two stays at or above `least`. Of one second alone it would not: a chunk more or less
-/// is a twentieth of what a network carries in it.
+/// After how many seconds the mean of two stays at or above `least`. The mean of one is too noisy: a single chunk is a
+/// twentieth of what a network carries in it.
 fn seconds_until(rates: &[f64], least: f64) -> f64 {
     let steps = (2.0 / STEP.as_secs_f64()) as usize;
     let is_low = |window: &[f64]| window.iter().sum::<f64>() / (window.len() as f64) < least;

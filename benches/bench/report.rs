@@ -125,7 +125,7 @@ fn verdicts(records: &[Record]) -> String {
 /// Puts what is under build/bench into docs/performance.
 pub fn publish() -> Result<()> {
     let mut records = Record::read_all(&record::directory())?;
-    // What another machine has measured is not replaced by that this one could not.
+    // A row that could not be measured here does not replace what another machine has measured.
     records.retain(|record| record.rows.iter().any(|row| row.verdict != NOT_MEASURED));
     let directory = record::root().join("docs/performance");
     if let Some(record) = records.iter().find(|record| place_of(&record.section) == usize::MAX) {

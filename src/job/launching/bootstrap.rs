@@ -33,7 +33,7 @@ const MARK: &str = "rdma-pipe-bootstrap ";
 /// Bytes that are handed to the launcher at a time: each is a sign that the host takes them.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Who waits for longer than this is told for what.
+/// An upload that takes longer than this is announced.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// Characters of a reason that the host gives, at most.
@@ -245,9 +245,7 @@ impl Request {
                         stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes.len()).as_bytes());
                 }
                 "want" => self.send(about, &mut stdin, heard)?,
-                "sent" => {
-                    self.remark(|command, size| format!("{command}: copied {AGENT} ({size}) to {}", self.label))?;
-                }
+                "sent" => self.remark("copied", "")?,
                 "no" => return Err(self.refused(about)),
                 _ => {}
             }
@@ -258,11 +256,11 @@ impl Request {
         (self.own)().map_err(|reason| self.choice.missing(&self.label, &format!(": {reason}")))
     }
 
-    /// Has a person read what is said by the command's name and the size of the program.
-    fn remark(&self, said: impl Fn(&str, &str) -> String) -> Result<(), Failure> {
-        if let Some(remark) = self.choice.remark {
-            remark(&said(self.choice.command, &megabytes(self.own()?.bytes.len())));
-        }
+    /// Tells the user of the upload: what is done, and what is to be added.
+    fn remark(&self, done: &str, added: &str) -> Result<(), Failure> {
+        let Some(remark) = self.choice.remark else { return Ok(()) };
+        let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));
+        remark(&format!("{command}: {done} {AGENT} ({size}) to {}{added}", self.label));
         Ok(())
     }
 
@@ -279,7 +277,7 @@ impl Request {
             }
             if !is_slow && began.elapsed() >= SLOW {
                 is_slow = true;
-                self.remark(|command, size| format!("{command}: copying {AGENT} ({size}) to {}, once", self.label))?;
+                self.remark("copying", ", once")?;
             }
             *heard.lock().expect("no panic with it locked") = Instant::now();
         }

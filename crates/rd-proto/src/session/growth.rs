@@ -33,7 +33,7 @@ const LOSS_MAX: f64 = 0.95;
 const LOSS_SEEN: f64 = 0.8;
 const ROUNDS_ALIKE: u32 = 2;
 
-/// Intervals that a trial is held against.
+/// A trial is compared with this many intervals before it.
 const RECENT: usize = 4;
 
 /// A new lane has found its rate after so many round trips: from ten packets to some megabytes, doubling.
@@ -42,13 +42,13 @@ const START_ROUND_TRIPS: f64 = 10.0;
 /// Intervals after which a trial is judged at the latest.
 const ROUNDS_MAX: u32 = 10;
 
-/// Intervals that say nothing, after which a trial has shown nothing.
+/// A trial is given up after this many intervals that say nothing.
 const IDLE_MAX: u32 = 4;
 
-/// For so many intervals a line counts as full on which packets have waited.
+/// A line on which packets have waited counts as full for this many intervals.
 const FULL_INTERVALS: u32 = 6;
 
-/// Fewer are not tried before: to have a lane back takes seconds, until it has found its rate again.
+/// Fewer lanes are not tried before: a lane that comes back takes seconds to find its rate again.
 const FEWER_AFTER: Duration = Duration::from_secs(30);
 
 /// How long a trial that showed nothing is not repeated: at first, and after it has shown nothing again and again.
@@ -58,7 +58,7 @@ const REST_MAX: Duration = Duration::from_secs(160);
 /// A rate that differs by this factor from the one that was last settled is another line's: all is tried anew.
 const OTHER_LINE: f64 = 1.5;
 
-/// Buffers for what is on the way, in the mean of it.
+/// The pool has buffers for this many times what is on the way.
 const TIMES_ON_THE_WAY: f64 = 4.0;
 
 /// A line that holds less is given this part less of what it has too much, with each interval.
@@ -72,7 +72,11 @@ struct Rest {
 }
 
 impl Rest {
-    const NONE: Self = Self { until: Duration::ZERO, next: REST_MIN };
+    const NONE: Self = Self::until(Duration::ZERO);
+
+    const fn until(until: Duration) -> Self {
+        Self { until, next: REST_MIN }
+    }
 
     fn begin(&mut self, now: Duration) {
         self.until = now + self.next;
@@ -156,7 +160,7 @@ impl LaneGrowth {
             settled: 0.0,
             full_until: Duration::ZERO,
             more: Rest::NONE,
-            fewer: Rest { until: now + FEWER_AFTER, ..Rest::NONE },
+            fewer: Rest::until(now + FEWER_AFTER),
         }
     }
 
@@ -238,7 +242,7 @@ impl LaneGrowth {
 
     fn settle(&mut self, now: Duration, rate: f64, queues: bool) {
         if self.settled > 0.0 && !(self.settled / OTHER_LINE..self.settled * OTHER_LINE).contains(&rate) {
-            (self.more, self.fewer) = (Rest::NONE, Rest { until: now + FEWER_AFTER, ..Rest::NONE });
+            (self.more, self.fewer) = (Rest::NONE, Rest::until(now + FEWER_AFTER));
         }
         self.settled = rate;
         let lanes = if self.lanes < self.max && now >= self.more.until && now >= self.full_until {
@@ -260,16 +264,18 @@ impl LaneGrowth {
     }
 
     fn judge(&mut self, now: Duration, from: u16, is_more: bool, is_better: bool) {
-        let rest = if is_more { &mut self.more } else { &mut self.fewer };
-        if is_better {
-            // A lane that is had back after a trial of too few speeds up for seconds: that is not risked at once again.
-            rest.until = if is_more { now } else { now + REST_MIN };
-            if !is_more {
-                // What was just found out need not be tried the other way round. More may have found the line still speeding up.
+        match (is_more, is_better) {
+            (true, true) => self.more.until = now,
+            (false, true) => {
+                // A trial of too few costs seconds, until the lanes that come back have found their rate.
+                self.fewer.until = now + REST_MIN;
+                // What was just found out need not be tried the other way round.
                 self.more.until = self.more.until.max(now + self.more.next);
             }
-        } else {
-            rest.begin(now);
+            (true, false) => self.more.begin(now),
+            (false, false) => self.fewer.begin(now),
+        }
+        if !is_better {
             self.lanes = from;
         }
         // Lanes that are new, or are back, find their rate first.

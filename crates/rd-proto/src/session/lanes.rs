@@ -100,7 +100,7 @@ pub(crate) struct Lanes {
     growth: Option<LaneGrowth>,
     /// Bytes that the system has seen move on all TCP lanes so far.
     moved_bytes: u64,
-    /// Of this end; a short line is given no more lanes, nor any that were not asked for as long as nobody has told.
+    /// Of this end: no more lanes are tried on a short line. 0 until it is known.
     processors: u16,
     /// How often the path was decided. 0: it went without saying.
     turn: u32,

@@ -322,10 +322,10 @@ fn noticed(record: &mut Record, event: &SessionEvent) {
         Notice::LaneLost(lane) => (Weight::Lost, format!("connection {}.{} is lost", lane.index, lane.generation)),
         Notice::LinkLost => (Weight::Lost, "the link is lost: no connection is left".to_owned()),
         Notice::LinkRestored => (Weight::Healed, "the link is there again, and the data goes on".to_owned()),
-        Notice::RailLeft(_) => {
+        Notice::RailLeft(..) => {
             (Weight::Lost, "one of several networks has failed; the others carry the data".to_owned())
         }
-        Notice::RailBack(_) => (Weight::Healed, "a network that had failed is used again".to_owned()),
+        Notice::RailBack(..) => (Weight::Healed, "a network that had failed is used again".to_owned()),
     };
     record.happened(weight, &format!("{line}{because}"));
 }
@@ -371,8 +371,8 @@ pub(crate) fn notice_line(
         Notice::LinkLost if reconnect_s == 0 => return None,
         Notice::LinkLost => format!("lost the link to {peer}{because}; trying for {reconnect_s} s to get it back"),
         Notice::LinkRestored => format!("connected to {peer} again; going on"),
-        Notice::RailLeft(_) => format!("no answer by one of several networks{because}; going on by the others"),
-        Notice::RailBack(_) => format!("a network is back{because}; going on by it too"),
+        Notice::RailLeft(..) => format!("no answer by one of several networks{because}; going on by the others"),
+        Notice::RailBack(..) => format!("a network is back{because}; going on by it too"),
         Notice::LaneLost(lane) if verbose => format!("lost connection {}.{}{because}", lane.index, lane.generation),
         Notice::LaneLost(_) => return None,
     })

@@ -1,12 +1,13 @@
 //! The line as the system measures it, for the session, which fits lanes and buffers to it.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use rd_proto::control::RailAddress;
-use rd_proto::session::Notice;
+use rd_proto::control::Path;
+use rd_proto::session::{Notice, path_of};
 
 use super::{Detail, Engine, Line};
-use crate::transport::Lane;
+use crate::transport::{Lane, Medium};
 
 /// Ways that are distinguished.
 const WAYS_MAX: usize = 32;
@@ -17,7 +18,7 @@ impl Engine {
         let mut shortest: Option<Duration> = None;
         for (&id, live) in &self.lanes {
             if let Some(state) = live.lane.state() {
-                shortest = Some(shortest.map_or(state.round_trip, |known| known.min(state.round_trip)));
+                shortest = shortest.into_iter().chain(state.round_trip).min();
                 self.half.machine().handle_lane_state(id, state, now);
             }
         }
@@ -39,25 +40,40 @@ impl Engine {
         number as u8
     }
 
-    /// Looks for more rails; true if there are.
-    pub(super) fn find_rails(&mut self, addresses: &[RailAddress]) -> bool {
-        let Some(dialer) = &self.dialer else { return false };
-        let (count, all) = dialer.find_rails(addresses);
+    /// Looks for more rails of a path, where its first lane is up and the other end has told its addresses; true if there are.
+    pub(super) fn find_rails(&mut self, path: Path) -> bool {
+        let (Some(dialer), Some(addresses)) = (&self.dialer, &self.addresses) else { return false };
+        if self.half.machine_ref().core_ref().rails(path) > 1 {
+            return false;
+        }
+        let of_path = self.lanes.iter().filter(|(id, _)| path_of(**id) == path);
+        let Some(first) = of_path.min_by_key(|(id, _)| **id).and_then(|(_, live)| live.lane.way()) else {
+            return false;
+        };
+        let (count, all) = dialer.find_rails(path, first, addresses);
         if count < 2 {
             return false;
         }
         for rail in 0..count {
-            self.observer.observe(Detail::Rail(rail, dialer.rail_name(rail).unwrap_or_default()).into());
+            let name = dialer.rail_name(path, rail).unwrap_or_default();
+            self.observer.observe(Detail::Rail(path, rail, name).into());
         }
         let now = self.now();
-        self.half.machine().handle_rails(count, all, now);
+        self.half.machine().handle_rails(path, count, all, now);
         true
+    }
+
+    /// So many ways are gone at once by what has come up.
+    pub(super) fn count_ways(&mut self, medium: Medium) {
+        let alike = self.lanes.values().filter(|live| live.lane.medium() == medium);
+        let ways: HashSet<_> = alike.filter_map(|live| live.lane.way()).collect();
+        self.ways_most = self.ways_most.max(ways.len());
     }
 
     /// The rail that a notice is about.
     pub(super) fn rail_name(&self, notice: Notice) -> Option<String> {
         match notice {
-            Notice::RailLeft(rail) | Notice::RailBack(rail) => self.dialer.as_ref()?.rail_name(rail),
+            Notice::RailLeft(path, rail) | Notice::RailBack(path, rail) => self.dialer.as_ref()?.rail_name(path, rail),
             _ => None,
         }
     }
@@ -68,7 +84,7 @@ impl Engine {
         Line {
             round_trip: core.round_trip(),
             buffer_bytes: u64::from(core.buffers_max()) * self.chunk_bytes as u64,
-            rails: self.ways.iter().flatten().count(),
+            rails: self.ways_most,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rd_proto::control::{Policy, RdmaKind, Role};
+use rd_proto::control::{Path, Policy, RdmaKind, Role};
 use rd_proto::handshake::LaneId;
 use rd_proto::session::{Agreed, Counters, Notice, Outcome};
 
@@ -24,8 +24,8 @@ pub enum Detail {
     Dialing(LaneId),
     /// It could not be made.
     DialFailed(LaneId, String),
-    /// A rail has been found: its number and name.
-    Rail(u8, String),
+    /// A rail of a path has been found: its number and name.
+    Rail(Path, u8, String),
     /// A part of the session begins.
     Begin(Step),
     /// It ends.
@@ -73,7 +73,7 @@ impl Logged {
         match detail {
             Detail::Dialing(lane) => self.say(|| format!("dials lane {}", name(lane))),
             Detail::DialFailed(lane, why) => self.say(|| format!("cannot make lane {}: {why}", name(lane))),
-            Detail::Rail(rail, text) => self.say(|| format!("rail {rail}: {text}")),
+            Detail::Rail(path, rail, text) => self.say(|| format!("{}rail {rail}: {text}", of_path(path))),
             // Frames that say so come again where lanes are lost.
             Detail::Begin(step) if self.steps.contains(&step) => {}
             Detail::Begin(step) => {
@@ -108,8 +108,8 @@ impl Logged {
             Notice::LinkLost => format!("lost the link, no lane is left{because}"),
             Notice::LinkRestored => "the link is there again".to_owned(),
             Notice::LaneLost(lane) => format!("lost lane {}{because}", name(lane)),
-            Notice::RailLeft(rail) => format!("rail {rail} has failed{because}"),
-            Notice::RailBack(rail) => format!("rail {rail} is well again{because}"),
+            Notice::RailLeft(path, rail) => format!("{}rail {rail} has failed{because}", of_path(path)),
+            Notice::RailBack(path, rail) => format!("{}rail {rail} is well again{because}", of_path(path)),
         });
     }
 
@@ -158,6 +158,13 @@ impl Observer for Logged {
             SessionEvent::Begun { .. } => {}
         }
         self.inner.observe(event);
+    }
+}
+
+fn of_path(path: Path) -> &'static str {
+    match path {
+        Path::Tcp => "",
+        Path::Rdma => "RDMA ",
     }
 }
 

@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post};
-use rd_proto::control::{Cause, Frame, Path};
+use rd_proto::control::{Cause, Frame, Path, RailAddress};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
-use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation};
+use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation, path_of};
 use rd_proto::tree::Answer;
 use rustix::io::Errno;
 
@@ -125,6 +125,10 @@ struct Engine {
     lanes: HashMap<LaneId, LiveLane>,
     /// The addresses of lanes, each once.
     ways: Vec<Option<[IpAddr; 2]>>,
+    /// The most ways that lanes of one medium have gone at once.
+    ways_most: usize,
+    /// Of the other end, by which there may be more rails.
+    addresses: Option<Vec<RailAddress>>,
     buffers: Vec<Option<Buffer>>,
     chunk_bytes: usize,
     began: Instant,
@@ -234,6 +238,8 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         observer,
         lanes: HashMap::with_capacity(2 * rd_proto::session::LANES_MAX),
         ways: Vec::new(),
+        ways_most: 0,
+        addresses: None,
         buffers: table,
         chunk_bytes: agreed.chunk_bytes,
         began: now,
@@ -352,11 +358,15 @@ impl Engine {
             }
             Event::LaneUp(id, mut lane, control) => {
                 self.observer.observe(SessionEvent::LaneUp(id, lane.medium(), lane.describe()));
-                let way = self.way(&*lane);
+                let (way, medium) = (self.way(&*lane), lane.medium());
                 let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
                 self.half.machine().handle_way(id, way);
+                self.count_ways(medium);
+                if path_of(id) == Path::Rdma {
+                    self.find_rails(Path::Rdma);
+                }
             }
             Event::Endpoints(endpoints) => self.half.machine().handle_endpoints(endpoints, now),
             Event::Addresses(addresses) => self.half.machine().handle_addresses(addresses, now),
@@ -590,8 +600,12 @@ impl Engine {
                     if let Some(dialer) = &self.dialer {
                         dialer.handle_endpoints(&endpoints);
                     }
+                    again |= self.find_rails(Path::Rdma);
                 }
-                Action::Addresses(addresses) => again |= self.find_rails(&addresses),
+                Action::Addresses(addresses) => {
+                    self.addresses = Some(addresses);
+                    again |= self.find_rails(Path::Tcp) | self.find_rails(Path::Rdma);
+                }
                 Action::Fill { buffer, encrypt } => {
                     if self.plan(buffer, encrypt) {
                         again = true;

@@ -1,13 +1,13 @@
 //! Opening a session on its authenticated first lane: offers, the pool, and who dials or listens for further lanes.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use flume::{Receiver as Queue, Sender as Post};
-use rd_proto::control::{Endpoint, Offer, Policy, RailAddress, RdmaKind, Refusal, Role};
+use rd_proto::control::{self, Endpoint, Offer, Policy, RailAddress, RdmaKind, Refusal, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use rustix::io::Errno;
@@ -151,11 +151,14 @@ pub fn open(
                 secret: secret.clone(),
                 rdma,
                 // What is in clear stays where the user had it go.
-                choice: match &options.rails {
+                tcp_choice: match &options.rails {
                     RailChoice::Auto if !agreed.seal_tcp => RailChoice::Count(1),
                     choice => choice.clone(),
                 },
-                rails: OnceLock::new(),
+                // RDMA finds its devices itself, whichever network was named.
+                rdma_choice: options.rails.clone(),
+                tcp_rails: OnceLock::new(),
+                rdma_rails: OnceLock::new(),
             }));
         }
         (Some(registry), Some(adapters)) => {
@@ -271,22 +274,28 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
     }
 }
 
-/// Dials the lanes of a session: TCP at the address that its first lane was made to, and by what other rails there are,
-/// RDMA where the peer says.
+/// Dials the lanes of a session: TCP at the address that its first lane was made to, RDMA where the peer says; both by what
+/// other rails there are.
 struct Dialing {
     own: SocketAddr,
     address: SocketAddr,
     session: SessionId,
     secret: SessionSecret,
     rdma: Option<rdma::Dialing>,
-    choice: RailChoice,
+    tcp_choice: RailChoice,
+    rdma_choice: RailChoice,
     /// Where there are several, all of them.
-    rails: OnceLock<Vec<Rail>>,
+    tcp_rails: OnceLock<Vec<Rail>>,
+    rdma_rails: OnceLock<Vec<Rail>>,
 }
 
 impl Dialing {
-    fn rail(&self, number: u8) -> Option<&Rail> {
-        self.rails.get()?.get(usize::from(number))
+    fn rail(&self, path: control::Path, number: u8) -> Option<&Rail> {
+        let rails = match path {
+            control::Path::Tcp => &self.tcp_rails,
+            control::Path::Rdma => &self.rdma_rails,
+        };
+        rails.get()?.get(usize::from(number))
     }
 }
 
@@ -294,10 +303,10 @@ impl Dialer for Dialing {
     fn dial(&self, lane: LaneId, rail: u8, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         if lane.index >= RDMA_LANE_FIRST {
             let none = || LinkError::Transport("too little locked memory".to_owned());
-            return self.rdma.as_ref().ok_or_else(none)?.dial(lane, report);
+            return self.rdma.as_ref().ok_or_else(none)?.dial(lane, self.rail(control::Path::Rdma, rail), report);
         }
         let deadline = Instant::now() + AUTHENTICATE_MAX;
-        let mut stream = match self.rail(rail) {
+        let mut stream = match self.rail(control::Path::Tcp, rail) {
             Some(rail) => connect_by(rail, self.address.port(), deadline)?,
             None => connect(self.address, deadline)?,
         };
@@ -312,13 +321,24 @@ impl Dialer for Dialing {
         }
     }
 
-    fn find_rails(&self, addresses: &[RailAddress]) -> (u8, bool) {
-        let find = || rails::find(&self.choice, [self.own, self.address], addresses);
-        let count = if self.choice.most() > 1 { self.rails.get_or_init(find).len() } else { 0 };
-        (count.max(1) as u8, self.choice != RailChoice::Auto)
+    fn find_rails(&self, path: control::Path, first: [IpAddr; 2], addresses: &[RailAddress]) -> (u8, bool) {
+        let (choice, known) = match path {
+            control::Path::Tcp => (&self.tcp_choice, &self.tcp_rails),
+            control::Path::Rdma => (&self.rdma_choice, &self.rdma_rails),
+        };
+        let found = match (path, &self.rdma) {
+            _ if choice.most() < 2 || known.get().is_some() => Vec::new(),
+            (control::Path::Tcp, _) => rails::find(choice, [self.own, self.address], addresses),
+            (control::Path::Rdma, Some(rdma)) => rdma.find_rails(choice, first, addresses),
+            (control::Path::Rdma, None) => Vec::new(),
+        };
+        if found.len() > 1 {
+            let _ = known.set(found);
+        }
+        (known.get().map_or(1, Vec::len) as u8, *choice != RailChoice::Auto)
     }
 
-    fn rail_name(&self, rail: u8) -> Option<String> {
-        Some(self.rail(rail)?.to_string())
+    fn rail_name(&self, path: control::Path, rail: u8) -> Option<String> {
+        Some(self.rail(path, rail)?.to_string())
     }
 }

@@ -1,4 +1,5 @@
-//! More ways to the other end: which addresses the listening end tells, and which pairs the dialling end makes of them.
+//! More ways to the other end: which addresses the listening end tells, and which pairs the dialling end makes of them, for
+//! TCP and, where an RDMA device stands behind both addresses of a pair, for RDMA.
 //!
 //! What the other end tells is no reason to connect to just anything. An address is tried only if it is on a network that
 //! one of this host's own interfaces is on, by that interface, and at the port of the session; never one of this host's own,
@@ -8,10 +9,10 @@
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 
-use rd_proto::control::RailAddress;
+use rd_proto::control::{Endpoint as Offered, RailAddress};
 
 use crate::options::RailChoice;
-use crate::transport::rdma::{InterfaceAddress, interface_addresses};
+use crate::transport::rdma::{Endpoint, InterfaceAddress, interface_addresses};
 use crate::transport::{leads_elsewhere, rate_mbps, same_subnet, tcp, unmapped};
 
 /// A rail whose link is slower than the first one's by more than this adds next to nothing.
@@ -81,7 +82,44 @@ pub(super) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddr
         return Vec::new();
     }
     let here = interface_addresses().unwrap_or_default();
-    pair(choice, [local.ip(), peer.ip()], &here, told, rate_mbps)
+    pair(choice, [local.ip(), peer.ip()], &here, told, |own| Some(rate_mbps(&own.interface)))
+}
+
+/// The same between RDMA devices of the kind that the first pair of addresses has.
+pub(super) fn find_rdma(
+    choice: &RailChoice,
+    first: [IpAddr; 2],
+    told: &[RailAddress],
+    local: &[Endpoint],
+    remote: &[Offered],
+) -> Vec<Rail> {
+    let here = interface_addresses().unwrap_or_default();
+    pair_devices(choice, first, &here, told, local, remote)
+}
+
+fn pair_devices(
+    choice: &RailChoice,
+    first: [IpAddr; 2],
+    here: &[InterfaceAddress],
+    told: &[RailAddress],
+    local: &[Endpoint],
+    remote: &[Offered],
+) -> Vec<Rail> {
+    let own = |address: IpAddr| local.iter().find(|endpoint| endpoint.address == address);
+    let offered = |address: IpAddr| remote.iter().find(|offered| unmapped(offered.address).ip() == address);
+    let (Some(own_first), Some(peer_first)) = (own(first[0]), offered(first[1])) else { return Vec::new() };
+    // What is told of rates is that of interfaces, and of an adapter its own counts.
+    let told: Vec<RailAddress> = told
+        .iter()
+        .filter_map(|known| {
+            let device = offered(known.address).filter(|device| device.hardware == peer_first.hardware)?;
+            Some(RailAddress { rate_mbps: device.rate_mbps, ..*known })
+        })
+        .collect();
+    let rate = |known: &InterfaceAddress| {
+        own(known.address).filter(|device| device.medium == own_first.medium).map(|device| device.rate_mbps)
+    };
+    pair(choice, first, here, &told, rate)
 }
 
 /// Whether an address can be another way to a host: not that of a group, or of nobody.
@@ -90,12 +128,13 @@ fn is_usable(address: IpAddr) -> bool {
     leads_elsewhere(address) && !is_broadcast && !address.is_multicast() && !address.is_unspecified()
 }
 
+/// `rate_mbps`: what an address of this host can carry; `None`: it is not to be used.
 fn pair(
     choice: &RailChoice,
     [local, peer]: [IpAddr; 2],
     here: &[InterfaceAddress],
     told: &[RailAddress],
-    rate_mbps: impl Fn(&str) -> u32,
+    rate_mbps: impl Fn(&InterfaceAddress) -> Option<u32>,
 ) -> Vec<Rail> {
     let has = |name: &str| here.iter().any(|own| own.interface == name);
     let (Some(own_first), Some(peer_first)) = (
@@ -105,7 +144,7 @@ fn pair(
     ) else {
         return Vec::new();
     };
-    let first_rate = rate_mbps(&own_first.interface).min(peer_first.rate_mbps);
+    let first_rate = rate_mbps(own_first).unwrap_or(0).min(peer_first.rate_mbps);
     let mut candidates: Vec<(u32, &InterfaceAddress, &RailAddress)> = Vec::new();
     for known in told.iter().filter(|known| is_usable(known.address)) {
         if known.interface == peer_first.interface || here.iter().any(|own| own.address == known.address) {
@@ -116,7 +155,7 @@ fn pair(
             let is_near = own.prefix_bits == known.prefix_bits
                 && own.prefix_bits < bits_max
                 && same_subnet(own.address, known.address, own.prefix_bits);
-            let rate = rate_mbps(&own.interface).min(known.rate_mbps);
+            let Some(rate) = rate_mbps(own).map(|rate| rate.min(known.rate_mbps)) else { continue };
             // What its link cannot carry need not be tried.
             let is_worth_it = *choice != RailChoice::Auto || rate == 0 || SLOWER_MAX * rate >= first_rate;
             if is_near && is_worth_it && is_usable(own.address) && own.interface != own_first.interface {
@@ -142,6 +181,7 @@ fn pair(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Medium;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().expect("an address")
@@ -157,10 +197,12 @@ mod tests {
 
     fn found(choice: &str, here: &[InterfaceAddress], told: &[RailAddress]) -> Vec<String> {
         let choice = RailChoice::parse(choice).expect("a choice");
-        let rates = |name: &str| match name {
-            "slow" => 100,
-            "snail" => 10,
-            _ => 1000,
+        let rates = |own: &InterfaceAddress| {
+            Some(match &*own.interface {
+                "slow" => 100,
+                "snail" => 10,
+                _ => 1000,
+            })
         };
         let rails = pair(&choice, [ip("10.1.0.1"), ip("10.1.0.2")], here, told, rates);
         rails.iter().map(|rail| format!("{} {}", rail.interface, rail.peer)).collect()
@@ -197,6 +239,47 @@ mod tests {
         assert_eq!(found("ens9", &here, &there), all, "a name of the other end");
         assert!(found("all", &here[..2], &there).is_empty(), "one interface here");
         assert!(found("all", &here, &there[..1]).is_empty(), "one interface there");
+    }
+
+    #[test]
+    fn rails_of_rdma_are_between_devices_of_the_kind_that_the_session_began_on() {
+        use Medium::{RdmaHardware, RdmaSoftware};
+        let device = |name: &str, medium, address: &str, rate_mbps| Endpoint {
+            device: name.to_owned(),
+            medium,
+            address: ip(address),
+            prefix_bits: 24,
+            rate_mbps,
+        };
+        let offered = |hardware, address: &str| Offered {
+            hardware,
+            address: address.parse().expect("an address"),
+            prefix_bits: 24,
+            rate_mbps: 100_000,
+        };
+        let here = ["10.1.0.1", "10.2.0.1", "10.3.0.1", "10.4.0.1"].into_iter().enumerate();
+        let here: Vec<_> = here.map(|(at, address)| own(&format!("e{at}"), address, 24)).collect();
+        let there = ["10.1.0.2", "10.2.0.2", "10.3.0.2", "10.4.0.2"].into_iter().zip(0..);
+        let there: Vec<_> = there.map(|(address, at)| told(at, address, 24)).collect();
+        // The third network has no device there, and the fourth one of another kind here.
+        let local = [
+            device("a", RdmaHardware, "10.1.0.1", 100_000),
+            device("b", RdmaHardware, "10.2.0.1", 100_000),
+            device("c", RdmaHardware, "10.3.0.1", 100_000),
+            device("d", RdmaSoftware, "10.4.0.1", 100_000),
+        ];
+        let remote = [offered(true, "10.1.0.2:5"), offered(true, "10.2.0.2:6"), offered(true, "10.4.0.2:8")];
+        let found = |first: [&str; 2], local: &[Endpoint], remote: &[Offered]| {
+            let rails = pair_devices(&RailChoice::All, first.map(ip), &here, &there, local, remote);
+            rails.iter().map(|rail| format!("{} {}", rail.interface, rail.peer)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(["10.1.0.1", "10.1.0.2"], &local, &remote), ["e0 10.1.0.2", "e1 10.2.0.2"]);
+        assert_eq!(found(["10.2.0.1", "10.2.0.2"], &local, &remote), ["e1 10.2.0.2", "e0 10.1.0.2"]);
+        let software = [offered(true, "10.1.0.2:5"), offered(false, "10.2.0.2:6")];
+        assert!(found(["10.1.0.1", "10.1.0.2"], &local, &software).is_empty(), "another kind there");
+        assert!(found(["10.1.0.1", "10.1.0.2"], &local[..1], &remote).is_empty(), "one device here");
+        assert!(found(["10.1.0.1", "10.1.0.2"], &local, &remote[..1]).is_empty(), "one device there");
+        assert!(found(["10.9.0.1", "10.9.0.2"], &local, &remote).is_empty(), "a device that is not known any more");
     }
 
     #[test]

@@ -6,15 +6,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use flume::{RecvTimeoutError, Sender as Post, bounded};
-use rd_proto::control::{Endpoint as Offered, Policy, RdmaKind};
+use rd_proto::control::{Endpoint as Offered, Policy, RailAddress, RdmaKind};
 use rd_proto::handshake::{ControlChannel, LaneId, SessionId, SessionSecret, connect_join, listen};
 use rd_proto::handshake::{HandshakeError, Key};
 use rd_proto::session::RDMA_LANE_FIRST;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::link::{AUTHENTICATE_MAX, LinkError, rng};
 use super::listen::Registry;
+use super::rails::{self, Rail};
 use super::{Event, announce};
+use crate::options::RailChoice;
 use crate::transport::rdma::{self, Adapters, Connection, Endpoint, LaneRequest, Listener};
 use crate::transport::{Lane, Medium, Report, unmapped};
 
@@ -85,12 +87,24 @@ impl Dialing {
         self.remote_known.notify_all();
     }
 
-    /// Tries the pairs of addresses, best first.
+    /// Rails beside the first lane, whose two addresses are `first`.
+    pub(super) fn find_rails(&self, choice: &RailChoice, first: [IpAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
+        let local = candidates(self.policy).unwrap_or_default();
+        let remote = self.remote.lock().expect("no panic with it locked").clone().unwrap_or_default();
+        rails::find_rdma(choice, first, told, &local, &remote)
+    }
+
+    /// Tries the pair of a rail, or without one all pairs of addresses, best first.
     ///
     /// # Errors
     ///
     /// Why the last pair failed, after some seconds at most.
-    pub fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
+    pub(super) fn dial(
+        &self,
+        lane: LaneId,
+        rail: Option<&Rail>,
+        report: Report,
+    ) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         let local = candidates(self.policy)?;
         let remote = {
             let known = self.remote.lock().expect("no panic with it locked");
@@ -100,8 +114,15 @@ impl Dialing {
             told.ok_or_else(|| LinkError::Transport("the other end has not told its RDMA devices in time".to_owned()))?
         };
         let deadline = Instant::now() + DIAL_MAX;
-        let mut failure = LinkError::Transport("the other end has no RDMA device".to_owned());
-        for (local, remote) in rdma::pairs(&local, &remote) {
+        let mut failure = LinkError::Transport(match rail {
+            Some(rail) => format!("no RDMA device stands behind {rail}"),
+            None => "the other end has no RDMA device".to_owned(),
+        });
+        let mut pairs = rdma::pairs(&local, &remote);
+        if let Some(rail) = rail {
+            pairs.retain(|(local, remote)| [local.address, unmapped(remote.address).ip()] == [rail.local, rail.peer]);
+        }
+        for (local, remote) in pairs {
             let pair_deadline = deadline.min(Instant::now() + PAIR_MAX);
             match self.dial_pair(lane, local, remote.address, pair_deadline, Arc::clone(&report)) {
                 Ok(made) => return Ok(made),

@@ -65,7 +65,7 @@ pub struct Line {
     pub round_trip: Option<Duration>,
     /// What of the pool could be in use at once, in bytes.
     pub buffer_bytes: u64,
-    /// Pairs of addresses that its TCP connections went by.
+    /// The most pairs of addresses that its lanes of one medium went by at once.
     pub rails: usize,
 }
 

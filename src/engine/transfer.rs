@@ -1,10 +1,11 @@
 //! What a transfer is made of: what reaches its loop, which way payload flows, and who makes its lanes.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, SendTimeoutError, Sender as Post, bounded};
-use rd_proto::control::{Endpoint, IoFact, RailAddress};
+use rd_proto::control::{Endpoint, IoFact, Path, RailAddress};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::session::Agreed;
@@ -82,7 +83,7 @@ pub enum Event {
 
 /// Makes lanes, from the end that connects.
 pub trait Dialer: Send + Sync {
-    /// Connects and authenticates one lane, by that rail if it is a TCP lane; takes some seconds at most.
+    /// Connects and authenticates one lane, by that rail of its path; takes some seconds at most.
     ///
     /// # Errors
     ///
@@ -92,13 +93,14 @@ pub trait Dialer: Send + Sync {
     /// Where the peer listens for RDMA from now on.
     fn handle_endpoints(&self, _endpoints: &[Endpoint]) {}
 
-    /// At which addresses the peer listens. How many rails that makes, and whether all are used whatever they carry.
-    fn find_rails(&self, _addresses: &[RailAddress]) -> (u8, bool) {
+    /// At which addresses the peer listens, and the two that the first lane of a path went by. How many rails that makes, and
+    /// whether all are used whatever they carry.
+    fn find_rails(&self, _path: Path, _first: [IpAddr; 2], _addresses: &[RailAddress]) -> (u8, bool) {
         (1, false)
     }
 
     /// What a person would call a rail.
-    fn rail_name(&self, _rail: u8) -> Option<String> {
+    fn rail_name(&self, _path: Path, _rail: u8) -> Option<String> {
         None
     }
 }

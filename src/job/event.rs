@@ -250,8 +250,8 @@ impl<'a> Notice<'a> {
             SessionNotice::LaneLost(lane) => (NoticeCode::LaneLost, Some([lane.index.into(), lane.generation])),
             SessionNotice::LinkLost => (NoticeCode::LinkLost, None),
             SessionNotice::LinkRestored => (NoticeCode::LinkRestored, None),
-            SessionNotice::RailLeft(_) => (NoticeCode::RailLeft, None),
-            SessionNotice::RailBack(_) => (NoticeCode::RailBack, None),
+            SessionNotice::RailLeft(..) => (NoticeCode::RailLeft, None),
+            SessionNotice::RailBack(..) => (NoticeCode::RailBack, None),
         };
         Self { notice: code, lane, reason }
     }

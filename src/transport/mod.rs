@@ -183,7 +183,7 @@ pub trait Lane: Send {
     /// is on its way.
     fn last_heard(&self) -> Instant;
 
-    /// How it does, where the system measures it.
+    /// How it does, where the system or the adapter measures it.
     fn state(&self) -> Option<LaneState> {
         None
     }

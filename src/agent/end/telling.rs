@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rd_proto::control::Cause;
+use rd_proto::control::{Cause, Path};
 use rd_proto::handshake::LaneId;
-use rd_proto::session::{Counters, Notice, Outcome};
+use rd_proto::session::{Counters, Notice, Outcome, RDMA_LANE_FIRST, path_of};
 
 use crate::agent::{tree, words};
 use crate::control::frames::{Fault, Message, Report};
@@ -32,15 +32,19 @@ impl Observer for Messenger {
     fn observe(&mut self, event: SessionEvent) {
         let message = match event {
             SessionEvent::Notice(notice, reason) => {
-                let at = |rail: u8| Some(LaneId { index: rail.into(), generation: 0 });
+                // As a rail's number, in the place of a lane of its path.
+                let at = |path, rail: u8| {
+                    let first = if path == Path::Tcp { 0 } else { RDMA_LANE_FIRST };
+                    Some(LaneId { index: first + u16::from(rail), generation: 0 })
+                };
                 let (code, lane) = match notice {
                     Notice::FellBack => (0, None),
                     Notice::BackOnRdma => (1, None),
                     Notice::LinkLost => (2, None),
                     Notice::LinkRestored => (3, None),
                     Notice::LaneLost(lane) => (4, Some(lane)),
-                    Notice::RailLeft(rail) => (5, at(rail)),
-                    Notice::RailBack(rail) => (6, at(rail)),
+                    Notice::RailLeft(path, rail) => (5, at(path, rail)),
+                    Notice::RailBack(path, rail) => (6, at(path, rail)),
                 };
                 let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
                 Message::Notice { code, index, generation, reason }
@@ -72,14 +76,16 @@ impl Observer for Messenger {
 
 /// The notice that a message has; `None` for one that this version does not know.
 pub(crate) fn notice(code: u8, index: u16, generation: u32) -> Option<Notice> {
+    let lane = LaneId { index, generation };
+    let rail = || (index % RDMA_LANE_FIRST).try_into().ok();
     Some(match code {
         0 => Notice::FellBack,
         1 => Notice::BackOnRdma,
         2 => Notice::LinkLost,
         3 => Notice::LinkRestored,
-        4 => Notice::LaneLost(LaneId { index, generation }),
-        5 => Notice::RailLeft(index.try_into().ok()?),
-        6 => Notice::RailBack(index.try_into().ok()?),
+        4 => Notice::LaneLost(lane),
+        5 => Notice::RailLeft(path_of(lane), rail()?),
+        6 => Notice::RailBack(path_of(lane), rail()?),
         _ => return None,
     })
 }

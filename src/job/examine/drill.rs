@@ -409,8 +409,8 @@ fn words(notice: Notice, reason: Option<&str>) -> String {
         Notice::LinkRestored => "has the link again".to_owned(),
         Notice::FellBack => format!("fell back to TCP{because}"),
         Notice::BackOnRdma => "is back on RDMA".to_owned(),
-        Notice::RailLeft(_) => format!("left a rail{because}"),
-        Notice::RailBack(_) => format!("has a rail again{because}"),
+        Notice::RailLeft(..) => format!("left a rail{because}"),
+        Notice::RailBack(..) => format!("has a rail again{because}"),
     }
 }
 

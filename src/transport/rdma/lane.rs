@@ -12,11 +12,13 @@
 #![allow(unsafe_code, reason = "what is posted must outlive its completion: proved here")]
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rd_proto::frame::CHUNK_HEADER_BYTES;
+use rd_proto::session::LaneState;
 use rd_verbs::{QueuePair, Segment, WorkCompletion};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -25,7 +27,7 @@ use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
 use super::{ConnectError, Wake, sleep_on};
-use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
+use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report, unmapped};
 
 /// Completions taken at once.
 const BATCH: usize = 32;
@@ -44,8 +46,14 @@ struct Shared {
     description: String,
     payload: RwLock<Payload>,
     control: Mutex<ControlQueue>,
-    /// By buffer number.
-    slots: Vec<Mutex<Option<Buffer>>>,
+    /// The addresses of this end and of the other.
+    way: Option<[IpAddr; 2]>,
+    /// By buffer number: what is posted, and payload bytes of it.
+    slots: Vec<Mutex<Option<(Buffer, u32)>>>,
+    /// Chunks that are being sent.
+    sending: AtomicUsize,
+    /// Bytes of chunks that have been sent, and of those that have come.
+    moved_bytes: AtomicU64,
     /// Work requests of the payload queue pair that have not completed.
     posted: AtomicUsize,
     wake: Arc<Wake>,
@@ -78,13 +86,19 @@ pub(super) fn start(
     greeting_posted: bool,
     report: Report,
 ) -> Result<Box<dyn Lane>, Errno> {
+    let addresses = (payload.id().local_address(), payload.id().peer_address());
+    let way =
+        if let (Some(here), Some(there)) = addresses { Some([here, there].map(|at| unmapped(at).ip())) } else { None };
     let address =
         |address: Option<std::net::SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
-    let (here, there) = (address(payload.id().local_address()), address(payload.id().peer_address()));
+    let (here, there) = (address(addresses.0), address(addresses.1));
     let description = format!("{}, {here} → {there}", kit.cm.describe());
     let shared = Arc::new(Shared {
         medium: kit.cm.medium,
         description,
+        way,
+        sending: AtomicUsize::new(0),
+        moved_bytes: AtomicU64::new(0),
         slots: (0..kit.registered.pool.count()).map(|_| Mutex::new(None)).collect(),
         payload: RwLock::new(Payload::Open { queue_pair: payload, registered: Arc::clone(&kit.registered) }),
         control: Mutex::new(control),
@@ -145,6 +159,18 @@ impl Lane for RdmaLane {
     fn last_heard(&self) -> Instant {
         self.shared.started + Duration::from_micros(self.shared.last_heard_us.load(Ordering::Relaxed))
     }
+
+    fn state(&self) -> Option<LaneState> {
+        Some(LaneState {
+            round_trip: None,
+            is_unanswered: self.shared.sending.load(Ordering::Relaxed) > 0,
+            moved_bytes: Some(self.shared.moved_bytes.load(Ordering::Relaxed)),
+        })
+    }
+
+    fn way(&self) -> Option<[IpAddr; 2]> {
+        self.shared.way
+    }
 }
 
 impl Drop for RdmaLane {
@@ -165,7 +191,7 @@ impl Shared {
         let number = buffer.id();
         let (header_at, payload_at) =
             (buffer.header_mut().as_mut_ptr() as u64, buffer.payload_mut().as_mut_ptr() as u64);
-        *lock(&self.slots[number as usize]) = Some(buffer);
+        *lock(&self.slots[number as usize]) = Some((buffer, payload_bytes));
         let Payload::Open { queue_pair, registered } = &*payload else { return Ok(()) };
         let local_key = registered.local_key();
         let (start, bytes) = registered.pool.mapping();
@@ -182,7 +208,10 @@ impl Shared {
         let outcome = match work {
             // SAFETY: the buffer is the only handle to these bytes; it lies in `slots` until the lane thread has
             // polled this completion or dropped the queue pair. The pool stays mapped by `registered`.
-            Work::ChunkSend(_) => unsafe { queue_pair.send(work.encode(), segments) },
+            Work::ChunkSend(_) => {
+                self.sending.fetch_add(1, Ordering::Relaxed);
+                unsafe { queue_pair.send(work.encode(), segments) }
+            }
             // SAFETY: as above.
             _ => unsafe { queue_pair.receive(work.encode(), segments) },
         };
@@ -200,7 +229,7 @@ impl Shared {
     }
 
     /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.
-    fn take_buffer(&self, number: u32) -> Option<Buffer> {
+    fn take_buffer(&self, number: u32) -> Option<(Buffer, u32)> {
         lock(&self.slots[number as usize]).take()
     }
 
@@ -332,7 +361,9 @@ impl Poller {
             }
             Work::ChunkSend(number) => {
                 self.shared.note_done();
-                if let Some(buffer) = self.shared.take_buffer(number) {
+                self.shared.sending.fetch_sub(1, Ordering::Relaxed);
+                if let Some((buffer, wire_bytes)) = self.shared.take_buffer(number) {
+                    self.shared.moved_bytes.fetch_add(wire_bytes.into(), Ordering::Relaxed);
                     (self.report)(LaneEvent::Sent(buffer));
                 }
             }
@@ -341,7 +372,8 @@ impl Poller {
                 let Some(wire_bytes) = completion.bytes().checked_sub(CHUNK_HEADER_BYTES as u32) else {
                     return Err(LaneError::Framing("a chunk shorter than its header"));
                 };
-                if let Some(mut buffer) = self.shared.take_buffer(number) {
+                if let Some((mut buffer, _)) = self.shared.take_buffer(number) {
+                    self.shared.moved_bytes.fetch_add(wire_bytes.into(), Ordering::Relaxed);
                     buffer.move_header_from(wire_bytes as usize);
                     (self.report)(LaneEvent::Chunk { buffer, wire_bytes, opened: None });
                 }
@@ -385,7 +417,7 @@ impl Poller {
         let buffers = {
             let mut payload = shared.payload.write().unwrap_or_else(PoisonError::into_inner);
             *payload = Payload::Reported;
-            shared.slots.iter().filter_map(|slot| lock(slot).take()).collect()
+            shared.slots.iter().filter_map(|slot| lock(slot).take()).map(|(buffer, _)| buffer).collect()
         };
         report(LaneEvent::Down { reason, buffers });
     }

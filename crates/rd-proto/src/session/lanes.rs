@@ -53,6 +53,11 @@ pub fn path_of(lane: LaneId) -> Path {
     if lane.index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma }
 }
 
+/// Which of its path's places a lane has.
+fn nth_place(index: u16) -> u16 {
+    index % RDMA_LANE_FIRST
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Absent {
@@ -95,7 +100,9 @@ pub(crate) struct Lanes {
     path: Option<Path>,
     /// TCP lanes that are wanted on each rail when payload goes by TCP.
     tcp_lanes: u16,
+    /// Those of TCP.
     rails: Rails,
+    rdma_rails: Rails,
     /// At the end that dials, where more lanes may carry more.
     growth: Option<LaneGrowth>,
     /// Bytes that the system has seen move on all TCP lanes so far.
@@ -143,6 +150,7 @@ impl Lanes {
             path: (!agreed.try_rdma).then_some(Path::Tcp),
             tcp_lanes: agreed.tcp_lanes,
             rails: Rails::one(),
+            rdma_rails: Rails::one(),
             growth: None,
             moved_bytes: 0,
             processors: 0,
@@ -206,7 +214,8 @@ impl Lanes {
 
     /// The connecting end wants no more payload on this lane.
     pub(crate) fn retired(&mut self, lane: LaneId, now: Duration) -> Result<(), Violation> {
-        if self.connector || path_of(lane) != Path::Tcp || lane.index == 0 {
+        // The first lane of each path is the one that all others may be missed for.
+        if self.connector || nth_place(lane.index) == 0 {
             return Err(Violation::Unexpected("RETIRED"));
         }
         if self.is_up(lane) {
@@ -261,27 +270,66 @@ impl Lanes {
         self.agreed.tcp_lanes == self.agreed.tcp_lanes_max
     }
 
-    /// The end that dials has found so many rails; `all`: they are used whether they carry more or not.
+    /// The end that dials has found so many rails of a path; `all`: they are used whether they carry more or not.
     pub(crate) fn rails_found(
         &mut self,
-        count: u8,
-        all: bool,
+        (path, count, all): (Path, u8, bool),
         round_trip: Duration,
         now: Duration,
         taken: u64,
         actions: &mut VecDeque<Action>,
     ) {
         // A rail without a lane is none.
-        let count = count.min(self.agreed.tcp_lanes_max as u8);
+        let lanes = if path == Path::Tcp { self.agreed.tcp_lanes_max } else { self.rdma_lanes_max() };
+        let count = count.min(lanes as u8);
         // A number of lanes that was asked for is not taken from the rail that there is, to see what another carries.
-        if !self.connector || count < 2 || self.rails.count() > 1 || (self.has_fixed_lanes() && !all) {
+        if !self.connector || count < 2 || self.rails_of(path).count() > 1 || (self.has_fixed_lanes() && !all) {
             return;
         }
-        self.rails =
-            if all { Rails::all(count) } else { Rails::found(count, round_trip, now, self.carried_bytes(taken)) };
-        self.rails.up(0, now);
-        self.growth = None;
-        self.keep_tcp_lanes(self.first_lanes(), now, actions);
+        let bytes = self.carried_bytes(taken);
+        let mut rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };
+        rails.up(0, now);
+        match path {
+            Path::Tcp => {
+                self.rails = rails;
+                self.growth = None;
+                self.keep_tcp_lanes(self.first_lanes(), now, actions);
+            }
+            Path::Rdma => {
+                self.rdma_rails = rails;
+                self.keep_lanes(Path::Rdma, now, actions);
+            }
+        }
+    }
+
+    /// The rails of a path.
+    pub(crate) fn rails_of(&self, path: Path) -> &Rails {
+        match path {
+            Path::Tcp => &self.rails,
+            Path::Rdma => &self.rdma_rails,
+        }
+    }
+
+    fn rails_of_mut(&mut self, path: Path) -> &mut Rails {
+        match path {
+            Path::Tcp => &mut self.rails,
+            Path::Rdma => &mut self.rdma_rails,
+        }
+    }
+
+    /// Lanes that each rail of a path has.
+    fn lanes_of_rail(&self, path: Path) -> u16 {
+        let each = match path {
+            Path::Tcp => self.tcp_lanes,
+            Path::Rdma if self.has_fixed_lanes() => self.agreed.rdma_lanes / self.rdma_rails.count(),
+            Path::Rdma => self.agreed.rdma_lanes,
+        };
+        each.clamp(1, self.rails_of(path).places())
+    }
+
+    /// RDMA lanes that all rails may have.
+    fn rdma_lanes_max(&self) -> u16 {
+        if self.has_fixed_lanes() { self.agreed.rdma_lanes } else { RDMA_LANE_FIRST }
     }
 
     pub(crate) fn note_way(&mut self, lane: LaneId, way: u8) {
@@ -307,25 +355,23 @@ impl Lanes {
 
     /// Gives up the lanes of a way that has stopped working, while another one works.
     fn leave_failed(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
-        if self.peer_paused || self.path != Some(Path::Tcp) {
-            return;
-        }
+        let Some(path) = self.path.filter(|_| !self.peer_paused) else { return };
         let health = |lane: LaneId| self.places[usize::from(lane.index)].health;
         let lanes: Vec<Health> = self.payload().map(health).collect();
         let Some(way) = ways::failed(&lanes, now) else { return };
-        for lane in self.up().filter(|&lane| path_of(lane) == Path::Tcp) {
+        for lane in self.up().filter(|&lane| path_of(lane) == path) {
             if self.places[usize::from(lane.index)].health.way == way {
                 self.close(lane, actions);
             }
         }
     }
 
-    /// The rail that a TCP lane goes by; 0 is the one that the session began on.
+    /// The rail of its path that a lane goes by; 0 is the one that the path began on.
     pub(crate) fn rail_of(&self, lane: LaneId) -> u8 {
         self.places[usize::from(lane.index)].rail
     }
 
-    /// Fits the number of lanes to the line, where payload goes by TCP.
+    /// Fits the rails in use to what they carry, and where payload goes by TCP the number of lanes to the line.
     pub(crate) fn fit(
         &mut self,
         taken: u64,
@@ -334,17 +380,15 @@ impl Lanes {
         now: Duration,
         actions: &mut VecDeque<Action>,
     ) {
-        if self.path != Some(Path::Tcp) {
-            return;
-        }
+        let Some(path) = self.path else { return };
         let bytes = self.carried_bytes(taken);
         // One thing at a time, or neither would show what it carries.
-        if self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
+        if path == Path::Tcp && self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
             self.rails.pause();
-        } else if self.rails.fit(bytes, keeps_busy, now) {
-            self.keep_tcp_lanes(self.tcp_lanes, now, actions);
+        } else if self.rails_of_mut(path).fit(bytes, keeps_busy, now) {
+            self.keep_lanes(path, now, actions);
         }
-        let Some(growth) = &mut self.growth else { return };
+        let Some(growth) = self.growth.as_mut().filter(|_| path == Path::Tcp) else { return };
         // A rail adds what its network carries; more lanes on one may only share it in another way.
         if self.rails.is_trying() || keeps_busy && self.rails.are_untried(now) {
             growth.pause();
@@ -359,10 +403,19 @@ impl Lanes {
     /// Wants so many TCP lanes on each rail from now on.
     pub(super) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration, actions: &mut VecDeque<Action>) {
         self.tcp_lanes = lanes;
-        for index in 1..RDMA_LANE_FIRST {
-            let (rail, nth) = self.rails.of_place(index);
-            let is_wanted = nth < self.tcp_lanes && self.rails.may_have(rail, nth, now);
-            let place = &mut self.places[usize::from(index)];
+        self.keep_lanes(Path::Tcp, now, actions);
+    }
+
+    /// Has those lanes of a path end that are not wanted any more, or stand where another rail has its place now.
+    fn keep_lanes(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
+        let each = self.lanes_of_rail(path);
+        let Self { rails, rdma_rails, places, .. } = self;
+        let (rails, first) = if path == Path::Tcp { (rails, 0) } else { (rdma_rails, RDMA_LANE_FIRST) };
+        for nth_place in 1..RDMA_LANE_FIRST {
+            let (rail, nth) = rails.of_place(nth_place);
+            let is_wanted = nth < each && rails.may_have(rail, nth, now);
+            let index = first + nth_place;
+            let place = &mut places[usize::from(index)];
             if place.state == State::Up && place.retired.is_none() && (!is_wanted || place.rail != rail) {
                 place.retired = Some(now);
                 actions.push_back(Action::Send(LaneId { index, generation: place.generation }, Frame::Retired));
@@ -472,9 +525,10 @@ impl Lanes {
         let wait = if better_path { BETTER_PATH_RETRY } else { place.redial_after };
         place.state = State::Absent { retry_at: now + wait };
         self.note_rail(lane, false, now, actions);
-        let rdma_dialing =
-            self.places[usize::from(RDMA_LANE_FIRST)..].iter().any(|place| place.state == State::Dialing);
-        if path_of(lane) == Path::Rdma && self.path.is_none() && !rdma_dialing {
+        // Each has one attempt: of several that are tried again and again, one would always be on its way.
+        let is_first = |place: &Place| place.state == State::Dialing && place.generation == 1;
+        let has_hope = self.places[usize::from(RDMA_LANE_FIRST)..].iter().any(is_first);
+        if path_of(lane) == Path::Rdma && self.path.is_none() && !has_hope {
             if self.agreed.policy == Policy::Rdma {
                 return true;
             }
@@ -484,23 +538,24 @@ impl Lanes {
         false
     }
 
-    /// A TCP lane has come up, or has been lost or not made: its rail is well, or is left where another one has lanes.
+    /// A lane has come up, or has been lost or not made: its rail is well, or is left where another one has lanes.
     fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
-        if !self.connector || self.rails.count() < 2 || path_of(lane) != Path::Tcp || self.path != Some(Path::Tcp) {
+        let path = path_of(lane);
+        if !self.connector || self.rails_of(path).count() < 2 || self.path != Some(path) {
             return;
         }
         let rail = self.rail_of(lane);
         let change = if is_up {
-            self.rails.up(rail, now)
+            self.rails_of_mut(path).up(rail, now)
         } else {
             let has_own = self.payload().any(|other| self.rail_of(other) == rail);
             let has_other = self.payload().any(|other| self.rail_of(other) != rail);
-            if has_own || !has_other { None } else { self.rails.failed(rail, now) }
+            if has_own || !has_other { None } else { self.rails_of_mut(path).failed(rail, now) }
         };
         actions.extend(change.map(|change| {
             Action::Notice(match change {
-                Change::Left => Notice::RailLeft(rail),
-                Change::Back => Notice::RailBack(rail),
+                Change::Left => Notice::RailLeft(path, rail),
+                Change::Back => Notice::RailBack(path, rail),
             })
         }));
     }
@@ -654,6 +709,8 @@ impl Lanes {
             (false, None) => {
                 self.lost_since = Some(now);
                 self.vain_since.get_or_insert(now);
+                self.rails.hurry(now);
+                self.rdma_rails.hurry(now);
             }
             (false, Some(since)) => {
                 let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
@@ -667,13 +724,14 @@ impl Lanes {
     }
 
     fn wanted(&self, index: u16, now: Duration) -> bool {
-        let rdma = index >= RDMA_LANE_FIRST;
-        if rdma {
-            self.agreed.try_rdma && index - RDMA_LANE_FIRST < self.agreed.rdma_lanes
-        } else {
-            let (rail, nth) = self.rails.of_place(index);
-            let is_used = || nth < self.tcp_lanes && self.rails.may_have(rail, nth, now);
-            if index == 0 { !self.rails.rests(rail, now) } else { self.path == Some(Path::Tcp) && is_used() }
+        let path = if index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma };
+        let rails = self.rails_of(path);
+        let (rail, nth) = rails.of_place(nth_place(index));
+        let is_used = || nth < self.lanes_of_rail(path) && rails.may_have(rail, nth, now);
+        match path {
+            Path::Rdma => self.agreed.try_rdma && is_used(),
+            Path::Tcp if index == 0 => !rails.rests(rail, now),
+            Path::Tcp => self.path == Some(Path::Tcp) && is_used(),
         }
     }
 
@@ -725,8 +783,10 @@ impl Lanes {
             // Lane 0 of generation 0 is the one that the session began on; all others are numbered on from there.
             place.generation += 1;
             place.state = State::Dialing;
-            place.rail = if index < RDMA_LANE_FIRST { self.rails.of_place(index).0 } else { 0 };
-            actions.push_back(Action::Dial(LaneId { index, generation: place.generation }));
+            let lane = LaneId { index, generation: place.generation };
+            place.rail =
+                if index < RDMA_LANE_FIRST { &self.rails } else { &self.rdma_rails }.of_place(nth_place(index)).0;
+            actions.push_back(Action::Dial(lane));
         }
     }
 }

@@ -34,7 +34,7 @@ mod sender;
 mod ways;
 
 pub use answers::{ANSWER_WAIT, ANSWERS_MAX};
-pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
+pub use lanes::{LANES_MAX, RDMA_LANE_FIRST, path_of};
 pub use rails::RAILS_MAX;
 pub use receiver::{Layout, Receiver, SINKS_MAX};
 pub use sender::Sender;
@@ -42,7 +42,7 @@ pub use ways::LaneState;
 
 pub use growth::LONG_LINE;
 use growth::PoolLimit;
-use lanes::{Lanes, path_of};
+use lanes::Lanes;
 
 /// Number of a buffer in the engine's pool.
 pub type BufferId = u32;
@@ -213,10 +213,10 @@ pub enum Notice {
     LinkLost,
     /// A lane that can carry payload is there again.
     LinkRestored,
-    /// A rail of several has failed; the others carry what it did. Of the end that dials.
-    RailLeft(u8),
+    /// A rail of several of its path has failed; the others carry what it did. Of the end that dials.
+    RailLeft(Path, u8),
     /// It is well and used again.
-    RailBack(u8),
+    RailBack(Path, u8),
 }
 
 /// How a session ended.
@@ -321,7 +321,7 @@ pub trait Machine {
         self.core().note_round_trip(round_trip, now);
     }
 
-    /// How a TCP lane does, as the system has measured it; once a tick.
+    /// How a lane does, as the system or its adapter has measured it; once a tick.
     fn handle_lane_state(&mut self, lane: LaneId, state: LaneState, now: Duration) {
         self.core().lanes.note_state(lane, state, now);
     }
@@ -380,10 +380,10 @@ pub trait Machine {
         self.core().addresses_known(addresses, now);
     }
 
-    /// The end that dials: so many rails have been found, with the one that the session began on. `all`: they are used
+    /// The end that dials: so many rails of a path have been found, with the one that it began on. `all`: they are used
     /// whether they carry more or not.
-    fn handle_rails(&mut self, count: u8, all: bool, now: Duration) {
-        self.core().rails_found(count, all, now);
+    fn handle_rails(&mut self, path: Path, count: u8, all: bool, now: Duration) {
+        self.core().rails_found((path, count, all), now);
     }
 
     /// When `handle_timeout` is due at the latest.
@@ -467,9 +467,14 @@ impl Core {
         self.lanes.up().next()
     }
 
-    /// The rail that a TCP lane is to be dialled on: 0 is the one that the session began on.
+    /// The rail of its path that a lane is to be dialled on: 0 is the one that the path began on.
     pub fn rail_of(&self, lane: LaneId) -> u8 {
         self.lanes.rail_of(lane)
+    }
+
+    /// Rails of a path that have been found, with the one that it began on.
+    pub fn rails(&self, path: Path) -> u16 {
+        self.lanes.rails_of(path).count()
     }
 
     /// TCP lanes that payload may use on each rail, if that path is taken.
@@ -629,9 +634,9 @@ impl Core {
         Ok(())
     }
 
-    fn rails_found(&mut self, count: u8, all: bool, now: Duration) {
+    fn rails_found(&mut self, found: (Path, u8, bool), now: Duration) {
         let round_trip = self.round_trip().unwrap_or_default();
-        self.lanes.rails_found(count, all, round_trip, now, self.counters.bytes, &mut self.actions);
+        self.lanes.rails_found(found, round_trip, now, self.counters.bytes, &mut self.actions);
     }
 
     fn endpoints_changed(&mut self, mut endpoints: Vec<Endpoint>, now: Duration) {

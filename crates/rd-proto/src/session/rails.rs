@@ -118,6 +118,15 @@ impl Rails {
         }
     }
 
+    /// None works now: those that are left alone may be the ones that do.
+    pub(crate) fn hurry(&mut self, now: Duration) {
+        for rail in &mut self.rails {
+            if let State::Left { until } = &mut rail.state {
+                *until = (*until).min(now);
+            }
+        }
+    }
+
     /// Whether a rail is left alone.
     pub(crate) fn rests(&self, rail: u8, now: Duration) -> bool {
         self.rails.get(usize::from(rail)).is_some_and(|rail| match rail.state {
@@ -189,7 +198,7 @@ impl Rails {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::Policy;
+    use crate::control::{Frame, Path, Policy, RdmaKind};
     use crate::handshake::LaneId;
     use crate::session::tests::pair;
     use crate::session::{Action, Machine, Notice, Sender};
@@ -322,13 +331,13 @@ mod tests {
                 actions.iter().filter_map(|action| if let Action::Dial(id) = action { Some(*id) } else { None });
             let lanes: Vec<LaneId> = lanes.collect();
             let notices = actions.iter().filter_map(|action| match action {
-                Action::Notice(notice @ (Notice::RailLeft(_) | Notice::RailBack(_))) => Some(*notice),
+                Action::Notice(notice @ (Notice::RailLeft(..) | Notice::RailBack(..))) => Some(*notice),
                 _ => None,
             });
             (lanes, notices.collect::<Vec<Notice>>())
         };
         sender.handle_lane_up(first, TICK);
-        sender.handle_rails(2, true, TICK);
+        sender.handle_rails(Path::Tcp, 2, true, TICK);
         let (lanes, _) = dialled(&mut sender, TICK);
         let rails: Vec<u8> = lanes.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect();
         assert_eq!(rails, [0, 1, 1], "two lanes each");
@@ -336,21 +345,133 @@ mod tests {
         sender.handle_lane_down(lanes[1], 2 * TICK);
         assert_eq!(dialled(&mut sender, 2 * TICK).1, [], "it has another");
         sender.handle_lane_down(lanes[2], 2 * TICK);
-        assert_eq!(dialled(&mut sender, 2 * TICK), (vec![], vec![Notice::RailLeft(1)]));
+        assert_eq!(dialled(&mut sender, 2 * TICK), (vec![], vec![Notice::RailLeft(Path::Tcp, 1)]));
         let now = 3 * TICK + REST_MIN;
         let (tried, _) = dialled(&mut sender, now);
         assert_eq!(tried.len(), 1, "{tried:?}");
         sender.handle_lane_up(tried[0], now);
         let (lanes, notices) = dialled(&mut sender, now);
-        assert_eq!((lanes.len(), notices), (1, vec![Notice::RailBack(1)]));
-        // Where no other works either, the last one is redialled at once and the session's window runs.
+        assert_eq!((lanes.len(), notices), (1, vec![Notice::RailBack(Path::Tcp, 1)]));
+        // Where no other works either, all are tried at once and the session's window runs.
         sender.handle_lane_up(lanes[0], now);
         for lane in [first, LaneId { index: 1, generation: 1 }, tried[0], lanes[0]] {
             sender.handle_lane_down(lane, now);
         }
         let (lanes, notices) = dialled(&mut sender, now + TICK);
-        assert_eq!(notices, [Notice::RailLeft(0)]);
-        assert!(lanes.iter().all(|&lane| sender.core_ref().rail_of(lane) == 1) && lanes.len() == 2, "{lanes:?}");
+        assert_eq!(notices, [Notice::RailLeft(Path::Tcp, 0)]);
+        let rails: Vec<u8> = lanes.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect();
+        assert_eq!(rails, [0, 1, 1], "and one of the other: {lanes:?}");
+    }
+
+    /// A sender whose payload goes by one RDMA lane, and what it does next.
+    fn on_rdma(lanes: u8) -> (Sender, impl Fn(&mut Sender, Duration) -> Vec<Action>) {
+        let agreed = pair(|ours, theirs| {
+            (ours.policy, ours.lanes) = (Policy::Rdma, lanes);
+            (ours.rdma, theirs.rdma) = (RdmaKind::Hardware, RdmaKind::Hardware);
+        });
+        let mut sender = Sender::new(agreed.expect("agreed"), true, 8);
+        let act = |sender: &mut Sender, now| {
+            sender.handle_timeout(now);
+            sender.advance(now);
+            std::iter::from_fn(|| sender.poll_action()).collect::<Vec<_>>()
+        };
+        sender.handle_lane_up(LaneId { index: 0, generation: 0 }, TICK);
+        dials(&act(&mut sender, TICK)).into_iter().for_each(|lane| sender.handle_lane_up(lane, TICK));
+        (sender, act)
+    }
+
+    fn of<T>(actions: &[Action], pick: impl FnMut(&Action) -> Option<T>) -> Vec<T> {
+        actions.iter().filter_map(pick).collect()
+    }
+
+    fn dials(actions: &[Action]) -> Vec<LaneId> {
+        of(actions, |action| if let Action::Dial(id) = action { Some(*id) } else { None })
+    }
+
+    #[test]
+    fn rdma_has_rails_of_its_own() {
+        let (mut sender, act) = on_rdma(0);
+        sender.handle_rails(Path::Tcp, 2, true, TICK);
+        assert_eq!(dials(&act(&mut sender, TICK)), [], "those of TCP, by which no payload goes");
+        sender.handle_rails(Path::Rdma, 3, true, TICK);
+        let lanes = dials(&act(&mut sender, TICK));
+        let rails: Vec<u8> = lanes.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect();
+        assert_eq!(rails, [1, 2], "one lane each: {lanes:?}");
+        lanes.iter().for_each(|&lane| sender.handle_lane_up(lane, TICK));
+        sender.handle_lane_down(lanes[0], 2 * TICK);
+        let actions = act(&mut sender, 2 * TICK);
+        let notices = of(&actions, |action| if let Action::Notice(notice) = action { Some(*notice) } else { None });
+        assert_eq!((notices, dials(&actions)), (vec![Notice::RailLeft(Path::Rdma, 1)], vec![]));
+        let now = 3 * TICK + REST_MIN;
+        let tried = dials(&act(&mut sender, now));
+        assert_eq!(tried.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect::<Vec<_>>(), [1]);
+        sender.handle_lane_up(tried[0], now);
+        let actions = act(&mut sender, now);
+        assert!(actions.iter().any(|action| *action == Action::Notice(Notice::RailBack(Path::Rdma, 1))), "{actions:?}");
+        assert_eq!(sender.core_ref().path(), Some(Path::Rdma));
+    }
+
+    #[test]
+    fn a_rail_of_rdma_that_adds_nothing_is_retired() {
+        let (mut sender, _) = on_rdma(0);
+        sender.handle_rails(Path::Rdma, 2, false, TICK);
+        let second = LaneId { index: RDMA_LANE_FIRST + 8, generation: 1 };
+        let mut moved = 0;
+        let mut seen = Vec::new();
+        for now in (2..200).map(|tick| tick * TICK) {
+            // The same with one and with two.
+            moved += 1_000_000;
+            let core = sender.core();
+            core.counters.bytes = moved;
+            core.fit(true, true, now);
+            if seen.len() == 2 {
+                for lane in
+                    [LaneId { index: 0, generation: 0 }, LaneId { index: RDMA_LANE_FIRST, generation: 1 }, second]
+                {
+                    sender.handle_heard(lane, now);
+                }
+                sender.handle_timeout(now);
+            }
+            sender.advance(now);
+            while let Some(action) = sender.poll_action() {
+                match action {
+                    Action::Dial(id) => {
+                        assert_eq!(id, second);
+                        sender.handle_lane_up(id, now);
+                        seen.push("dialled");
+                    }
+                    Action::Send(id, Frame::Retired) => {
+                        assert_eq!(id, second);
+                        seen.push("retired");
+                    }
+                    Action::Close(id) => {
+                        assert_eq!(id, second);
+                        sender.handle_lane_down(id, now);
+                        seen.push("closed");
+                    }
+                    Action::Notice(notice) => panic!("{notice:?}"),
+                    _ => {}
+                }
+            }
+            if seen.len() == 3 {
+                break;
+            }
+        }
+        assert_eq!(seen, ["dialled", "retired", "closed"]);
+    }
+
+    #[test]
+    fn rdma_lanes_that_were_asked_for_are_those_of_all_its_rails() {
+        let (mut sender, act) = on_rdma(4);
+        sender.handle_rails(Path::Rdma, 2, true, TICK);
+        let actions = act(&mut sender, TICK);
+        let retired = of(&actions, |action| match action {
+            Action::Send(lane, Frame::Retired) => Some(lane.index - RDMA_LANE_FIRST),
+            _ => None,
+        });
+        assert_eq!(retired, [2, 3], "two stay: {actions:?}");
+        let first = RDMA_LANE_FIRST + 8;
+        assert_eq!(dials(&actions).iter().map(|lane| lane.index).collect::<Vec<_>>(), [first, first + 1]);
     }
 
     #[test]
@@ -358,7 +479,7 @@ mod tests {
         let agreed = pair(|ours, _| (ours.policy, ours.lanes) = (Policy::Tcp, 4)).expect("agreed");
         for (all, lanes) in [(true, 2), (false, 4)] {
             let mut sender = Sender::new(agreed, true, 8);
-            sender.handle_rails(2, all, TICK);
+            sender.handle_rails(Path::Tcp, 2, all, TICK);
             assert_eq!(sender.core_ref().tcp_lanes(), lanes);
         }
     }
@@ -368,7 +489,7 @@ mod tests {
         let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
         for (count, connector) in [(1, true), (2, false)] {
             let mut sender = Sender::new(agreed, connector, 8);
-            sender.handle_rails(count, true, TICK);
+            sender.handle_rails(Path::Tcp, count, true, TICK);
             assert_eq!(
                 (sender.core_ref().rail_of(LaneId { index: 8, generation: 1 }), sender.core_ref().tcp_lanes()),
                 (0, 2)

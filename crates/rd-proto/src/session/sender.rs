@@ -14,7 +14,11 @@ use crate::record::TransferDigest;
 /// turn out to be the slow one.
 const TCP_AHEAD_MAX: u32 = 3;
 
-/// A TCP lane that takes so much longer over a chunk than the quickest, and for so long, is given no more than the one that it
+/// The same of an RDMA lane where there are several rails; else what it has credit for. An adapter takes the next one from its
+/// queue without asking anybody, so this much is more than what is on the way at any rate.
+const RDMA_AHEAD_MAX: u32 = 8;
+
+/// A lane that takes so much longer over a chunk than the quickest, and for so long, is given no more than the one that it
 /// is writing: what waits behind that would keep others from being taken, and their buffers from quicker lanes.
 const SLOWER: u32 = 4;
 const SLOW_CHUNK: Duration = Duration::from_millis(40);
@@ -438,11 +442,15 @@ impl Sender {
                 self.cursor += 1;
                 continue;
             }
+            let rails = self.core.lanes.rails_of(path).count();
             let usable = self.lanes.iter_mut().filter(|account| {
                 let ahead_max = match path {
                     Path::Tcp if account.takes > slow => 1,
                     Path::Tcp => TCP_AHEAD_MAX,
-                    Path::Rdma => u32::MAX,
+                    Path::Rdma if rails == 1 => u32::MAX,
+                    // What waits for a slow rail keeps all that comes behind from being written.
+                    Path::Rdma if account.takes > slow => 1,
+                    Path::Rdma => RDMA_AHEAD_MAX,
                 };
                 account.up
                     && path_of(account.lane) == path

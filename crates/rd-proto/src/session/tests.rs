@@ -539,7 +539,11 @@ fn lanes_with(processors: u16, tells: bool) -> u16 {
         bytes += u64::from(sender.core_ref().tcp_lanes()) << 20;
         if tells {
             let (round_trip, moved_bytes) = (Duration::from_micros(50), Some(bytes));
-            sender.handle_lane_state(FIRST, LaneState { round_trip, is_unanswered: true, moved_bytes }, now);
+            sender.handle_lane_state(
+                FIRST,
+                LaneState { round_trip: Some(round_trip), is_unanswered: true, moved_bytes },
+                now,
+            );
         } else {
             sender.core().counters.bytes = bytes;
         }

@@ -1,4 +1,5 @@
-//! Which ways to the other end work: what the system measures of TCP lanes, compared between lanes that go different ways.
+//! Which ways to the other end work: what the system or the adapter measures of lanes, compared between those of one path that
+//! go different ways.
 //!
 //! Either end sees it of what it sends. A way is given up only while another works; which of them is used again, and when, is
 //! for the end that dials to decide.
@@ -13,11 +14,11 @@ const STALLED_ROUND_TRIPS: u32 = 4;
 /// comes behind from being written, and buffers from the ways that could use them.
 const SLOW_PART: f64 = 1.0 / 16.0;
 
-/// What the system has measured of a TCP lane.
+/// What has been measured of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneState {
-    /// The smoothed round trip.
-    pub round_trip: Duration,
+    /// The smoothed round trip; `None` where nobody measures it.
+    pub round_trip: Option<Duration>,
     /// Something has been sent and not been acknowledged.
     pub is_unanswered: bool,
     /// Bytes that have been acknowledged, and that have come, since it came up; `None` where that is not known.
@@ -75,7 +76,7 @@ impl Health {
             self.stuck_since = None;
         }
         self.was_idle |= !state.is_unanswered;
-        self.patience = STALLED_MIN.max(STALLED_ROUND_TRIPS * state.round_trip);
+        self.patience = STALLED_MIN.max(STALLED_ROUND_TRIPS * state.round_trip.unwrap_or_default());
         let (began, bytes_at) = *self.stretch.get_or_insert((now, moved_bytes));
         let took = now.saturating_sub(began);
         if took >= self.patience {
@@ -130,7 +131,7 @@ mod tests {
             for (at, lane) in lanes.iter_mut().enumerate() {
                 let (rate, is_unanswered) = rates[at / 2];
                 moved[at] += rate / 20.0;
-                let round_trip = Duration::from_millis(2);
+                let round_trip = Some(Duration::from_millis(2));
                 lane.note(LaneState { round_trip, is_unanswered, moved_bytes: Some(moved[at] as u64) }, now);
             }
             failed(&lanes, now).map(|way| (tick, way))
@@ -163,11 +164,11 @@ mod tests {
         let mut lanes = [0, 1].map(|way| Health { way, ..Health::new(Duration::ZERO) });
         for tick in 1..100 {
             for (lane, moved_bytes) in lanes.iter_mut().zip([Some(u64::from(tick)), None]) {
-                lane.note(LaneState { round_trip: TICK, is_unanswered: true, moved_bytes }, tick * TICK);
+                lane.note(LaneState { round_trip: Some(TICK), is_unanswered: true, moved_bytes }, tick * TICK);
             }
             assert_eq!(failed(&lanes, tick * TICK), None);
         }
-        let state = LaneState { round_trip: TICK, is_unanswered: true, moved_bytes: Some(1) };
+        let state = LaneState { round_trip: None, is_unanswered: true, moved_bytes: Some(1) };
         lanes[1].note(state, 100 * TICK);
         lanes.iter_mut().for_each(|lane| lane.forget(150 * TICK));
         assert_eq!(failed(&lanes, 150 * TICK), None);

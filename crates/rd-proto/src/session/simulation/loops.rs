@@ -65,7 +65,8 @@ impl Simulation {
             }
             if end == self.connector && self.luck.chance(4) {
                 let (count, all) = (self.luck.between(1, 5) as u8, self.luck.chance(50));
-                self.machine(end).handle_rails(count, all, now);
+                let path = self.luck.pick(&[Path::Tcp, Path::Rdma]);
+                self.machine(end).handle_rails(path, count, all, now);
             }
             self.stall_ways(end);
             self.machine(end).handle_timeout(now);
@@ -89,12 +90,12 @@ impl Simulation {
             (lane.sides[end].life == Life::Up).then_some(LaneId { index, generation })
         };
         let lanes: Vec<LaneId> = self.lanes.iter().filter_map(up).collect();
-        for id in lanes.into_iter().filter(|&id| path_of(id) == Path::Tcp) {
+        for id in lanes {
             let way = (id.index % 3) as u8;
             let is_stalled = self.weather != Weather::Calm && now.as_secs() / 2 % 5 == u64::from(way);
             self.retries_possible |= is_stalled;
             let moved_bytes = Some(if is_stalled { 1 << 50 } else { now.as_nanos() as u64 });
-            let state = LaneState { round_trip: Duration::from_millis(1), is_unanswered: true, moved_bytes };
+            let state = LaneState { round_trip: Some(Duration::from_millis(1)), is_unanswered: true, moved_bytes };
             self.machine(end).handle_way(id, way);
             self.machine(end).handle_lane_state(id, state, now);
         }

@@ -126,8 +126,9 @@ pub struct TransferOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     #[n(3)]
     pub lanes: Option<u8>,
-    /// Networks to spread the data over, of those that both hosts have an interface on: a number, all, the names of interfaces
-    /// as IF,IF, or auto: those by which at least a tenth more goes, where the data is encrypted and --lanes is not given
+    /// Networks to spread the data over, of those that both hosts have an interface on, and on RDMA an adapter: a number, all,
+    /// the names of interfaces as IF,IF, or auto: those by which at least a tenth more goes, where the data is encrypted or
+    /// goes by RDMA, and --lanes is not given
     #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
     #[n(11)]
     #[cbor(default)]

@@ -309,6 +309,93 @@ fn a_link_that_goes_down_and_up() {
     assert_eq!(recv.report()["bytes"], STREAM_BYTES as u64);
 }
 
+/// A second network between sender and receiver with an adapter of its own at each, and both networks held to a rate.
+struct SecondAdapter;
+
+impl SecondAdapter {
+    const RATE: &str = "40mbit";
+
+    fn add() -> Self {
+        for host in [SENDER, RECEIVER] {
+            Self::bed(&["rail", &host.to_string(), Self::RATE]);
+            Self::bed(&["rate", &host.to_string(), Self::RATE]);
+            let state = format!("/sys/class/infiniband/siw{host}-1/ports/1/state");
+            shell(host, &format!("until grep -q ACTIVE {state}; do sleep 0.1; done"));
+        }
+        Self
+    }
+
+    fn bed(arguments: &[&str]) {
+        let status = Command::new(std::env::var_os("RD_HOST").expect("the testbed's tool")).args(arguments).status();
+        assert!(status.expect("the testbed's tool").success(), "{arguments:?}");
+    }
+
+    /// `silent`, `heal` or `link`.
+    fn set(&self, how: &str) {
+        Self::bed(&["rail", &RECEIVER.to_string(), how]);
+    }
+}
+
+impl Drop for SecondAdapter {
+    fn drop(&mut self) {
+        for host in [SENDER, RECEIVER] {
+            Self::bed(&["rail", &host.to_string(), "gone"]);
+            Self::bed(&["rate", &host.to_string(), "10gbit"]);
+        }
+    }
+}
+
+const RDMA_ONLY: [&str; 2] = ["--transport", "rdma"];
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_two_adapters_carry_nearly_twice_as_much() {
+    let _second = SecondAdapter::add();
+    let took = |rails: &str, used: u64| {
+        let options = [&RDMA_ONLY[..], &["--rails", rails]].concat();
+        let (send, _) = stream(30 << 20, &address(RECEIVER), &options, &RDMA_ONLY).well();
+        assert_eq!(
+            (transport(&send).as_str(), send.report()["rails"].as_u64()),
+            ("rdma-software", Some(used)),
+            "{rails}"
+        );
+        send.report()["seconds"].as_f64().expect("a number")
+    };
+    let one = took("1", 1);
+    let two = took("all", 2);
+    assert!(one >= 1.6 * two, "{one:.2} s by one adapter, {two:.2} s by two");
+    took("auto", 2);
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_an_adapter_that_fails_is_left_and_taken_back() {
+    for how in ["silent", "link"] {
+        let second = SecondAdapter::add();
+        let options = [&RDMA_ONLY[..], &["--rails", "all"]].concat();
+        let stream = stream(4 * STREAM_BYTES / 3, &address(RECEIVER), &options, &RDMA_ONLY);
+        stream.flowing();
+        let await_word = |word: &str| {
+            let start = Instant::now();
+            while !stream.send.stderr().contains(word) {
+                assert!(start.elapsed() < LONG / 4, "{how}: not said: {word}; {}", stream.send.stderr());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        second.set(how);
+        await_word("no answer by one of several networks");
+        let left = stream.came.load(Ordering::Relaxed);
+        second.set("heal");
+        await_word("a network is back");
+        assert!(stream.came.load(Ordering::Relaxed) > left, "{how}: nothing went on by the adapter that was left");
+        let (send, _) = stream.well();
+        assert_eq!(transport(&send), "rdma-software", "{how}");
+        for word in ["no answer by one of", "a network is back"] {
+            assert_eq!(times(&send, word), 1, "{how}: {}", send.stderr);
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs the testbed's guest"]
 fn siw_a_host_without_rdma() {

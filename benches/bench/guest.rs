@@ -1,7 +1,8 @@
 //! RDMA, in the guest: a stream against perftest and qperf, `rdperf` against perftest, turn by turn within one boot.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::field;
 use crate::harness::*;
@@ -70,6 +71,7 @@ pub fn in_guest(device: &str, only: &str, run: &mut Run) {
     for row in only.split(',') {
         let found = match row {
             "perf" => perf(&ends, rounds),
+            "rails-rdma" => rails(&ends, rounds),
             _ => streams(device, &ends, rounds),
         };
         run.found(found.unwrap_or_else(|error| vec![Row::broken(row, &error)]));
@@ -174,6 +176,38 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         verdict: fact(packets_least.get() >= target),
     });
     Ok(rows)
+}
+
+/// A stream by two adapters in each host against one of them: both networks held to a rate, and not.
+fn rails(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
+    let tool = std::env::var_os("RD_HOST").ok_or("RD_HOST is not set")?;
+    let both = |what: &str, how: &str| {
+        ["1", "2"].iter().try_for_each(|host| timed(Command::new(&tool).args([what, host, how])).map(drop))
+    };
+    let scratch = Scratch::with_room(BYTES)?;
+    let input = scratch.random_file(BYTES / 2)?;
+    let took = |rails: &str, used: f64| {
+        let sending = ["--transport", "rdma", "--json-fd=2", "--rails", rails];
+        let run = ends.pipe_to(&["--transport", "rdma"], &sending, &input, true, None, unwatched)?;
+        if run.reported("rails") != Some(used) {
+            return Err(format!("it was not by {used} rails: {}", run.sender_said));
+        }
+        run.reported("seconds").ok_or(format!("no \"seconds\": {}", run.sender_said))
+    };
+    let gain = |rate: &str| {
+        both("rail", rate)?;
+        both("rate", rate)?;
+        // An adapter is there some time before its port is.
+        std::thread::sleep(Duration::from_secs(2));
+        (0..rounds).map(|_| Ok(took("1", 1.0)? / took("all", 2.0)?)).collect::<Result<Vec<f64>>>()
+    };
+    let held = gain("200mbit")?;
+    let free = gain("10gbit")?;
+    both("rail", "gone")?;
+    Ok(vec![
+        Row::at_least("rails-rdma: two adapters, each held to 200 Mbit/s, over one", 1.8, "x", &held),
+        Row::at_least("rails-rdma: two adapters that nothing holds, over one", 1.0, "x", &free),
+    ])
 }
 
 /// `rdperf` against perftest: both waiting by events, or both polling; same size, depth and number. Both say MB and mean

@@ -74,7 +74,7 @@ enum How {
 /// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
 /// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
 /// 25 minutes on two processors.
-const ROWS: [(&str, When, How); 49] = [
+const ROWS: [(&str, When, How); 50] = [
     ("tcp", Quick, Contest),
     ("encrypted", Quick, Contest),
     ("scp", Quick, Contest),
@@ -106,6 +106,7 @@ const ROWS: [(&str, When, How); 49] = [
     ("many", Bench, By(many::many)),
     ("long", Bench, By(long::long)),
     ("rails", Bench, By(rails::rails)),
+    ("rails-rdma", Bench, Guest("siw")),
     ("rdma", Bench, Guest("rxe")),
     ("scaling", Bench, By(scaling::rows)),
     ("rdsh-tools", Full, By(shell::tools)),

@@ -20,7 +20,7 @@ use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rails, r
 use crate::fs::direct::write::available_bytes;
 use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, RegisterError};
-use crate::transport::{Buffer, Lane, Pool, Report, tcp};
+use crate::transport::{Buffer, Lane, Pool, Report, tcp, unmapped};
 
 /// The smallest pool that RDMA is worth having with, in bytes.
 const POOL_BYTES_MIN: u64 = 4 << 20;
@@ -142,8 +142,10 @@ pub fn open(
         (None, adapters) => {
             let own = stream.local_addr().map_err(OpenError::Lost)?;
             let address = stream.peer_addr().map_err(OpenError::Lost)?;
-            let rdma = adapters
-                .map(|adapters| rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, *session, secret.clone()));
+            let reached = unmapped(address).ip();
+            let rdma = adapters.map(|adapters| {
+                rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, *session, secret.clone(), reached)
+            });
             opened.dialer = Some(Arc::new(Dialing {
                 own,
                 address,

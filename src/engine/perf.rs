@@ -308,7 +308,7 @@ impl Driver {
         self.link.send(&Frame::Grow { connections: 1, rdma: true })?;
         let deadline = Instant::now() + GROW_MAX;
         let mut failure = PerfError::Rdma(ConnectError::Timeout("connecting"));
-        for (local, remote) in pairs(&local, endpoints) {
+        for (local, remote) in pairs(&local, endpoints, Some(unmapped(self.address).ip())) {
             let attempt = Bundle::new(local, remote.address, seed, self.settings).and_then(|mut bundle| {
                 bundle.grow(1, deadline.min(Instant::now() + PAIR_MAX))?;
                 Ok(bundle)

@@ -64,21 +64,23 @@ pub struct Dialing {
     ticket: [u8; 16],
     session: SessionId,
     secret: SessionSecret,
+    reached: IpAddr,
     remote: Mutex<Option<Vec<Offered>>>,
     remote_known: Condvar,
 }
 
 impl Dialing {
-    /// `ticket`: what the listening end offered.
+    /// `ticket`: what the listening end offered. `reached`: where its first lane was made to.
     pub fn new(
         adapters: Arc<Adapters>,
         policy: Policy,
         ticket: [u8; 16],
         session: SessionId,
         secret: SessionSecret,
+        reached: IpAddr,
     ) -> Self {
         let (remote, remote_known) = (Mutex::new(None), Condvar::new());
-        Self { adapters, policy, ticket, session, secret, remote, remote_known }
+        Self { adapters, policy, ticket, session, secret, reached, remote, remote_known }
     }
 
     /// The peer's RDMA listeners, as it says now.
@@ -118,7 +120,7 @@ impl Dialing {
             Some(rail) => format!("no RDMA device stands behind {rail}"),
             None => "the other end has no RDMA device".to_owned(),
         });
-        let mut pairs = rdma::pairs(&local, &remote);
+        let mut pairs = rdma::pairs(&local, &remote, Some(self.reached));
         if let Some(rail) = rail {
             pairs.retain(|(local, remote)| [local.address, unmapped(remote.address).ip()] == [rail.local, rail.peer]);
         }

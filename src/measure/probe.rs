@@ -317,7 +317,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
     let local = if remote.is_empty() { Ok(Vec::new()) } else { rdma::endpoints() };
     match (local, adapters().map(Arc::new)) {
         (Ok(local), Some(adapters)) => {
-            for (place, (own, other)) in rdma::pairs(&local, &remote).into_iter().take(PAIRS_MAX).enumerate() {
+            for (place, (own, other)) in rdma::pairs(&local, &remote, None).into_iter().take(PAIRS_MAX).enumerate() {
                 let (own, address, ticket, adapters) =
                     (own.clone(), other.address, targets.ticket, Arc::clone(&adapters));
                 let try_pair = move || timed(address.ip(), true, || connect_rdma(&adapters, &own, address, ticket));

@@ -9,7 +9,7 @@ const INTERFACE_BYTES_MAX: usize = 15;
 /// `--rails`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub enum RailChoice {
-    /// Those that carry more, where the data is encrypted.
+    /// Those that carry more, where the data is encrypted or goes by RDMA.
     #[default]
     #[n(0)]
     Auto,

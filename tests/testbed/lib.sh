@@ -7,8 +7,9 @@
 #                       `link`: the cable is pulled, host I loses its carrier. Neither sends a FIN or RST.
 #   heal I              undoes either
 #   hold I RATE         holds host I's link to RATE, both ways
-#   rail I RATE         gives host I an interface e1 on a second switch, held to RATE; `silent`, `link` and `heal` do to
-#                       that what partition and heal do to the first, `gone` removes it
+#   rail I RATE         gives host I an interface e1 on a second switch, held to RATE, and a siw adapter on it where it has
+#                       one on e0; `silent`, `link` and `heal` do to that what partition and heal do to the first, `gone`
+#                       removes it
 #   hosts_down          removes everything that hosts_up made
 #
 # Host I has the addresses 10.9.0.I/24 and fd00:9::I/64 on its interface e0, a host name of its own (hI) and, where it
@@ -158,10 +159,14 @@ rail() {
         if ! ip -n "$sw" link show "q$1" >/dev/null 2>&1; then
             ip -n "$sw" link show sw1 >/dev/null 2>&1 || ip -n "$sw" link add sw1 type bridge stp_state 0
             ip -n "$sw" link set sw1 up
-            ip -n "$sw" link add "q$1" type veth peer name e1 netns "$ns"
+            # Distinct interface indexes, as of e0.
+            ip -n "$sw" link add "q$1" index $((400 + $1)) type veth peer name e1 index $((300 + $1)) netns "$ns"
             ip -n "$sw" link set "q$1" master sw1 up
             ip -n "$ns" addr add "10.7.0.$1/24" dev e1
             ip -n "$ns" link set e1 up
+            if [ -e /sys/class/infiniband/siw"$1" ]; then
+                ip netns exec "$ns" rdma link add "siw$1-1" type siw netdev e1
+            fi
         fi
         hold "$1" "$2" q e1
         ;;

@@ -1,6 +1,7 @@
 //! Which of our addresses to try with which of the peer's.
 
 use std::cmp::Reverse;
+use std::net::IpAddr;
 
 use rd_proto::control::Endpoint as Offered;
 
@@ -10,9 +11,13 @@ use crate::transport::{Medium, same_subnet};
 /// Every pair of a local and a remote endpoint that could connect, the best first.
 ///
 /// A pair in one subnet comes before one that needs a router, then hardware at both ends before software, then the
-/// faster (by its slower end; an unknown rate is the slowest). Otherwise the order given is kept. IPv4 and IPv6 never
-/// pair.
-pub fn pairs<'a>(local: &'a [Endpoint], remote: &'a [Offered]) -> Vec<(&'a Endpoint, &'a Offered)> {
+/// faster (by its slower end; an unknown rate is the slowest), then the one to the address that was `reached` by TCP. Otherwise
+/// the order given is kept. IPv4 and IPv6 never pair.
+pub fn pairs<'a>(
+    local: &'a [Endpoint],
+    remote: &'a [Offered],
+    reached: Option<IpAddr>,
+) -> Vec<(&'a Endpoint, &'a Offered)> {
     let mut pairs: Vec<_> = local
         .iter()
         .flat_map(|local| remote.iter().map(move |remote| (local, remote)))
@@ -22,14 +27,15 @@ pub fn pairs<'a>(local: &'a [Endpoint], remote: &'a [Offered]) -> Vec<(&'a Endpo
         let bits = local.prefix_bits.min(remote.prefix_bits);
         let routed = !same_subnet(local.address, remote.address.ip(), bits);
         let software = local.medium != Medium::RdmaHardware || !remote.hardware;
-        (routed, software, Reverse(local.rate_mbps.min(remote.rate_mbps)))
+        let is_other = Some(remote.address.ip()) != reached;
+        (routed, software, Reverse(local.rate_mbps.min(remote.rate_mbps)), is_other)
     });
     pairs
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, SocketAddr};
+    use std::net::SocketAddr;
 
     use super::*;
 
@@ -50,7 +56,10 @@ mod tests {
     }
 
     fn order(local: &[Endpoint], remote: &[Offered]) -> Vec<String> {
-        pairs(local, remote).iter().map(|(local, remote)| format!("{} {}", local.device, remote.address)).collect()
+        pairs(local, remote, "10.5.0.2".parse().ok())
+            .iter()
+            .map(|(local, remote)| format!("{} {}", local.device, remote.address))
+            .collect()
     }
 
     #[test]
@@ -74,12 +83,21 @@ mod tests {
     }
 
     #[test]
+    fn of_equals_the_one_that_was_reached() {
+        let ours = ["10.4.0.1", "10.5.0.1"].map(|address| local(address, Medium::RdmaHardware, address, 100_000));
+        let mut theirs = ["10.4.0.2:1", "10.5.0.2:1"].map(|address| remote(Medium::RdmaHardware, address, 100_000));
+        assert_eq!(order(&ours, &theirs)[0], "10.5.0.1 10.5.0.2:1");
+        theirs[1].rate_mbps = 10_000;
+        assert_eq!(order(&ours, &theirs)[0], "10.4.0.1 10.4.0.2:1", "a faster one comes first");
+    }
+
+    #[test]
     fn families_never_pair_and_unknown_rates_come_last() {
         use Medium::RdmaHardware;
         let ours = [local("a", RdmaHardware, "fd00:9::1", 0), local("b", RdmaHardware, "fd00:9::2", 25_000)];
         let theirs = [remote(RdmaHardware, "10.9.0.2:1", 25_000), remote(RdmaHardware, "[fd00:9::3]:7", 25_000)];
         assert_eq!(order(&ours, &theirs), ["b [fd00:9::3]:7", "a [fd00:9::3]:7"]);
-        assert!(pairs(&ours, &[]).is_empty());
+        assert!(pairs(&ours, &[], None).is_empty());
     }
 
     #[test]

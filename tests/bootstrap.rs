@@ -527,6 +527,37 @@ fn a_signal_ends_it() {
     assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
 }
 
+/// `timeout` sends its signal to the launcher too, whose end may be heard first.
+#[test]
+fn a_signal_that_reaches_the_launcher_first() {
+    let far = Far::new();
+    far.program("waits", &format!("#!/bin/sh\necho $$ >{}\nexec sleep 30\n", far.join("pid").display()));
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut process = Process::spawn(&mut far.command("waits", &[]));
+        let until = Instant::now() + PATIENCE;
+        let launcher = loop {
+            let known = fs::read_to_string(far.join("pid")).ok().and_then(|pid| pid.trim().parse().ok());
+            if let Some(pid) = known.and_then(rustix::process::Pid::from_raw) {
+                break pid;
+            }
+            assert!(Instant::now() < until, "no launcher: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        fs::remove_file(far.join("pid")).expect("ours");
+        rustix::process::kill_process(launcher, signal).expect("a process of ours");
+        std::thread::sleep(Duration::from_millis(30));
+        process.signal(signal);
+        let ended = process.wait_for(Duration::from_secs(5));
+        assert_eq!((ended.code, &*ended.stderr), (128 + signal.as_raw(), ""), "{signal:?}");
+    }
+    // One that nobody sent to us is what has happened to the launcher.
+    far.program("killed", "#!/bin/sh\nkill -TERM $$\n");
+    Process::spawn(&mut far.command("killed", &[]))
+        .wait()
+        .expect(3)
+        .one_line("rdcp", &["no agent answers on far", "exit code 143"]);
+}
+
 /// The agent beside the program is read when a host asks for it; where it is not there a line says so.
 #[test]
 fn a_program_without_its_agent() {

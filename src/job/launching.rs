@@ -71,6 +71,12 @@ const HELLO_MAX: Duration = Duration::from_secs(120);
 /// How long one counts among those that log in at once without anything being heard of it.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
+/// Exit codes of a launcher that was ended by a signal which this process may have been sent too: SIGHUP, SIGINT, SIGTERM.
+const SIGNALLED: [i32; 3] = [129, 130, 143];
+
+/// How long our own is waited for then.
+const SIGNAL_MAX: Duration = Duration::from_millis(100);
+
 /// How often to check whether a launcher that is done has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -323,7 +329,11 @@ impl Remote {
             // How it ended says why.
             silent.look_at = Instant::now() + LOOK_AGAIN;
             self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
-            self.exit?;
+            let code = self.exit?;
+            // timeout(1) and terminals send a signal to the launcher as well, and its end may be heard before our own.
+            if SIGNALLED.contains(&code) && silent.since.elapsed() < SIGNAL_MAX {
+                return None;
+            }
         }
         let why = self.not_begun(launcher);
         if matches!(why, NotBegun::MustAsk) {

@@ -31,6 +31,8 @@ pub(crate) struct Health {
     pub(crate) way: u8,
     /// For how long nothing may move.
     patience: Duration,
+    /// How long it takes between two moves while something waits to be answered: an adapter tells of whole chunks.
+    step: Duration,
     moved_bytes: u64,
     moved_at: Duration,
     /// Since when something that was sent has not been answered, and nothing has moved.
@@ -49,6 +51,7 @@ impl Health {
         Self {
             way: 0,
             patience: STALLED_MIN,
+            step: Duration::ZERO,
             moved_bytes: 0,
             moved_at: now,
             stuck_since: None,
@@ -68,6 +71,9 @@ impl Health {
     pub(crate) fn note(&mut self, state: LaneState, now: Duration) {
         let Some(moved_bytes) = state.moved_bytes else { return };
         if moved_bytes != self.moved_bytes {
+            if let Some(since) = self.stuck_since {
+                self.step = (3 * self.step + now.saturating_sub(since)) / 4;
+            }
             (self.moved_bytes, self.moved_at, self.stuck_since) = (moved_bytes, now, None);
         }
         if state.is_unanswered {
@@ -76,7 +82,7 @@ impl Health {
             self.stuck_since = None;
         }
         self.was_idle |= !state.is_unanswered;
-        self.patience = STALLED_MIN.max(STALLED_ROUND_TRIPS * state.round_trip.unwrap_or_default());
+        self.patience = STALLED_MIN.max(STALLED_ROUND_TRIPS * state.round_trip.unwrap_or_default().max(self.step));
         let (began, bytes_at) = *self.stretch.get_or_insert((now, moved_bytes));
         let took = now.saturating_sub(began);
         if took >= self.patience {
@@ -88,7 +94,7 @@ impl Health {
 
     /// One of the two ends was stopped: what was measured says nothing.
     pub(crate) fn forget(&mut self, now: Duration) {
-        (self.moved_at, self.stuck_since) = (now, None);
+        (self.moved_at, self.stuck_since, self.step) = (now, None, Duration::ZERO);
         (self.stretch, self.was_idle, self.rate) = (None, true, None);
     }
 
@@ -148,6 +154,19 @@ mod tests {
         assert_eq!(given_up(|tick| stops(tick, (0.0, false))), None, "nothing is known of the other");
         let heartbeats = |tick: u32| (if tick.is_multiple_of(10) { 800.0 } else { 0.0 }, tick.is_multiple_of(10));
         assert_eq!(given_up(|tick| [(1e7, true), heartbeats(tick)]), None, "one that has nothing to carry");
+    }
+
+    #[test]
+    fn a_way_that_moves_in_large_steps_has_the_time_for_them() {
+        // A chunk every 0.8 s, and after 20 s none.
+        let mut lanes = [0, 1].map(|way| Health { way, ..Health::new(Duration::ZERO) });
+        let given_up = (1_u32..600).find(|&tick| {
+            for (lane, moved) in lanes.iter_mut().zip([u64::from(tick) << 18, u64::from(tick.min(200) / 8) << 20]) {
+                lane.note(LaneState { round_trip: None, is_unanswered: true, moved_bytes: Some(moved) }, tick * TICK);
+            }
+            failed(&lanes, tick * TICK).is_some()
+        });
+        assert!(given_up.is_some_and(|tick| (225..=240).contains(&tick)), "{given_up:?}");
     }
 
     #[test]

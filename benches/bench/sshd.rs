@@ -80,7 +80,10 @@ impl Sshd {
             sshd.key().display()
         );
         fs::write(sshd.config(), config).map_err(text)?;
-        wait_listening(port)?;
+        wait_listening(port).map_err(|error| {
+            let said = fs::read_to_string(sshd.directory.join("log")).unwrap_or_default();
+            format!("{error}: {}", said.trim().lines().last().unwrap_or("sshd says nothing"))
+        })?;
         Ok(sshd)
     }
 

@@ -1,6 +1,7 @@
-//! Files that are too large for the page cache, on the disk that the tests are built on. What is too large is a share of
-//! the memory that the kernel says is available: here it says so little, in a mount namespace of the process under test,
-//! that a few MiB are too much. That takes root: `tests/run` runs them then.
+//! The ways past the page cache that take root to test, so that `tests/run` runs them then: files that are too large for it, on
+//! the disk that the tests are built on, and a file system that does not tell what it has. What is too large is a share of the
+//! memory that the kernel says is available: here it says so little, in a mount namespace of the process under test, that a few
+//! MiB are too much.
 
 mod rig;
 
@@ -101,6 +102,31 @@ fn it_is_not_in_the_cache_then() {
             cached_bytes(&target)
         );
     }
+}
+
+/// As in a container's own root: pages are those of the file system below, and what asks the overlay is told that there is none.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn what_is_cached_below_an_overlay_is_read_from_the_cache() {
+    let scratch = Scratch::new();
+    for name in ["lower", "upper", "work", "merged"] {
+        std::fs::create_dir(scratch.join(name)).expect("a directory");
+    }
+    let data = noise(8 << 20);
+    std::fs::write(scratch.join("lower/source"), &data).expect("written, and cached");
+    let mount = "mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none merged";
+    let mut recv = Process::spawn(rdrecv().args(["0", KEY]).arg(scratch.join("target")).stdin(Stdio::null()));
+    let mut send = rdsend();
+    send.args(["--json-fd=2", "127.0.0.1", &recv.port().to_string(), KEY, "merged/source"]);
+    let inner = in_shell(&format!("{mount} && exec \"$@\""), &send);
+    let mut wrapped = Command::new("unshare");
+    wrapped.arg("--mount").arg(inner.get_program()).args(inner.get_args()).current_dir(scratch.path());
+    let ended = Process::spawn(wrapped.stdin(Stdio::null())).wait();
+    recv.wait().expect(0);
+    same(&std::fs::read(scratch.join("target")).expect("there"), &data);
+    let report = ended.expect(0).report();
+    let read = ["read_direct_bytes", "read_cached_bytes"].map(|key| report[key].as_u64().expect("a number"));
+    assert_eq!(read, [0, data.len() as u64]);
 }
 
 #[test]

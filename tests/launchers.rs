@@ -332,17 +332,30 @@ fn words_that_a_shell_would_change(kind: &Kind) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs a program with an input that stays open, and gives what it has printed after a while.
-fn printed_of(mut command: Command, input: &[u8], wait: Duration) -> Vec<u8> {
+/// Runs a program with an input that stays open, and gives what it has printed once that is enough, or after `limit`.
+fn printed_of(mut command: Command, input: &[u8], enough: usize, limit: Duration) -> Vec<u8> {
     let mut child = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
-    let output = drain(child.stdout());
+    let (post, printed) = std::sync::mpsc::channel();
+    let mut output = child.stdout();
+    let reader = std::thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(count @ 1..) = output.read(&mut piece) {
+            let _ = post.send(piece[..count].to_vec());
+        }
+    });
     let mut stdin = child.stdin();
     let _ = stdin.write_all(input);
-    std::thread::sleep(wait);
+    let (until, mut seen) = (Instant::now() + limit, Vec::new());
+    while seen.len() < enough
+        && let Ok(piece) = printed.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        seen.extend(piece);
+    }
     child.signal(Signal::KILL);
     child.wait();
     drop(stdin);
-    output.join().expect("no panic")
+    reader.join().expect("no panic");
+    seen
 }
 
 /// Lines are its unit: a byte without one behind it stays where it is, and the agent's messages have none.
@@ -353,8 +366,8 @@ fn clush_waits_for_whole_lines() -> Result<(), Failed> {
         command.args(["-N", "-w", "127.0.0.1", "-o"]).arg(format!("-F {}", configuration.display())).arg("cat");
         command
     };
-    assert_eq!(printed_of(clush(), b"line\n", Duration::from_secs(5)), b"line\n", "it can reach the host");
-    assert_eq!(printed_of(clush(), b"no line", Duration::from_secs(5)), b"");
+    assert_eq!(printed_of(clush(), b"line\n", 5, PATIENCE), b"line\n", "it can reach the host");
+    assert_eq!(printed_of(clush(), b"no line", 1, Duration::from_secs(5)), b"");
     Ok(())
 }
 
@@ -366,8 +379,8 @@ fn pdsh_has_no_input() -> Result<(), Failed> {
         command.args(["-N", "-R", "ssh", "-w", "127.0.0.1", program]).env("PDSH_SSH_ARGS_APPEND", &arguments);
         command
     };
-    assert_eq!(printed_of(pdsh("echo up"), b"", Duration::from_secs(5)), b"up\n", "it can reach the host");
-    assert_eq!(printed_of(pdsh("head -n 1"), b"line\n", Duration::from_secs(5)), b"");
+    assert_eq!(printed_of(pdsh("echo up"), b"", 3, PATIENCE), b"up\n", "it can reach the host");
+    assert_eq!(printed_of(pdsh("head -n 1"), b"line\n", 1, Duration::from_secs(5)), b"");
     Ok(())
 }
 

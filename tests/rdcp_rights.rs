@@ -9,10 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use rig::lab::*;
+use rig::others::{NOBODY, as_user};
 use rig::*;
-
-/// Gives a command the rights of an ordinary user.
-const AS_NOBODY: &str = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all -- \"$@\"";
 
 /// Leaves a command the rights that it has.
 const PLAIN: &str = "exec \"$@\"";
@@ -35,6 +33,11 @@ fn rdcp(lab: &Lab, line: &str, arguments: &[OsString]) -> Ended {
     Process::spawn(command.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
+/// The rights of an ordinary user.
+fn as_ordinary(lab: &Lab) -> String {
+    if rustix::process::geteuid().is_root() { as_user(NOBODY, lab.0.path()) } else { PLAIN.to_owned() }
+}
+
 /// A path on a host, or on this one.
 fn side(lab: &Lab, host: &str, name: &str) -> OsString {
     if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) }
@@ -54,7 +57,7 @@ fn metadata_that_is_lost_is_told() {
         let into = format!("into{number}");
         fs::create_dir(lab.join(&into)).expect("a directory");
         fs::set_permissions(lab.join(&into), fs::Permissions::from_mode(0o777)).expect("ours");
-        let ended = rdcp(&lab, AS_NOBODY, &["-r".into(), "from/.".into(), side(&lab, to, &into)]);
+        let ended = rdcp(&lab, &as_user(NOBODY, lab.0.path()), &["-r".into(), "from/.".into(), side(&lab, to, &into)]);
         let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
         assert!(lines.len() == 2 && lines[0].contains("errno 1)") && lines[1].contains("1 entry"), "{lines:?}");
         assert!(lines[0].contains(&format!("{into}: ")), "{lines:?}");
@@ -74,7 +77,12 @@ fn metadata_that_is_lost_is_told() {
         }
         holds(&lab.join(&given).join("file"), b"1");
         // Who is not root does not expect to.
-        rdcp(&lab, AS_NOBODY, &["-r".into(), "from".into(), side(&lab, to, &format!("taken{number}"))]).expect(0);
+        rdcp(
+            &lab,
+            &as_user(NOBODY, lab.0.path()),
+            &["-r".into(), "from".into(), side(&lab, to, &format!("taken{number}"))],
+        )
+        .expect(0);
     }
 }
 
@@ -89,7 +97,7 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
         }
         fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
     }
-    let line = if rustix::process::geteuid().is_root() { AS_NOBODY } else { "exec \"$@\"" };
+    let line = as_ordinary(&lab);
     for (number, (from, to)) in [("", "h"), ("h", ""), ("h1", "h2"), ("", ""), ("h", "h")].into_iter().enumerate() {
         let into = format!("into{number}");
         fs::create_dir(lab.join(&into)).expect("a directory");
@@ -97,7 +105,7 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
         let copy = |sources: &[&str], to_name: &str| {
             let sources = sources.iter().map(|name| side(&lab, from, name));
             let arguments: Vec<OsString> = ["-r".into()].into_iter().chain(sources).collect();
-            rdcp(&lab, line, &[arguments, vec![side(&lab, to, to_name)]].concat())
+            rdcp(&lab, &line, &[arguments, vec![side(&lab, to, to_name)]].concat())
         };
         let new = format!("new{number}");
         copy(&["closed"], &new).expect(5).one_line("rdcp", &["closed", "errno 13"]);
@@ -117,7 +125,7 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
 /// Who may not read a directory of theirs any more may still delete in it, at the end as when it is left.
 #[test]
 fn what_may_not_be_read_is_deleted_in() {
-    let line = if rustix::process::geteuid().is_root() { AS_NOBODY } else { PLAIN };
+    let line = as_ordinary(&lab);
     for option in ["--delete", "--delete-after"] {
         for (number, to) in ["", "h"].into_iter().enumerate() {
             let lab = Lab::new();
@@ -130,7 +138,7 @@ fn what_may_not_be_read_is_deleted_in() {
             let copy = |options: &[&str]| {
                 let options = ["-r", "--sync"].iter().chain(options).map(OsString::from);
                 let paths = [OsString::from("src/"), side(&lab, to, &format!("dst{number}"))];
-                rdcp(&lab, line, &options.chain(paths).collect::<Vec<_>>())
+                rdcp(&lab, &line, &options.chain(paths).collect::<Vec<_>>())
             };
             copy(&[]).expect(0);
             fs::remove_file(lab.join("src/closed/gone")).expect("ours");

@@ -44,6 +44,8 @@ pub struct Bypass {
     is_warm: AtomicBool,
     /// The kernel does not say how much of a range is cached.
     is_untold: AtomicBool,
+    /// It says by reads that may not wait whether a page is cached; asked when it matters.
+    has_quick_reads: OnceLock<bool>,
     /// Its file system has nothing but the page cache; asked when it matters.
     is_in_memory: OnceLock<bool>,
 }
@@ -168,8 +170,23 @@ impl Bypass {
         *self.is_in_memory.get_or_init(|| fstatfs(file).is_ok_and(|system| write::is_cache_only(system.f_type as u32)))
     }
 
+    /// Whether reads that may not wait are possible. They are not on overlayfs, of which cachestat says that nothing is cached,
+    /// since the pages are those of the file system below it.
+    fn has_quick_reads(&self, file: impl AsFd) -> bool {
+        /// Behind the end of any file, so that nothing is fetched.
+        const NOWHERE: u64 = i64::MAX as u64 - ALIGNMENT as u64;
+        *self.has_quick_reads.get_or_init(|| {
+            let one = &mut [0];
+            preadv2(file, &mut [IoSliceMut::new(one)], NOWHERE, ReadWriteFlags::NOWAIT) != Err(Errno::OPNOTSUPP)
+        })
+    }
+
     /// Whether any of a range is not in the page cache, without having it brought there.
     fn is_cold(&self, file: impl AsFd, offset: u64, length: usize) -> bool {
+        if !self.has_quick_reads(&file) {
+            self.is_closed.store(true, Ordering::Relaxed);
+            return false;
+        }
         if !self.is_untold.load(Ordering::Relaxed) {
             match cached_pages(&file, offset, length as u64) {
                 Ok(pages) => return pages < length.div_ceil(rustix::param::page_size()) as u64,

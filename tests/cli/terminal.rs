@@ -22,6 +22,8 @@ impl Session {
     pub fn start(line: &str) -> Self {
         let mut script = Command::new("script");
         script.args(["-qefc", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped()).env_remove("RD_KEY");
+        // Whatever this machine's own terminal is.
+        script.env("TERM", "xterm-256color").env_remove("NO_COLOR");
         let mut process = Process::spawn(&mut script);
         let (keyboard, mut screen) = (process.stdin(), process.stdout());
         let (post, shown) = channel();

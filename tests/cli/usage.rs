@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
+use crate::rig::others::{NOBODY, as_user};
 use crate::rig::*;
 
 pub fn ended(command: &mut Command) -> Ended {
@@ -185,8 +186,7 @@ fn files_that_permissions_keep_closed() {
     // Root may read and write them all, so it becomes somebody else for this.
     let as_nobody = |command: &Command| {
         if rustix::process::geteuid().is_root() {
-            let line = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all -- \"$@\"";
-            in_shell(line, command)
+            in_shell(&as_user(NOBODY, scratch.path()), command)
         } else {
             in_shell("exec \"$@\"", command)
         }

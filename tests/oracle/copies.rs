@@ -1,12 +1,12 @@
 //! One copy, by cp and by rdcp from and to everywhere.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::rig::lab::Lab;
+use crate::rig::others::as_user_by;
 use crate::rig::{AGENT, Ended, Process, in_shell, rdcp};
 use crate::tree::USER;
 
@@ -15,35 +15,14 @@ const LIMIT: Duration = Duration::from_secs(25);
 
 /// Runs it to its end, as [`USER`] or as who we are.
 pub fn limited(command: &Command, directory: &Path, is_users: bool, umask: u32, stdout: Stdio) -> Ended {
-    let is_users = is_users && rustix::process::geteuid().is_root();
-    let user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups --bounding-set=-all -- ");
-    let run = format!("exec timeout -k 1 {} {}\"$@\"", LIMIT.as_secs(), if is_users { &user } else { "" });
-    let run = match closed().filter(|_| is_users) {
-        Some(closed) => reachable(closed, directory, &run),
-        None => run,
+    let limit = format!("timeout -k 1 {}", LIMIT.as_secs());
+    let run = match is_users && rustix::process::geteuid().is_root() {
+        true => as_user_by(&limit, USER, directory),
+        false => format!("exec {limit} \"$@\""),
     };
     let mut shell = in_shell(&format!("umask {umask:03o}; {run}"), command);
     shell.current_dir(directory).stdin(Stdio::null()).stdout(stdout);
     Process::spawn(&mut shell).wait()
-}
-
-/// The first directory on the way to this project that others cannot enter: root's home, mostly.
-fn closed() -> Option<&'static Path> {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let is_closed = |path: &&Path| std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o001 == 0);
-    project.ancestors().filter(is_closed).last()
-}
-
-/// Runs it where this directory has nothing in it but this project, and all may enter it.
-fn reachable(closed: &Path, directory: &Path, run: &str) -> String {
-    let quoted = |path: &Path| shell_words::quote(path.to_str().expect("UTF-8")).into_owned();
-    let (project, closed) = (quoted(Path::new(env!("CARGO_MANIFEST_DIR"))), quoted(closed));
-    let inner = format!(
-        "exec 3<{project} && mount -t tmpfs -o mode=755 none {closed} && mkdir -p {project} && \
-         mount --no-canonicalize --bind /proc/self/fd/3 {project} && cd {} && exec 3<&- && {run}",
-        quoted(directory)
-    );
-    format!("exec unshare --mount --propagation private sh -ec {} sh \"$@\"", shell_words::quote(&inner))
 }
 
 /// Where the sources and the destination are.

@@ -20,6 +20,7 @@ pub mod holder;
 pub mod hosts;
 pub mod lab;
 pub mod network;
+pub mod others;
 pub mod proxy;
 pub mod seeds;
 

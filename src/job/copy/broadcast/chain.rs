@@ -22,6 +22,8 @@ use std::time::Duration;
 
 use crate::control::frames::BroadcastState;
 
+use copies::COPIES_AT_ONCE;
+
 /// A node: 0 is the source.
 pub(super) type Node = usize;
 
@@ -30,12 +32,6 @@ pub(super) type LinkId = u32;
 
 /// The source.
 pub(super) const SOURCE: Node = 0;
-
-/// How often an ordinary copy to a node is begun.
-const COPIES_MAX: u32 = 3;
-
-/// Ordinary copies that the source gives at once where there is no chain.
-const COPIES_AT_ONCE: u32 = 4;
 
 /// Over how long a rate is taken.
 const RATE_OVER: Duration = Duration::from_secs(1);
@@ -517,22 +513,6 @@ impl Chain {
         self.settle();
     }
 
-    /// An ordinary copy is over.
-    pub(super) fn copy_over(&mut self, from: Node, to: Node, end: CopyEnd) {
-        self.members[from].serves = self.members[from].serves.saturating_sub(1);
-        let member = &mut self.members[to];
-        member.is_served = false;
-        if end == CopyEnd::Made {
-            member.tree = Tree::Done;
-        } else if end == CopyEnd::ToFailed || member.copies >= COPIES_MAX {
-            member.tree = Tree::Failed;
-        } else {
-            member.tried.push(from);
-            member.wants_source |= end == CopyEnd::Forged;
-        }
-        self.settle();
-    }
-
     /// The source could send so many bytes a second to a node that is not the head of the chain.
     pub(super) fn probe_over(&mut self, rate: f64) {
         let Some(&head) = self.order.get(1) else { return };
@@ -727,48 +707,6 @@ impl Chain {
         }
     }
 
-    /// Whether a node can get its tree only by an ordinary copy.
-    fn needs_copy(member: &Member) -> bool {
-        member.is_heard && member.tree == Tree::Open && member.is_behind && member.is_over && !member.is_served
-    }
-
-    fn copy(&mut self) {
-        // Whose disk stands still may be so for ever; it has all, and the source is not needed for it.
-        let is_still = |node: Node| self.members[node].has_all && self.has_not_written(node, self.ticked);
-        let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
-        let is_live = self.order.iter().any(|&node| node != SOURCE && is_at_it(node));
-        for to in 1..self.members.len() {
-            if !Self::needs_copy(&self.members[to]) {
-                continue;
-            }
-            let is_whole = |node: &Node| {
-                let member = &self.members[*node];
-                let has_tree = member.tree == Tree::Done && *node != SOURCE && member.may_serve;
-                // The source gives what nobody else can, once it is not needed for the others.
-                let has_tree = has_tree && self.is_provable;
-                let is_there = member.is_heard && !self.is_silent(*node, self.ticked);
-                is_there && member.serves < self.serves_max && (has_tree || *node == SOURCE && !is_live)
-            };
-            let tried = &self.members[to].tried;
-            let believes_source = self.members[to].wants_source && self.members[SOURCE].is_heard;
-            let may_give = |&node: &Node| node != to && (node == SOURCE || !believes_source);
-            let whole = || (0..self.members.len()).rev().filter(may_give).filter(is_whole);
-            // One that has failed it once is asked again only when there will be no other.
-            let again = || whole().next().filter(|_| !is_live);
-            let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else {
-                let is_stranded = !is_live && !self.members.iter().any(|member| member.serves > 0);
-                let member = &mut self.members[to];
-                member.stranded = member.stranded.or(Some(self.ticked)).filter(|_| is_stranded);
-                continue;
-            };
-            self.members[to].stranded = None;
-            self.members[from].serves += 1;
-            self.members[to].is_served = true;
-            self.members[to].copies += 1;
-            self.actions.push_back(Action::Copy { from, to });
-        }
-    }
-
     fn end(&mut self) {
         // Those that nobody can give anything any more.
         let can_give = |member: &Member| member.is_heard && member.tree != Tree::Failed;
@@ -792,6 +730,7 @@ impl Chain {
 
 mod blame;
 mod claims;
+mod copies;
 
 #[cfg(test)]
 mod stream_tests;

@@ -23,6 +23,7 @@ use std::time::Duration;
 use crate::control::frames::BroadcastState;
 
 use copies::COPIES_AT_ONCE;
+use pace::{Pace, SLOWER};
 
 /// A node: 0 is the source.
 pub(super) type Node = usize;
@@ -32,12 +33,6 @@ pub(super) type LinkId = u32;
 
 /// The source.
 pub(super) const SOURCE: Node = 0;
-
-/// Over how long a rate is taken.
-const RATE_OVER: Duration = Duration::from_secs(1);
-
-/// A node that is slower than others by this factor does not hold them up.
-const SLOWER: f64 = 2.0;
 
 /// A tree that is always busier than this may be what the others wait for.
 const BUSY_PERMILLE: u16 = 900;
@@ -163,19 +158,19 @@ struct Member {
     received: u64,
     sure: u64,
     has_all: bool,
-    /// When `received` last grew, or a link to it came up.
+    /// When it last got more, or a link to it came up; and how far it was then, by the word of both ends of the link, and by
+    /// that of one.
     moved: Duration,
+    reached: (u64, u64),
     /// When it last said how far it is.
     spoke: Duration,
     /// What its own tree has, when that last grew, and whether it lacks something that is there.
     written: u64,
     wrote: Duration,
     is_unwritten: bool,
-    /// When a rate was taken last, and the most that it may have had then.
-    mark: (Duration, u64),
-    /// Bytes a second, over the last while, and the most that it was.
-    rate: f64,
-    peak: f64,
+    /// How fast it takes the stream: by its own word, and by that of those before it.
+    taken: Pace,
+    given: Pace,
     /// Since when it has been much slower than others.
     slow_since: Option<Duration>,
     /// How much its own tree has to do, and since when that has been too much for it.
@@ -197,6 +192,8 @@ struct Member {
     /// Who gave it the stream.
     fed_by: BTreeSet<Node>,
     has_next: bool,
+    /// A link from it has been begun.
+    has_fed: bool,
     is_proven: bool,
     /// Its tree is the source's and nothing else, so others may have it.
     may_serve: bool,
@@ -210,6 +207,8 @@ struct Link {
     to: Node,
     up_since: Option<Duration>,
     is_stopping: bool,
+    /// Its beginning has never sent to anybody else.
+    is_first: bool,
 }
 
 /// Two nodes that lost each other.
@@ -236,13 +235,13 @@ impl Member {
             sure: 0,
             has_all: false,
             moved: now,
+            reached: (0, 0),
             spoke: now,
             written: 0,
             wrote: now,
             is_unwritten: false,
-            mark: (now, 0),
-            rate: 0.0,
-            peak: 0.0,
+            taken: Pace::from(now),
+            given: Pace::from(now),
             slow_since: None,
             busy_permille: 0,
             busy_since: None,
@@ -256,6 +255,7 @@ impl Member {
             is_proof_met: false,
             fed_by: BTreeSet::new(),
             has_next: true,
+            has_fed: false,
             is_proven: false,
             may_serve: true,
             stranded: None,
@@ -421,6 +421,9 @@ impl Chain {
             let to = &mut self.members[link.to];
             to.moved = now;
             to.fed_by.insert(link.from);
+            if !link.is_first {
+                to.given.interrupt();
+            }
         }
     }
 
@@ -516,7 +519,7 @@ impl Chain {
     /// The source could send so many bytes a second to a node that is not the head of the chain.
     pub(super) fn probe_over(&mut self, rate: f64) {
         let Some(&head) = self.order.get(1) else { return };
-        if self.probed.contains(&head) && self.members[head].rate * SLOWER < rate {
+        if self.probed.contains(&head) && self.members[head].rate() * SLOWER < rate {
             self.take_out(head, Why::Slow);
         }
         self.settle();
@@ -673,7 +676,8 @@ impl Chain {
             }
             let link = self.begun;
             self.begun += 1;
-            self.links.insert(link, Link { from, to, up_since: None, is_stopping: false });
+            let is_first = !std::mem::replace(&mut self.members[from].has_fed, true);
+            self.links.insert(link, Link { from, to, up_since: None, is_stopping: false, is_first });
             self.actions.push_back(Action::Connect { link, from, to });
         }
     }
@@ -731,6 +735,7 @@ impl Chain {
 mod blame;
 mod claims;
 mod copies;
+mod pace;
 
 #[cfg(test)]
 mod stream_tests;

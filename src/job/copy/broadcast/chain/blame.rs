@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Action, Chain, Lag, Node, RATE_OVER, SLOWER, SOURCE, Tree, Why};
+use super::pace::RATE_OVER;
+use super::{Action, Chain, Lag, Node, SOURCE, Tree, Why};
 
 /// How long it is looked for which of two hosts lost the other, before they are to meet again.
 const SUSPECT: Duration = Duration::from_millis(700);
@@ -172,31 +173,17 @@ impl Chain {
 
     /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
     pub(super) fn slow(&mut self, now: Duration) -> Option<Node> {
-        // What the source has read says nothing of its link: see [`Chain::probe`].
-        let hosts = self.order.iter().copied().filter(|&node| node != SOURCE);
-        let (mut fastest, mut peak, mut second) = (SOURCE, 0.0, 0.0);
-        for node in hosts {
-            let of_node = self.members[node].peak;
-            if of_node > peak {
-                (fastest, second, peak) = (node, peak, of_node);
-            } else if of_node > second {
-                second = of_node;
-            }
-        }
         let lags = |from: Node, to: Node| self.lag(from, to) >= self.spool_bytes / 2;
         let is_slow = |at: usize| {
             let (from, node) = (self.order[at - 1], self.order[at]);
-            let to = &self.members[node];
-            let peak = if node == fastest { second } else { peak };
             // What is not heard is not slow, whatever it was.
-            let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
+            let is_heard = now.saturating_sub(self.members[node].spoke) <= RATE_OVER;
             self.is_measured(from, node, now)
                 && is_heard
                 && !self.is_blocked(at, now)
                 && !self.is_disputed(from, node, now)
                 && lags(from, node)
-                && to.rate > 0.0
-                && to.rate * SLOWER < peak
+                && self.is_outrun(from, node)
         };
         let slow: BTreeSet<Node> = (1..self.order.len()).filter(|&at| is_slow(at)).map(|at| self.order[at]).collect();
         for (node, member) in self.members.iter_mut().enumerate() {
@@ -215,15 +202,15 @@ impl Chain {
     }
 
     /// The node at this place is itself held up: it takes no more because it has no room, as it keeps what the next but one
-    /// lacks. Whatever those behind it say: what it has passed on it says itself.
+    /// lacks. One of the two behind it may lie, so each is asked that could tell: what it has passed on it says itself.
     fn is_blocked(&self, at: usize, now: Duration) -> bool {
         let is_full = |bytes: u64| bytes >= self.spool_bytes / 2;
         let keeps = |two: &[Node]| {
             let passed = self.passed_to(two[0], two[1], now);
             passed.is_none_or(|passed| is_full(self.members[two[0]].received.saturating_sub(passed)))
         };
-        let mut behind = self.order[at + 1..].iter().take(2);
-        behind.any(|&next| is_full(self.lag(self.order[at], next))) || self.order[at..].windows(2).take(2).any(keeps)
+        let lacks = |&next: &Node| is_full(self.members[self.order[at]].sure.saturating_sub(self.members[next].said));
+        self.order[at..].windows(2).take(2).any(keeps) || self.order.get(at + 2).is_some_and(lacks)
     }
 
     /// A link has been up for long enough to be compared with others.
@@ -238,9 +225,10 @@ impl Chain {
         let waits = self.lag(SOURCE, head) >= self.spool_bytes / 2;
         // Else it may be waiting for those behind it.
         let passes = self.lag(head, behind) < self.spool_bytes / 4 && !self.is_blocked(1, now);
-        let is_slow = self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate > 0.0;
+        let is_slow = self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate() > 0.0;
         self.head_slow_since = is_slow.then(|| self.head_slow_since.unwrap_or(now));
-        let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= RATE_OVER);
+        // So that it is not a rate of before, when something else held it up.
+        let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= SLOW_OVER);
         if is_long && self.probed.insert(head) {
             self.actions.push_back(Action::Probe(behind));
         }

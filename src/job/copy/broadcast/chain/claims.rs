@@ -3,12 +3,16 @@
 //! The source is trusted. Any other node may be hostile: it says how much it has and how much it has passed on, and could
 //! say so that others look slow. So of each there are two numbers, made of what both ends of its hop say: the most that it
 //! may have, by which it is judged itself, and what is sure, by which those behind it are. A lie makes nobody else look
-//! worse. A node that says what cannot be, whoever else is hostile, has failed.
+//! worse. How fast they are is another matter (`pace.rs`). A node that says what cannot be, whoever else is hostile, has
+//! failed.
 
 use std::time::Duration;
 
 use super::blame::COMPARED_AFTER;
-use super::{Action, Chain, Node, RATE_OVER, SOURCE, Tree, Why};
+use super::{Action, Chain, Node, SOURCE, Tree, Why};
+
+/// So large a share of the spool has to have moved where only one end of a hop says so.
+const ALONE_SHARE: u64 = 8;
 
 impl Chain {
     /// A node has said how much it has and has passed on, in bytes, and whether that is all.
@@ -20,42 +24,50 @@ impl Chain {
         self.learn(node, now);
         self.check(node);
         let member = &mut self.members[node];
-        let (since, received) = member.mark;
-        if let Some(over) = now.checked_sub(since).filter(|over| *over >= RATE_OVER) {
-            member.rate = member.received.saturating_sub(received) as f64 / over.as_secs_f64();
-            member.peak = member.peak.max(member.rate);
-            member.mark = (now, member.received);
+        member.taken.hear(member.said, now);
+        // What it says to have passed on is about the node behind it.
+        let behind = self.order.windows(2).find(|two| two[0] == node).map(|two| two[1]);
+        if let Some((behind, passed)) = behind.and_then(|behind| Some((behind, self.passed_to(node, behind, now)?))) {
+            self.members[behind].given.hear(passed, now);
         }
     }
 
     /// Makes what is believed of what has been said.
     pub(super) fn learn(&mut self, node: Node, now: Duration) {
         let said = self.members[node].said;
-        let (received, sure) = match self.before(node) {
-            Some(before) => {
-                let passed = self.passed_to(before, node, now);
-                let before = &self.members[before];
-                (said.max(passed.unwrap_or(0)).min(before.received), said.min(passed.unwrap_or(said)).min(before.sure))
-            }
-            None if node == SOURCE => (said, said),
-            None => {
-                let said = said.min(self.length.unwrap_or(self.members[SOURCE].received));
-                (said, said)
-            }
+        let Some(before) = self.before(node) else {
+            let of_source = self.length.unwrap_or(self.members[SOURCE].received);
+            let said = if node == SOURCE { said } else { said.min(of_source) };
+            (self.members[node].received, self.members[node].sure) = (said, said);
+            return;
         };
+        let passed = self.passed_to(before, node, now).unwrap_or(said);
+        let most = self.members[before].received;
+        // By the word of both, and by that of one: the source does not lie, and of more than a spool a node has to know.
+        let by_both = said.min(passed);
+        let by_one = match before {
+            SOURCE => passed,
+            _ => said.max(passed.min(said.saturating_add(self.spool_bytes))).min(most),
+        };
+        let sure = by_both.min(self.members[before].sure);
         let member = &mut self.members[node];
-        if received > member.received {
-            (member.received, member.moved) = (received, now);
+        // A lie of the node before it ends with that node, so this may become less.
+        (member.received, member.sure) = (said.max(passed).min(most), sure);
+        // What one of them says alone has to be much: by single bytes it could go on for ever.
+        let (of_both, of_one) = member.reached;
+        if by_both > of_both || by_one >= of_one.saturating_add(self.spool_bytes / ALONE_SHARE) {
+            member.reached = (of_both.max(by_both), of_one.max(by_one));
+            member.moved = now;
         }
-        member.sure = sure;
     }
 
-    /// What a node says to have passed on to the one behind it; none as long as that may be about another one. Nobody is
-    /// passed over in so short a time.
+    /// What a node says to have passed on to the one behind it; none as long as that may be about another one that was
+    /// there before. Nobody is passed over in so short a time.
     pub(super) fn passed_to(&self, from: Node, to: Node, now: Duration) -> Option<u64> {
         let mut links = self.links.values().filter(|link| !link.is_stopping);
-        let up_since = links.find(|link| (link.from, link.to) == (from, to)).and_then(|link| link.up_since)?;
-        (now.saturating_sub(up_since) >= COMPARED_AFTER).then(|| self.members[from].passed)
+        let link = links.find(|link| (link.from, link.to) == (from, to))?;
+        let is_about_it = link.is_first || now.saturating_sub(link.up_since?) >= COMPARED_AFTER;
+        is_about_it.then(|| self.members[from].passed)
     }
 
     /// The two ends of a hop contradict each other: nobody can tell which of them lies, so none of them is slow.

@@ -59,10 +59,27 @@ enum Lie {
     Less,
     /// It has passed on nothing.
     Keeps,
+    /// It has more than it has, until then.
+    Early(u64, Duration),
+    /// It has nothing, and has passed on nothing, until then.
+    Late(Duration),
+    /// It has, and has passed on, less than it has, which grows by leaps.
+    Leaps,
+    /// It has passed on more than it has.
+    Passes(u64),
+    /// It has passed on now more and now less.
+    Falls,
+    /// Anything, now this and now that.
+    Wild,
+    /// It takes no more, and says that it has one more each so many seconds.
+    Creeps(u64),
+    /// It gives nothing more, and says that it has passed on one more each so many seconds.
+    Starves(u64),
 }
 
 impl Lie {
-    fn told(self, state: &BroadcastState, length: u64) -> BroadcastState {
+    /// `dice`: a random number.
+    fn told(self, state: &BroadcastState, length: u64, now: Duration, dice: u64) -> BroadcastState {
         let state = state.clone();
         let BroadcastState { received, passed, .. } = state;
         match self {
@@ -71,6 +88,31 @@ impl Lie {
             Self::Impossible => BroadcastState { received: u64::MAX, passed: u64::MAX, ..state },
             Self::Less => BroadcastState { received: received / 3, passed: passed / 4, has_all: false, ..state },
             Self::Keeps => BroadcastState { passed: 0, ..state },
+            Self::Early(by, until) if now < until => Self::More(by).told(&state, length, now, dice),
+            Self::Late(until) if now < until => BroadcastState { received: 0, passed: 0, has_all: false, ..state },
+            Self::Early(..) | Self::Late(_) => state,
+            Self::Leaps => BroadcastState { received: received / 64 * 64, passed: passed / 64 * 64, ..state },
+            Self::Passes(by) => BroadcastState { passed: passed.saturating_add(by), ..state },
+            Self::Falls => BroadcastState { passed: if dice.is_multiple_of(2) { passed / 2 } else { passed }, ..state },
+            Self::Wild => {
+                let one_of = |amount: u64, dice: u64| match dice % 6 {
+                    0 => 0,
+                    1 => amount / 2,
+                    2 => amount,
+                    3 => amount + 20,
+                    4 => amount + 300,
+                    _ => u64::MAX,
+                };
+                let has_all = dice.is_multiple_of(101);
+                BroadcastState {
+                    received: one_of(received, dice / 7),
+                    passed: one_of(passed, dice / 59),
+                    has_all,
+                    ..state
+                }
+            }
+            Self::Creeps(seconds) => BroadcastState { received: received + now.as_secs() / seconds, ..state },
+            Self::Starves(seconds) => BroadcastState { passed: passed + now.as_secs() / seconds, ..state },
         }
     }
 }
@@ -242,6 +284,11 @@ impl World {
         let room = SPOOL - (self.peers[to].received - self.peers[to].kept_from);
         let there = self.peers[from].received - self.peers[to].received;
         let amount = there.min(room).min(1 + self.below(rate));
+        let lies = [self.peers[from].lie, self.peers[to].lie];
+        let is_held = matches!(lies, [Some(Lie::Starves(_)), _] | [_, Some(Lie::Creeps(_))]);
+        if is_held && self.peers[to].received > 64 {
+            return;
+        }
         self.peers[to].received += amount;
         if from == SOURCE {
             self.sent_by_source += amount;
@@ -278,7 +325,11 @@ impl World {
             let (received, has_all) = (self.peers[node].received, self.peers[node].received == self.length);
             let passed = self.passed(node);
             let state = BroadcastState { received, written: received, passed, has_all, ..BroadcastState::default() };
-            let state = self.peers[node].lie.map_or(state.clone(), |lie| lie.told(&state, self.length));
+            let state = match self.peers[node].lie {
+                Some(lie @ (Lie::Falls | Lie::Wild)) => lie.told(&state, self.length, self.now, self.rng.next_u64()),
+                Some(lie) => lie.told(&state, self.length, self.now, 0),
+                None => state,
+            };
             self.chain.state(node, &state, self.now);
             let peer = &mut self.peers[node];
             if !peer.is_told && (peer.is_proven && has_all || peer.may_leave) {
@@ -689,4 +740,5 @@ fn without_its_source_a_broadcast_ends() {
     assert!(outs[1..].iter().all(|(_, why)| *why == Why::SourceLost), "{outs:?}");
 }
 
+mod lies;
 mod stuck;

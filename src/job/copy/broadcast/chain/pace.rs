@@ -27,11 +27,17 @@ pub(super) const SLOWER: f64 = 2.0;
 /// By this factor the node before it must have been faster.
 const SLOWER_THAN_FED: f64 = 1.5;
 
+/// Nodes say something at least once a second. After so long without a word what comes may have waited, and come at once.
+const PILED_AFTER: Duration = Duration::from_secs(2);
+
 /// How fast a node takes the stream, by the word of one node.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     /// When a rate was taken last, and how much there was then.
     mark: Option<(Duration, u64)>,
+    /// When something was said last, and until when that may be what has waited.
+    heard: Duration,
+    piled_until: Duration,
     /// Bytes a second, over the last while, and the most that it was.
     rate: f64,
     best: f64,
@@ -40,7 +46,7 @@ pub(super) struct Pace {
 impl Pace {
     /// There is nothing yet.
     pub(super) fn from(now: Duration) -> Self {
-        Self { mark: Some((now, 0)), rate: 0.0, best: 0.0 }
+        Self { mark: Some((now, 0)), heard: now, piled_until: now, rate: 0.0, best: 0.0 }
     }
 
     /// What is said next may not follow from what was said before.
@@ -50,6 +56,14 @@ impl Pace {
 
     /// It has so many bytes now.
     pub(super) fn hear(&mut self, bytes: u64, now: Duration) {
+        if now.saturating_sub(self.heard) >= PILED_AFTER {
+            self.piled_until = now + RATE_OVER;
+        }
+        self.heard = now;
+        if now < self.piled_until {
+            self.interrupt();
+            return;
+        }
         let (since, before) = *self.mark.get_or_insert((now, bytes));
         let over = now.saturating_sub(since);
         if over >= RATE_OVER {

@@ -78,3 +78,19 @@ fn a_rate_is_what_both_ends_bear_out() {
         assert_eq!(peak, 100.0, "{said} {passed}");
     }
 }
+
+/// While the caller is stopped words pile up, and come at once: nobody was that fast.
+#[test]
+fn words_that_have_waited_are_no_rate() {
+    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    let say = |chain: &mut Chain, tenths: u64, now: Duration| {
+        let state = |received, passed| BroadcastState { received, passed, ..BroadcastState::default() };
+        chain.state(SOURCE, &state(100_000, 10 * tenths), now);
+        chain.state(1, &state(10 * tenths, 0), now);
+    };
+    (1..=50).for_each(|tenths| say(&mut chain, tenths, Duration::from_millis(100 * tenths)));
+    (51..=350).for_each(|tenths| say(&mut chain, tenths, Duration::from_millis(35_000 + tenths / 10)));
+    (352..=400).for_each(|tenths| say(&mut chain, tenths, Duration::from_millis(100 * tenths)));
+    let (rate, peak) = (chain.members[1].rate(), chain.members[1].peak());
+    assert!((90.0..=110.0).contains(&rate) && (90.0..=110.0).contains(&peak), "{rate} {peak}");
+}

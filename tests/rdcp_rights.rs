@@ -125,10 +125,10 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
 /// Who may not read a directory of theirs any more may still delete in it, at the end as when it is left.
 #[test]
 fn what_may_not_be_read_is_deleted_in() {
-    let line = as_ordinary(&lab);
     for option in ["--delete", "--delete-after"] {
         for (number, to) in ["", "h"].into_iter().enumerate() {
             let lab = Lab::new();
+            let line = as_ordinary(&lab);
             fs::create_dir_all(lab.join("src/closed")).expect("directories");
             lab.0.file("src/closed/kept", b"1");
             fs::write(lab.join("src/closed/gone"), b"2").expect("a file");

@@ -24,7 +24,8 @@ pub(super) const RATE_OVER: Duration = Duration::from_secs(1);
 /// A node that is slower than others by this factor does not hold them up.
 pub(super) const SLOWER: f64 = 2.0;
 
-/// By this factor the node before it must have been faster.
+/// By this factor the node before it must have been faster. With more, nodes that are slow from the beginning are missed; with
+/// less, what rates of two equally slow nodes differ by is enough to blame the second.
 const SLOWER_THAN_FED: f64 = 1.5;
 
 /// Nodes say something at least once a second. After so long without a word what comes may have waited, and come at once.

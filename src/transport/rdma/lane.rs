@@ -205,13 +205,13 @@ impl Shared {
         let segments = if payload_bytes == 0 { &segments[1..] } else { &segments[..] };
         self.posted.fetch_add(1, Ordering::AcqRel);
         let work = work(number);
+        if matches!(work, Work::ChunkSend(_)) {
+            self.sending.fetch_add(1, Ordering::Relaxed);
+        }
         let outcome = match work {
             // SAFETY: the buffer is the only handle to these bytes; it lies in `slots` until the lane thread has
             // polled this completion or dropped the queue pair. The pool stays mapped by `registered`.
-            Work::ChunkSend(_) => {
-                self.sending.fetch_add(1, Ordering::Relaxed);
-                unsafe { queue_pair.send(work.encode(), segments) }
-            }
+            Work::ChunkSend(_) => unsafe { queue_pair.send(work.encode(), segments) },
             // SAFETY: as above.
             _ => unsafe { queue_pair.receive(work.encode(), segments) },
         };

@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(tried.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect::<Vec<_>>(), [1]);
         sender.handle_lane_up(tried[0], now);
         let actions = act(&mut sender, now);
-        assert!(actions.iter().any(|action| *action == Action::Notice(Notice::RailBack(Path::Rdma, 1))), "{actions:?}");
+        assert!(actions.contains(&Action::Notice(Notice::RailBack(Path::Rdma, 1))), "{actions:?}");
         assert_eq!(sender.core_ref().path(), Some(Path::Rdma));
     }
 

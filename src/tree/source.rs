@@ -42,6 +42,10 @@ const FINISHED_DUE: usize = OPEN_MAX / 2;
 /// They also go out when the files have filled so many parts: what has arrived whole is then soon published.
 const FINISHED_DUE_PARTS: u64 = 16;
 
+/// Large files whose ranges are sent in turns. A file system lets one write at a time into a file, so those of one alone are
+/// written no faster than by one processor.
+const FILES_AT_ONCE: usize = 4;
+
 /// Bytes of a large file that are copied within a host as one piece of work.
 const LOCAL_BYTES: usize = 32 << 20;
 
@@ -281,6 +285,7 @@ impl TreeSource {
         let reading = shared.files.get_mut(&item)?;
         let (position, length) = reading.next_simple(self.part_bytes.min(bytes))?;
         reading.in_flight += 1;
+        shared.pass_turn(FILES_AT_ONCE);
         Some(Part { item, sequence: shared.take_sequence(), position, length, is_final: false })
     }
 
@@ -414,7 +419,7 @@ impl TreeSource {
                 let come = Come { finished, answered, room: listed.room(), unjudged: listed.unjudged() };
                 return Task::Walk(walk, come);
             }
-            if let Some(task) = shared.next_read(bytes) {
+            if let Some(task) = shared.next_read(bytes, if self.is_local { 1 } else { FILES_AT_ONCE }) {
                 return task;
             }
             if shared.arrived > 0 {
@@ -573,12 +578,14 @@ impl Shared {
 
     /// The next part of a large file, or a file that turns out to have no more. Those that wait for the receiver leave the
     /// line.
-    fn next_read(&mut self, part_bytes: usize) -> Option<Task> {
+    fn next_read(&mut self, part_bytes: usize, files_at_once: usize) -> Option<Task> {
         while let Some(&item) = self.ready.front() {
             let reading = self.files.get_mut(&item).expect("it is being read");
             if let Some(piece) = reading.next_piece(part_bytes) {
                 reading.in_flight += 1;
-                return Some(Task::Read(Arc::clone(&reading.file), piece));
+                let file = Arc::clone(&reading.file);
+                self.pass_turn(files_at_once);
+                return Some(Task::Read(file, piece));
             }
             self.ready.pop_front();
             if let Some(reading) = self.take_done(item) {
@@ -586,6 +593,12 @@ impl Shared {
             }
         }
         None
+    }
+
+    /// The file that has had its turn comes behind the others of these first ones.
+    fn pass_turn(&mut self, files_at_once: usize) {
+        let last = files_at_once.min(self.ready.len());
+        self.ready.make_contiguous()[..last].rotate_left(usize::from(last > 1));
     }
 
     /// Takes a file out if all of it has been given out and read.

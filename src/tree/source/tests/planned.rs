@@ -79,3 +79,34 @@ fn a_planned_range_that_cannot_be_read_is_a_part_of_nothing() {
     let names: Vec<&[u8]> = tree.entries.keys().map(|name| &name[..]).collect();
     assert_eq!(names, [&b"t"[..], b"t/intact", b"t/z"]);
 }
+
+/// A file system writes into one file at a time, so several are given out side by side; no more, so that few are unfinished.
+#[test]
+fn a_few_large_files_are_sent_in_turns() {
+    const PARTS: usize = 4;
+    for plans in [false, true] {
+        let scratch = Scratch::new();
+        for number in 0..6 {
+            scratch.write(format!("f{number}"), bytes(PARTS * PART_BYTES, number));
+        }
+        let source = scratch.source(PART_BYTES);
+        let mut items = Vec::new();
+        loop {
+            let planned = if plans { source.plan(PART_BYTES) } else { None };
+            if let Some(part) = planned {
+                let mut target = vec![0; PART_BYTES];
+                assert!(source.read_cached(&part, &mut target, &Tally::default()));
+                items.push(part.item);
+            } else if let Some((part, _)) = one(&source, PART_BYTES) {
+                items.extend(Some(part.item).filter(|item| *item != 0));
+            } else {
+                break;
+            }
+        }
+        assert_eq!(items.len(), 6 * PARTS);
+        let first = |item: u32| items.iter().position(|other| *other == item).expect("all are sent");
+        let last = |item: u32| items.iter().rposition(|other| *other == item).expect("all are sent");
+        assert!((1..=4).all(|item| first(item) < FILES_AT_ONCE), "{items:?}");
+        assert!(first(5) > last(1) && first(6) > last(2), "{items:?}");
+    }
+}

@@ -363,6 +363,8 @@ fn clush_waits_for_whole_lines() -> Result<(), Failed> {
     let configuration = sshd().scratch.join("ssh_config");
     let clush = || {
         let mut command = Command::new("clush");
+        // Python holds back what it prints into a pipe, which is another reason against it.
+        command.env("PYTHONUNBUFFERED", "1");
         command.args(["-N", "-w", "127.0.0.1", "-o"]).arg(format!("-F {}", configuration.display())).arg("cat");
         command
     };

@@ -212,3 +212,92 @@ fn names_are_those_that_rsync_prints() {
         }
     }
 }
+
+/// Lists, by what is asked for beside them. `p` has a file and a directory in it, `real` stands where links lead.
+const LISTS: &[(&[&str], &[&str])] = &[
+    // What is missing below a directory that is listed itself.
+    (&[], &["p\np/missing", "p/\np/missing/x", "p\np/file/below", "p\np/missing/x", "p/missing/x", ".\nmissing/x"]),
+    (
+        &["-r"],
+        &["p\np/missing", "p\np/sub\np/sub/missing\np/missing/x", "p\np/file/below", ".\nmissing", "p/missing/x"],
+    ),
+    (&["-r", "--delete"], &["p\np/missing", "p\np/sub/missing\nq"]),
+    (&["-r", "--no-implied-dirs"], &["p\np/missing", "q\np/missing"]),
+    (&["--no-implied-dirs"], &["p\np/missing"]),
+    // What a pattern leaves out is missing all the same, and what is listed in it comes.
+    (&["-r", "--exclude=missing"], &["p\np/missing"]),
+    (&["-r", "--exclude=p/"], &["p\np/missing", "p\np/missing\nq"]),
+    (&["--exclude=p"], &["p\np/missing"]),
+    (&["-r", "--exclude=sub/"], &["p\np/sub/f", "p\np/sub/missing", "p\np/sub\np/file"]),
+    (&["-r", "--exclude=sub/", "--delete"], &["p\np/sub/f"]),
+    (&["-r", "--exclude=f"], &["p\np/sub/f"]),
+    (&["--exclude=sub/"], &["p/\np/sub/f"]),
+];
+
+#[test]
+fn a_list_brings_what_it_brings_by_rsync() {
+    hold_lists(LISTS);
+}
+
+fn hold_lists(lists: &[(&[&str], &[&str])]) {
+    let cases = lists.iter().flat_map(|(options, lists)| lists.iter().map(move |list| (*options, *list)));
+    for (number, (options, list)) in cases.enumerate() {
+        let lab = Lab::new();
+        plant_for_lists(&lab, list);
+        hold_list(&lab, options, list, WAYS[number % WAYS.len()]);
+    }
+}
+
+fn hold_list(lab: &Lab, options: &[&str], list: &str, way: Way) {
+    let asked = [options, &["--files-from=list"]].concat();
+    let mut theirs = Command::new("rsync");
+    theirs.args(BASE).args(&asked).args(["src/", "rsync/"]);
+    let theirs = printed(lab, &theirs).ended;
+    let mut ours = lab.command(rdcp(), "rsh", AGENT);
+    ours.args(["--sync", "--encrypt", "never"]).args(&asked).args(operands(lab, options, way));
+    let ours = printed(lab, &ours).ended;
+    let what = format!("{options:?} {list:?} {way:?}: {}{}", theirs.stderr, ours.stderr);
+    assert_eq!(ours.code, if theirs.code == 0 { 0 } else { 8 }, "{what}");
+    // Each path that is missing is named, or what is missing of those that lead to it.
+    for line in theirs.stderr.lines().filter(|line| line.contains("link_stat") && line.contains("No such file")) {
+        let path = line.split('"').nth(1).and_then(|path| path.split_once("/src/")).expect("a path").1;
+        let names = |path: &Path| ours.stderr.contains(&format!("src/{}: No such file", path.display()));
+        assert!(Path::new(path).ancestors().any(names), "{path} {what}");
+    }
+    let findings = differences(&found(&lab.join("rsync")), &found(&lab.join("rdcp")), &[]);
+    let lines: Vec<String> = findings.iter().map(Finding::shown).collect();
+    assert!(lines.is_empty(), "{what}\n{}", lines.join("\n"));
+}
+
+fn plant_for_lists(lab: &Lab, list: &str) {
+    const SOURCE: &[Planted] = &[
+        ("p/file", 3, 1),
+        ("p/sub/f", 4, 1),
+        ("q/other", 5, 1),
+        ("real/f", 6, 1),
+        ("real/in/g", 7, 1),
+        ("deep/a/b", 8, 1),
+    ];
+    plant(&lab.join("src"), SOURCE, b'n', 0);
+    plant(&lab.join("outside"), &[("o", 3, 1)], b'o', 0);
+    let links = [
+        ("link", "real"),
+        ("out", "../outside"),
+        ("dangling", "nowhere"),
+        ("to file", "p/file"),
+        ("real/to f", "f"),
+        ("deep/l", "../real"),
+        ("deep/up", ".."),
+    ];
+    for (name, target) in links {
+        // One of the planted has that name.
+        let _ = fs::remove_file(lab.join("src").join(name));
+        symlink(target, lab.join("src").join(name)).expect("a link");
+        set_time(&lab.join("src").join(name), 0);
+    }
+    ["", "real", "deep"].iter().for_each(|name| set_time(&lab.join("src").join(name), 0));
+    for name in ["rsync", "rdcp"] {
+        plant(&lab.join(name), &[("p/older", 3, 1), ("p/sub/older", 3, 1)], b'b', 9);
+    }
+    fs::write(lab.join("list"), list).expect("a file");
+}

@@ -41,6 +41,23 @@ pub enum Scope {
     Listed(Range<usize>, usize),
     /// All, but of what is in directories only what is listed.
     Flat(Range<usize>, usize),
+    /// All, also of what is in directories. That these are listed as well says that they have to be there.
+    Whole(Range<usize>, usize),
+}
+
+impl Scope {
+    /// The paths that are listed there, and where their names begin.
+    fn listed(&self) -> Option<(&Range<usize>, usize)> {
+        match self {
+            Self::All => None,
+            Self::Listed(range, start) | Self::Flat(range, start) | Self::Whole(range, start) => Some((range, *start)),
+        }
+    }
+
+    /// Whether what is not listed is copied as well.
+    fn is_of_all(&self) -> bool {
+        !matches!(self, Self::Listed(..))
+    }
 }
 
 fn compare(one: &[u8], other: &[u8]) -> Ordering {
@@ -72,7 +89,7 @@ impl Selected {
     /// What of the root is copied.
     pub fn root(&self) -> Scope {
         match self.paths.first() {
-            Some(first) if first.path.is_empty() && self.is_recursive => Scope::All,
+            Some(first) if first.path.is_empty() && self.is_recursive => Scope::Whole(1..self.paths.len(), 0),
             Some(first) if first.path.is_empty() => Scope::Flat(1..self.paths.len(), 0),
             _ => Scope::Listed(0..self.paths.len(), 0),
         }
@@ -92,35 +109,47 @@ impl Selected {
 
     /// Whether paths below an entry of this name are listed, and whether it is itself.
     pub fn lists(&self, scope: &Scope, name: &[u8]) -> (bool, bool) {
-        let (Scope::Listed(range, start) | Scope::Flat(range, start)) = scope else { return (false, true) };
-        let part = self.part(range, *start, name);
+        let Some((range, start)) = scope.listed() else { return (false, true) };
+        let part = self.part(range, start, name);
         let is_itself = self.paths[part.clone()].first().is_some_and(|first| first.path.len() == start + name.len());
-        (part.len() > usize::from(is_itself), is_itself || matches!(scope, Scope::Flat(..)))
+        (part.len() > usize::from(is_itself), is_itself || scope.is_of_all())
     }
 
     /// The paths that are listed below an entry of this name, from there on.
     pub fn paths_below(&self, scope: &Scope, name: &[u8]) -> impl Iterator<Item = &[u8]> {
-        let (part, below) = match scope {
-            Scope::Listed(range, start) | Scope::Flat(range, start) => {
-                (self.part(range, *start, name), start + name.len() + 1)
-            }
-            Scope::All => (0..0, 0),
+        let (part, below) = match scope.listed() {
+            Some((range, start)) => (self.part(range, start, name), start + name.len() + 1),
+            None => (0..0, 0),
         };
         self.paths[part].iter().filter_map(move |selection| selection.path.get(below..))
     }
 
     /// What is copied of a directory of this name. `is_itself`: it is copied for its own sake.
     pub fn below(&self, scope: &Scope, name: &[u8], is_itself: bool) -> Scope {
-        let (Scope::Listed(range, start) | Scope::Flat(range, start)) = scope else { return Scope::All };
-        let mut part = self.part(range, *start, name);
+        let Some((range, start)) = scope.listed() else { return Scope::All };
+        let mut part = self.part(range, start, name);
         let below = start + name.len() + 1;
         let itself = self.paths[part.clone()].first().filter(|first| first.path.len() < below);
         part.start += usize::from(itself.is_some());
         match itself.filter(|_| is_itself) {
-            Some(_) if self.is_recursive => Scope::All,
+            _ if is_itself && matches!(scope, Scope::Whole(..)) => Scope::Whole(part, below),
+            Some(_) if self.is_recursive => Scope::Whole(part, below),
             Some(itself) if itself.wants_contents => Scope::Flat(part, below),
             _ => Scope::Listed(part, below),
         }
+    }
+
+    /// What is listed in a directory by names for which this is true, and below them: the paths from the directory on.
+    fn missing<'a>(&'a self, scope: &Scope, is_missing: impl Fn(&[u8]) -> bool + 'a) -> impl Iterator<Item = &'a [u8]> {
+        let (range, start) = scope.listed().map_or((0..0, 0), |(range, start)| (range.clone(), start));
+        let mut last: Option<(&[u8], bool)> = None;
+        self.paths[range].iter().map(move |selection| &selection.path[start..]).filter(move |path| {
+            let name = path.split(|&byte| byte == b'/').next().unwrap_or_default();
+            match last {
+                Some((known, is_it)) if known == name => is_it,
+                _ => last.insert((name, is_missing(name))).1,
+            }
+        })
     }
 
     /// The names of a directory of which only those are copied.
@@ -183,7 +212,7 @@ impl Recorder {
         let scope = place.scope(is_itself);
         let selected = place.selected.as_ref();
         let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
-            return Level { scope, ..self.list(place, layers) };
+            return self.list_whole(place, layers, scope);
         };
         let names = selected.names(range, *start).unwrap_or_else(|fault| {
             self.fail(fault.into_fact(&place.entered_path(0, b"")));
@@ -191,6 +220,20 @@ impl Recorder {
         });
         // What else is there is not known to be gone.
         Level { is_incomplete: true, scope, ..Level::new(layers, names) }
+    }
+
+    /// A directory of which all comes. What is listed in it, and is not there, no name in it leads to: the walk would pass it.
+    fn list_whole(&mut self, place: &Place, layers: Vec<Layer>, scope: Scope) -> Level {
+        let level = self.list(place, layers);
+        let (Some(selected), [layer]) = (&place.selected, &level.layers[..]) else { return Level { scope, ..level } };
+        let is_missing = |name: &[u8]| {
+            let found = statat(&layer.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+            matches!(found, Err(Errno::NOENT))
+        };
+        for path in selected.missing(&scope, is_missing) {
+            self.fail(io_fact(&place.entered_path(0, path), Errno::NOENT));
+        }
+        Level { scope, ..level }
     }
 }
 
@@ -236,10 +279,23 @@ mod tests {
         let selected = selected(&["b/c/d", "b/c", "x/y"], true);
         let root = selected.root();
         let below = selected.below(&root, b"b", true);
-        assert_eq!(selected.below(&below, b"c", true), Scope::All);
+        let whole = selected.below(&below, b"c", true);
+        assert!(matches!(whole, Scope::Whole(..)) && selected.lists(&whole, b"other") == (false, true));
+        let deeper = selected.below(&whole, b"d", true);
+        assert!(matches!(deeper, Scope::Whole(..)), "and what is in directories in it");
+        assert_eq!(names(&selected, &selected.below(&whole, b"d", false)), [""; 0], "unless it is left out");
         assert_eq!(names(&selected, &selected.below(&root, b"x", true)), ["y"]);
-        assert_eq!(self::selected(&["a", "."], true).root(), Scope::All);
+        assert!(matches!(self::selected(&["a", "."], true).root(), Scope::Whole(..)));
         assert!(matches!(self::selected(&["a", "."], false).root(), Scope::Flat(..)));
+    }
+
+    #[test]
+    fn what_is_listed_below_a_whole_directory_has_to_be_there() {
+        let selected = selected(&["a", "a/b", "a/b/c", "a/d/e", "a/d/f", "a/g"], true);
+        let whole = selected.below(&selected.root(), b"a", true);
+        let missing: Vec<&[u8]> = selected.missing(&whole, |name| name != b"b").collect();
+        assert_eq!(missing, [&b"d/e"[..], b"d/f", b"g"]);
+        assert_eq!(selected.missing(&Scope::All, |_| true).count(), 0);
     }
 
     #[test]

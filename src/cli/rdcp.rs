@@ -78,8 +78,9 @@ pub struct CopyArguments {
     /// Said by --backup-dir DIR already
     #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
     backup: bool,
-    /// Copy only what FILE, or standard input (-), lists: paths in SRC, one a line, with the directories that lead to them;
-    /// directories come whole with -r, and with a slash behind their path with the entries in them
+    /// Copy only what FILE, or standard input (-), lists: paths in SRC, one a line, with the directories, and what links to
+    /// directories lead to, on the way there; directories come whole with -r, and with a slash behind their path with the entries
+    /// in them
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
     /// A zero byte, not a line end, ends each path in FILE

@@ -347,7 +347,7 @@ impl Walk {
         if !are_all && !is_whole {
             return Step::Full;
         }
-        let mut entered = None;
+        let mut entered = Visited::default();
         let is_left_out = self.recorder.is_left_out(&self.place, entry.name, entry.kind);
         let visited = match are_all {
             true => self.recorder.visit(&self.place, &entry, &mut target[start..], &mut entered),
@@ -365,7 +365,8 @@ impl Walk {
             self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
             Step::Passed
         });
-        let entered = entered.filter(|_| matches!(step, Step::Wrote(_)));
+        let Visited { directory, is_through, leads_nowhere } = entered;
+        let entered = directory.filter(|_| matches!(step, Step::Wrote(_)));
         let is_held = entered.is_some() && self.recorder.holds(&self.place);
         let held = match step {
             Step::Wrote(bytes) if is_held => {
@@ -374,10 +375,12 @@ impl Walk {
             }
             _ => None,
         };
-        if entered.is_none() && matches!(step, Step::Wrote(_)) && self.place.lists(entry.name).0 {
+        let leads_nowhere = leads_nowhere && matches!(step, Step::Wrote(_));
+        if leads_nowhere {
             self.recorder.fail(LEADS_NOWHERE.into_fact(&self.place.source_path(&entry)));
         }
-        let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
+        let entered =
+            entered.map(|directory| Entered { is_through, ..self.recorder.enter(&self.place, &entry, directory) });
         let step = match step {
             Step::Wrote(_) if is_held => Step::Wrote(0),
             Step::Wrote(bytes) => {
@@ -390,6 +393,8 @@ impl Walk {
             let level = self.place.levels.last_mut().expect("the top is never left");
             // What is left out by a pattern is so at the receiver as well; it keeps what it cannot know of.
             level.is_incomplete |= self.recorder.options.delete && matches!(step, Step::Passed) && !is_left_out;
+            // As with rsync: what was meant by them may be there under another name.
+            level.is_incomplete |= leads_nowhere;
             self.advance(entered, held);
         }
         step
@@ -413,7 +418,7 @@ impl Walk {
                 above.map_or((false, lacks_layer), |above| (above.is_fresh, lacks_layer || above.lacks_layer));
             let mut level = match walked.is_empty() {
                 true => Level::new(left, Names::default()),
-                false => self.recorder.scoped(&self.place, walked),
+                false => self.recorder.scoped(&self.place, walked, entered.is_through),
             };
             level.is_incomplete |= lacks_layer;
             level.handed_out = self.recorder.handed_out(&self.place, &level).into();
@@ -436,6 +441,17 @@ enum Step {
     AtLimit,
     /// There are no more entries.
     Over,
+}
+
+/// What an entry that has been visited has turned out to be.
+#[derive(Default)]
+struct Visited {
+    /// Of a directory.
+    directory: Option<OwnedFd>,
+    /// It was entered by a link, for what is listed below that.
+    is_through: bool,
+    /// It is none, although paths below it are listed.
+    leads_nowhere: bool,
 }
 
 /// A large file that has been announced.
@@ -538,7 +554,11 @@ impl Recorder {
         if let Some((link, stat)) = &seen
             && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
         {
-            match follow::treatment(&self.options, place, entry, link)? {
+            let treatment = follow::treatment(&self.options, place, entry, link)?;
+            if treatment != Treatment::Followed {
+                entry.way = self.way_by_link(place, entry);
+            }
+            match if entry.way.is_some() { Treatment::Followed } else { treatment } {
                 Treatment::Copied => {}
                 Treatment::Skipped => return Ok(None),
                 Treatment::Followed => {
@@ -555,6 +575,10 @@ impl Recorder {
         if !is_itself && !is_on_the_way {
             return Ok(None);
         }
+        if !is_itself && kind == FileType::Symlink {
+            // What is wrong with what is listed below it has been said.
+            return Ok(None);
+        }
         if !is_itself && kind != FileType::Directory {
             return Err(LEADS_NOWHERE);
         }
@@ -565,7 +589,7 @@ impl Recorder {
             self.sent.leftovers.keep(plain_fact(&place.source_path(entry), IS_LEFTOVER));
             return Ok(None);
         }
-        if !is_itself && !self.leads_on(place, entry) {
+        if !is_itself && entry.way.is_none() && !self.leads_on(place, entry) {
             return Ok(None);
         }
         let is_wanted = match kind {
@@ -581,13 +605,13 @@ impl Recorder {
         Ok(is_wanted.then_some((kind, seen)))
     }
 
-    /// Writes an entry's record. If it is a directory, `entered` becomes its descriptor.
+    /// Writes an entry's record, and tells in `visited` what is to be known of it.
     fn visit(
         &mut self,
         place: &Place,
         entry: &Entry<'_>,
         target: &mut [u8],
-        entered: &mut Option<OwnedFd>,
+        visited: &mut Visited,
     ) -> Result<Step, Fault> {
         let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
@@ -596,7 +620,7 @@ impl Recorder {
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
                 let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
-                if entry.follow && follow::is_entered(place, &stat) {
+                if follow::is_loop(place, entry, &stat) {
                     return Err(follow::IS_LOOP);
                 }
                 let metadata = match is_implied {
@@ -604,7 +628,7 @@ impl Recorder {
                     false => self.reader.read(&self.options, Object::Open(directory.as_fd()), &stat)?,
                 };
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
-                *entered = Some(directory);
+                *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };
                 step
             }
             (FileType::RegularFile, seen) => self.file(place, entry, seen, target)?,
@@ -612,6 +636,8 @@ impl Recorder {
             (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
+        // Of a link that has been said.
+        visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind) && place.lists(entry.name).0;
         let is_held = kind == FileType::Directory && self.holds(place);
         if matches!(step, Step::Wrote(_)) && !is_held {
             // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.

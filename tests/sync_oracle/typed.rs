@@ -234,9 +234,89 @@ const LISTS: &[(&[&str], &[&str])] = &[
     (&["--exclude=sub/"], &["p/\np/sub/f"]),
 ];
 
+/// Lists of paths that go through symbolic links.
+const THROUGH_LINKS: &[(&[&str], &[&str])] = &[
+    (
+        &[],
+        &[
+            "link/f",
+            "link/in",
+            "link/",
+            "link/.",
+            "link",
+            "link\nlink/f",
+            "link/\nlink",
+            "link/f\nlink/in/g",
+            "link/f\nreal/f",
+            "link/in/\nlink/in/g",
+            "link/to f",
+            "real/to f/",
+            "to file\nto file/x",
+            ".\nlink/f",
+            "deep\ndeep/l/f",
+        ],
+    ),
+    (
+        &["-r"],
+        &[
+            "link/f",
+            "link/in",
+            "link/",
+            "link/\nlink/f",
+            "link",
+            "link\nlink/f",
+            "link\nlink/missing",
+            "link/missing",
+            "dangling/x",
+            "dangling\ndangling/x",
+            "out/o",
+            "out/",
+            "out",
+            "deep/l/f",
+            "deep/l/in/g",
+            "deep\ndeep/l/f",
+            "deep\ndeep/l/missing",
+            "deep/up/p/file",
+            "deep/up/",
+            "link/f\nlink/missing",
+        ],
+    ),
+    (&["-r", "--no-implied-dirs"], &["link/f", "deep/l/in/g"]),
+    (&["-r", "--safe-links"], &["link/f", "out/o", "out/", "out"]),
+    (&["-r", "--copy-unsafe-links"], &["link/f", "out/o"]),
+    (&["-r", "--no-links"], &["link/f", "link"]),
+    (&["-r", "-k"], &["link/f", "link"]),
+    (&["-r", "-L"], &["link/f", "link", "link\nlink/f"]),
+    (&["-r", "--delete"], &["link/f", ".\nlink/f", "p\nlink/"]),
+    (&["-r", "--exclude=link"], &["link/f", "link/"]),
+    (&["-r", "--exclude=f"], &["link/f", "link/"]),
+    (&["-r", "--exclude=link/f"], &["link/f", "link/"]),
+    (&["-r", "-m"], &["link/f", "link/", "link/in"]),
+];
+
 #[test]
 fn a_list_brings_what_it_brings_by_rsync() {
     hold_lists(LISTS);
+}
+
+/// As with rsync, a link stands for the directory that it leads to where a path goes on below it, and in DST a directory stands
+/// in its place, also where a link was.
+#[test]
+fn listed_paths_go_through_links_as_by_rsync() {
+    hold_lists(THROUGH_LINKS);
+    for leads_to in ["real", "../elsewhere", "nowhere"] {
+        let lab = Lab::new();
+        plant_for_lists(&lab, "link/f\n");
+        fs::create_dir(lab.join("elsewhere")).expect("a directory");
+        for name in ["rsync", "rdcp"] {
+            fs::create_dir(lab.join(name).join("real")).expect("a directory");
+            fs::remove_file(lab.join(name).join("link")).expect("it is planted");
+            symlink(leads_to, lab.join(name).join("link")).expect("a link");
+        }
+        hold_list(&lab, &["-r"], "link/f", Way::Push);
+        assert!(lab.join("rdcp/link").symlink_metadata().is_ok_and(|found| found.is_dir()), "{leads_to}");
+        assert_eq!(fs::read_dir(lab.join("elsewhere")).expect("it").count(), 0, "nothing was followed");
+    }
 }
 
 fn hold_lists(lists: &[(&[&str], &[&str])]) {

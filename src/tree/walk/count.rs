@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, statat};
 
 use super::contents::is_sparse;
-use super::place::{Entry, Place};
+use super::place::{Entered, Entry, Place};
 use super::{Recorder, Walk, follow};
 use crate::tree::Fault;
 use crate::tree::progress::Amount;
@@ -24,7 +24,10 @@ impl Walk {
                 continue;
             };
             let (amount, entered) = self.recorder.count(&self.place, &entry).unwrap_or_default();
-            let entered = entered.map(|directory| self.recorder.enter(&self.place, &entry, directory));
+            let entered = entered.map(|(directory, is_through)| Entered {
+                is_through,
+                ..self.recorder.enter(&self.place, &entry, directory)
+            });
             met = met.plus(amount);
             self.advance(entered, None);
         }
@@ -33,16 +36,16 @@ impl Walk {
 }
 
 impl Recorder {
-    /// What an entry adds to a copy. If it is a directory, with its descriptor.
-    fn count(&mut self, place: &Place, entry: &Entry<'_>) -> Result<(Amount, Option<OwnedFd>), Fault> {
+    /// What an entry adds to a copy. If it is a directory, with its descriptor, and whether only what is listed below it comes.
+    fn count(&mut self, place: &Place, entry: &Entry<'_>) -> Result<(Amount, Option<(OwnedFd, bool)>), Fault> {
         let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Default::default()) };
         let (mut amount, mut entered) = (Amount { entries: 1, ..Amount::default() }, None);
         if kind == FileType::Directory {
             amount.directories = 1;
             let opened = self.open(entry, kind, seen, OFlags::DIRECTORY).ok();
-            let opened = opened.filter(|(_, stat)| !entry.follow || !follow::is_entered(place, stat));
-            entered = opened.map(|(directory, _)| directory);
+            let opened = opened.filter(|(_, stat)| !follow::is_loop(place, entry, stat));
+            entered = opened.map(|(directory, _)| (directory, entry.is_through()));
         } else if kind == FileType::RegularFile {
             let stat = match seen {
                 Some((_, stat)) => stat,

@@ -17,11 +17,15 @@ const ENTRIES_BYTES: usize = 256 << 10;
 impl Recorder {
     /// What is entered with a directory that has been opened: those that are merged with it as well.
     pub(super) fn enter(&mut self, place: &Place, entry: &Entry<'_>, directory: OwnedFd) -> Entered {
-        let mut entered = Entered { layers: vec![Layer::new(directory, place.root_of(entry))], lacks_layer: false };
+        let mut entered = Entered {
+            layers: vec![Layer::new(directory, place.root_of(entry))],
+            is_through: false,
+            lacks_layer: false,
+        };
         for other in place.others(entry) {
             let opened = self.open(&other, FileType::Directory, None, OFlags::DIRECTORY);
             let opened = opened.and_then(|(directory, stat)| {
-                let is_loop = other.follow && follow::is_entered(place, &stat);
+                let is_loop = follow::is_loop(place, &other, &stat);
                 if is_loop { Err(follow::IS_LOOP) } else { Ok(Layer::new(directory, place.root_of(&other))) }
             });
             match opened {

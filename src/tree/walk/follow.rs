@@ -46,8 +46,13 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
     Ok(if options.copy_dirlinks && is_directory() { Treatment::Followed } else { Treatment::Copied })
 }
 
+/// Whether an entry leads to a directory that the walk is in, to no end. What is listed has one.
+pub fn is_loop(place: &Place, entry: &Entry<'_>, stat: &rustix::fs::Stat) -> bool {
+    entry.follow && entry.way.is_none() && is_entered(place, stat)
+}
+
 /// Whether a directory is one of those that the walk is in: only a link that is followed leads there again.
-pub fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
+fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
     let mut open = place.levels.iter().flat_map(|level| &level.layers);
     open.any(|layer| fstat(&layer.directory).is_ok_and(|above| identity(&above) == identity(stat)))
 }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::ahead::HandedOut;
 use super::held::Held;
 use super::listed::Home;
-use super::selected::{Scope, Selected};
+use super::selected::{Scope, Selected, Way};
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
@@ -65,6 +65,8 @@ pub struct Layer {
 /// What has been entered under one name.
 pub struct Entered {
     pub layers: Vec<Layer>,
+    /// By a link, for what is listed below that.
+    pub is_through: bool,
     /// Some of it could not be.
     pub lacks_layer: bool,
 }
@@ -82,6 +84,15 @@ pub struct Entry<'a> {
     pub kind: FileType,
     /// If it is a link, what it leads to is meant.
     pub follow: bool,
+    /// It is, since it stands for a directory in a path that is listed.
+    pub way: Option<Way>,
+}
+
+impl Entry<'_> {
+    /// Only what is listed below it comes.
+    pub fn is_through(&self) -> bool {
+        self.way == Some(Way::Through)
+    }
 }
 
 impl Place {
@@ -120,7 +131,7 @@ impl Place {
             Some(Layer { directory, .. }) => (directory.as_fd(), name, false),
             None => (CWD, self.roots[level.passed][layer].as_c_str(), self.follow_roots),
         };
-        Entry { at, layer, path, name: name.to_bytes(), kind: FileType::Unknown, follow }
+        Entry { at, layer, path, name: name.to_bytes(), kind: FileType::Unknown, follow, way: None }
     }
 
     /// The same, looked at: `None` if it is not there; and whether it is a directory, or will be taken for one. What cannot be

@@ -60,6 +60,15 @@ impl Scope {
     }
 }
 
+/// What a link that stands for a directory is followed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// For what is listed below it.
+    Through,
+    /// For all that is in the directory.
+    Itself,
+}
+
 fn compare(one: &[u8], other: &[u8]) -> Ordering {
     let names = |path| <[u8]>::split(path, |&byte| byte == b'/');
     names(one).cmp(names(other))
@@ -113,6 +122,13 @@ impl Selected {
         let part = self.part(range, start, name);
         let is_itself = self.paths[part.clone()].first().is_some_and(|first| first.path.len() == start + name.len());
         (part.len() > usize::from(is_itself), is_itself || scope.is_of_all())
+    }
+
+    /// Whether an entry of this name is listed with a slash behind it.
+    fn wants_contents(&self, scope: &Scope, name: &[u8]) -> bool {
+        let Some((range, start)) = scope.listed() else { return false };
+        let first = self.paths[self.part(range, start, name)].first();
+        first.is_some_and(|first| first.wants_contents && first.path.len() == start + name.len())
     }
 
     /// The paths that are listed below an entry of this name, from there on.
@@ -180,6 +196,21 @@ impl Recorder {
         (is_on_the_way, is_itself && !self.is_left_out(place, name, kind))
     }
 
+    /// Whether a symbolic link stands for the directory that it leads to, since paths below it are listed, or it is itself with
+    /// a slash behind it. As with rsync, it does in no other case, so what else is in the directory does not come with those.
+    pub(super) fn way_by_link(&mut self, place: &Place, entry: &Entry<'_>) -> Option<Way> {
+        let (selected, level) = place.selected.as_ref().zip(place.levels.last()).filter(|_| place.levels.len() > 1)?;
+        let is_directory = || {
+            let found = statat(entry.at, entry.path, AtFlags::empty());
+            found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+        };
+        let (is_on_the_way, is_itself) = self.lists(place, entry.name, FileType::Directory);
+        if is_itself && selected.wants_contents(&level.scope, entry.name) {
+            return is_directory().then_some(Way::Itself);
+        }
+        (is_on_the_way && self.leads_on(place, entry)).then_some(Way::Through)
+    }
+
     /// Whether a directory that only leads to what is listed leads to anything. As with rsync, it is not copied for what is
     /// missing, which is reported, or left out by a pattern.
     pub(super) fn leads_on(&mut self, place: &Place, entry: &Entry<'_>) -> bool {
@@ -207,8 +238,9 @@ impl Recorder {
     }
 
     /// The level of the directory that was entered last, with those of its entries that are copied.
-    pub(super) fn scoped(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
-        let is_itself = |name: &[u8]| self.lists(place, name, FileType::Directory).1;
+    /// `is_through`: by way of a link.
+    pub(super) fn scoped(&mut self, place: &Place, layers: Vec<Layer>, is_through: bool) -> Level {
+        let is_itself = |name: &[u8]| !is_through && self.lists(place, name, FileType::Directory).1;
         let scope = place.scope(is_itself);
         let selected = place.selected.as_ref();
         let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {

@@ -86,7 +86,7 @@ pub struct CopyArguments {
     /// A zero byte, not a line end, ends each path in FILE
     #[arg(short = '0', long, requires = "files_from", overrides_with = "from0")]
     from0: bool,
-    /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does
+    /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does, or -v
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
     /// Go on: watch SRC, on whichever host it is, and copy again what changes, until a signal; a host that is lost is waited for
@@ -517,11 +517,12 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     tree.dry_run = arguments.dry_run && tree.sync;
     let is_json_there = report.json.as_deref() == Some(Path::new("-")) || report.json_fd == Some(1);
     // As with rsync, nothing with -q.
-    tree.itemize_changes = !report.quiet && (tree.itemize_changes || tree.dry_run && !is_json_there);
+    tree.itemize_changes &= !report.quiet;
     // And names alone with -v.
     let is_named = report.is_verbose() && tree.sync && !typed.has_no_names;
     let only_names = is_named && !tree.itemize_changes && !is_json_there && targets.is_empty();
-    tree.itemize_changes |= only_names;
+    // rsync's -n alone says nothing.
+    tree.itemize_changes |= only_names || tree.dry_run && !report.quiet && !is_json_there;
     let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
     let hosts_failed = arguments.targets.hosts_failed.as_ref().filter(|_| !arguments.dry_run);

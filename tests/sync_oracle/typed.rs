@@ -202,6 +202,14 @@ fn names_are_those_that_rsync_prints() {
     {
         let way = WAYS[number % WAYS.len()];
         let (lab, theirs, _) = by_rsync_somehow(options, "-v");
+        let (_, rehearsed, _) = by_rsync_somehow(options, "-nv");
+        let (names, code, stderr) = by_rdcp(&lab, options, way, &["-nv"]);
+        assert_eq!((code, &names), (0, &rehearsed), "-n {options:?} {way:?}: {stderr}");
+        let (lines, ..) = by_rdcp(&lab, options, way, &["-nv", "--itemize-changes"]);
+        assert!(
+            lines.iter().all(|line| ["*", "<", ">", "c", "."].iter().any(|sign| line.starts_with(sign))),
+            "{lines:?}"
+        );
         let (names, code, stderr) = by_rdcp(&lab, options, way, &["-v"]);
         assert_eq!((code, &names), (0, &theirs), "{options:?} {way:?}: {stderr}");
         assert!(stderr.contains(" in "), "what it came to is said beside: {stderr}");

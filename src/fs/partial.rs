@@ -298,6 +298,14 @@ pub(crate) fn for_each<E: From<Errno>>(
     directory: impl AsFd,
     mut look: impl FnMut(&CStr) -> Result<(), E>,
 ) -> Result<(), E> {
+    for_each_of_kind(directory, |name, _| look(name))
+}
+
+/// The same, also with its kind, which some file systems do not tell.
+pub(crate) fn for_each_of_kind<E: From<Errno>>(
+    directory: impl AsFd,
+    mut look: impl FnMut(&CStr, FileType) -> Result<(), E>,
+) -> Result<(), E> {
     // It may have been listed before by the same descriptor, which stands at the end then.
     rustix::fs::seek(&directory, rustix::fs::SeekFrom::Start(0))?;
     let mut space = Vec::with_capacity(LISTING_BYTES);
@@ -309,7 +317,7 @@ pub(crate) fn for_each<E: From<Errno>>(
         };
         let name = entry.file_name();
         if name != c"." && name != c".." {
-            look(name)?;
+            look(name, entry.file_type())?;
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ use std::io::BufRead;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -21,11 +22,13 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor
 use rustix::io::Errno;
 
 use super::Fault;
+use super::ahead::{Ahead, ENTRIES_OF_DIRECTORY, HandedOut, Pace};
 pub use super::contents::Medium;
 use super::contents::{self, Job};
 use super::manifest::{Entry, Kind, ManifestError, Reader, order};
 use super::names::Names;
-use crate::fs::partial::for_each;
+use super::walk::INLINE_BYTES_MAX;
+use crate::fs::partial::for_each_of_kind;
 use crate::fs::{io_fact, plain_fact};
 
 /// In what an entry differs from its line.
@@ -160,7 +163,11 @@ pub fn check(
         for _ in 0..threads {
             let (checker, queue) = (&checker, queue.clone());
             let is_stopped = || checker.is_stopped();
-            let read = move || contents::work(&queue, is_stopped, |expected, _, found| checker.take(expected, found));
+            let read = move || {
+                contents::work(&queue, checker.ahead.as_ref(), is_stopped, |expected, _, found| {
+                    checker.take(expected, found)
+                });
+            };
             if let Err(error) = std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
                 let fact = plain_fact(directory.as_os_str(), &format!("no thread to read with: {error}"));
                 checker.has_failed.store(true, Relaxed);
@@ -192,12 +199,17 @@ struct Checker<'a> {
     unreadable: AtomicU64,
     bytes: AtomicU64,
     has_failed: AtomicBool,
+    /// What is cold is read ahead, unless the disk itself is asked, by threads enough.
+    ahead: Option<Ahead>,
 }
 
 /// A directory that is being walked.
 struct Level {
-    directory: OwnedFd,
+    directory: Arc<OwnedFd>,
     names: Names,
+    /// How many of them have been passed, and what has been handed out.
+    passed: usize,
+    handed_out: HandedOut,
     /// The length of its path.
     path_bytes: usize,
 }
@@ -215,7 +227,8 @@ impl<'a> Checker<'a> {
     fn new(directory: &'a Path, medium: Medium, stop: &'a AtomicBool, tell: Tell<'a>) -> Self {
         let (entries, differing, unreadable, bytes) = Default::default();
         let has_failed = AtomicBool::new(false);
-        Self { directory, medium, stop, tell, entries, differing, unreadable, bytes, has_failed }
+        let ahead = (medium == Medium::Cache).then(|| Ahead::new(INLINE_BYTES_MAX, false));
+        Self { directory, medium, stop, tell, entries, differing, unreadable, bytes, has_failed, ahead }
     }
 
     fn is_stopped(&self) -> bool {
@@ -249,7 +262,7 @@ impl<'a> Checker<'a> {
             expected = next(&mut manifest)?;
         }
         let mut path = Vec::new();
-        let mut levels = vec![self.list(top, &path).map_err(|error| self.unlisted(&path, error))?];
+        let mut levels = vec![self.list(top, &path, None).map_err(|error| self.unlisted(&path, error))?];
         while let Some(level) = levels.last_mut() {
             if self.is_stopped() {
                 return Ok(());
@@ -260,7 +273,12 @@ impl<'a> Checker<'a> {
                 continue;
             };
             let name: CString = name.into();
+            if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.is_on()) {
+                let (names, how) = ((&level.names, level.passed), (true, ENTRIES_OF_DIRECTORY));
+                ahead.look(&level.directory, names, &mut level.handed_out, how, |_, _| false);
+            }
             level.names.advance().map_err(|error| self.unlisted(&path, error))?;
+            level.passed += 1;
             if !path.is_empty() {
                 path.push(b'/');
             }
@@ -279,7 +297,7 @@ impl<'a> Checker<'a> {
                     drop(entered);
                     self.fail(&path, Errno::NAMETOOLONG);
                 }
-                Ok(Some(entered)) => match self.list(entered, &path) {
+                Ok(Some(entered)) => match self.list(entered, &path, levels.last()) {
                     Ok(level) => levels.push(level),
                     Err(fault) => self.fail(&path, fault.errno().unwrap_or(Errno::IO)),
                 },
@@ -300,16 +318,20 @@ impl<'a> Checker<'a> {
         CheckError::Directory(fault.into_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str()))
     }
 
-    fn list(&self, directory: OwnedFd, path: &[u8]) -> Result<Level, Fault> {
+    /// `above`: the directory that it is in, of which it was the last entry that was passed.
+    fn list(&self, directory: OwnedFd, path: &[u8], above: Option<&Level>) -> Result<Level, Fault> {
         let mut names = Names::default();
-        for_each(&directory, |name| {
+        for_each_of_kind(&directory, |name, kind| {
             if name.count_bytes() > NAME_BYTES_MAX {
                 return Err(Errno::NAMETOOLONG.into());
             }
-            names.push(FileType::Unknown, name)
+            names.push(kind, name)
         })?;
         names.sort()?;
-        Ok(Level { directory, names, path_bytes: path.len() })
+        let handed =
+            above.map(|above| HandedOut::of_entered(&above.handed_out, above.passed - 1, &names, ENTRIES_OF_DIRECTORY));
+        let (directory, handed_out) = (Arc::new(directory), handed.unwrap_or_default());
+        Ok(Level { directory, names, passed: 0, handed_out, path_bytes: path.len() })
     }
 
     /// Compares an entry, or has its contents read. A directory is returned, to be walked.
@@ -320,6 +342,7 @@ impl<'a> Checker<'a> {
         entry: Entry,
         jobs: &Sender<Job<Expected>>,
     ) -> Result<Option<OwnedFd>, Errno> {
+        let pace = self.ahead.as_ref().map(|ahead| (ahead, Pace::begin()));
         let stat = statat(&level.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let mut aspects = aspects(&entry, &stat);
         if aspects.first() == Some(&Aspect::Type) {
@@ -345,6 +368,10 @@ impl<'a> Checker<'a> {
                 // Another one may have taken its place.
                 if crate::fs::identity(&fstat(&file)?) != crate::fs::identity(&stat) {
                     return Err(Errno::STALE);
+                }
+                // Before it waits for those that read.
+                if let Some((ahead, mut pace)) = pace {
+                    ahead.passed(&mut pace);
                 }
                 let expected = Expected { path: entry.path, size, digest, aspects };
                 contents::read(jobs, file, size, self.medium, expected);

@@ -15,6 +15,7 @@ use memmap2::MmapMut;
 use rustix::fs::{Advice, OFlags, fadvise, fdatasync};
 use rustix::io::{Errno, pread};
 
+use super::ahead::{Ahead, Pace};
 use super::manifest::digest::RangeDigest;
 use crate::fs::direct::{ALIGNMENT, reopen};
 use crate::fs::read_up_to;
@@ -88,8 +89,10 @@ pub(super) fn read<T>(jobs: &Sender<Job<T>>, file: OwnedFd, size: u64, medium: M
 
 /// Reads and hashes until nobody gives more to do. `done` is called with what each file was read for, the file, and its
 /// digest or why there is none; once `is_stopped`, it is not.
+/// `ahead` is told of waits for a disk.
 pub(super) fn work<T>(
     queue: &Receiver<Job<T>>,
+    ahead: Option<&Ahead>,
     is_stopped: impl Fn() -> bool,
     done: impl Fn(T, &OwnedFd, Result<Hash, Errno>),
 ) {
@@ -98,10 +101,14 @@ pub(super) fn work<T>(
         if is_stopped() || !contents.is_wanted() {
             continue;
         }
+        let pace = ahead.map(|ahead| (ahead, Pace::begin()));
         let outcome = match &mut buffer {
             Ok(buffer) => contents.take(buffer, at),
             Err(_) => Err(Errno::NOMEM),
         };
+        if let Some((ahead, mut pace)) = pace {
+            ahead.went_on(&mut pace);
+        }
         if let Some(outcome) = outcome.transpose()
             && let Some(purpose) = contents.purpose().take()
         {

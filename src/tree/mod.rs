@@ -1,5 +1,6 @@
 //! Trees: the walk over one that is sent, the sink of one that is received, and both joined for copies within a host.
 
+mod ahead;
 pub mod check;
 mod contents;
 pub mod count;

@@ -57,6 +57,7 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
+use super::ahead::Ahead;
 use super::digest_cache::DigestCache;
 use super::entries::EntryStream;
 use super::first::First;
@@ -65,6 +66,7 @@ use super::owners::Owners;
 use super::patterns::Patterns;
 use super::progress::Progress;
 use super::stats::Stats;
+use super::walk::INLINE_BYTES_MAX;
 use super::{Fault, SOURCE_IS_EMPTY, stops_everything};
 use crate::fs::direct::write::Writes;
 use crate::fs::partial::{self, Blocked};
@@ -179,6 +181,8 @@ struct Shared {
     /// The sender has kept to the protocol: what it has sent may be resumed.
     is_trusted: AtomicBool,
     can_link_nameless: AtomicBool,
+    /// Reads what is there and is compared, where that is cold.
+    ahead: Ahead,
     cache: Option<Arc<DigestCache>>,
     writes: Writes,
     files: AtomicU64,
@@ -386,6 +390,7 @@ impl TreeSink {
             setter: Setter::new(is_local),
             umask: if options.mode { 0 } else { crate::fs::umask() },
             writes: Writes::new(None),
+            ahead: Ahead::new(INLINE_BYTES_MAX, options.xattrs),
             options,
             names,
             block_bytes: if block_bytes == 0 { BLOCK_BYTES } else { block_bytes },

@@ -24,7 +24,6 @@ use rd_proto::tree::{DEPTH_MAX, Metadata, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
-use self::ahead::Ahead;
 use self::follow::Treatment;
 use self::held::Held;
 use self::links::Links;
@@ -34,6 +33,7 @@ use self::place::{Entered, Entry, Layer, Level, Place};
 use self::selected::Selected;
 pub use self::sent::Sent;
 use self::sent::size_of;
+use super::ahead::{Ahead, Pace};
 use super::digest_cache::DigestCache;
 use super::metadata::Reader;
 use super::names::Names;
@@ -150,6 +150,7 @@ pub struct Walk {
     wanted: VecDeque<WantedFile>,
     settled: usize,
     ahead: Ahead,
+    pace: Pace,
 }
 
 /// What has come since the walk went on last.
@@ -234,7 +235,15 @@ impl Walk {
             cache,
         };
         let ahead = Ahead::new(recorder.inline_bytes_max, recorder.options.xattrs);
-        Ok(Self { place, recorder, finished: VecDeque::new(), wanted: VecDeque::new(), settled: 0, ahead })
+        Ok(Self {
+            place,
+            recorder,
+            finished: VecDeque::new(),
+            wanted: VecDeque::new(),
+            settled: 0,
+            ahead,
+            pace: Pace::begin(),
+        })
     }
 
     /// `--digest-cache`.
@@ -252,8 +261,8 @@ impl Walk {
     pub fn fill(&mut self, target: &mut [u8], bytes: usize, come: Come, cancelled: &AtomicBool) -> Filled {
         let Come { finished, answered, room, unjudged } = come;
         self.finished.extend(finished);
-        self.ahead.resume();
-        answered.wanted.iter().for_each(|wanted| self.ahead.look_at_wanted(wanted));
+        self.pace = Pace::begin();
+        answered.wanted.iter().for_each(|wanted| self.look_at_wanted(wanted));
         self.wanted.extend(answered.wanted);
         self.recorder.room = room;
         for inode in answered.settled {
@@ -305,7 +314,7 @@ impl Walk {
             let (rest, is_whole) = (&mut target[*length..], *length == 0);
             let step =
                 if self.wanted.is_empty() { self.step(rest, is_whole) } else { self.send_wanted(rest, is_whole) };
-            self.ahead.passed();
+            self.ahead.passed(&mut self.pace);
             let is_settled = unjudged == 0 && self.recorder.listed.is_empty();
             self.recorder.tell_lost_links();
             match step {
@@ -341,7 +350,7 @@ impl Walk {
             self.place.levels.pop();
             return Step::Wrote(start + count);
         };
-        self.ahead.look(&self.place, &self.recorder);
+        self.look_ahead();
         // In front of what comes in them.
         let (start, count, are_all) = self.place.write_held(target);
         if !are_all && !is_whole {

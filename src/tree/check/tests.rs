@@ -156,3 +156,40 @@ fn a_link_leads_nowhere() {
     let (_, findings) = checked(&manifest, top.path(), Medium::Cache);
     assert!(findings.contains(&"type sub".to_owned()) && findings.contains(&"missing sub/f1".to_owned()));
 }
+
+/// What differs in size is not compared: so it is read ahead or not at all.
+#[test]
+fn what_comes_next_is_read_ahead_where_it_is_cold() {
+    use super::super::ahead::cold::{are_cached_soon, is_cached, tree};
+    let top = tree(3, 70);
+    let mut all = entries(top.path());
+    for entry in &mut all {
+        if let Kind::File { size, .. } = &mut entry.kind {
+            *size += 1;
+        }
+    }
+    // They have been read for that.
+    for directory in fs::read_dir(top.path()).expect("it") {
+        for file in fs::read_dir(directory.expect("it").path()).expect("it") {
+            let file = fs::File::open(file.expect("it").path()).expect("open");
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("evicted");
+        }
+    }
+    let (manifest, stop) = (written(&all), AtomicBool::new(false));
+    for (medium, is_cold) in [(Medium::Disk, true), (Medium::Cache, false), (Medium::Cache, true)] {
+        let checker = Checker::new(top.path(), medium, &stop, &|_| {});
+        if let Some(ahead) = checker.ahead.as_ref().filter(|_| is_cold) {
+            ahead.stay_on();
+        }
+        let directory = openat(CWD, top.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
+        let (jobs, _queue) = bounded(1);
+        checker.walk(&manifest[..], directory, &jobs).expect("walked");
+        assert_eq!(checker.differing.load(Relaxed), 3 * 70);
+        match &checker.ahead {
+            // But for the first, which is come to at once.
+            Some(_) if is_cold => are_cached_soon(top.path(), (1..210).map(|at| (at / 70, at % 70))),
+            Some(ahead) => assert!(!ahead.has_begun(), "a directory in memory is read by one thread"),
+            None => assert!(!is_cached(top.path(), 1, 0)),
+        }
+    }
+}

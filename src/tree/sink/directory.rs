@@ -34,7 +34,7 @@ pub(super) const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OF
 /// gets its metadata: not earlier, since each new entry changes its time, and since its mode may forbid new entries.
 /// So directories need no list of their own, and as many are open as the tree is deep and files are waiting.
 pub(super) struct OpenDirectory {
-    pub fd: OwnedFd,
+    pub fd: Arc<OwnedFd>,
     place: Arc<Place>,
     pub shared: Arc<Shared>,
     /// Entries made here get ACLs from it.
@@ -280,7 +280,7 @@ impl OpenDirectory {
         let (alternates, moves) = (Vec::new(), None);
         let (extraneous, is_incomplete) = (None, AtomicBool::new(false));
         Self {
-            fd,
+            fd: Arc::new(fd),
             place,
             shared,
             gives_acl,

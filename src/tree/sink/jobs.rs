@@ -1,5 +1,6 @@
 //! What the sink's threads are given to do.
 
+use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
@@ -85,7 +86,28 @@ impl Batch {
         self.listed.1 > 0
     }
 
+    /// Has what is there read, of files that are listed: else each thread would wait for one after the other.
+    fn look_ahead(&self, shared: &Shared, chunk: &[u8]) {
+        let options = &shared.options;
+        // What the cache of digests has is not read. To look at inodes costs more than it gains where nothing else is wanted.
+        let are_read = (options.checksum || !options.sync) && !options.ignore_existing && shared.cache.is_none();
+        if !are_read || !self.has_listed() || !shared.ahead.is_on() {
+            return;
+        }
+        let directories = self.runs.iter().flat_map(|(directory, count)| std::iter::repeat_n(directory, *count));
+        for (record, directory) in self.records(chunk).zip(directories) {
+            if let Record::Listed { name, .. } = record
+                && !directory.is_fresh
+                && let Ok(name) = CString::new(directory.final_name(name))
+                && !shared.ahead.look_at(&directory.fd, &name, true)
+            {
+                return;
+            }
+        }
+    }
+
     fn make(self, shared: &Shared, chunk: &[u8]) {
+        self.look_ahead(shared, chunk);
         let mut offsets = self.offsets.into_iter();
         let (first, mut verdicts) = (self.listed.0, Vec::new());
         for (directory, count) in self.runs {
@@ -129,5 +151,56 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
         if *pending == 0 {
             shared.drained.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use rd_proto::tree::Metadata;
+
+    use super::*;
+    use crate::options::TreeOptions;
+    use crate::tree::ahead::cold::{FILE_BYTES, are_cached_soon, is_cached, tree};
+    use crate::tree::sink::TreeSink;
+
+    /// A sink over a tree of which files of another size are listed: those are not compared.
+    fn listed(top: &std::path::Path, options: TreeOptions, is_cold: bool, files: usize) -> TreeSink {
+        let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("a sink");
+        if is_cold {
+            sink.shared.ahead.stay_on();
+        }
+        let names: Vec<String> = (0..files).map(|file| format!("f{file:02}")).collect();
+        let mut records =
+            vec![Record::Directory { name: b"d00", metadata: Metadata { mode: 0o755, ..Metadata::ZERO } }];
+        records.extend(names.iter().map(|name| {
+            let (name, metadata) = (name.as_bytes(), Metadata { mode: 0o644, ..Metadata::ZERO });
+            Record::Listed { name, metadata, size: FILE_BYTES + 1 }
+        }));
+        let mut chunk = Vec::new();
+        for record in records {
+            let at = chunk.len();
+            chunk.resize(at + record.encoded_bytes(), 0);
+            record.encode(&mut chunk[at..]).expect("as long as it says");
+        }
+        sink.push(0, 0, Arc::new(chunk)).expect("records");
+        sink
+    }
+
+    #[test]
+    fn what_is_there_and_cold_is_read_ahead_where_contents_are_compared() {
+        let top = tree(1, 60);
+        let sync = || TreeOptions { sync: true, ..TreeOptions::default() };
+        for (options, is_cold) in [(TreeOptions { checksum: true, ..sync() }, false), (sync(), true)] {
+            let sink = listed(top.path(), options, is_cold, 60);
+            thread::sleep(Duration::from_millis(100));
+            assert!(!sink.shared.ahead.has_begun());
+            assert!((0..60).all(|file| !is_cached(top.path(), 0, file)), "nothing is read");
+        }
+        let sink = listed(top.path(), TreeOptions { checksum: true, ..sync() }, true, 60);
+        are_cached_soon(top.path(), (0..60).map(|file| (0, file)));
+        drop(sink);
     }
 }

@@ -22,6 +22,7 @@ use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash_range, identity};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
+use crate::tree::ahead::Pace;
 use crate::tree::contents::Medium;
 use crate::tree::entries::Effect;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
@@ -240,11 +241,13 @@ fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -
     if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, old)) {
         return Verdict::Digest(digest);
     }
-    let began = SystemTime::now();
+    let (began, mut pace) = (SystemTime::now(), Pace::begin());
     let opened = open_regular(directory.fd.as_fd(), name).filter(|(_, stat)| identity(stat) == identity(old));
     let Some((file, stat)) = opened else { return Verdict::Wanted };
     let size = stat.st_size as u64;
     let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
+    // For the disk alone: elsewhere threads wait for each other.
+    shared.ahead.passed(&mut pace);
     let is_unchanged = || described(&file).is_ok_and(|now| change(&stat, &now).is_none());
     if let (Some(cache), Ok(digest)) = (cache, digest)
         && is_unchanged()

@@ -157,7 +157,9 @@ impl Manifest {
             let (shared, queue) = (Arc::clone(shared), queue.clone());
             let read = move || {
                 let is_stopped = || shared.is_stopped.load(Acquire);
-                contents::work(&queue, is_stopped, |unread, file, found| shared.take_contents(unread, file, found));
+                contents::work(&queue, None, is_stopped, |unread, file, found| {
+                    shared.take_contents(unread, file, found)
+                });
             };
             match std::thread::Builder::new().name("tree-read".to_owned()).stack_size(STACK_BYTES).spawn(read) {
                 Ok(thread) => threads.push(thread),

@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{AtFlags, CWD, FileType, statat};
 use rustix::io::Errno;
 
-use super::ahead::HandedOut;
 use super::held::Held;
 use super::listed::Home;
 use super::selected::{Scope, Selected, Way};
 use crate::tree::Fault;
+use crate::tree::ahead::HandedOut;
 use crate::tree::names::Names;
 
 /// Where a walk is.

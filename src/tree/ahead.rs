@@ -1,0 +1,388 @@
+//! Reading ahead where a tree is cold: what comes next is opened, and brought into the page cache, by threads of their own,
+//! since a disk or a file server does many of such requests in the time of one. A walk does so with what it sends, a sink with
+//! what is there already, and a check with what it compares.
+//!
+//! No more than a hint. It changes nothing of what is done, and what fails here is met, and reported, by who comes to it. It
+//! begins once somebody has waited for an entry, and ends when nobody has for [`WARM_AFTER`] entries: a tree in memory is
+//! read as without it. Threads, not an io_uring: to open a file of which nothing is in memory the kernel gives such a request to
+//! a thread as well.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, Sender, TrySendError, WeakSender};
+use rustix::fs::{Advice, AtFlags, FileType, OFlags, RawDir, fadvise, flistxattr, fstat, statat};
+use rustix::io::Errno;
+
+use super::names::Names;
+use crate::fs::open_quietly;
+use crate::fs::waits::{ThreadWaits, waits_of_thread};
+
+/// Requests that wait for a device at once; more are on their way, as reading is not waited for.
+const THREADS: usize = 16;
+const STACK_BYTES: usize = 128 << 10;
+
+/// How far ahead entries of a directory are looked at: with files of the largest size that travels in a record they take
+/// 32 MiB of the page cache.
+const ENTRIES_AHEAD: usize = 256;
+
+/// Directories next to come that are entered, and so many of the first entries of each; none of one with more names.
+pub(super) const DIRECTORIES_AHEAD: usize = 8;
+pub(super) const ENTRIES_OF_DIRECTORY: usize = 64;
+const NAMES_MAX: usize = 1024;
+const LISTING_BYTES: usize = 32 << 10;
+
+/// What has been handed out and not begun.
+const JOBS_MAX: usize = 2 * (ENTRIES_AHEAD + DIRECTORIES_AHEAD * ENTRIES_OF_DIRECTORY);
+
+/// No entry in memory takes as long, unless another thread has the processor: then it is asked whether a disk was.
+const ASKED_AFTER: Duration = Duration::from_micros(30);
+
+/// Of a file server the kernel counts no reads. There a thread sleeps as long in an entry, as it may for another thread: so this has
+/// to happen more than so many times within so many entries.
+const SLOW: Duration = Duration::from_micros(100);
+const SLOW_ENTRIES: u64 = 3;
+const SLOW_AMONG: u64 = 16;
+
+/// Entries in which nobody has slept after which the tree is taken for warm.
+const WARM_AFTER: u64 = 1024;
+
+/// What reads ahead of those that come to the entries of one tree.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    shared: Arc<Shared>,
+    /// Once it has been needed.
+    jobs: OnceLock<Sender<Job>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Files of up to so many bytes are read.
+    bytes_max: u64,
+    /// Extended attributes will be asked for.
+    has_xattrs: bool,
+    /// Entries that have been passed, and the first that is not looked at ahead.
+    passed: AtomicU64,
+    until: AtomicU64,
+    /// The first entry of those among which slow ones are counted, and how many are.
+    slow_since: AtomicU64,
+    slow: AtomicU64,
+    /// There is nobody to read for.
+    is_over: AtomicBool,
+}
+
+/// When a thread had done its last entry, and what it had waited for by then.
+#[derive(Debug)]
+pub(super) struct Pace {
+    since: Instant,
+    waits: ThreadWaits,
+}
+
+/// What has been handed out of a directory.
+#[derive(Debug, Default)]
+pub(in crate::tree) struct HandedOut {
+    /// How many of its names.
+    names: usize,
+    /// Which of them are directories that have not been come to.
+    directories: VecDeque<usize>,
+}
+
+#[derive(Debug)]
+struct Job {
+    at: Arc<OwnedFd>,
+    name: CString,
+    what: What,
+    /// Contents will be read, not only looked at.
+    is_read: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    File,
+    /// With how many of its entries.
+    Directory(usize),
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Relaxed);
+    }
+}
+
+impl Pace {
+    /// The thread that calls goes on.
+    pub fn begin() -> Self {
+        Self { since: Instant::now(), waits: waits_of_thread() }
+    }
+}
+
+impl HandedOut {
+    /// That of a directory that has been entered, as the entry of this number of one from which this has been handed out, with
+    /// so many `entries` of each directory.
+    pub fn of_entered(above: &Self, number: usize, names: &Names, entries: usize) -> Self {
+        let is_seen = above.directories.contains(&number) && names.upcoming(NAMES_MAX).is_none();
+        Self { names: if is_seen { entries } else { 0 }, ..Self::default() }
+    }
+}
+
+impl Ahead {
+    /// For one who reads files of up to `bytes_max` one by one.
+    pub fn new(bytes_max: usize, has_xattrs: bool) -> Self {
+        let shared = Shared {
+            bytes_max: bytes_max as u64,
+            has_xattrs,
+            passed: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            slow_since: AtomicU64::new(0),
+            slow: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), jobs: OnceLock::new() }
+    }
+
+    /// Whether what comes next is to be handed out.
+    pub fn is_on(&self) -> bool {
+        self.shared.passed.load(Relaxed) < self.shared.until.load(Relaxed) && !self.shared.is_over.load(Relaxed)
+    }
+
+    /// The calling thread is done with an entry.
+    pub fn passed(&self, pace: &mut Pace) {
+        self.shared.passed.fetch_add(1, Relaxed);
+        self.went_on(pace);
+    }
+
+    /// The calling thread has done something with one that was passed before.
+    pub fn went_on(&self, pace: &mut Pace) {
+        self.shared.went_on(pace);
+    }
+
+    /// Hands out what follows the current one of a directory's names, `passed` of which have been, but for what
+    /// `is_left_out`; of a directory among them so many `entries`. `is_read`: with their contents.
+    pub fn look(
+        &self,
+        at: &Arc<OwnedFd>,
+        (names, passed): (&Names, usize),
+        handed: &mut HandedOut,
+        (is_read, entries): (bool, usize),
+        is_left_out: impl Fn(&CStr, FileType) -> bool,
+    ) {
+        // The current one stays: when it is entered it is asked whether it was handed out.
+        while handed.directories.front().is_some_and(|&directory| directory < passed) {
+            handed.directories.pop_front();
+        }
+        handed.names = handed.names.max(passed + 1);
+        while handed.names <= passed + ENTRIES_AHEAD {
+            let Some((kind, name)) = names.upcoming(handed.names - passed) else { return };
+            let is_directory = kind == FileType::Directory;
+            let are_enough = || handed.directories.iter().filter(|&&next| next > passed).count() >= DIRECTORIES_AHEAD;
+            if is_directory && are_enough() {
+                return;
+            }
+            let is_wanted = is_directory || kind == FileType::RegularFile;
+            if is_wanted && !is_left_out(name, kind) {
+                let what = if is_directory { What::Directory(entries) } else { What::File };
+                if !self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), what, is_read }) {
+                    return;
+                }
+            }
+            if is_directory {
+                let index = handed.names;
+                handed.directories.push_back(index);
+            }
+            handed.names += 1;
+        }
+    }
+
+    /// Hands out a file; false if there are as many as can be.
+    pub fn look_at(&self, at: &Arc<OwnedFd>, name: &CStr, is_read: bool) -> bool {
+        self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), what: What::File, is_read })
+    }
+
+    fn hand_out(&self, job: Job) -> bool {
+        match self.jobs.get_or_init(|| begin(&self.shared)).try_send(job) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => false,
+            // No thread could be started.
+            Err(TrySendError::Disconnected(_)) => {
+                self.shared.is_over.store(true, Relaxed);
+                false
+            }
+        }
+    }
+
+    /// From here on somebody has just slept.
+    #[cfg(test)]
+    pub fn stay_on(&self) {
+        self.shared.until.store(u64::MAX, Relaxed);
+    }
+
+    /// Whether anything has been handed out.
+    #[cfg(test)]
+    pub fn has_begun(&self) -> bool {
+        self.jobs.get().is_some()
+    }
+}
+
+fn begin(shared: &Arc<Shared>) -> Sender<Job> {
+    let (sender, receiver) = flume::bounded(JOBS_MAX);
+    for _ in 0..THREADS {
+        let (shared, receiver, sender) = (Arc::clone(shared), receiver.clone(), sender.downgrade());
+        let thread = thread::Builder::new().name("ahead".to_owned()).stack_size(STACK_BYTES);
+        if thread.spawn(move || work(&shared, &receiver, &sender)).is_err() {
+            break;
+        }
+    }
+    sender
+}
+
+fn work(shared: &Shared, jobs: &Receiver<Job>, sender: &WeakSender<Job>) {
+    while let Ok(job) = jobs.recv() {
+        if shared.is_over.load(Relaxed) {
+            return;
+        }
+        let mut pace = Pace::begin();
+        match job.what {
+            // Whatever fails, others will meet.
+            What::File if job.is_read => drop(job.read(shared)),
+            What::File => drop(statat(&job.at, &job.name, AtFlags::SYMLINK_NOFOLLOW)),
+            What::Directory(entries) => drop(job.list(entries, sender)),
+        }
+        shared.went_on(&mut pace);
+    }
+}
+
+impl Shared {
+    fn went_on(&self, pace: &mut Pace) {
+        let now = Instant::now();
+        let took = now.duration_since(pace.since);
+        if took > ASKED_AFTER {
+            let waits = waits_of_thread();
+            let has_slept = took > SLOW && waits.slept > pace.waits.slept;
+            if waits.blocks > pace.waits.blocks || has_slept && self.is_often_slow() {
+                self.is_cold();
+            }
+            pace.waits = waits;
+        }
+        pace.since = now;
+    }
+
+    /// One more entry was slow. Whether several are, not to the number when others count as well.
+    fn is_often_slow(&self) -> bool {
+        let passed = self.passed.load(Relaxed);
+        if passed.saturating_sub(self.slow_since.load(Relaxed)) > SLOW_AMONG {
+            self.slow_since.store(passed, Relaxed);
+            self.slow.store(0, Relaxed);
+        }
+        self.slow.fetch_add(1, Relaxed) >= SLOW_ENTRIES
+    }
+
+    /// Somebody had to wait for an entry.
+    fn is_cold(&self) {
+        self.until.fetch_max(self.passed.load(Relaxed) + WARM_AFTER, Relaxed);
+    }
+}
+
+impl Job {
+    fn open(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        // Nothing is waited for, nor read of what has been put in its place.
+        let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        open_quietly(&self.at, &*self.name, flags)
+    }
+
+    fn read(&self, shared: &Shared) -> Result<(), Errno> {
+        let file = self.open(OFlags::empty())?;
+        let stat = fstat(&file)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && size <= shared.bytes_max {
+            fadvise(&file, 0, size.try_into().ok(), Advice::WillNeed)?;
+        }
+        if shared.has_xattrs {
+            flistxattr(&file, &mut [0; 0][..])?;
+        }
+        Ok(())
+    }
+
+    /// Reads the directory, and hands out the first of its entries in the order of the walk.
+    fn list(&self, entries: usize, sender: &WeakSender<Self>) -> Result<(), Errno> {
+        let directory = Arc::new(self.open(OFlags::DIRECTORY)?);
+        let mut names: Vec<(CString, FileType)> = Vec::new();
+        let mut listing = Vec::with_capacity(LISTING_BYTES);
+        let mut found = RawDir::new(directory.as_fd(), listing.spare_capacity_mut());
+        while let Some(entry) = found.next() {
+            let entry = entry?;
+            let name: &CStr = entry.file_name();
+            if name != c"." && name != c".." {
+                names.push((name.to_owned(), entry.file_type()));
+            }
+            if names.len() > NAMES_MAX {
+                return Ok(());
+            }
+        }
+        names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        let Some(sender) = sender.upgrade() else { return Ok(()) };
+        for (name, _) in names.into_iter().take(entries).filter(|(_, kind)| *kind == FileType::RegularFile) {
+            let job = Self { at: Arc::clone(&directory), name, what: What::File, is_read: self.is_read };
+            if sender.try_send(job).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Trees that are cold, for tests.
+#[cfg(test)]
+pub(super) mod cold {
+    use std::fs::{self, File};
+    use std::path::{Path, PathBuf};
+
+    use rustix::fs::syncfs;
+
+    use super::*;
+    use crate::fs::direct::cached_pages;
+
+    /// What each file has.
+    pub const FILE_BYTES: u64 = 5000;
+
+    /// A tree on the disk of which nothing is in the page cache.
+    pub fn tree(directories: usize, files: usize) -> tempfile::TempDir {
+        let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+        let top = tempfile::tempdir_in(beside).expect("a directory");
+        for directory in 0..directories {
+            fs::create_dir(top.path().join(format!("d{directory:02}"))).expect("made");
+            for file in 0..files {
+                fs::write(path(top.path(), directory, file), [7; FILE_BYTES as usize]).expect("written");
+            }
+        }
+        syncfs(File::open(top.path()).expect("open")).expect("on the disk");
+        for at in 0..directories * files {
+            let file = File::open(path(top.path(), at / files, at % files)).expect("open");
+            fadvise(&file, 0, None, Advice::DontNeed).expect("evicted");
+        }
+        top
+    }
+
+    fn path(top: &Path, directory: usize, file: usize) -> PathBuf {
+        top.join(format!("d{directory:02}/f{file:02}"))
+    }
+
+    pub fn is_cached(top: &Path, directory: usize, file: usize) -> bool {
+        cached_pages(File::open(path(top, directory, file)).expect("open"), 0, FILE_BYTES).expect("told") > 0
+    }
+
+    pub fn are_cached_soon(top: &Path, files: impl Iterator<Item = (usize, usize)>) {
+        let until = Instant::now() + Duration::from_secs(20);
+        for (directory, file) in files {
+            while !is_cached(top, directory, file) {
+                assert!(Instant::now() < until, "{} is not read", path(top, directory, file).display());
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}

@@ -418,6 +418,15 @@ pub struct TreeOptions {
     #[arg(long, requires = "deletes")]
     #[n(26)]
     pub force_empty: bool,
+    /// Remove files, links and all else that is no directory from SRC, once the receiver has answered for the whole copy and has
+    /// failed with nothing, also what was there already; what has changed meanwhile stays, and is named
+    #[arg(
+        long,
+        requires = "sync",
+        conflicts_with_all = ["deletes", "existing", "ignore_existing", "copy_links", "copy_dirlinks", "copy_unsafe_links"]
+    )]
+    #[n(69)]
+    pub remove_source_files: bool,
     /// Make nothing that is not there; only bring up to date what is
     #[arg(long, requires = "sync")]
     #[n(27)]
@@ -503,6 +512,7 @@ impl Default for TreeOptions {
             delete_excluded: false,
             max_delete: None,
             force_empty: false,
+            remove_source_files: false,
             existing: false,
             ignore_existing: false,
             update: false,

@@ -501,7 +501,8 @@ impl Run {
             self.work(prepared, chunk_bytes).map_err(NoWork::from)
         };
         match session.run(first, make_work) {
-            Ok(ended) => {
+            Ok(mut ended) => {
+                tree::remove_spent(&mut ended.summary, &self.emit);
                 tree::tell_failed(&ended.summary, &self.emit);
                 let mut report = report(&ended, &lanes.lock().expect("no panic with it locked"));
                 if ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed) && !self.is_writing_on() {

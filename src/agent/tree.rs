@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use flume::Sender;
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
+use rd_proto::session::Outcome;
 
 use super::place;
 use crate::control::frames::{
@@ -150,6 +151,23 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
     }
 }
 
+/// `--remove-source-files`: removes what has been sent, if the receiver has answered for all, and has failed with nothing.
+pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
+    let (Some(spent), Some(sent)) = (summary.spent.take(), &mut summary.sent_tree) else { return };
+    if summary.outcome != Outcome::Done {
+        return;
+    }
+    // Which they are is not known here.
+    let unmade = summary.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.failed);
+    if unmade > 0 {
+        emit(Message::Say("nothing is removed from SRC, since not all of it has come to DST".to_owned()));
+        return;
+    }
+    let removed = spent.remove();
+    sent.failed += removed.failed;
+    sent.failures.extend(removed.failures);
+}
+
 /// Names the entries of a tree that this end has failed with.
 pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
     let sent = summary.sent_tree.iter().flat_map(|sent| sent.failures.iter().map(Fault::unreadable));
@@ -197,6 +215,9 @@ impl LocalCopy {
         let start = Instant::now();
         let mut summary = Summary::default();
         let fault = self.join(emit, &mut summary).err();
+        if fault.is_none() {
+            remove_spent(&mut summary, emit);
+        }
         tell_failed(&summary, emit);
         let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
         add_to(&mut report, &summary);
@@ -236,6 +257,7 @@ impl LocalCopy {
         };
         let copied = local::copy(&source, &mut sink, stop, tick);
         summary.sent_tree = Some(source.sent());
+        summary.spent = source.take_spent().map(Arc::new);
         match copied {
             Ok(received) => summary.received_tree = Some(received),
             Err(_) if stop.load(Ordering::Relaxed) => {

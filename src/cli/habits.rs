@@ -248,10 +248,6 @@ const WORDS: &[(&str, Here)] = &[
     ("--delete-missing-args", Here::Refused("name the directory that they were in, with --delete")),
     ("--ignore-missing-args", Here::Refused("what is missing is named, and the others are copied; exit code 8 tells")),
     ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
-    (
-        "--remove-source-files",
-        Here::Refused("rdcp deletes nothing at SRC; after exit code 0, which says that all was copied, rm does"),
-    ),
     ("--compress-level=", Here::Refused(COMPRESSES)),
     ("--compress-choice=", Here::Refused(COMPRESSES)),
     ("--zl=", Here::Refused(COMPRESSES)),

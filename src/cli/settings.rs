@@ -41,7 +41,7 @@ const VARIABLES: [(&str, &str, Option<&str>); 2] = [("RDCP_RSH", "rsh", None), (
 const REFUSED: [(&str, &[&str]); 4] = [
     (
         "what deletes is asked for on the command line, each time",
-        &["delete", "delete-after", "delete-excluded", "force-empty"],
+        &["delete", "delete-after", "delete-excluded", "force-empty", "remove-source-files"],
     ),
     ("writing into files that are there is asked for on the command line, each time", &["in-place", "append-verify"]),
     (

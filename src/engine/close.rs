@@ -1,5 +1,6 @@
 //! The end of a session.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,7 @@ impl Engine {
             // What the walk has read is counted there alone.
             self.summary.read.cached_bytes = sent.bytes.saturating_sub(self.summary.read.direct_bytes);
             self.summary.sent_tree = Some(sent);
+            self.summary.spent = tree.take_spent().map(Arc::new);
             tree.cancel();
         }
         let mut discarding = None;

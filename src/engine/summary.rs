@@ -1,5 +1,6 @@
 //! What is seen of a session while it runs, and at its end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rd_proto::handshake::LaneId;
@@ -10,7 +11,7 @@ use super::logged::Detail;
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
-use crate::tree::walk::Sent;
+use crate::tree::walk::{Sent, Spent};
 
 /// Sees what happens during a session, from its loop; must not block.
 pub trait Observer: Send {
@@ -109,6 +110,8 @@ pub struct Summary {
     pub written: Written,
     /// What was read of a tree.
     pub sent_tree: Option<Sent>,
+    /// What of it is to be removed now that it is at the other end, with `--remove-source-files`.
+    pub spent: Option<Arc<Spent>>,
     /// What became of a tree that was received.
     pub received_tree: Option<TreeReport>,
     /// It is not what it must be.

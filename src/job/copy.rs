@@ -398,6 +398,9 @@ impl<'a> Copy<'a> {
         let failed = self.failed.saturating_add(self.left_out);
         let count = entries(failed);
         let message = match (self.arrived, failed) {
+            (1.., _) if self.plan.tree.remove_source_files => {
+                format!("not copied in full, or still at SRC: {count}; the others are there")
+            }
             (0, _) => format!("nothing was copied: {count} failed"),
             (_, 1) => format!("{count} was not copied in full; the others are there"),
             _ => format!("{count} were not copied in full; the others are there"),
@@ -485,6 +488,7 @@ impl<'a> Copy<'a> {
     fn outcomes(&mut self, at: usize, told_by: Side) -> Result<Outcomes, Failure> {
         (self.hop, self.told_by, self.named) = (Some(at), told_by, [0; 2]);
         self.job.hops[at].root = self.root.take();
+        self.job.hops[at].removes = self.plan.tree.remove_source_files;
         while let Some(update) = self.job.next_of(at) {
             self.heed(update)?;
         }

@@ -81,6 +81,8 @@ pub(crate) struct Hop {
     pub(crate) ended_since: Option<Instant>,
     /// The end that it came from.
     ended_first: Option<Side>,
+    /// Its sending end removes what it has sent before it tells how it ended.
+    pub(crate) removes: bool,
     /// The name of its only source, which is in front of all paths that its ends tell; empty for that source's contents.
     pub(crate) root: Option<Vec<u8>>,
     /// Messages of entries of each end that have not been taken.
@@ -141,6 +143,7 @@ impl Hop {
             is_stopping: false,
             ended_since: None,
             ended_first: None,
+            removes: false,
             root: None,
             untaken: [0; 2],
         }

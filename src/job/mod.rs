@@ -511,7 +511,8 @@ impl Job {
         // not told it.
         let is_ours_missing = missing.any(|side| hop.host(*side) == HERE);
         let has_failed = hop.reports.iter().flatten().any(|report| report.fault.is_some());
-        since.elapsed() > SECOND_MAX && (!is_ours_missing || has_failed)
+        let is_removing = hop.removes && hop.report(Side::From).is_none();
+        since.elapsed() > SECOND_MAX && (!is_ours_missing && !is_removing || has_failed)
     }
 
     /// The answer of a host to a question, while nothing else goes on but others that arrive, or do not.

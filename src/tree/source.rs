@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use super::digest_cache::{DigestCache, OfBlocks};
 use super::progress::{Amount, Progress};
 use super::root::Root;
-use super::walk::{Come, Finished, LargeFile, Listed, Sent, Walk, WalkState};
+use super::walk::{Come, Finished, LargeFile, Listed, Sent, Spent, Walk, WalkState};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
 use crate::fs::source::{Part, check_unchanged};
@@ -388,6 +388,11 @@ impl TreeSource {
     /// What has been given out so far.
     pub fn sent(&self) -> Sent {
         self.shared().sent.clone()
+    }
+
+    /// With `--remove-source-files`, once all has been given out: what was sent, to be removed when the receiver has answered.
+    pub fn take_spent(&self) -> Option<Spent> {
+        self.shared().walk.as_mut()?.take_spent()
     }
 
     /// Ends all of it early: [`TreeSource::next`] returns `None`, to those that wait in it and from now on.

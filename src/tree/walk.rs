@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::{DEPTH_MAX, Metadata, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record, Special, is_name};
+use rd_proto::tree::{DEPTH_MAX, Metadata, PATH_BYTES_MAX, Record, Special, is_name};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
@@ -33,6 +33,8 @@ use self::place::{Entered, Entry, Layer, Level, Place};
 use self::selected::Selected;
 pub use self::sent::Sent;
 use self::sent::size_of;
+use self::spent::{Log, Was, Whereabouts};
+pub use self::spent::{Removed, Spent};
 use super::ahead::{Ahead, Pace};
 use super::digest_cache::DigestCache;
 use super::metadata::Reader;
@@ -43,7 +45,7 @@ use super::stats;
 use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
 use crate::fs::metadata::Object;
-use crate::fs::{Identity, described, identity, io_fact, is_temporary_name, plain_fact};
+use crate::fs::{Identity, described, identity, io_fact, is_temporary_name, plain_fact, std_fact};
 use crate::options::TreeOptions;
 
 #[cfg(test)]
@@ -60,6 +62,7 @@ mod listed;
 pub(super) mod place;
 mod selected;
 mod sent;
+mod spent;
 
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
@@ -212,6 +215,7 @@ impl Walk {
         let (cache, without) = DigestCache::asked(&options);
         let mut sent = Sent::default();
         sent.without.extend(without);
+        let spent = Log::asked(&options).map_err(|error| std_fact(std::env::temp_dir().as_os_str(), &error))?;
         let reader = Reader::new(&options).map_err(|reason| plain_fact(OsStr::new("--chmod"), reason))?;
         let recorder = Recorder {
             options,
@@ -233,6 +237,7 @@ impl Walk {
             room: 0,
             unsettled: HashSet::new(),
             cache,
+            spent,
         };
         let ahead = Ahead::new(recorder.inline_bytes_max, recorder.options.xattrs);
         Ok(Self {
@@ -271,6 +276,11 @@ impl Walk {
         for inode in answered.left {
             self.recorder.unsettled.remove(&inode);
             self.recorder.links.forget(inode);
+        }
+        for file in answered.spent {
+            if let Some(seen) = file.seen {
+                self.recorder.spend(|| file.whereabouts(), seen, 0);
+            }
         }
         for number in answered.fresh {
             // One that has been left meanwhile needs it no more.
@@ -469,6 +479,8 @@ struct Open {
     inode: Option<Identity>,
     /// Names that refer to it and that have been sent.
     names: u64,
+    /// What is to be removed if all of it has been.
+    spent: Vec<(Whereabouts, Was)>,
 }
 
 /// Makes records of entries.
@@ -500,6 +512,8 @@ struct Recorder {
     /// Files with further names that are listed and not settled.
     unsettled: HashSet<Identity>,
     cache: Option<Arc<DigestCache>>,
+    /// `--remove-source-files`.
+    spent: Option<Log>,
 }
 
 /// An entry that was opened as a place only, and what it was then.
@@ -519,12 +533,11 @@ impl Recorder {
     /// Accounts for a large file whose end has been recorded.
     fn close(&mut self, finished: Finished) {
         let open = self.open.remove(&finished.item).expect("it was announced");
-        if let Err(fact) = finished.outcome {
-            self.fail(fact);
-            self.fail_also(open.names);
-            if let Some(inode) = open.inode {
-                self.links.forget(inode);
-            }
+        let Err(fact) = finished.outcome else { return self.spend_all(open.spent) };
+        self.fail(fact);
+        self.fail_also(open.names);
+        if let Some(inode) = open.inode {
+            self.links.forget(inode);
         }
     }
 
@@ -701,12 +714,13 @@ impl Recorder {
         }
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
         let inode = self.inode(&stat);
-        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, &stat, target)) {
+        if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, &stat, target)) {
             return Ok(step);
         }
         let (step, item) = self.contents(entry, file, &stat, false, || place.source_path(entry), target)?;
         if matches!(step, Step::Wrote(_)) {
             self.sent.size_bytes += size_of(&stat);
+            self.spend(|| place.whereabouts(entry), Was::from(&stat), item);
         }
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
             self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
@@ -717,28 +731,6 @@ impl Recorder {
     /// What an entry that may have further names is known by.
     fn inode(&self, stat: &Stat) -> Option<Identity> {
         (self.options.hard_links && stat.st_nlink > 1).then_some(identity(stat))
-    }
-
-    /// Writes the record of a further name of what has been sent; `None` if this is its first.
-    fn further_name(&mut self, entry: &Entry<'_>, inode: Identity, stat: &Stat, target: &mut [u8]) -> Option<Step> {
-        let (first, item) = self.links.first(inode)?;
-        let waiting: u64 = self.open.values().map(|open| open.names).sum();
-        // The receiver would link to what stands there now.
-        if self.unsettled.contains(&inode) {
-            return Some(Step::AtLimit);
-        }
-        if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
-            return Some(Step::AtLimit);
-        }
-        let step = wrote(Record::HardLink { name: entry.name, first: &first }.encode(target));
-        if let Step::Wrote(_) = step {
-            if let Some(open) = self.open.get_mut(&item) {
-                open.names += 1;
-            }
-            self.links.count(inode);
-            self.sent.size_bytes += size_of(stat);
-        }
-        Some(step)
     }
 
     /// A symbolic link, a FIFO, a socket, a device.
@@ -753,7 +745,7 @@ impl Recorder {
         let is_judged = self.options.safe_links && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
         // Where links are judged by where they are, each is sent itself.
         let inode = self.inode(stat).filter(|_| !is_judged);
-        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, stat, target)) {
+        if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, stat, target)) {
             return Ok(step);
         }
         let (name, metadata) = (entry.name, self.reader.read(&self.options, Object::Path(file.as_fd()), stat)?);
@@ -774,6 +766,7 @@ impl Recorder {
         let step = wrote(record.encode(target));
         if let Step::Wrote(_) = step {
             self.sent.size_bytes += size_of(stat);
+            self.spend(|| place.whereabouts(entry), Was::from(stat), 0);
             if let Some(inode) = inode {
                 self.links.insert(inode, place.tree_path(name), stat.st_nlink - 1, 0);
             }

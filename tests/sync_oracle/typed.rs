@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
-use std::time::SystemTime;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
 
@@ -388,4 +388,83 @@ fn plant_for_lists(lab: &Lab, list: &str) {
         plant(&lab.join(name), &[("p/older", 3, 1), ("p/sub/older", 3, 1)], b'b', 9);
     }
     fs::write(lab.join("list"), list).expect("a file");
+}
+
+const WITH_REMOVAL: &[&[&str]] = &[
+    &[],
+    &["-c"],
+    &["--exclude=*.o"],
+    &["-u"],
+    &["--size-only"],
+    &["--max-size=4K"],
+    &["-m"],
+    &["--files-from=list"],
+    &["-R"],
+    &["-n"],
+    &["--backup-dir=../kept", "-b"],
+];
+
+/// What DST has by then is gone from SRC, and what it has otherwise stays, as do directories.
+#[test]
+fn what_has_come_is_removed_from_the_source_as_by_rsync() {
+    for (options, way) in WITH_REMOVAL.iter().flat_map(|options| WAYS.map(|way| (options, way))) {
+        let (theirs, ours) = (planted(options), planted(options));
+        let asked = [options, &["--remove-source-files"][..]].concat();
+        let (_, their_code) = by_rsync(&theirs, &asked, "-i");
+        let (_, code, stderr) = by_rdcp(&ours, &asked, way, &[]);
+        let what = format!("{options:?} {way:?}: {stderr}");
+        assert_eq!(code, their_code, "{what}");
+        for (their_place, place) in [("src", "src"), ("rsync", "rdcp")] {
+            let findings = differences(&found(&theirs.join(their_place)), &found(&ours.join(place)), &[]);
+            let lines: Vec<String> = findings.iter().map(Finding::shown).collect();
+            assert!(lines.is_empty(), "{place} {what}\n{}", lines.join("\n"));
+        }
+        let is_gone = !ours.join("src/small").exists();
+        assert_eq!(is_gone, !options.iter().any(|option| ["-n", "-R"].contains(option)), "{what}");
+    }
+}
+
+/// The receiver says with how many entries it has failed, not with which.
+#[test]
+fn nothing_is_removed_unless_all_has_come() {
+    for way in WAYS {
+        let lab = planted(&[]);
+        fs::create_dir_all(lab.join("rdcp/d/big/full")).expect("directories");
+        let before = found(&lab.join("src"));
+        let (_, code, stderr) = by_rdcp(&lab, &["--remove-source-files"], way, &[]);
+        assert!(code == 8 && stderr.contains("nothing is removed from SRC"), "{way:?} {code}: {stderr}");
+        let lines: Vec<String> =
+            differences(&before, &found(&lab.join("src")), &[]).iter().map(Finding::shown).collect();
+        assert!(lines.is_empty(), "{way:?}\n{}", lines.join("\n"));
+        fs::remove_dir_all(lab.join("rdcp/d/big")).expect("removed");
+        let (_, code, stderr) = by_rdcp(&lab, &["--remove-source-files"], way, &[]);
+        assert_eq!(code, 0, "{way:?}: {stderr}");
+        assert!(found(&lab.join("src")).values().all(|entry| entry.kind == "directory"), "{way:?}");
+    }
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_each_file_somewhere() {
+    const FILES: usize = 3000;
+    for (way, milliseconds) in WAYS.into_iter().flat_map(|way| [60, 120, 200, 300, 450].map(|after| (way, after))) {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("src")).expect("a directory");
+        fs::create_dir(lab.join("rdcp")).expect("a directory");
+        for file in 0..FILES {
+            fs::write(lab.join("src").join(file.to_string()), file.to_string()).expect("a file");
+        }
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--sync", "-q", "--remove-source-files"]).args(operands(&lab, &[], way));
+        let mut child = command.current_dir(lab.0.path()).stderr(Stdio::null()).spawn().expect("rdcp");
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        child.kill().expect("ours");
+        child.wait().expect("it");
+        let holds = |place: &str, file: usize| {
+            fs::read_to_string(lab.join(place).join(file.to_string())).is_ok_and(|text| text == file.to_string())
+        };
+        // Its agent may go on for a moment.
+        for file in 0..FILES {
+            assert!(holds("src", file) || holds("rdcp", file), "{way:?} {milliseconds} ms: {file}");
+        }
+    }
 }

@@ -42,7 +42,7 @@ impl Recorder {
         let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
         if let Step::Wrote(_) = step {
             self.items = item;
-            self.open.insert(item, Open { inode, names: 0 });
+            self.open.insert(item, Open { inode, names: 0, spent: Vec::new() });
             let (stat, path, bypass) = (*stat, path(), Bypass::default());
             let awaits_blocks = is_awaited || Record::awaits_have(size, is_sparse);
             self.opened.push(LargeFile { item, file, stat, path, is_sparse, awaits_blocks, bypass });

@@ -4,9 +4,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 
-use rd_proto::tree::PATH_BYTES_MAX;
+use rd_proto::tree::{OPEN_LINKS_MAX, PATH_BYTES_MAX, Record};
+use rustix::fs::Stat;
 
-use super::{LINKS_BYTES_MAX, Recorder};
+use super::place::{Entry as Present, Place};
+use super::sent::size_of;
+use super::spent::Was;
+use super::{LINKS_BYTES_MAX, Recorder, Step, wrote};
 use crate::fs::Identity;
 use crate::fs::table::Table;
 use crate::tree::Fault;
@@ -137,6 +141,36 @@ impl Links {
 }
 
 impl Recorder {
+    /// Writes the record of a further name of what has been sent; `None` if this is its first.
+    pub(super) fn further_name(
+        &mut self,
+        place: &Place,
+        entry: &Present<'_>,
+        inode: Identity,
+        stat: &Stat,
+        target: &mut [u8],
+    ) -> Option<Step> {
+        let (first, item) = self.links.first(inode)?;
+        let waiting: u64 = self.open.values().map(|open| open.names).sum();
+        // The receiver would link to what stands there now.
+        if self.unsettled.contains(&inode) {
+            return Some(Step::AtLimit);
+        }
+        if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
+            return Some(Step::AtLimit);
+        }
+        let step = wrote(Record::HardLink { name: entry.name, first: &first }.encode(target));
+        if let Step::Wrote(_) = step {
+            if let Some(open) = self.open.get_mut(&item) {
+                open.names += 1;
+            }
+            self.links.count(inode);
+            self.sent.size_bytes += size_of(stat);
+            self.spend(|| place.whereabouts(entry), Was::from(stat), item);
+        }
+        Some(step)
+    }
+
     /// What a file is not remembered for is a failure of the copy, which makes several files of one.
     pub(super) fn tell_lost_links(&mut self) {
         if let Some(error) = self.links.take_failure() {

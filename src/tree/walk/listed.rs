@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, stat
 use rustix::io::Errno;
 
 use super::place::{Entry, Place};
+use super::spent::{Was, Whereabouts};
 use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
@@ -27,6 +28,8 @@ pub struct Home {
     directory: Option<Arc<OwnedFd>>,
     /// Where it is, for messages.
     path: OsString,
+    /// How many bytes of that are its root's; none at the top.
+    root_bytes: Option<usize>,
     /// How many there are.
     homes: Arc<AtomicUsize>,
 }
@@ -48,9 +51,16 @@ pub struct ListedFile {
     size: u64,
     /// If it has further names.
     pub inode: Option<Identity>,
+    /// What it was, if it is to be removed once it has been sent.
+    pub seen: Option<Was>,
 }
 
 impl ListedFile {
+    /// Where it is.
+    pub fn whereabouts(&self) -> Whereabouts {
+        Whereabouts::new(self.source_path(), self.home.root_bytes)
+    }
+
     /// To open it with.
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
@@ -103,13 +113,14 @@ impl Homes {
                 self.0.fetch_add(1, Relaxed);
                 let (path, directory) = (place.path(entry.layer), level.layers.get(entry.layer));
                 let directory = directory.map(|layer| Arc::clone(&layer.directory));
-                let home = Arc::new(Home { directory, path, homes: Arc::clone(&self.0) });
+                let root_bytes = level.layers.get(entry.layer).map(|layer| place.root_bytes(layer.root));
+                let home = Arc::new(Home { directory, path, root_bytes, homes: Arc::clone(&self.0) });
                 *known = Arc::downgrade(&home);
                 home
             }
         };
         let (path, name) = (entry.path.to_owned(), entry.name.to_vec());
-        Some(ListedFile { home, path, name, follow: entry.follow, kind, size, inode })
+        Some(ListedFile { home, path, name, follow: entry.follow, kind, size, inode, seen: None })
     }
 }
 
@@ -135,6 +146,8 @@ pub struct Answered {
     pub settled: Vec<Identity>,
     /// Files with further names that are not there, and will not be under this one.
     pub left: Vec<Identity>,
+    /// Files that are there already, and are to be removed.
+    pub spent: Vec<ListedFile>,
     /// How many files are there already: a walk at its limit may list as many more.
     pub same: usize,
 }
@@ -196,6 +209,7 @@ impl Listed {
                 let inodes =
                     if verdict == Verdict::Left { &mut self.answered.left } else { &mut self.answered.settled };
                 inodes.extend(file.inode);
+                self.answered.spent.extend(Some(file).filter(|file| verdict == Verdict::Same && file.seen.is_some()));
             } else {
                 self.wanted += 1;
                 self.answered.wanted.push_back(WantedFile { number, verdict, file });
@@ -288,12 +302,13 @@ impl Recorder {
             return Err(REPLACED);
         }
         let inode = self.inode(&stat);
-        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, &stat, target)) {
+        if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, &stat, target)) {
             return Ok(step);
         }
         let size = stat.st_size as u64;
         let listed = if self.room > 0 { self.homes.file(place, entry, (kind, size), inode) } else { None };
-        let Some(listed) = listed else { return Ok(Step::AtLimit) };
+        let Some(mut listed) = listed else { return Ok(Step::AtLimit) };
+        listed.seen = (self.spent.is_some() && kind == FileType::RegularFile).then(|| Was::from(&stat));
         let metadata = self.reader.read(&self.options, object, &stat)?;
         let step = wrote(Record::Listed { name: entry.name, metadata, size }.encode(target));
         if let Step::Wrote(_) = step {
@@ -321,13 +336,22 @@ impl Recorder {
         if is_it { cache.get(entry.at, &stat) } else { None }
     }
 
+    /// Writes that the receiver has a file already.
+    fn same(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Step {
+        let step = wrote(Record::Same { number: wanted.number }.encode(target));
+        if let (Step::Wrote(_), Some(seen)) = (&step, wanted.file.seen) {
+            self.spend(|| wanted.file.whereabouts(), seen, 0);
+        }
+        step
+    }
+
     /// Writes the record of a listed file with its contents, or that they are the same.
     fn send_wanted(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Result<Step, Fault> {
         let (number, entry) = (wanted.number, wanted.file.entry());
         // The digest of a large one is that of its blocks, which are compared if it is not known here.
         let is_large = wanted.file.size > INLINE_BYTES_MAX as u64 && !self.options.dry_run;
         if matches!(wanted.verdict, Verdict::Digest(theirs) if self.cached(wanted) == Some(theirs)) {
-            return Ok(wrote(Record::Same { number }.encode(target)));
+            return Ok(self.same(wanted, target));
         }
         let began = SystemTime::now();
         let (file, stat) = self.open(&entry, entry.kind, None, OFlags::empty())?;
@@ -341,7 +365,7 @@ impl Recorder {
                 cache.put(began, &file, &stat, ours);
             }
             if ours == theirs {
-                return Ok(wrote(Record::Same { number }.encode(target)));
+                return Ok(self.same(wanted, target));
             }
         }
         if self.options.dry_run {
@@ -353,6 +377,9 @@ impl Recorder {
         let (step, item) = self.contents(&entry, file, &stat, is_awaited, path, &mut target[start..])?;
         if let (Step::Wrote(_), Some(inode)) = (&step, wanted.file.inode) {
             self.links.set_item(inode, item);
+        }
+        if let (Step::Wrote(_), Some(seen)) = (&step, wanted.file.seen) {
+            self.spend(|| wanted.file.whereabouts(), seen, item);
         }
         Ok(match step {
             Step::Wrote(count) => Step::Wrote(start + count),

@@ -210,6 +210,11 @@ impl Place {
         self.path_below(&self.levels, root, name)
     }
 
+    /// How many bytes of the paths below one of the roots of a name are that root's.
+    pub fn root_bytes(&self, root: usize) -> usize {
+        self.levels.first().map_or(0, |top| self.roots[top.passed - 1][root].count_bytes())
+    }
+
     fn path_below(&self, levels: &[Level], root: usize, name: &[u8]) -> OsString {
         let root = levels.first().map(|top| self.roots[top.passed - 1][root].as_bytes());
         let mut path = Vec::new();

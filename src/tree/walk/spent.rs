@@ -1,0 +1,438 @@
+//! `--remove-source-files`: what has been sent is written down, and removed once the receiver has answered for all of it.
+//!
+//! The receiver says at the end of a session with how many entries it has failed, not with which. So nothing is removed unless
+//! that is none; run again when it is, the copy finds most of it there, and removes it then. What the walk itself has failed
+//! with is not written down.
+//!
+//! An entry is removed by the descriptor of its directory, to which no link below SRC leads, and only while it is what was
+//! sent: of the same inode, size, and times of change. That is asked just before, since no system call does both. The list is
+//! a file without a name, so that memory does not grow with the tree.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::io::Errno;
+
+use super::place::{Entry, Place};
+use super::{Recorder, Walk};
+use crate::fs::table::Table;
+use crate::fs::{Identity, identity, plain_fact, unlinked_anywhere};
+use crate::options::TreeOptions;
+use crate::tree::first::First;
+
+/// Numbers of an entry in the list, in bytes.
+const NUMBERS_BYTES: usize = 10 * 8;
+
+/// What is said of what stays.
+const HAS_CHANGED: &str = "is still there: it is not what was sent any more";
+const IS_ELSEWHERE: &str = "is still there: a link leads to it, or its directory is not where it was";
+
+/// What an entry was when it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Was {
+    inode: Identity,
+    size: i64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+    has_more_names: bool,
+}
+
+impl From<&Stat> for Was {
+    fn from(stat: &Stat) -> Self {
+        Self {
+            inode: identity(stat),
+            size: stat.st_size,
+            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
+            changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
+            has_more_names: stat.st_nlink > 1,
+        }
+    }
+}
+
+impl Was {
+    /// Whether an entry is still that. With one of its names removed it has `changed` by that alone.
+    fn is(&self, stat: &Stat, changed: Option<(i64, i64)>) -> bool {
+        let now = Self::from(stat);
+        let changed = changed.unwrap_or(self.changed);
+        (now.inode, now.size, now.modified, now.changed) == (self.inode, self.size, self.modified, changed)
+    }
+}
+
+/// Where an entry is.
+#[derive(Clone, Debug)]
+pub struct Whereabouts {
+    path: Vec<u8>,
+    /// Where in it begins what is below SRC, or the name of SRC where that is no directory.
+    below: usize,
+}
+
+impl Whereabouts {
+    /// A path of which so many bytes are SRC; none if all of it is, and no directory.
+    pub fn new(path: OsString, root_bytes: Option<usize>) -> Self {
+        let path = path.into_vec();
+        let above = || path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+        let below = root_bytes.unwrap_or_else(above);
+        Self { path, below }
+    }
+}
+
+/// The list while it is made.
+#[derive(Debug)]
+pub struct Log {
+    file: BufWriter<File>,
+    failure: Option<io::Error>,
+}
+
+impl Log {
+    /// One if it is asked for.
+    ///
+    /// # Errors
+    ///
+    /// There is no temporary file to be had.
+    pub fn asked(options: &TreeOptions) -> io::Result<Option<Self>> {
+        let is_asked = options.remove_source_files && !options.dry_run;
+        let made = is_asked.then(|| Ok(Self { file: BufWriter::new(unlinked_anywhere()?), failure: None }));
+        made.transpose()
+    }
+
+    fn add(&mut self, at: &Whereabouts, seen: &Was) {
+        let signed = |number: i64| number as u64;
+        let numbers = [
+            at.path.len() as u64,
+            at.below as u64,
+            seen.inode.0,
+            seen.inode.1,
+            signed(seen.size),
+            signed(seen.modified.0),
+            signed(seen.modified.1),
+            signed(seen.changed.0),
+            signed(seen.changed.1),
+            u64::from(seen.has_more_names),
+        ];
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).chain(at.path.iter().copied()).collect();
+        if self.failure.is_none() {
+            self.failure = self.file.write_all(&bytes).err();
+        }
+    }
+
+    fn finish(self) -> Spent {
+        let Self { file, failure } = self;
+        Spent { file: file.into_inner().map_err(|error| failure.unwrap_or(error.into_error())) }
+    }
+}
+
+/// The list.
+#[derive(Debug)]
+pub struct Spent {
+    file: io::Result<File>,
+}
+
+/// What came of removing it.
+#[derive(Debug, Default)]
+pub struct Removed {
+    /// Entries that are gone.
+    pub entries: u64,
+    /// Those that are still there.
+    pub failed: u64,
+    /// The first of those, and why.
+    pub failures: First,
+}
+
+impl Spent {
+    /// Removes all that is in the list.
+    pub fn remove(&self) -> Removed {
+        let mut removed = Removed::default();
+        if let Err(error) = self.remove_each(&mut removed) {
+            removed.failed += 1;
+            removed.failures.keep(plain_fact(OsStr::new("SRC"), &format!("is not removed any further: {error}")));
+        }
+        removed
+    }
+
+    fn remove_each(&self, removed: &mut Removed) -> io::Result<()> {
+        let mut file = self.file.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+        file.rewind()?;
+        let mut list = BufReader::new(file);
+        let mut remover = Remover::default();
+        while let Some((at, seen)) = next(&mut list)? {
+            match remover.remove(&at, &seen) {
+                Ok(()) => removed.entries += 1,
+                // Somebody else has removed it.
+                Err(Kept::Errno(Errno::NOENT)) => {}
+                Err(kept) => {
+                    removed.failed += 1;
+                    let reason = match kept {
+                        Kept::Changed => HAS_CHANGED.to_owned(),
+                        Kept::Errno(Errno::LOOP | Errno::NOTDIR) => IS_ELSEWHERE.to_owned(),
+                        Kept::Errno(error) => format!("is still there: {}", io::Error::from(error)),
+                        Kept::Table(error) => format!("is still there: {error}"),
+                    };
+                    removed.failures.keep(plain_fact(OsStr::from_bytes(&at.path), &reason));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The next entry of the list.
+fn next(list: &mut impl Read) -> io::Result<Option<(Whereabouts, Was)>> {
+    let mut bytes = [0; NUMBERS_BYTES];
+    match list.read_exact(&mut bytes[..1]) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    list.read_exact(&mut bytes[1..])?;
+    let mut numbers = bytes.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")));
+    let mut number = || numbers.next().expect("there are ten");
+    let (length, below) = (number(), number());
+    let inode = (number(), number());
+    let size = number() as i64;
+    let [modified, changed] = [(); 2].map(|()| (number() as i64, number() as i64));
+    let seen = Was { inode, size, modified, changed, has_more_names: number() != 0 };
+    let mut path = vec![0; length as usize];
+    list.read_exact(&mut path)?;
+    Ok(Some((Whereabouts { path, below: below as usize }, seen)))
+}
+
+/// Why an entry stays.
+enum Kept {
+    Changed,
+    Errno(Errno),
+    Table(io::Error),
+}
+
+impl From<Errno> for Kept {
+    fn from(error: Errno) -> Self {
+        Self::Errno(error)
+    }
+}
+
+impl From<io::Error> for Kept {
+    fn from(error: io::Error) -> Self {
+        Self::Table(error)
+    }
+}
+
+/// Removes entries in the order of the list.
+#[derive(Default)]
+struct Remover {
+    /// The directory of the last one.
+    directory: Option<(Vec<u8>, OwnedFd)>,
+    /// When the inodes of which a name has been removed have changed by that.
+    changed: Option<Table>,
+}
+
+impl Remover {
+    fn remove(&mut self, at: &Whereabouts, seen: &Was) -> Result<(), Kept> {
+        let cut = at.path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+        let (above, name) = at.path.split_at(cut);
+        let directory = match self.directory.take().filter(|(path, _)| path == above) {
+            Some(known) => known,
+            None => (above.to_vec(), open(above, at.below.min(cut))?),
+        };
+        let done = self.remove_from(directory.1.as_fd(), name, seen);
+        self.directory = Some(directory);
+        done
+    }
+
+    fn remove_from(&mut self, directory: impl AsFd, name: &[u8], seen: &Was) -> Result<(), Kept> {
+        if !seen.has_more_names {
+            let is_it = seen.is(&statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?, None);
+            return if is_it { Ok(unlinkat(&directory, name, AtFlags::empty())?) } else { Err(Kept::Changed) };
+        }
+        let known = self.changed.as_ref().map(|changed| changed.get(seen.inode)).transpose()?.flatten();
+        let file = openat(&directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        if !seen.is(&fstat(&file)?, known.as_deref().and_then(time)) {
+            return Err(Kept::Changed);
+        }
+        unlinkat(&directory, name, AtFlags::empty())?;
+        let left = fstat(&file)?;
+        let changed = match &mut self.changed {
+            Some(changed) => changed,
+            none => none.insert(Table::new()?),
+        };
+        let now = [left.st_ctime, left.st_ctime_nsec as i64].map(i64::to_le_bytes).concat();
+        if left.st_nlink > 0 {
+            changed.set(seen.inode, &now)?
+        } else {
+            changed.remove(seen.inode)?
+        }
+        Ok(())
+    }
+}
+
+fn time(bytes: &[u8]) -> Option<(i64, i64)> {
+    let (seconds, rest) = bytes.split_first_chunk()?;
+    Some((i64::from_le_bytes(*seconds), i64::from_le_bytes(*rest.first_chunk()?)))
+}
+
+/// Opens the directory of an entry. Links are followed in what was given as SRC, and nowhere below it.
+fn open(path: &[u8], below: usize) -> Result<OwnedFd, Errno> {
+    let (root, names) = path.split_at(below);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut directory = openat(CWD, if root.is_empty() { b"." } else { root }, flags, Mode::empty())?;
+    for name in names.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+        directory = openat(&directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    }
+    Ok(directory)
+}
+
+impl Walk {
+    /// What has been sent and is to be removed, if that is asked for.
+    pub fn take_spent(&mut self) -> Option<Spent> {
+        self.recorder.spent.take().map(Log::finish)
+    }
+}
+
+impl Recorder {
+    /// An entry has been sent, or its name, as part of the large file of this number, if it is one.
+    pub(super) fn spend(&mut self, at: impl FnOnce() -> Whereabouts, seen: Was, item: u32) {
+        let Some(log) = &mut self.spent else { return };
+        match self.open.get_mut(&item) {
+            // If it is sent whole.
+            Some(open) => open.spent.push((at(), seen)),
+            None => log.add(&at(), &seen),
+        }
+    }
+
+    pub(super) fn spend_all(&mut self, spent: Vec<(Whereabouts, Was)>) {
+        if let Some(log) = &mut self.spent {
+            spent.iter().for_each(|(at, seen)| log.add(at, seen));
+        }
+    }
+}
+
+impl Place {
+    /// Where an entry of the last level is.
+    pub(super) fn whereabouts(&self, entry: &Entry<'_>) -> Whereabouts {
+        let root = (self.levels.len() > 1).then(|| self.root_bytes(self.root_of(entry)));
+        Whereabouts::new(self.source_path(entry), root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, SystemTime};
+
+    use rustix::fs::{FileType, mknodat};
+
+    use super::super::{Come, Finished, INLINE_BYTES_MAX, WalkState};
+    use super::*;
+    use crate::tree::root::Root;
+
+    const CHUNK_BYTES: usize = 8 * INLINE_BYTES_MAX;
+
+    /// Walks over all of a tree; of large files only those are intact whose names end in `.ok`.
+    fn walked(top: &Path) -> Spent {
+        let options = TreeOptions { remove_source_files: true, ..TreeOptions::default() };
+        let mut walk = Walk::new(vec![Root::new(top, "t")], CHUNK_BYTES, options).expect("a tree");
+        let (mut target, mut finished) = (vec![0; CHUNK_BYTES], Vec::new());
+        loop {
+            let come = Come { finished, room: 1, ..Come::default() };
+            let filled = walk.fill(&mut target, CHUNK_BYTES, come, &AtomicBool::new(false));
+            let outcome = |path: &OsString| match path.as_bytes().ends_with(b".ok") {
+                true => Ok(()),
+                false => Err(plain_fact(path, "changed")),
+            };
+            let opened = filled.opened.into_iter();
+            finished = opened.map(|it| Finished { item: it.item, data_bytes: 0, outcome: outcome(&it.path) }).collect();
+            if filled.state == WalkState::Ended {
+                return walk.take_spent().expect("asked for");
+            }
+        }
+    }
+
+    fn left(top: &Path) -> Vec<String> {
+        let (mut all, mut todo) = (Vec::new(), vec![top.to_owned()]);
+        while let Some(directory) = todo.pop() {
+            for entry in fs::read_dir(&directory).expect("it") {
+                let path = entry.expect("it").path();
+                all.push(path.strip_prefix(top).expect("below").to_str().expect("UTF-8").to_owned());
+                if path.symlink_metadata().expect("it").is_dir() {
+                    todo.push(path);
+                }
+            }
+        }
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn what_is_still_what_was_sent_is_removed_and_directories_stay() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let top = &scratch.path().join("top");
+        for directory in ["d/e", "moved", "renamed"] {
+            fs::create_dir_all(top.join(directory)).expect("directories");
+        }
+        let files = ["same", "d/e/same", "grown", "touched", "its rights", "replaced", "gone", "moved/f", "renamed/f"];
+        files.iter().for_each(|name| fs::write(top.join(name), name).expect("a file"));
+        for name in ["large.ok", "large"] {
+            fs::write(top.join(name), vec![7; INLINE_BYTES_MAX + 1]).expect("a file");
+            fs::hard_link(top.join(name), top.join(format!("z{name}"))).expect("a link");
+        }
+        for name in ["first", "written"] {
+            fs::write(top.join(name), name).expect("a file");
+            ["d/a", "z"].iter().for_each(|to| {
+                fs::hard_link(top.join(name), top.join(format!("{to} {name}"))).expect("a link");
+            });
+        }
+        symlink("same", top.join("link")).expect("a link");
+        mknodat(CWD, top.join("fifo"), FileType::Fifo, Mode::RUSR, 0).expect("a FIFO");
+        fs::write(top.join("other"), "replaced").expect("a file");
+
+        // What is changed within a tick of the kernel's clock has not changed for anybody.
+        std::thread::sleep(Duration::from_millis(20));
+        let spent = walked(top);
+        assert_eq!(left(top).len(), 26, "nothing is removed by the walk");
+        fs::write(top.join("grown"), "longer than it was").expect("a file");
+        fs::File::open(top.join("touched")).and_then(|file| file.set_modified(SystemTime::now())).expect("ours");
+        fs::set_permissions(top.join("its rights"), fs::Permissions::from_mode(0o600)).expect("ours");
+        fs::rename(top.join("other"), top.join("replaced")).expect("ours");
+        fs::remove_file(top.join("gone")).expect("ours");
+        fs::write(top.join("written"), "WRITTEN").expect("a file");
+        // What is at the path is what was sent, but the path is another.
+        fs::rename(top.join("moved"), scratch.path().join("away")).expect("ours");
+        symlink("../away", top.join("moved")).expect("a link");
+        fs::rename(top.join("renamed"), scratch.path().join("renamed")).expect("ours");
+
+        let removed = spent.remove();
+        let stays = ["d", "d/a written", "d/e", "grown", "its rights", "large", "moved", "replaced", "touched"];
+        assert_eq!(left(top), [&stays[..], &["written", "z written", "zlarge"]].concat());
+        let names: Vec<String> = removed.failures.iter().map(|fact| fact.path.escape_ascii().to_string()).collect();
+        assert_eq!(removed.failed, 8, "{names:?}");
+        assert!(scratch.path().join("away/f").exists() && scratch.path().join("renamed/f").exists());
+        assert_eq!(removed.entries, 9, "same, same, large twice, first three times, link, fifo");
+    }
+
+    #[test]
+    fn a_list_that_was_not_written_removes_nothing_more() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("f"), "1").expect("a file");
+        let mut spent = walked(scratch.path());
+        // Not open to be read.
+        spent.file = Ok(fs::File::create(scratch.path().join("list")).expect("a file"));
+        let removed = spent.remove();
+        assert_eq!((removed.entries, removed.failed), (0, 1));
+        spent.file = Err(io::ErrorKind::StorageFull.into());
+        assert_eq!(spent.remove().failed, 1);
+        assert!(scratch.path().join("f").exists());
+    }
+
+    #[test]
+    fn a_file_that_is_the_source_itself_is_removed_from_its_directory() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("f"), "1").expect("a file");
+        assert_eq!(walked(&scratch.path().join("f")).remove().entries, 1);
+        assert_eq!(left(scratch.path()).len(), 0);
+    }
+}

@@ -122,7 +122,7 @@ impl Log {
 
     fn finish(self) -> Spent {
         let Self { file, failure } = self;
-        Spent { file: file.into_inner().map_err(|error| failure.unwrap_or(error.into_error())) }
+        Spent { file: failure.map_or_else(|| file.into_inner().map_err(io::IntoInnerError::into_error), Err) }
     }
 }
 

@@ -104,7 +104,7 @@ fn it_is_not_in_the_cache_then() {
     }
 }
 
-/// As in a container's own root: pages are those of the file system below, and what asks the overlay is told that there is none.
+/// As in a container's own root: cached pages belong to the file system below, and the overlay reports none of them.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn what_is_cached_below_an_overlay_is_read_from_the_cache() {

@@ -152,15 +152,15 @@ pub fn open(
                 session: *session,
                 secret: secret.clone(),
                 rdma,
-                // What is in clear stays where the user had it go.
-                tcp_choice: match &options.rails {
-                    RailChoice::Auto if !agreed.seal_tcp => RailChoice::Count(1),
-                    choice => choice.clone(),
-                },
-                // RDMA finds its devices itself, whichever network was named.
-                rdma_choice: options.rails.clone(),
-                tcp_rails: OnceLock::new(),
-                rdma_rails: OnceLock::new(),
+                rails: [
+                    // What is in clear stays where the user had it go.
+                    PathRails::new(match &options.rails {
+                        RailChoice::Auto if !agreed.seal_tcp => RailChoice::Count(1),
+                        choice => choice.clone(),
+                    }),
+                    // RDMA finds its devices itself, whichever network was named.
+                    PathRails::new(options.rails.clone()),
+                ],
             }));
         }
         (Some(registry), Some(adapters)) => {
@@ -284,20 +284,26 @@ struct Dialing {
     session: SessionId,
     secret: SessionSecret,
     rdma: Option<rdma::Dialing>,
-    tcp_choice: RailChoice,
-    rdma_choice: RailChoice,
+    /// By path.
+    rails: [PathRails; 2],
+}
+
+/// The rails of one path.
+struct PathRails {
+    choice: RailChoice,
     /// Where there are several, all of them.
-    tcp_rails: OnceLock<Vec<Rail>>,
-    rdma_rails: OnceLock<Vec<Rail>>,
+    found: OnceLock<Vec<Rail>>,
+}
+
+impl PathRails {
+    fn new(choice: RailChoice) -> Self {
+        Self { choice, found: OnceLock::new() }
+    }
 }
 
 impl Dialing {
     fn rail(&self, path: control::Path, number: u8) -> Option<&Rail> {
-        let rails = match path {
-            control::Path::Tcp => &self.tcp_rails,
-            control::Path::Rdma => &self.rdma_rails,
-        };
-        rails.get()?.get(usize::from(number))
+        self.rails[path as usize].found.get()?.get(usize::from(number))
     }
 }
 
@@ -324,10 +330,7 @@ impl Dialer for Dialing {
     }
 
     fn find_rails(&self, path: control::Path, first: [IpAddr; 2], addresses: &[RailAddress]) -> (u8, bool) {
-        let (choice, known) = match path {
-            control::Path::Tcp => (&self.tcp_choice, &self.tcp_rails),
-            control::Path::Rdma => (&self.rdma_choice, &self.rdma_rails),
-        };
+        let PathRails { choice, found: known } = &self.rails[path as usize];
         let found = match (path, &self.rdma) {
             _ if choice.most() < 2 || known.get().is_some() => Vec::new(),
             (control::Path::Tcp, _) => rails::find(choice, [self.own, self.address], addresses),

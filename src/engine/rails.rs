@@ -108,7 +108,7 @@ fn pair_devices(
     let own = |address: IpAddr| local.iter().find(|endpoint| endpoint.address == address);
     let offered = |address: IpAddr| remote.iter().find(|offered| unmapped(offered.address).ip() == address);
     let (Some(own_first), Some(peer_first)) = (own(first[0]), offered(first[1])) else { return Vec::new() };
-    // What is told of rates is that of interfaces, and of an adapter its own counts.
+    // The rates in ADDRESSES are those of network interfaces; an adapter has its own.
     let told: Vec<RailAddress> = told
         .iter()
         .filter_map(|known| {

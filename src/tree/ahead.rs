@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -17,11 +17,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender, TrySendError, WeakSender};
-use rustix::fs::{Advice, AtFlags, FileType, OFlags, RawDir, fadvise, flistxattr, fstat, statat};
+use rustix::fs::{Advice, AtFlags, FileType, OFlags, fadvise, flistxattr, fstat, statat};
 use rustix::io::Errno;
 
 use super::names::Names;
 use crate::fs::open_quietly;
+use crate::fs::partial::for_each_of_kind;
 use crate::fs::waits::{ThreadWaits, waits_of_thread};
 
 /// Requests that wait for a device at once; more are on their way, as reading is not waited for.
@@ -36,7 +37,6 @@ const ENTRIES_AHEAD: usize = 256;
 pub(super) const DIRECTORIES_AHEAD: usize = 8;
 pub(super) const ENTRIES_OF_DIRECTORY: usize = 64;
 const NAMES_MAX: usize = 1024;
-const LISTING_BYTES: usize = 32 << 10;
 
 /// What has been handed out and not begun.
 const JOBS_MAX: usize = 2 * (ENTRIES_AHEAD + DIRECTORIES_AHEAD * ENTRIES_OF_DIRECTORY);
@@ -312,18 +312,11 @@ impl Job {
     fn list(&self, entries: usize, sender: &WeakSender<Self>) -> Result<(), Errno> {
         let directory = Arc::new(self.open(OFlags::DIRECTORY)?);
         let mut names: Vec<(CString, FileType)> = Vec::new();
-        let mut listing = Vec::with_capacity(LISTING_BYTES);
-        let mut found = RawDir::new(directory.as_fd(), listing.spare_capacity_mut());
-        while let Some(entry) = found.next() {
-            let entry = entry?;
-            let name: &CStr = entry.file_name();
-            if name != c"." && name != c".." {
-                names.push((name.to_owned(), entry.file_type()));
-            }
-            if names.len() > NAMES_MAX {
-                return Ok(());
-            }
-        }
+        for_each_of_kind(&directory, |name, kind| {
+            names.push((name.to_owned(), kind));
+            // Too many: it is left to those who come to it.
+            if names.len() > NAMES_MAX { Err(Errno::TOOBIG) } else { Ok(()) }
+        })?;
         names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let Some(sender) = sender.upgrade() else { return Ok(()) };
         for (name, _) in names.into_iter().take(entries).filter(|(_, kind)| *kind == FileType::RegularFile) {

@@ -89,7 +89,7 @@ pub(super) fn read<T>(jobs: &Sender<Job<T>>, file: OwnedFd, size: u64, medium: M
 
 /// Reads and hashes until nobody gives more to do. `done` is called with what each file was read for, the file, and its
 /// digest or why there is none; once `is_stopped`, it is not.
-/// `ahead` is told of waits for a disk.
+/// Waits for a disk are reported to `ahead`.
 pub(super) fn work<T>(
     queue: &Receiver<Job<T>>,
     ahead: Option<&Ahead>,

@@ -479,7 +479,7 @@ struct Open {
     inode: Option<Identity>,
     /// Names that refer to it and that have been sent.
     names: u64,
-    /// What is to be removed if all of it has been.
+    /// Its names that `--remove-source-files` is to remove, if all of its contents have been read.
     spent: Vec<(Whereabouts, Was)>,
 }
 
@@ -627,7 +627,7 @@ impl Recorder {
         Ok(is_wanted.then_some((kind, seen)))
     }
 
-    /// Writes an entry's record, and tells in `visited` what is to be known of it.
+    /// Writes an entry's record, and notes in `visited` what the caller needs to know of it.
     fn visit(
         &mut self,
         place: &Place,

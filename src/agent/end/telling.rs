@@ -33,9 +33,8 @@ impl Observer for Messenger {
         let message = match event {
             SessionEvent::Notice(notice, reason) => {
                 // As a rail's number, in the place of a lane of its path.
-                let at = |path, rail: u8| {
-                    let first = if path == Path::Tcp { 0 } else { RDMA_LANE_FIRST };
-                    Some(LaneId { index: first + u16::from(rail), generation: 0 })
+                let at = |path: Path, rail: u8| {
+                    Some(LaneId { index: path as u16 * RDMA_LANE_FIRST + u16::from(rail), generation: 0 })
                 };
                 let (code, lane) = match notice {
                     Notice::FellBack => (0, None),

@@ -256,7 +256,7 @@ impl Request {
         (self.own)().map_err(|reason| self.choice.missing(&self.label, &format!(": {reason}")))
     }
 
-    /// Tells the user of the upload: what is done, and what is to be added.
+    /// Prints a line about the upload: `done` is the verb, `added` the end of the line.
     fn remark(&self, done: &str, added: &str) -> Result<(), Failure> {
         let Some(remark) = self.choice.remark else { return Ok(()) };
         let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));

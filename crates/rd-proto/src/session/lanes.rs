@@ -50,7 +50,11 @@ const ASLEEP: Duration = Duration::from_secs(3);
 
 /// The transport that a lane's place stands for.
 pub fn path_of(lane: LaneId) -> Path {
-    if lane.index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma }
+    path_at(lane.index)
+}
+
+fn path_at(index: u16) -> Path {
+    if index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma }
 }
 
 /// Which of its path's places a lane has.
@@ -100,12 +104,11 @@ pub(crate) struct Lanes {
     path: Option<Path>,
     /// TCP lanes that are wanted on each rail when payload goes by TCP.
     tcp_lanes: u16,
-    /// Those of TCP.
-    rails: Rails,
-    rdma_rails: Rails,
+    /// By path.
+    rails: [Rails; 2],
     /// At the end that dials, where more lanes may carry more.
     growth: Option<LaneGrowth>,
-    /// Bytes that the system has seen move on all TCP lanes so far.
+    /// Bytes that have been seen to move on all lanes so far.
     moved_bytes: u64,
     /// Of this end: no more lanes are tried on a short line. 0 until it is known.
     processors: u16,
@@ -149,8 +152,7 @@ impl Lanes {
             places: [absent; LANES_MAX],
             path: (!agreed.try_rdma).then_some(Path::Tcp),
             tcp_lanes: agreed.tcp_lanes,
-            rails: Rails::one(),
-            rdma_rails: Rails::one(),
+            rails: [Rails::one(), Rails::one()],
             growth: None,
             moved_bytes: 0,
             processors: 0,
@@ -246,8 +248,9 @@ impl Lanes {
             self.keep_tcp_lanes(self.first_lanes(), now, actions);
         }
         if self.connector && self.growth.is_none() {
-            let max = self.agreed.tcp_lanes_max.min(self.rails.places());
-            let processors = self.processors / self.rails.count();
+            let rails = self.rails_of(Path::Tcp);
+            let max = self.agreed.tcp_lanes_max.min(rails.places());
+            let processors = self.processors / rails.count();
             let bytes = self.carried_bytes(taken);
             self.growth = LaneGrowth::new(self.first_lanes(), max, processors, shortest, now, bytes);
         }
@@ -261,8 +264,9 @@ impl Lanes {
     fn first_lanes(&self) -> u16 {
         let lanes = self.agreed.tcp_lanes;
         // A number that was asked for is that of all rails.
-        let lanes = if self.has_fixed_lanes() { lanes / self.rails.count() } else { lanes };
-        lanes.clamp(1, self.rails.places())
+        let rails = self.rails_of(Path::Tcp);
+        let lanes = if self.has_fixed_lanes() { lanes / rails.count() } else { lanes };
+        lanes.clamp(1, rails.places())
     }
 
     /// The number of TCP lanes was asked for.
@@ -289,39 +293,30 @@ impl Lanes {
         let bytes = self.carried_bytes(taken);
         let mut rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };
         rails.up(0, now);
+        *self.rails_of_mut(path) = rails;
         match path {
             Path::Tcp => {
-                self.rails = rails;
                 self.growth = None;
                 self.keep_tcp_lanes(self.first_lanes(), now, actions);
             }
-            Path::Rdma => {
-                self.rdma_rails = rails;
-                self.keep_lanes(Path::Rdma, now, actions);
-            }
+            Path::Rdma => self.keep_lanes(Path::Rdma, now, actions),
         }
     }
 
     /// The rails of a path.
     pub(crate) fn rails_of(&self, path: Path) -> &Rails {
-        match path {
-            Path::Tcp => &self.rails,
-            Path::Rdma => &self.rdma_rails,
-        }
+        &self.rails[path as usize]
     }
 
     fn rails_of_mut(&mut self, path: Path) -> &mut Rails {
-        match path {
-            Path::Tcp => &mut self.rails,
-            Path::Rdma => &mut self.rdma_rails,
-        }
+        &mut self.rails[path as usize]
     }
 
     /// Lanes that each rail of a path has.
     fn lanes_of_rail(&self, path: Path) -> u16 {
         let each = match path {
             Path::Tcp => self.tcp_lanes,
-            Path::Rdma if self.has_fixed_lanes() => self.agreed.rdma_lanes / self.rdma_rails.count(),
+            Path::Rdma if self.has_fixed_lanes() => self.agreed.rdma_lanes / self.rails_of(path).count(),
             Path::Rdma => self.agreed.rdma_lanes,
         };
         each.clamp(1, self.rails_of(path).places())
@@ -384,13 +379,14 @@ impl Lanes {
         let bytes = self.carried_bytes(taken);
         // One thing at a time, or neither would show what it carries.
         if path == Path::Tcp && self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
-            self.rails.pause();
+            self.rails_of_mut(path).pause();
         } else if self.rails_of_mut(path).fit(bytes, keeps_busy, now) {
             self.keep_lanes(path, now, actions);
         }
+        let rails = &self.rails[path as usize];
         let Some(growth) = self.growth.as_mut().filter(|_| path == Path::Tcp) else { return };
         // A rail adds what its network carries; more lanes on one may only share it in another way.
-        if self.rails.is_trying() || keeps_busy && self.rails.are_untried(now) {
+        if rails.is_trying() || keeps_busy && rails.are_untried(now) {
             growth.pause();
         }
         // On a short line nothing is ever much on its way: lanes that always have something to send are what limits.
@@ -409,8 +405,8 @@ impl Lanes {
     /// Has those lanes of a path end that are not wanted any more, or stand where another rail has its place now.
     fn keep_lanes(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
         let each = self.lanes_of_rail(path);
-        let Self { rails, rdma_rails, places, .. } = self;
-        let (rails, first) = if path == Path::Tcp { (rails, 0) } else { (rdma_rails, RDMA_LANE_FIRST) };
+        let (rails, places) = (&self.rails[path as usize], &mut self.places);
+        let first = path as u16 * RDMA_LANE_FIRST;
         for nth_place in 1..RDMA_LANE_FIRST {
             let (rail, nth) = rails.of_place(nth_place);
             let is_wanted = nth < each && rails.may_have(rail, nth, now);
@@ -709,8 +705,7 @@ impl Lanes {
             (false, None) => {
                 self.lost_since = Some(now);
                 self.vain_since.get_or_insert(now);
-                self.rails.hurry(now);
-                self.rdma_rails.hurry(now);
+                self.rails.iter_mut().for_each(|rails| rails.hurry(now));
             }
             (false, Some(since)) => {
                 let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
@@ -724,7 +719,7 @@ impl Lanes {
     }
 
     fn wanted(&self, index: u16, now: Duration) -> bool {
-        let path = if index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma };
+        let path = path_at(index);
         let rails = self.rails_of(path);
         let (rail, nth) = rails.of_place(nth_place(index));
         let is_used = || nth < self.lanes_of_rail(path) && rails.may_have(rail, nth, now);
@@ -783,10 +778,8 @@ impl Lanes {
             // Lane 0 of generation 0 is the one that the session began on; all others are numbered on from there.
             place.generation += 1;
             place.state = State::Dialing;
-            let lane = LaneId { index, generation: place.generation };
-            place.rail =
-                if index < RDMA_LANE_FIRST { &self.rails } else { &self.rdma_rails }.of_place(nth_place(index)).0;
-            actions.push_back(Action::Dial(lane));
+            place.rail = self.rails[path_at(index) as usize].of_place(nth_place(index)).0;
+            actions.push_back(Action::Dial(LaneId { index, generation: place.generation }));
         }
     }
 }

@@ -3,8 +3,7 @@
 //! The source is trusted. Any other node may be hostile: it says how much it has and how much it has passed on, and could
 //! say so that others look slow. So of each there are two numbers, made of what both ends of its hop say: the most that it
 //! may have, by which it is judged itself, and what is sure, by which those behind it are. A lie makes nobody else look
-//! worse. How fast they are is another matter (`pace.rs`). A node that says what cannot be, whoever else is hostile, has
-//! failed.
+//! worse. How fast they are is judged in `pace.rs`. A node whose claim cannot be true, even if any other node lies, has failed.
 
 use std::time::Duration;
 

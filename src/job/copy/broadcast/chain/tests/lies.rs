@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A world in which one host lies, and what became of it. Whoever does not lie has the tree.
+/// A simulation in which one host lies, and its outcome. Every host that does not lie has the tree.
 fn told(seed: u64, lie: Lie) -> (World, Node) {
     let hosts = 2 + (seed % 6) as usize;
     let mut world = World::new(seed, hosts, 600 + seed % 300);

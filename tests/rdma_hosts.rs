@@ -372,6 +372,36 @@ fn siw_two_adapters_carry_nearly_twice_as_much() {
 
 #[test]
 #[ignore = "needs the testbed's guest"]
+fn siw_each_adapter_is_measured_by_itself_and_all_at_once() {
+    let _second = SecondAdapter::add();
+    let scratch = Scratch::new();
+    let mut command = on(SENDER, PROGRAM);
+    command.args([
+        "rdperf",
+        "rails",
+        "2",
+        "--transport",
+        "rdma",
+        "--qp",
+        "1",
+        "--json",
+        "--agent",
+        rig::AGENT,
+        "--rsh",
+    ]);
+    let output = command.arg(launcher(&scratch)).stdin(Stdio::null()).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a report");
+    let ways = report["rails"]["ways"].as_array().expect("a list");
+    let media: Vec<&str> = ways.iter().filter_map(|way| way["medium"].as_str()).collect();
+    assert_eq!((ways.len(), &media[..]), (3, &["rdma-software"; 2][..]), "{report}");
+    // Both are held to one rate.
+    let gain = report["rails"]["gain"].as_f64().expect("a number");
+    assert!((1.5..2.2).contains(&gain), "{report}");
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
 fn siw_an_adapter_that_fails_is_left_and_taken_back() {
     for how in ["silent", "link"] {
         let second = SecondAdapter::add();

@@ -280,6 +280,7 @@ impl<'a> Given<'a> {
                     ("lat", "Latency"),
                     ("ping", "Latency, every message compared"),
                     ("qps", "Throughput against the number of connections"),
+                    ("rails", "Each network by itself, and all at once"),
                     ("limits", "What limits a copy to HOST"),
                 ];
                 Found { words: starting(typed, "", modes.into_iter()).collect(), ..Found::default() }

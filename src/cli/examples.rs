@@ -62,6 +62,7 @@ pub const RDPERF: &[Example] = &[
     ("rdperf --all --plot sweep.svg gpu2", "All message lengths, drawn."),
     ("rdperf --poll --qp 8 --bidirectional gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
     ("rdperf qps gpu2 --json=qps.json", "Throughput against the number of queue pairs."),
+    ("rdperf rails gpu2", "Each network to gpu2 by itself, and all at once."),
     ("rdperf model --clients 64", "How many queue pairs 64 clients may use."),
     ("rdperf --plot both.svg --compare monday.json --compare friday.json", "Two reports of --json over each other."),
     ("rdperf limits gpu2:/data --source /srv/weights.bin", "What limits a copy to that directory."),

@@ -25,6 +25,7 @@ use crate::options::{Transport, parse_bytes, parse_ports};
 
 mod limits;
 mod local;
+mod rails;
 pub(crate) mod serve;
 mod wire;
 
@@ -41,15 +42,15 @@ const COUNTED_MAX: Duration = Duration::from_secs(60);
 ///
 /// `rdperf HOST` starts the other end by ssh; `rdperf HOST:PORT` connects to an `rdperf serve` there, with the KEY that it
 /// prints. MODE is bw (bandwidth), lat (latency), ping (latency, and every message compared as it comes back), qps
-/// (throughput against the number of connections) or limits (what limits a copy to HOST, or HOST:PATH); without MODE,
-/// latency and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any
+/// (throughput against the number of connections), rails (each network that both hosts are on by itself, and all at once)
+/// or limits (what limits a copy to HOST, or HOST:PATH); without MODE, latency and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any
 /// file; `rdperf mem` memory; `rdperf model` draws what an adapter's cache does to many connections. MB are MiB, as
 /// perftest has them; latency is half of a round trip.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdperf",
     version,
-    override_usage = "rdperf [OPTIONS] HOST[:PORT] [bw|lat|ping|qps|limits]\n       rdperf [OPTIONS] serve [PORT]\n       \
+    override_usage = "rdperf [OPTIONS] HOST[:PORT] [bw|lat|ping|qps|rails|limits]\n       rdperf [OPTIONS] serve [PORT]\n       \
         rdperf [OPTIONS] disk PATH\n       rdperf [OPTIONS] mem|model",
     after_help = EXIT_CODES,
     after_long_help = super::examples::help(super::examples::RDPERF, EXIT_CODES)
@@ -92,7 +93,7 @@ struct LoadOptions {
     /// Seconds for each length, and for each number of connections, block size or depth
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     duration: Duration,
-    /// Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps
+    /// Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with rails 2 by each network; with limits 2 on TCP; with qps
     /// what the devices allow, at most 4096, TCP 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     qp: Option<u32>,
@@ -196,6 +197,7 @@ enum Mode {
     Latency,
     Ping,
     Connections,
+    Rails,
 }
 
 /// The whole command; `words` begin with its name.
@@ -293,7 +295,8 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
                 (_, Some(mode)) => Ok(Task::Wire(target(one)?, mode)),
                 (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
                 (None, None) => {
-                    let message = format!("no mode {}; the modes are bw, lat, ping, qps and limits", escaped(other));
+                    let message =
+                        format!("no mode {}; the modes are bw, lat, ping, qps, rails and limits", escaped(other));
                     Err(Failure::new(Exit::Usage, message))
                 }
             },
@@ -319,6 +322,7 @@ fn mode(word: &str) -> Option<Mode> {
         "lat" => Mode::Latency,
         "ping" => Mode::Ping,
         "qps" => Mode::Connections,
+        "rails" => Mode::Rails,
         _ => return None,
     })
 }

@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 
+use rd_proto::control::RailAddress;
+
 use super::frames::Endpoint;
 use crate::transport::rdma::{InterfaceAddress, interface_addresses};
 use crate::transport::{rate_mbps, same_subnet};
@@ -39,7 +41,7 @@ impl Endpoint {
     }
 
     fn new(address: IpAddr, port: u16, prefix_bits: u8, rate_mbps: u32, is_via: bool) -> Self {
-        Self { address: octets(address), port, prefix_bits, rate_mbps, is_via }
+        Self { address: octets(address), port, prefix_bits, rate_mbps, is_via, interface: None }
     }
 }
 
@@ -54,10 +56,21 @@ fn octets(address: IpAddr) -> Vec<u8> {
 /// `via`: an address or an interface's name; what it names is marked.
 pub fn own(port: u16, via: &[u8]) -> Vec<Endpoint> {
     let all = interface_addresses().unwrap_or_default();
-    let told = all.iter().map(|known| {
-        Endpoint::new(known.address, port, known.prefix_bits, rate_mbps(&known.interface), names(via, known))
+    let number = |known: &InterfaceAddress| all.iter().position(|other| other.interface == known.interface);
+    let told = all.iter().map(|known| Endpoint {
+        interface: number(known).and_then(|number| u8::try_from(number).ok()),
+        ..Endpoint::new(known.address, port, known.prefix_bits, rate_mbps(&known.interface), names(via, known))
     });
     told.take(ENDPOINTS_MAX).collect()
+}
+
+/// Those that are addresses of an interface, as ways to their host.
+pub fn ways(told: &[Endpoint]) -> Vec<RailAddress> {
+    let way = |endpoint: &Endpoint| {
+        let &Endpoint { prefix_bits, rate_mbps, interface, .. } = endpoint;
+        Some(RailAddress { interface: interface?, address: endpoint.socket_address()?.ip(), prefix_bits, rate_mbps })
+    };
+    told.iter().take(ENDPOINTS_MAX).filter_map(way).collect()
 }
 
 /// This host's loopback addresses, for an end on the same kernel.

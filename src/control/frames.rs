@@ -312,6 +312,9 @@ pub struct Endpoint {
     /// It is what `--via` names.
     #[n(4)]
     pub is_via: bool,
+    /// Numbers its interface, if it is the address of one.
+    #[n(5)]
+    pub interface: Option<u8>,
 }
 
 /// One message. The numbers are part of the format.

@@ -23,7 +23,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_last, send_plain};
+use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, rng, send_last, send_plain};
+use super::rails::Rail;
 use super::rdma::candidates;
 use crate::fault::{Exit, printable};
 use crate::transport::bundle::tcp::TcpGroup;
@@ -245,6 +246,7 @@ pub struct Driver {
     session: SessionId,
     secret: SessionSecret,
     host: Vec<u8>,
+    rail: Option<Rail>,
     fell_back: Option<ConnectError>,
 }
 
@@ -254,16 +256,18 @@ enum Connections {
 }
 
 impl Driver {
-    /// Opens a measurement on an authenticated first lane. One connection is there afterwards.
+    /// Opens a measurement on an authenticated first lane. One connection is there afterwards. `rail`: what all its
+    /// connections are to go by; `None`: what the first lane goes by, or the best RDMA.
     ///
     /// # Errors
     ///
     /// [`PerfError`]; for the policy `rdma`, why there is none.
-    pub fn open(
+    pub(crate) fn open(
         stream: TcpStream,
         established: Established,
         policy: Policy,
         settings: Settings,
+        rail: Option<Rail>,
     ) -> Result<Self, PerfError> {
         let address = stream.peer_addr().map_err(|error| PerfError::os("connection", &error))?;
         let Established { session, secret, control, .. } = established;
@@ -280,7 +284,7 @@ impl Driver {
         };
         let mut driver = {
             let connections = Connections::Tcp(Vec::new());
-            Self { connections, link, policy, settings, address, session, secret, host, fell_back: None }
+            Self { connections, link, policy, settings, address, session, secret, host, rail, fell_back: None }
         };
         match driver.open_rdma(seed, &endpoints) {
             Ok(bundle) => driver.connections = Connections::Rdma(Box::new(bundle)),
@@ -301,14 +305,22 @@ impl Driver {
         if self.policy == Policy::Tcp {
             return Err(LinkError::Transport("not asked for".to_owned()).into());
         }
-        let local = candidates(self.policy)?;
+        let mut local = candidates(self.policy)?;
+        let mut endpoints = endpoints.to_vec();
+        if let Some(rail) = &self.rail {
+            local.retain(|own| own.address == rail.local);
+            endpoints.retain(|offered| unmapped(offered.address).ip() == rail.peer);
+            if local.is_empty() || endpoints.is_empty() {
+                return Err(LinkError::Transport(format!("{rail} is not between two RDMA devices")).into());
+            }
+        }
         if endpoints.is_empty() {
             return Err(LinkError::Transport("the other end has no RDMA device".to_owned()).into());
         }
         self.link.send(&Frame::Grow { connections: 1, rdma: true })?;
         let deadline = Instant::now() + GROW_MAX;
         let mut failure = PerfError::Rdma(ConnectError::Timeout("connecting"));
-        for (local, remote) in pairs(&local, endpoints, Some(unmapped(self.address).ip())) {
+        for (local, remote) in pairs(&local, &endpoints, Some(unmapped(self.address).ip())) {
             let attempt = Bundle::new(local, remote.address, seed, self.settings).and_then(|mut bundle| {
                 bundle.grow(1, deadline.min(Instant::now() + PAIR_MAX))?;
                 Ok(bundle)
@@ -354,7 +366,10 @@ impl Driver {
         let grown = match &mut self.connections {
             Connections::Rdma(bundle) => bundle.grow(connections, deadline).map_err(PerfError::from),
             Connections::Tcp(groups) => (groups.len() as u32..connections).try_for_each(|number| {
-                let mut stream = connect(self.address, deadline)?;
+                let mut stream = match &self.rail {
+                    Some(rail) => connect_by(rail, self.address.port(), deadline)?,
+                    None => connect(self.address, deadline)?,
+                };
                 // The listener accepts each name of a connection once, and later ones only.
                 let lane = LaneId { index: 1, generation: number + 1 };
                 let hello = connect_join(&self.secret, self.session, lane, &mut rng());
@@ -396,7 +411,9 @@ impl Driver {
     /// What is measured, for a person: medium, device, addresses.
     pub fn describe(&self) -> String {
         match &self.connections {
-            Connections::Tcp(_) => format!("TCP to {}", unmapped(self.address).ip()),
+            Connections::Tcp(_) => {
+                format!("TCP to {}", self.rail.as_ref().map_or(unmapped(self.address).ip(), |rail| rail.peer))
+            }
             Connections::Rdma(bundle) => bundle.describe(),
         }
     }

@@ -20,13 +20,13 @@ const SLOWER_MAX: u32 = 10;
 
 /// One rail, as the dialling end has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rail {
+pub(crate) struct Rail {
     /// Its interface here.
-    pub(super) interface: String,
+    pub(crate) interface: String,
     /// Its address here.
-    pub(super) local: IpAddr,
+    pub(crate) local: IpAddr,
     /// The other end's.
-    pub(super) peer: IpAddr,
+    pub(crate) peer: IpAddr,
 }
 
 impl std::fmt::Display for Rail {
@@ -76,7 +76,7 @@ fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec
 
 /// The rails to an end that has told these addresses, the one that the session began on first. `first`: the two addresses of
 /// that. More than one, or none.
-pub(super) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
+pub(crate) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
     let [local, peer] = first.map(unmapped);
     if tcp::is_within_host(local, peer) {
         return Vec::new();

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
+use rd_proto::control::RailAddress;
 use rd_proto::handshake::{Established, Key};
 
 use super::{HERE, Job, Setup, session_key, told};
@@ -21,6 +22,16 @@ const REACH_MAX: Duration = Duration::from_secs(5);
 
 /// How much longer than asked for measuring storage may take: a file is written first.
 const STORAGE_EXTRA: Duration = Duration::from_secs(120);
+
+/// A connection to the agent for one measurement.
+pub(crate) struct Reached {
+    /// It.
+    pub(crate) stream: TcpStream,
+    /// What its handshake came to.
+    pub(crate) established: Established,
+    /// The addresses of the agent's host.
+    pub(crate) addresses: Vec<RailAddress>,
+}
 
 /// An agent that measures with this process. Dropping it ends it.
 pub(crate) struct Launched {
@@ -48,18 +59,19 @@ impl Launched {
         self.job.hosts[self.host].label()
     }
 
-    /// Has the agent listen, and connects to it.
+    /// Has the agent listen for one measurement, and connects to it. There may be several at a time.
     ///
     /// # Errors
     ///
     /// Exit 3 where none of its addresses can be reached.
-    pub(crate) fn reach(&mut self) -> Result<(TcpStream, Established), Failure> {
+    pub(crate) fn reach(&mut self) -> Result<Reached, Failure> {
         let (key, via) = (session_key(), self.job.setup.via.clone());
         let Message::Listening(endpoints) =
             self.ask(Message::Measure { key: key.clone(), ports: self.ports, via: via.clone() }, LISTEN_MAX)?
         else {
             return Err(self.job.unexpected(self.host));
         };
+        let told = endpoints::ways(&endpoints);
         let (endpoints, via) = endpoints::offered(endpoints, &via, self.job.is_one_kernel(HERE, self.host));
         let label = self.label();
         let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
@@ -67,7 +79,8 @@ impl Launched {
             Failure::new(Exit::Connect, format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
         })?;
         let key = Key::from_random(key.0);
-        reach_best(&addresses, &key, Instant::now() + REACH_MAX).map_err(|error| {
+        let reached = reach_best(&addresses, &key, Instant::now() + REACH_MAX);
+        let (stream, established) = reached.map_err(|error| {
             Failure::new(
                 Exit::Connect,
                 format!(
@@ -75,7 +88,8 @@ impl Launched {
                      serve at the end that can be reached"
                 ),
             )
-        })
+        })?;
+        Ok(Reached { stream, established, addresses: told })
     }
 
     /// Has the agent measure storage.

@@ -52,6 +52,9 @@ pub struct Report {
     /// What limits a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
+    /// Each network between the hosts, and all of them at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rails: Option<Rails>,
     /// An adapter's model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<Model>,
@@ -189,6 +192,16 @@ impl Bandwidth {
         }
         row
     }
+
+    /// Adds what was carried at the same time elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.bytes = other.bytes;
+        self.iterations += other.iterations;
+        self.peak_mib_s += other.peak_mib_s;
+        self.average_mib_s += other.average_mib_s;
+        self.rate_mpps += other.rate_mpps;
+        self.bidirectional |= other.bidirectional;
+    }
 }
 
 /// Throughput with some number of connections.
@@ -271,6 +284,46 @@ pub struct Limits {
     pub stages: Vec<Stage>,
     /// The name of the slowest.
     pub limit: String,
+    /// A sentence that says so.
+    pub sentence: String,
+}
+
+/// What one network carries, or all of them at once, with messages of one size.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Way {
+    /// The network, for a person: an interface of this host, and the addresses of both ends.
+    pub name: String,
+    /// The interface; `None` for all at once, and where there is one network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// `tcp`, `rdma` or `rdma-software`; empty for all at once.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub medium: String,
+    /// Bytes of each message.
+    pub bytes: u64,
+    /// In MiB/s.
+    pub average_mib_s: f64,
+    /// Millions of messages a second.
+    pub rate_mpps: f64,
+}
+
+impl Way {
+    /// Of what was measured.
+    pub fn new(name: String, medium: &str, interface: Option<&str>, carried: &Bandwidth) -> Self {
+        let &Bandwidth { bytes, average_mib_s, rate_mpps, .. } = carried;
+        let (medium, interface) = (medium.to_owned(), interface.map(str::to_owned));
+        Self { name, interface, medium, bytes, average_mib_s, rate_mpps }
+    }
+}
+
+/// Each network between two hosts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rails {
+    /// For each size of messages, each network by itself, then all at once.
+    pub ways: Vec<Way>,
+    /// What all carry at once, in times of the best one: of the last size. `None` where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gain: Option<f64>,
     /// A sentence that says so.
     pub sentence: String,
 }
@@ -368,6 +421,11 @@ impl Report {
             let _ = writeln!(text, "\n{}", limits.sentence);
             return text;
         }
+        if let Some(rails) = &self.rails {
+            table(&mut text, "", &WAYS, &rails.ways);
+            let _ = writeln!(text, "\n{}", rails.sentence);
+            return text;
+        }
         if let Some(model) = &self.model {
             table(&mut text, "", &CURVE, &model.curve);
             text.push('\n');
@@ -438,6 +496,13 @@ const STAGES: [Column<Stage>; 6] = [
     ("what", |row| ending(&row.what, 24)),
 ];
 
+const WAYS: [Column<Way>; 4] = [
+    ("#bytes", |row| row.bytes.to_string()),
+    ("BW average[MB/sec]", |row| format!("{:.2}", row.average_mib_s)),
+    ("by", |row| row.medium.clone()),
+    ("network", |row| beginning(&row.name, 34)),
+];
+
 const CURVE: [Column<(u32, f64, f64, f64)>; 4] = [
     ("#connections", |row| row.0.to_string()),
     ("RC[Mops]", |row| format!("{:.2}", row.1)),
@@ -465,6 +530,14 @@ pub(super) fn ending(text: &str, most: usize) -> String {
     }
     let end: String = text.chars().skip(count + 1 - most).collect();
     format!("…{end}")
+}
+
+/// At most so many characters: of a network, its interface says most.
+fn beginning(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most - 1).chain(['…']).collect()
 }
 
 /// Appends a table, after an empty line if something stands before it; nothing if there are no rows.
@@ -591,10 +664,13 @@ mod tests {
         let wire = Wire { route: "RDMA ".to_owned() + &"x".repeat(60), ..report().wire.expect("it") };
         let base = Report { wire: Some(wire), disk: vec![disk], bandwidth: vec![bandwidth], ..Report::new() };
         let limits = Limits { stages: vec![stage], ..Limits::default() };
+        let way = Way::new(what.clone(), "rdma-software", Some("e0"), &bandwidth);
+        let rails = Rails { ways: vec![way], gain: None, sentence: "One.".to_owned() };
         let model = crate::measure::model::Adapter::with_left_at_3000(0.7).report(Some(64));
         for report in [
             Report { latency: vec![latency], limits: Some(limits), ..base.clone() },
             Report { ping: Some(Ping { latency, damaged: 1 }), ..base.clone() },
+            Report { rails: Some(rails), ..base.clone() },
             Report { model: Some(model), ..base },
         ] {
             let text = report.to_text();

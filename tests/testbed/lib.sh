@@ -148,7 +148,7 @@ hold() {
 }
 
 rail() {
-    local sw ns
+    local sw ns mtu=${RD_HOSTS_MTU:-9000}
     sw=$(switch_netns) ns=$(host_netns "$1")
     case $2 in
     silent) ip netns exec "$sw" bridge link set dev "q$1" state disabled ;;
@@ -158,12 +158,12 @@ rail() {
     *)
         if ! ip -n "$sw" link show "q$1" >/dev/null 2>&1; then
             ip -n "$sw" link show sw1 >/dev/null 2>&1 || ip -n "$sw" link add sw1 type bridge stp_state 0
-            ip -n "$sw" link set sw1 up
+            ip -n "$sw" link set sw1 mtu "$mtu" up
             # Distinct interface indexes, as of e0.
             ip -n "$sw" link add "q$1" index $((400 + $1)) type veth peer name e1 index $((300 + $1)) netns "$ns"
-            ip -n "$sw" link set "q$1" master sw1 up
+            ip -n "$sw" link set "q$1" mtu "$mtu" master sw1 up
             ip -n "$ns" addr add "10.7.0.$1/24" dev e1
-            ip -n "$ns" link set e1 up
+            ip -n "$ns" link set e1 mtu "$mtu" up
             if [ -e /sys/class/infiniband/siw"$1" ]; then
                 ip netns exec "$ns" rdma link add "siw$1-1" type siw netdev e1
             fi

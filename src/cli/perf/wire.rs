@@ -1,5 +1,6 @@
 //! The end that asks: `rdperf HOST`.
 
+use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::cli::{key, send, words};
 use crate::engine::link::rng;
 use crate::engine::perf::{self, Driver, Ran, peak_bytes};
 use crate::fault::{Exit, Failure};
-use crate::job::measure::Launched;
+use crate::job::measure::{Launched, Reached};
 use crate::measure::report::{Bandwidth, Connections, Direction, Latency, Ping, Report, Wire};
 use crate::transport::Medium;
 use crate::transport::bundle::Settings;
@@ -20,7 +21,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// Length of messages where none is asked for.
 const LATENCY_BYTES: u32 = 2;
-const BANDWIDTH_BYTES: u32 = 64 << 10;
+pub(super) const BANDWIDTH_BYTES: u32 = 64 << 10;
 const PING_BYTES: u32 = 64;
 
 /// Pings where no number is asked for.
@@ -56,6 +57,7 @@ pub(super) fn measure(
         Mode::Bandwidth => (Vec::new(), sizes(BANDWIDTH_BYTES)),
         Mode::Ping => (sizes(PING_BYTES), Vec::new()),
         Mode::Connections => return connections(arguments, target),
+        Mode::Rails => return Ok((super::rails::measure(arguments, target)?, None)),
     };
     let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
     let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };
@@ -233,21 +235,35 @@ impl Session {
     }
 
     pub(super) fn wire(&self, arguments: &PerfArguments, connections: u32) -> Wire {
-        let medium = match self.driver().medium() {
-            Medium::RdmaHardware => "rdma",
-            Medium::RdmaSoftware => "rdma-software",
-            Medium::Tcp | Medium::Memory => "tcp",
-        };
         Wire {
             from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             to: self.peer.clone(),
-            medium: medium.to_owned(),
+            medium: medium(self.driver()).to_owned(),
             route: self.driver().describe(),
             wait: if arguments.load.poll { "polling" } else { "events" }.to_owned(),
             connections,
             depth: arguments.load.depth().into(),
         }
     }
+}
+
+/// What a report calls the medium.
+pub(super) fn medium(driver: &Driver) -> &'static str {
+    match driver.medium() {
+        Medium::RdmaHardware => "rdma",
+        Medium::RdmaSoftware => "rdma-software",
+        Medium::Tcp | Medium::Memory => "tcp",
+    }
+}
+
+/// Starts the other end.
+pub(super) fn launch(arguments: &PerfArguments, host: &OsStr) -> Result<Launched, Failure> {
+    let hosts = &arguments.hosts;
+    if hosts.relay {
+        return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
+    }
+    let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
+    Launched::start(hosts.setup("rdperf", [host], false, false)?, host, ports)
 }
 
 /// Reaches the other end and opens a measurement.
@@ -262,17 +278,12 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
             (first.stream, first.established, first.peer_name, None)
         }
         Target::Launched(host) => {
-            let hosts = &arguments.hosts;
-            if hosts.relay {
-                return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
-            }
-            let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
-            let mut launched = Launched::start(hosts.setup("rdperf", [&**host], false, false)?, host, ports)?;
-            let (stream, established) = launched.reach()?;
+            let mut launched = launch(arguments, host)?;
+            let Reached { stream, established, .. } = launched.reach()?;
             (stream, established, launched.label(), Some(launched))
         }
     };
-    let driver = Driver::open(stream, established, arguments.load.transport.policy(), settings)
+    let driver = Driver::open(stream, established, arguments.load.transport.policy(), settings, None)
         .map_err(|error| words::measured(&error, &peer))?;
     if let Some(error) = driver.fell_back() {
         crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));
@@ -284,18 +295,18 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
 }
 
 /// Shows on a terminal how far a sweep has come.
-struct Progress {
+pub(super) struct Progress {
     steps: usize,
     done: usize,
     draws: bool,
 }
 
 impl Progress {
-    fn new(steps: usize, verbose: bool) -> Self {
+    pub(super) fn new(steps: usize, verbose: bool) -> Self {
         Self { steps, done: 0, draws: steps > 1 && !verbose && std::io::stderr().is_terminal() }
     }
 
-    fn step(&mut self, what: &str) {
+    pub(super) fn step(&mut self, what: &str) {
         self.done += 1;
         if self.draws {
             draw(&format!("{what} ({} of {})", self.done, self.steps));

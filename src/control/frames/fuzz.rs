@@ -78,8 +78,14 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     let only = crate::tree::Only { paths: vec![b"a/b".to_vec().into()], recursive: true };
     let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into(), only: Some(only) };
     let names = vec![b"d".to_vec().into()];
-    let endpoint =
-        Endpoint { address: vec![10, 0, 0, 1], port: 7000, prefix_bits: 24, rate_mbps: 100_000, is_via: true };
+    let endpoint = Endpoint {
+        address: vec![10, 0, 0, 1],
+        port: 7000,
+        prefix_bits: 24,
+        rate_mbps: 100_000,
+        is_via: true,
+        interface: Some(1),
+    };
     let report = Report {
         fault: Some(fault.clone()),
         bytes: 9,

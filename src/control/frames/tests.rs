@@ -99,7 +99,8 @@ fn lists_have_few_members() {
     let kind = Kind::File;
     let found = Found { path: Vec::new(), name: Vec::new(), kind, size_bytes: 0, device: 0, inode: 0, changed: (0, 0) };
     let fault = Fault::plain(1, "");
-    let endpoint = Endpoint { address: Vec::new(), port: 0, prefix_bits: 0, rate_mbps: 0, is_via: false };
+    let endpoint =
+        Endpoint { address: Vec::new(), port: 0, prefix_bits: 0, rate_mbps: 0, is_via: false, interface: None };
     let report = |count| Report { media: vec![String::new(); count], ..Report::default() };
     for (most, message) in [
         (FOUND_MAX, &(|count| Message::Found(vec![found.clone(); count])) as &dyn Fn(usize) -> Message),

@@ -23,6 +23,10 @@ const INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// On a short line, which has carried thousands of round trips by then.
 const SHORT_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Of rails, so short an interval must have carried so many bytes: a slow one carries few chunks in it, one more or less of
+/// which would be a gain.
+const SHORT_INTERVAL_BYTES: u64 = 32 << 20;
+
 /// Two intervals in a row that differ by less than this part show that the lanes have found their rate.
 const SETTLED: f64 = 1.1;
 
@@ -100,6 +104,8 @@ pub(crate) struct LaneGrowth {
     max: u16,
     is_long: bool,
     interval: Duration,
+    /// One that has carried less than this lasts for [`INTERVAL_MIN`].
+    interval_bytes: u64,
     /// Intervals before more lanes are judged, unless they carry more already.
     rounds_min: u32,
     phase: Phase,
@@ -140,7 +146,8 @@ impl LaneGrowth {
 
     /// Of a session that has found `max` rails and uses one.
     pub(crate) fn of_rails(max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
-        Self::begin(1, max, INTERVAL_MIN.max(2 * round_trip), round_trip, now, bytes)
+        let interval = if round_trip >= LONG_LINE { INTERVAL_MIN.max(2 * round_trip) } else { SHORT_INTERVAL };
+        Self { interval_bytes: SHORT_INTERVAL_BYTES, ..Self::begin(1, max, interval, round_trip, now, bytes) }
     }
 
     fn begin(lanes: u16, max: u16, interval: Duration, round_trip: Duration, now: Duration, bytes: u64) -> Self {
@@ -150,6 +157,7 @@ impl LaneGrowth {
             max,
             is_long: round_trip >= LONG_LINE,
             interval,
+            interval_bytes: 0,
             rounds_min,
             phase: Phase::Settling(rounds_min),
             began: now,
@@ -192,10 +200,11 @@ impl LaneGrowth {
             self.full_until = now + FULL_INTERVALS * self.interval;
         }
         let took = now.saturating_sub(self.began);
-        if took < self.interval {
+        let moved = bytes.saturating_sub(self.bytes_at);
+        if took < self.interval || took < INTERVAL_MIN && moved < self.interval_bytes {
             return;
         }
-        let rate = bytes.saturating_sub(self.bytes_at) as f64 / took.as_secs_f64();
+        let rate = moved as f64 / took.as_secs_f64();
         (self.began, self.bytes_at) = (now, bytes);
         if std::mem::take(&mut self.was_idle) {
             // Nothing was learnt. A trial goes on when there is something to carry, if that is soon: lanes that are too many

@@ -122,7 +122,7 @@ mod tests {
     use crate::control::frames::Endpoint;
 
     fn endpoint(address: [u8; 4], prefix_bits: u8, rate_mbps: u32) -> Endpoint {
-        Endpoint { address: address.to_vec(), port: 0, prefix_bits, rate_mbps, is_via: false }
+        Endpoint { address: address.to_vec(), port: 0, prefix_bits, rate_mbps, is_via: false, interface: None }
     }
 
     fn placed(addresses: &[([u8; 4], u8, u32)]) -> Placed {

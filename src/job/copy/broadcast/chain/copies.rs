@@ -16,11 +16,12 @@ impl Chain {
         member.is_served = false;
         if end == CopyEnd::Made {
             member.tree = Tree::Done;
-        } else if end == CopyEnd::ToFailed || member.copies >= COPIES_MAX {
+        } else if end == CopyEnd::ToFailed && from == SOURCE || member.copies >= COPIES_MAX {
             member.tree = Tree::Failed;
         } else {
             member.tried.push(from);
-            member.wants_source |= end == CopyEnd::Forged;
+            // What cannot be written may be what the giver has made of the tree: with the source's it is the host's own fault.
+            member.wants_source |= matches!(end, CopyEnd::Forged | CopyEnd::ToFailed);
         }
         self.settle();
     }

@@ -59,6 +59,48 @@ fn a_disk_that_stands_still_keeps_no_copy_from_another() {
     }
 }
 
+/// Nor does one that says now and then that it has written one byte more.
+#[test]
+fn a_disk_that_is_said_to_write_keeps_no_copy_from_another_for_ever() {
+    let mut chain = proven(3);
+    chain.misled(1);
+    let crawled = (0..300).find(|second| {
+        let said = [(SOURCE, 0), (2, 40 + second / 20)];
+        pass(&mut chain, *second..second + 1, &said) == [(SOURCE, 1)]
+    });
+    let most = 30 * 8 + 30;
+    assert!(crawled.is_some_and(|second| (30..=most).contains(&second)), "{crawled:?} s");
+    assert_eq!(chain.tree(1), Tree::Done);
+}
+
+/// What a host cannot write may be what another one has made of the tree: only with the source's is it the host's own fault.
+#[test]
+fn one_that_cannot_write_what_another_gives_gets_it_from_the_source() {
+    for is_full in [false, true] {
+        let mut chain = proven(3);
+        chain.expect(1);
+        for node in 0..3 {
+            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, Duration::ZERO);
+        }
+        chain.tree_over(1, true);
+        chain.tree_over(2, true);
+        // It joins when the others are done.
+        let late = chain.join(true, Duration::ZERO);
+        let mut given = Vec::new();
+        while let Some(action) = chain.poll() {
+            if let Action::Copy { from, to } = action {
+                given.push(from);
+                assert_eq!(to, late);
+                let fails = from != SOURCE || is_full;
+                chain.copy_over(from, to, if fails { CopyEnd::ToFailed } else { CopyEnd::Made });
+            }
+        }
+        assert!(given.len() == 2 && given[0] != SOURCE && given[1] == SOURCE, "{given:?}");
+        assert_eq!(chain.tree(late), if is_full { Tree::Failed } else { Tree::Done });
+    }
+}
+
 /// A caller that was stopped for a while blames nobody for that while, a disk neither.
 #[test]
 fn a_while_in_which_the_caller_was_stopped_does_not_count() {

@@ -40,6 +40,10 @@ const WATCH: Duration = Duration::from_millis(50);
 const WATCH_CHUNKS: u32 = 4;
 const WATCH_MAX: Duration = Duration::from_millis(500);
 
+/// A line is known once it has carried no more than this in parts of what it carried before: at the beginning buffers are
+/// touched for the first time and windows grow, and a fast line that was taken for a slow one gets compressed chunks.
+const SETTLED: f64 = 1.25;
+
 /// A line that is what others wait for hardly ever waits: for one chunk in so many at most, while it is measured; and not
 /// for most of them, where there is to be compression at all.
 const BUSY_PARTS: u32 = 8;
@@ -60,6 +64,8 @@ pub struct Chooser {
     threads: f64,
     /// Bytes a second that the line has taken lately, while it was what others waited for; 0 before that is known.
     line: f64,
+    /// It does not become faster any more.
+    is_settled: bool,
     /// In how many parts of one it was that lately.
     busy: f64,
     watch: Watch,
@@ -88,6 +94,7 @@ impl Chooser {
         Self {
             threads,
             line: 0.0,
+            is_settled: false,
             busy: 0.0,
             watch: Watch::default(),
             ratio: 2.0,
@@ -100,7 +107,7 @@ impl Chooser {
     /// How to compress the next chunk; `None`: not at all, as where the line waits for chunks, or it is not known yet how
     /// fast it is.
     pub fn choose(&self) -> Option<Method> {
-        if self.busy < BUSY_MIN || self.line == 0.0 || self.skip > 0 {
+        if self.busy < BUSY_MIN || !self.is_settled || self.skip > 0 {
             return None;
         }
         // One chunk is the price of knowing.
@@ -135,8 +142,10 @@ impl Chooser {
         self.watch = Watch { since: now, ..Watch::default() };
         // A line that waited now and then carries more than this.
         if was_busy || self.line > 0.0 && rate > self.line {
-            let weight = if self.line == 0.0 { 1.0 } else { LINE_WEIGHT };
+            let was = self.line;
+            let weight = if self.is_settled { LINE_WEIGHT } else { 1.0 };
             self.line += (rate - self.line) * weight;
+            self.is_settled |= was > 0.0 && rate < was * SETTLED;
         }
     }
 
@@ -243,6 +252,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_fast_line_that_begins_slowly_is_not_taken_for_a_slow_one() {
+        let mut chooser = Chooser::new(2);
+        let mut now = Duration::ZERO;
+        // MB/s for so many milliseconds each, of a line that is all that others wait for.
+        for rate in [300.0, 900.0, 2000.0, 3000.0, 3000.0, 3000.0] {
+            for _ in 0..(rate * 60e3 / CHUNK as f64) as u32 {
+                assert!(rate == 3000.0 || chooser.choose().is_none(), "{rate} {now:?}");
+                now += Duration::from_secs_f64(CHUNK as f64 / rate / 1e6);
+                chooser.note_ready(now, CHUNK, true);
+            }
+        }
+        assert_eq!(chooser.choose(), Some(Method::Lz4), "one chunk is the price of knowing");
+        chooser.note_compressed(Method::Lz4, CHUNK, CHUNK / 2, Duration::from_secs_f64(CHUNK as f64 / 400e6));
+        assert_eq!(chooser.choose(), None);
     }
 
     #[test]

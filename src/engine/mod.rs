@@ -200,7 +200,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             let output = Arc::new(output);
             stream = Some(Feed::Spool(Arc::clone(&output)));
             spool = Some(SpoolEnd::Output(output));
-            send(sender().with_reader().with_answers())
+            send(sender().with_reader().with_answers().passed_on())
         }
         Work::ReceiveSpool(input) => {
             spool = Some(SpoolEnd::Input(Arc::new(input)));

@@ -44,6 +44,9 @@ const STARVED_MIN: Duration = Duration::from_millis(5);
 /// ABORT that is not heard within [`super::ABORT_WAIT`] is not heard at all.
 const CHUNK_TIME: Duration = Duration::from_millis(250);
 
+/// The same where the receiver passes on what it gets, and so on: none of them can before it has a whole chunk.
+const CHUNK_TIME_PASSED_ON: Duration = Duration::from_millis(20);
+
 /// A lane that is to carry no more payload is closed after this at the earliest: a connection that is closed with something
 /// unread is reset, and the word that this was by choice could be lost.
 const RETIRED_MIN: Duration = Duration::from_secs(1);
@@ -59,6 +62,8 @@ const FIRST_PART_BYTES: usize = 64 << 10;
 struct PartSize {
     bytes: usize,
     max: usize,
+    /// What a lane should need for it at most.
+    time: Duration,
 }
 
 impl PartSize {
@@ -66,10 +71,10 @@ impl PartSize {
     fn note(&mut self, bytes: usize, took: Duration) {
         // A chunk that is not full says little: what it took may be mere waiting.
         let is_full = 2 * bytes >= self.bytes;
-        if took > CHUNK_TIME {
-            let carried = (bytes as f64 * CHUNK_TIME.as_secs_f64() / took.as_secs_f64()) as usize;
+        if took > self.time {
+            let carried = (bytes as f64 * self.time.as_secs_f64() / took.as_secs_f64()) as usize;
             self.set(if is_full { carried.min(self.bytes) } else { self.bytes / 2 });
-        } else if is_full && took <= CHUNK_TIME / 2 {
+        } else if is_full && took <= self.time / 2 {
             // By and by, as buffers on the way take much at once also where the line is slow.
             self.set(self.bytes + (self.bytes / 8).max(CHUNK_BYTES_MIN));
         }
@@ -250,9 +255,17 @@ impl Sender {
             finished: false,
             unfilled: false,
             read_ahead: ReadAhead::default(),
-            part_size: PartSize { bytes: FIRST_PART_BYTES.min(max), max },
+            part_size: PartSize { bytes: FIRST_PART_BYTES.min(max), max, time: CHUNK_TIME },
             answers: None,
         }
+    }
+
+    /// The sender of a hop of a broadcast: on a slow line its chunks are short, since each host takes one whole before it
+    /// passes it on.
+    #[must_use]
+    pub fn passed_on(mut self) -> Self {
+        self.part_size.time = CHUNK_TIME_PASSED_ON;
+        self
     }
 
     /// The sender of a tree or of a broadcast: its receiver may answer.

@@ -350,10 +350,19 @@ fn what_is_published_is_done_whatever_comes_later() {
 
 /// Has a sender send `count` chunks on one lane. `rate`: the bytes a second that it carries by then; but buffers on the way
 /// take the first `absorbed` bytes at once. Gives the length of each chunk, and how long the lane was at it.
-fn sent_over(rate: impl Fn(Duration) -> f64, mut absorbed: usize, count: usize) -> Vec<(usize, Duration)> {
+fn sent_over(rate: impl Fn(Duration) -> f64, absorbed: usize, count: usize) -> Vec<(usize, Duration)> {
+    sent_by(|sender| sender, rate, absorbed, count)
+}
+
+fn sent_by(
+    kind: impl FnOnce(Sender) -> Sender,
+    rate: impl Fn(Duration) -> f64,
+    mut absorbed: usize,
+    count: usize,
+) -> Vec<(usize, Duration)> {
     let agreed = pair(|ours, theirs| (ours.policy, theirs.policy) = (Policy::Tcp, Policy::Tcp)).expect("agreed");
     let lane = LaneId { index: 0, generation: 0 };
-    let mut sender = Sender::new(agreed, true, 32);
+    let mut sender = kind(Sender::new(agreed, true, 32));
     let acknowledge = |sender: &mut Sender, below, now| {
         let taken = SequenceSet::new(below, std::iter::empty());
         let ack = Frame::Ack { credit_total: 1 << 40, window: SPAN_MAX as u32, taken };
@@ -419,6 +428,17 @@ fn no_chunk_is_longer_than_a_second_of_its_line() {
     let sent = sent_over(|_| 4e3, 0, 20);
     assert!(sent[..6].iter().all(|(bytes, _)| *bytes <= 64 << 10), "{sent:?}");
     assert!(sent[6..].iter().all(|(bytes, _)| *bytes == CHUNK_BYTES_MIN), "{sent:?}");
+}
+
+#[test]
+fn what_is_passed_on_from_host_to_host_is_short_on_a_slow_line() {
+    for rate in [1e6, 2.5e6, 12e6] {
+        let sent = sent_by(Sender::passed_on, |_| rate, 0, 100);
+        let longest = sent[50..].iter().map(|(_, took)| *took).max().expect("some");
+        assert!(longest <= Duration::from_millis(25) && longest > Duration::from_millis(8), "{rate}: {longest:?}");
+    }
+    let sent = sent_by(Sender::passed_on, |_| 250e6, 0, 64);
+    assert!(sent[50..].iter().all(|(bytes, _)| *bytes == 1 << 20), "{sent:?}");
 }
 
 #[test]

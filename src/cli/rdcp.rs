@@ -444,7 +444,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
     let destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
-        None => sources.pop().ok_or_else(missing)?,
+        None => match arguments.targets.take_destination(&sources) {
+            Some(first) => parse(&first)?,
+            None => sources.pop().ok_or_else(missing)?,
+        },
     };
     if sources.is_empty() {
         return Err(missing());

@@ -27,7 +27,8 @@ const ALLOCATION_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Several hosts")]
 pub struct TargetOptions {
-    /// Copy to HOST:PATH as well, or to each of a list such as 'gpu[01-08,12]:PATH'; may be repeated
+    /// Copy to HOST:PATH as well, or to each of a list such as 'gpu[01-08,12]:PATH'; may be repeated. With one SRC, DST may be
+    /// left out
     #[arg(long, value_name = "HOST:PATH")]
     to: Vec<OsString>,
     /// Copy to each host that FILE, or standard input (-), names, one a line, where DST is the path; @GROUP asks ClusterShell's
@@ -54,6 +55,11 @@ impl TargetOptions {
     /// `--hosts slurm`.
     pub(super) fn is_allocation(&self) -> bool {
         self.hosts.as_ref().is_some_and(|hosts| hosts == "slurm")
+    }
+
+    /// The first of `--to`, where SRC is the only word, and so DST has been left out.
+    pub(super) fn take_destination(&mut self, words: &[Spec]) -> Option<OsString> {
+        (words.len() == 1 && self.hosts.is_none() && !self.to.is_empty()).then(|| self.to.remove(0))
     }
 
     /// DST and all others, each once, and how many were named again.
@@ -273,6 +279,22 @@ mod tests {
             let line = resolved("g1:m", &["--to", to]).expect_err(to);
             assert!(line.contains(word), "{line}");
         }
+    }
+
+    #[test]
+    fn with_one_source_the_first_of_to_may_be_dst() {
+        let destination = |words: &[&str], options: &[&str]| {
+            let words: Vec<Spec> = words.iter().map(|word| Spec::parse(word.as_ref()).expect("a word")).collect();
+            let mut targets = parsed(options).targets;
+            let taken = targets.take_destination(&words);
+            (taken.map(|taken| taken.into_string().expect("UTF-8")), targets.to.len())
+        };
+        let to = ["--to", "h2:x", "--to", "h3:x"];
+        assert_eq!(destination(&["a"], &to), (Some("h2:x".to_owned()), 1));
+        assert_eq!(destination(&["a", "h1:x"], &to), (None, 2));
+        assert_eq!(destination(&["a", "b"], &to), (None, 2), "b would be DST, and is no host's");
+        assert_eq!(destination(&["a"], &[]), (None, 0));
+        assert_eq!(destination(&["a"], &[&to[..], &["--hosts", "f"]].concat()), (None, 2));
     }
 
     #[test]

@@ -199,15 +199,8 @@ fn peak_kib(process: &mut Process) -> u64 {
 }
 
 fn found(count: usize, path: usize) -> Message {
-    let one = Found {
-        path: vec![b'x'; path],
-        name: b"x".to_vec(),
-        kind: Kind::File,
-        size_bytes: 0,
-        device: 0,
-        inode: 0,
-        changed: (0, 0),
-    };
+    let one =
+        Found { path: vec![b'x'; path], name: b"x".to_vec(), kind: Kind::File, size_bytes: 0, device: 0, inode: 0 };
     Message::Found(vec![one; count])
 }
 

@@ -46,7 +46,6 @@ pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>
                 size_bytes: if metadata.is_file() { metadata.len() } else { 0 },
                 device: metadata.dev(),
                 inode: metadata.ino(),
-                changed: (metadata.ctime(), metadata.ctime_nsec()),
                 path: path.into_os_string().into_vec(),
             });
         }
@@ -305,11 +304,7 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
         // What would be replaced, see `place`.
         let looked = if source.kind == Kind::File { std::fs::metadata } else { std::fs::symlink_metadata };
         let Ok(there) = looked(&target) else { continue };
-        let is_same = match asked.same_kernel {
-            true => (there.dev(), there.ino()) == (source.device, source.inode),
-            false => (there.ino(), (there.ctime(), there.ctime_nsec())) == (source.inode, source.changed),
-        };
-        if is_same {
+        if asked.same_kernel && (there.dev(), there.ino()) == (source.device, source.inode) {
             let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
             return Err(Fault { errno: SAME_FILE, ..usage(format!("{from} and {to} are the same file")) });
         }

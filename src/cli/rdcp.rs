@@ -445,7 +445,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
         None => match arguments.targets.take_destination(&sources) {
-            Some(first) => parse(&first)?,
+            Some(first) => first,
             None => sources.pop().ok_or_else(missing)?,
         },
     };

@@ -305,14 +305,22 @@ pub struct Way {
     pub average_mib_s: f64,
     /// Millions of messages a second.
     pub rate_mpps: f64,
+    /// Why it could not be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 impl Way {
+    /// One that could not be used.
+    pub fn failed(name: String, interface: &str, reason: String) -> Self {
+        Self { name, interface: Some(interface.to_owned()), failed: Some(reason), ..Self::default() }
+    }
+
     /// Of what was measured.
     pub fn new(name: String, medium: &str, interface: Option<&str>, carried: &Bandwidth) -> Self {
         let &Bandwidth { bytes, average_mib_s, rate_mpps, .. } = carried;
         let (medium, interface) = (medium.to_owned(), interface.map(str::to_owned));
-        Self { name, interface, medium, bytes, average_mib_s, rate_mpps }
+        Self { name, interface, medium, bytes, average_mib_s, rate_mpps, failed: None }
     }
 }
 
@@ -423,7 +431,11 @@ impl Report {
         }
         if let Some(rails) = &self.rails {
             table(&mut text, "", &WAYS, &rails.ways);
-            let _ = writeln!(text, "\n{}", rails.sentence);
+            text.push('\n');
+            for way in &rails.ways {
+                let _ = way.failed.iter().try_for_each(|reason| writeln!(text, "{}: {reason}", way.name));
+            }
+            let _ = writeln!(text, "{}", rails.sentence);
             return text;
         }
         if let Some(model) = &self.model {
@@ -498,7 +510,10 @@ const STAGES: [Column<Stage>; 6] = [
 
 const WAYS: [Column<Way>; 4] = [
     ("#bytes", |row| row.bytes.to_string()),
-    ("BW average[MB/sec]", |row| format!("{:.2}", row.average_mib_s)),
+    ("BW average[MB/sec]", |row| match row.failed {
+        None => format!("{:.2}", row.average_mib_s),
+        Some(_) => "failed".to_owned(),
+    }),
     ("by", |row| row.medium.clone()),
     ("network", |row| beginning(&row.name, 34)),
 ];

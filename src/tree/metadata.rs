@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 
-use rd_proto::tree::{Extensions, Metadata, Record, Time, Xattrs};
+use rd_proto::tree::{Extension, Extensions, Metadata, Record, Time, Xattrs};
 use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
@@ -70,6 +70,10 @@ impl Reader {
         }
         if let Some(named) = &mut self.named {
             named.push(stat.st_uid, stat.st_gid, &mut self.extensions);
+        }
+        if options.remove_source_files && !options.dry_run && kind != FileType::Directory {
+            let changed = (stat.st_ctime, stat.st_ctime_nsec as u32);
+            Extensions::push(&mut self.extensions, Extension::Inode { number: stat.st_ino, changed }, true);
         }
         Ok(Metadata {
             mode,

@@ -129,7 +129,7 @@ fn answer(to_caller: &Outbox, names: &OsStr) {
     };
     let found = names.as_bytes().split(|&byte| byte == b'\n').map(|name| {
         let path = std::env::var_os(RECORDS).expect("bytes to send").into_vec();
-        Found { path, name: name.to_vec(), kind, size_bytes: u64::MAX, device: 0, inode: 0, changed: (0, 0) }
+        Found { path, name: name.to_vec(), kind, size_bytes: u64::MAX, device: 0, inode: 0 }
     });
     to_caller.send(Message::Found(found.collect()));
     to_caller.send(Message::FoundAll);

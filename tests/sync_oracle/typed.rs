@@ -443,6 +443,37 @@ fn nothing_is_removed_unless_all_has_come() {
     }
 }
 
+/// What is at DST is what would be removed, by whatever way: nothing is.
+#[test]
+fn a_source_that_is_the_destination_stays() {
+    let stays = |lab: &Lab, arguments: &[&str], what: &str| {
+        let before = found(&lab.join("src"));
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--sync", "--remove-source-files"]).args(arguments);
+        let output = command.current_dir(lab.0.path()).stdin(Stdio::null()).output().expect("rdcp");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(8), "{what}: {stderr}");
+        assert!(stderr.contains("is the source itself by another path: nothing is removed"), "{what}: {stderr}");
+        let lines: Vec<String> =
+            differences(&before, &found(&lab.join("src")), &[]).iter().map(Finding::shown).collect();
+        assert!(lines.is_empty(), "{what}\n{}", lines.join("\n"));
+    };
+    for way in WAYS {
+        let lab = planted(&[]);
+        fs::remove_dir_all(lab.join("rdcp")).expect("removed");
+        let copied = Command::new("cp").args(["-al", "src", "rdcp"]).current_dir(lab.0.path()).status();
+        assert!(copied.expect("cp").success());
+        let words = operands(&lab, &[], way);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        stays(&lab, &words, &format!("names of the same files, {way:?}"));
+    }
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("src/real/d")).expect("directories");
+    fs::write(lab.join("src/real/d/file"), "the only one").expect("a file");
+    symlink("real/d", lab.join("src/d")).expect("a link");
+    stays(&lab, &["-R", "--no-implied-dirs", "src/real/./d/file", "src"], "a link that leads back");
+}
+
 #[test]
 fn a_run_that_is_killed_leaves_each_file_somewhere() {
     const FILES: usize = 3000;

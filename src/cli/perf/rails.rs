@@ -30,6 +30,11 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
     let mut launched = wire::launch(arguments, host)?;
     let first = launched.reach()?;
     let ways = ways(&first)?;
+    if let Some(ports) = arguments.serve.port_range.as_ref().filter(|ports| ports.len() <= ways.len() && ways.len() > 1)
+    {
+        let (has, needs) = (ports.len(), ways.len() + 1);
+        return usage(&format!("--port-range has {has} ports; {} networks at once need {needs}", ways.len()));
+    }
     let sizes = load.sizes(BANDWIDTH_BYTES);
     let connections = load.qp.unwrap_or(LANES);
     let settings = Settings {
@@ -56,12 +61,28 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
     let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
     let mut progress = wire::Progress::new(sizes.len() * (ways.len() + 1), arguments.output.verbose);
     let (mut rows, mut media, mut gain) = (Vec::new(), Vec::new(), None);
+    let mut dead: Vec<&Option<Rail>> = Vec::new();
     for message_bytes in sizes {
         let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
         let mut best = 0_f64;
         for way in &ways {
-            let mut driver = open(way)?;
-            let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
+            if dead.contains(&way) {
+                continue;
+            }
+            let opened = open(way);
+            let (mut driver, name) = match (opened, way) {
+                // One of several that does not work is what is looked for.
+                (Err(failure), Some(way)) if dead.len() + 1 < ways.len() => {
+                    rows.push(Way::failed(way.to_string(), &way.interface, failure.message.unwrap_or_default()));
+                    dead.push(ways.iter().find(|one| one.as_ref() == Some(way)).expect("it is one of them"));
+                    continue;
+                }
+                (opened, way) => {
+                    let driver = opened?;
+                    let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
+                    (driver, name)
+                }
+            };
             progress.step(&format!("{name}, {message_bytes} bytes"));
             let ran = driver.run(run, None).map_err(|error| words::measured(&error, &label))?;
             let carried = wire::bandwidth(run, &ran);
@@ -70,19 +91,20 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
             rows.push(Way::new(name, wire::medium(&driver), way.as_ref().map(|way| &*way.interface), &carried));
             driver.close();
         }
-        if ways.len() > 1 {
+        let live: Vec<_> = ways.iter().filter(|way| !dead.contains(way)).collect();
+        if live.len() > 1 {
             progress.step(&format!("all at once, {message_bytes} bytes"));
-            let mut drivers = ways.iter().map(&mut open).collect::<Result<Vec<_>, _>>()?;
+            let mut drivers = live.iter().map(|way| open(way)).collect::<Result<Vec<_>, _>>()?;
             let each = at_once(run, &mut drivers, &label)?;
             drivers.into_iter().for_each(Driver::close);
             let mut carried = Bandwidth::default();
-            for (way, each) in ways.iter().flatten().zip(&each) {
+            for (way, each) in live.iter().filter_map(|way| way.as_ref()).zip(&each) {
                 carried.add(each);
                 if arguments.output.verbose {
                     crate::cli::say(&format!("rdperf: {way}, at once: {:.2} MB/s", each.average_mib_s));
                 }
             }
-            rows.push(Way::new(format!("all {} at once", ways.len()), "", None, &carried));
+            rows.push(Way::new(format!("all {} at once", live.len()), "", None, &carried));
             gain = (best > 0.0).then(|| carried.average_mib_s / best);
         }
     }
@@ -100,7 +122,11 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
         connections,
         depth: load.depth().into(),
     };
-    Ok(Report { wire: Some(wire), rails: Some(Rails { ways: rows, gain, sentence: sentence(gain) }), ..Report::new() })
+    Ok(Report {
+        wire: Some(wire),
+        rails: Some(Rails { ways: rows, gain, sentence: sentence(gain, ways.len()) }),
+        ..Report::new()
+    })
 }
 
 /// The ways to the other end; one, which has no name, where there is no second one.
@@ -121,8 +147,9 @@ fn at_once(run: Run, drivers: &mut [Driver], label: &str) -> Result<Vec<Bandwidt
     ran.into_iter().map(|ran| carried(ran).map_err(|error| words::measured(&error, label))).collect()
 }
 
-fn sentence(gain: Option<f64>) -> String {
+fn sentence(gain: Option<f64>, networks: usize) -> String {
     match gain {
+        None if networks > 1 => "One of the networks between these hosts works.".to_owned(),
         Some(gain) => format!("All at once carry {gain:.2} times what the best of them carries by itself."),
         None => "There is one network between these hosts: no other has an interface of each.".to_owned(),
     }

@@ -58,8 +58,12 @@ impl TargetOptions {
     }
 
     /// The first of `--to`, where SRC is the only word, and so DST has been left out.
-    pub(super) fn take_destination(&mut self, words: &[Spec]) -> Option<OsString> {
-        (words.len() == 1 && self.hosts.is_none() && !self.to.is_empty()).then(|| self.to.remove(0))
+    pub(super) fn take_destination(&mut self, words: &[Spec]) -> Option<Spec> {
+        let first = self.to.first().filter(|_| words.len() == 1 && self.hosts.is_none())?;
+        // What is no host's is refused with the others.
+        let first = Spec::parse(first).ok().filter(|first| matches!(first, Spec::There(..)))?;
+        self.to.remove(0);
+        Some(first)
     }
 
     /// DST and all others, each once, and how many were named again.
@@ -287,13 +291,14 @@ mod tests {
             let words: Vec<Spec> = words.iter().map(|word| Spec::parse(word.as_ref()).expect("a word")).collect();
             let mut targets = parsed(options).targets;
             let taken = targets.take_destination(&words);
-            (taken.map(|taken| taken.into_string().expect("UTF-8")), targets.to.len())
+            (taken.map(|taken| taken.host().to_owned()), targets.to.len())
         };
         let to = ["--to", "h2:x", "--to", "h3:x"];
-        assert_eq!(destination(&["a"], &to), (Some("h2:x".to_owned()), 1));
+        assert_eq!(destination(&["a"], &to), (Some("h2".into()), 1));
         assert_eq!(destination(&["a", "h1:x"], &to), (None, 2));
         assert_eq!(destination(&["a", "b"], &to), (None, 2), "b would be DST, and is no host's");
         assert_eq!(destination(&["a"], &[]), (None, 0));
+        assert_eq!(destination(&["a"], &["--to", "b"]), (None, 1), "no host's");
         assert_eq!(destination(&["a"], &[&to[..], &["--hosts", "f"]].concat()), (None, 2));
     }
 

@@ -49,7 +49,6 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         size_bytes: 1 << 40,
         device: 3,
         inode: u64::MAX,
-        changed: (1, 999_999_999),
     };
     let fault = Fault::io(6, "cannot write", &IoFact { errno: 28, path: b"/x".to_vec(), detail: b"d".to_vec() });
     let options = TransferOptions {

@@ -97,7 +97,7 @@ fn too_long_is_refused_at_both_ends() {
 #[test]
 fn lists_have_few_members() {
     let kind = Kind::File;
-    let found = Found { path: Vec::new(), name: Vec::new(), kind, size_bytes: 0, device: 0, inode: 0, changed: (0, 0) };
+    let found = Found { path: Vec::new(), name: Vec::new(), kind, size_bytes: 0, device: 0, inode: 0 };
     let fault = Fault::plain(1, "");
     let endpoint =
         Endpoint { address: Vec::new(), port: 0, prefix_bits: 0, rate_mbps: 0, is_via: false, interface: None };

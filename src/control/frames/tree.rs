@@ -57,11 +57,6 @@ pub struct Found {
     /// Its inode number.
     #[n(5)]
     pub inode: u64,
-    /// When its inode changed last, in seconds and nanoseconds: with its number it tells the same through two clients of a file
-    /// server.
-    #[n(6)]
-    #[cbor(default)]
-    pub changed: (i64, i64),
 }
 
 /// Asks where at the destination things will come to lie.

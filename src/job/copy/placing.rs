@@ -45,10 +45,7 @@ impl Copy<'_> {
         while at < specs.len() {
             if specs[at] == Spec::Standard {
                 let (path, name) = (b"-".to_vec(), Vec::new());
-                all.push((
-                    HERE,
-                    Found { path, name, kind: Kind::Other, size_bytes: 0, device: 0, inode: 0, changed: (0, 0) },
-                ));
+                all.push((HERE, Found { path, name, kind: Kind::Other, size_bytes: 0, device: 0, inode: 0 }));
                 at += 1;
                 continue;
             }

@@ -1,11 +1,25 @@
 //! What a sender may send, and what of it is made.
 
-use rd_proto::tree::{Metadata, Record};
+use rd_proto::tree::{Extension, Metadata, Record};
 
 use super::directory::OpenDirectory;
 use super::{Names, Refused, TreeSink};
 use crate::fs::{IS_TEMPORARY, is_temporary_name};
 use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
+
+/// What is said of an entry that is already what it is to be a copy of.
+const IS_ITSELF: &str = "is the source itself by another path: nothing is removed";
+
+/// Whether what is there is what the sender has, and will remove. Two hosts know that by the number of the inode and its time of
+/// change alone, since a file server may stand behind both; within one a link or a mount may lead there.
+fn is_itself(directory: &OpenDirectory, name: &[u8], described: Metadata<'_>) -> bool {
+    described.extensions.iter().any(|extension| match extension {
+        Extension::Inode { number, changed } => directory
+            .stat(name)
+            .is_ok_and(|there| (there.st_ino, (there.st_ctime, there.st_ctime_nsec as u32)) == (number, changed)),
+        _ => false,
+    })
+}
 
 impl TreeSink {
     /// Whether the sender keeps to what it was asked for.
@@ -53,6 +67,7 @@ impl TreeSink {
         let reason = match is_temporary_name(name) {
             true => IS_TEMPORARY,
             false if entry.metadata().is_some_and(is_unknown) => IS_UNKNOWN,
+            false if entry.metadata().is_some_and(|described| is_itself(directory, name, described)) => IS_ITSELF,
             false => return true,
         };
         self.shared.fail(&directory.path(name), Fault::Detail(reason));

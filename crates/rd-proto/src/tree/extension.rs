@@ -33,6 +33,14 @@ pub enum Extension<'a> {
     /// A directory that only leads to what is listed (`--no-implied-dirs`): it is made where it is missing, and nothing of it
     /// is changed.
     Implied,
+    /// The inode at the sender, which will remove the entry (`--remove-source-files`): where this very one is there already, the
+    /// entry is not made.
+    Inode {
+        /// Its number.
+        number: u64,
+        /// When it changed last (ctime), in seconds and nanoseconds.
+        changed: (i64, u32),
+    },
 }
 
 impl<'a> Extension<'a> {
@@ -55,6 +63,12 @@ impl<'a> Extension<'a> {
                 4
             }
             Self::Implied => 5,
+            Self::Inode { number, changed: (seconds, nanoseconds) } => {
+                value.extend(number.to_le_bytes());
+                value.extend(seconds.to_le_bytes());
+                value.extend(nanoseconds.to_le_bytes());
+                6
+            }
         }
     }
 
@@ -71,6 +85,14 @@ impl<'a> Extension<'a> {
             4 => Self::Flags(u32::from_le_bytes(value.try_into().map_err(|_| TreeError::Length)?)),
             5 if value.is_empty() => Self::Implied,
             5 => return Err(TreeError::Length),
+            6 => {
+                let mut reader = Reader { rest: value };
+                let (number, seconds, nanoseconds) = (reader.u64()?, reader.u64()? as i64, reader.u32()?);
+                if !reader.rest.is_empty() {
+                    return Err(TreeError::Length);
+                }
+                Self::Inode { number, changed: (seconds, nanoseconds) }
+            }
             _ => return Ok(None),
         }))
     }
@@ -191,6 +213,10 @@ fn samples() -> Vec<(Extension<'static>, &'static str)> {
         ),
         (Extension::Flags(0x80), "0400 00 0400 80000000"),
         (Extension::Implied, "0500 00 0000"),
+        (
+            Extension::Inode { number: 131, changed: (1_700_000_000, 5) },
+            "0600 00 1400 8300000000000000 00f1536500000000 05000000",
+        ),
     ]
 }
 
@@ -283,6 +309,8 @@ mod tests {
             (area(&[entry(3, 0, &[0; 31])]), TreeError::Length),
             (area(&[entry(4, 0, &[0; 5])]), TreeError::Length),
             (area(&[entry(5, 0, b"x")]), TreeError::Length),
+            (area(&[entry(6, 0, &[0; 19])]), TreeError::Short),
+            (area(&[entry(6, 0, &[0; 21])]), TreeError::Length),
         ] {
             assert_eq!(with(&bytes), Err(error), "{bytes:?}");
         }

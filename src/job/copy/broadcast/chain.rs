@@ -164,10 +164,11 @@ struct Member {
     reached: (u64, u64),
     /// When it last said how far it is.
     spoke: Duration,
-    /// What its own tree has, when that last grew, how much it was then, and whether it lacks something that is there.
+    /// What its own tree has, when that last grew, and whether it lacks something that is there.
     written: u64,
     wrote: Duration,
-    wrote_at: u64,
+    /// When that had last grown by much, and how much it was then.
+    wrote_much: (Duration, u64),
     is_unwritten: bool,
     /// How fast it takes the stream: by its own word, and by that of those before it.
     taken: Pace,
@@ -240,7 +241,7 @@ impl Member {
             spoke: now,
             written: 0,
             wrote: now,
-            wrote_at: 0,
+            wrote_much: (now, 0),
             is_unwritten: false,
             taken: Pace::from(now),
             given: Pace::from(now),
@@ -472,11 +473,14 @@ impl Chain {
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
         let member = &mut self.members[node];
         member.spoke = now;
-        // What has taken all is still to finish it. Of the end, which others may wait for, it is not enough to say a byte more
-        // now and then.
-        let least = if has_all { (self.spool_bytes / 8).max(1) } else { 1 };
-        if written >= member.wrote_at.saturating_add(least) || received == written && !has_all {
-            (member.wrote, member.wrote_at) = (now, written);
+        // What has taken all is still to finish it.
+        let has_nothing = received == written && !has_all;
+        if written > member.written || has_nothing {
+            member.wrote = now;
+        }
+        // Where others wait for it, it is not enough to say a byte more now and then.
+        if written >= member.wrote_much.1.saturating_add((self.spool_bytes / 8).max(1)) || has_nothing || !has_all {
+            member.wrote_much = (now, written);
         }
         (member.written, member.is_unwritten) = (written, written < received);
         member.busy_permille = busy_permille;
@@ -538,6 +542,7 @@ impl Chain {
                 member.moved += slept;
                 member.spoke += slept;
                 member.wrote += slept;
+                member.wrote_much.0 += slept;
             }
         }
         self.ticked = now;

@@ -108,6 +108,11 @@ impl Chain {
         now.saturating_sub(self.members[node].wrote) > DISK_MAX.max(self.silent_max())
     }
 
+    /// So little more has been made of it that the others are not to wait for that node, whatever it says.
+    pub(super) fn has_hardly_written(&self, node: Node, now: Duration) -> bool {
+        now.saturating_sub(self.members[node].wrote_much.0) > DISK_MAX.max(self.silent_max())
+    }
+
     fn silent_max(&self) -> Duration {
         SILENT_MAX.max(self.stall.saturating_mul(2))
     }

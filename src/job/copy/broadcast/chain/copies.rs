@@ -34,7 +34,7 @@ impl Chain {
     /// Begins those that can be begun.
     pub(super) fn copy(&mut self) {
         // Whose disk stands still may be so for ever; it has all, and the source is not needed for it.
-        let is_still = |node: Node| self.members[node].has_all && self.has_not_written(node, self.ticked);
+        let is_still = |node: Node| self.members[node].has_all && self.has_hardly_written(node, self.ticked);
         let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
         let is_live = self.order.iter().any(|&node| node != SOURCE && is_at_it(node));
         for to in 1..self.members.len() {

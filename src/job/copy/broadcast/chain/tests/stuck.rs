@@ -73,6 +73,17 @@ fn a_disk_that_is_said_to_write_keeps_no_copy_from_another_for_ever() {
     assert_eq!(chain.tree(1), Tree::Done);
 }
 
+/// One that is slow and alone at it is waited for.
+#[test]
+fn a_disk_that_is_slow_is_not_given_up() {
+    let mut chain = proven(3);
+    chain.tree_over(1, true);
+    for second in 0..600 {
+        pass(&mut chain, second..second + 1, &[(SOURCE, 0), (1, 100), (2, 40 + second / 20)]);
+        assert_eq!(chain.tree(2), Tree::Open, "{second} s");
+    }
+}
+
 /// What a host cannot write may be what another one has made of the tree: only with the source's is it the host's own fault.
 #[test]
 fn one_that_cannot_write_what_another_gives_gets_it_from_the_source() {

@@ -4,7 +4,6 @@
 mod rig;
 
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -365,10 +364,8 @@ fn two_networks_carry_nearly_twice_as_much() {
 
 /// What `rdperf HOST rails` on host 1 says of host 2: its report.
 fn rails_measured(scratch: &Scratch, arguments: &[&str]) -> Value {
-    let launcher = scratch.file("rsh", b"#!/bin/sh\nexec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"\n");
-    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
     let mut command = rdperf();
-    command.args(["rails", "2", "--json", "--agent", rig::AGENT, "--rsh"]).arg(launcher).args(arguments);
+    command.args(["rails", "2", "--json", "--agent", rig::AGENT, "--rsh"]).arg(launcher(scratch)).args(arguments);
     let output = on(1, &command).stdin(Stdio::null()).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("a report")

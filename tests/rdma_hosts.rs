@@ -4,13 +4,13 @@
 mod rig;
 
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rig::hosts::launcher;
 use rig::{Ended, KEY, PROGRAM, Process, Scratch, drain, noise, same};
 use rustix::process::Signal;
 
@@ -445,13 +445,6 @@ fn siw_a_host_without_rdma() {
     send.wait().expect(0).one_line("rdsend", &["no RDMA device", "using TCP"]);
     recv.wait().expect(0);
     same(&output.join().expect("no panic"), &input);
-}
-
-/// A launcher that reaches hosts by the testbed's own tool.
-fn launcher(scratch: &Scratch) -> PathBuf {
-    let launcher = scratch.file("rsh", b"#!/bin/sh\nexec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"\n");
-    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
-    launcher
 }
 
 /// rdcp on host 1, to hosts that the testbed's own tool reaches.

@@ -1,6 +1,10 @@
 //! Hosts that are network namespaces on one switch, as `tests/testbed/host` makes them.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
+
+use super::Scratch;
 
 /// The testbed's own command line, `tests/testbed/host`.
 pub fn testbed(arguments: &[&str]) -> Command {
@@ -15,6 +19,13 @@ pub fn on(host: u32, command: &Command) -> Command {
     let mut wrapped = testbed(&["exec", &host.to_string()]);
     wrapped.arg(command.get_program()).args(command.get_args()).env_remove("RD_KEY");
     wrapped
+}
+
+/// What reaches a host in ssh's place, for `--rsh`.
+pub fn launcher(scratch: &Scratch) -> PathBuf {
+    let launcher = scratch.file("rsh", b"#!/bin/sh\nexec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"\n");
+    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    launcher
 }
 
 pub fn address(host: u32) -> String {

@@ -9,7 +9,7 @@ use crate::engine::perf::Driver;
 use crate::engine::rails::{self, Rail};
 use crate::fault::{Exit, Failure};
 use crate::job::measure::Reached;
-use crate::measure::report::{Bandwidth, Rails, Report, Way, Wire};
+use crate::measure::report::{Bandwidth, Rails, Report, Way};
 use crate::options::RailChoice;
 use crate::transport::bundle::Settings;
 
@@ -29,11 +29,11 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
     let load = &arguments.load;
     let mut launched = wire::launch(arguments, host)?;
     let first = launched.reach()?;
-    let ways = ways(&first)?;
-    if let Some(ports) = arguments.serve.port_range.as_ref().filter(|ports| ports.len() <= ways.len() && ways.len() > 1)
-    {
-        let (has, needs) = (ports.len(), ways.len() + 1);
-        return usage(&format!("--port-range has {has} ports; {} networks at once need {needs}", ways.len()));
+    let mut ways = ways(&first)?;
+    let count = ways.len();
+    if let Some(ports) = arguments.serve.port_range.as_ref().filter(|ports| count > 1 && ports.len() <= count) {
+        let (has, needs) = (ports.len(), count + 1);
+        return usage(&format!("--port-range has {has} ports; {count} networks at once need {needs}"));
     }
     let sizes = load.sizes(BANDWIDTH_BYTES);
     let connections = load.qp.unwrap_or(LANES);
@@ -59,74 +59,60 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
     let (duration, messages) = load.extent();
     let duration_us = duration.as_micros() as u64;
     let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
-    let mut progress = wire::Progress::new(sizes.len() * (ways.len() + 1), arguments.output.verbose);
-    let (mut rows, mut media, mut gain) = (Vec::new(), Vec::new(), None);
-    let mut dead: Vec<&Option<Rail>> = Vec::new();
+    let mut progress = wire::Progress::new(sizes.len() * (count + 1), arguments.output.verbose);
+    let (mut rows, mut gain): (Vec<Way>, _) = (Vec::new(), None);
     for message_bytes in sizes {
         let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
-        let mut best = 0_f64;
-        for way in &ways {
-            if dead.contains(&way) {
-                continue;
-            }
-            let opened = open(way);
-            let (mut driver, name) = match (opened, way) {
+        let (mut best, mut last_failure) = (0_f64, None);
+        for way in std::mem::take(&mut ways) {
+            let mut driver = match (open(&way), &way) {
+                (Ok(driver), _) => driver,
                 // One of several that does not work is what is looked for.
-                (Err(failure), Some(way)) if dead.len() + 1 < ways.len() => {
-                    rows.push(Way::failed(way.to_string(), &way.interface, failure.message.unwrap_or_default()));
-                    dead.push(ways.iter().find(|one| one.as_ref() == Some(way)).expect("it is one of them"));
+                (Err(failure), Some(rail)) => {
+                    let reason = failure.message.clone().unwrap_or_default();
+                    rows.push(Way::failed(rail.to_string(), &rail.interface, reason));
+                    last_failure = Some(failure);
                     continue;
                 }
-                (opened, way) => {
-                    let driver = opened?;
-                    let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
-                    (driver, name)
-                }
+                (Err(failure), None) => return Err(failure),
             };
+            let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
             progress.step(&format!("{name}, {message_bytes} bytes"));
             let ran = driver.run(run, None).map_err(|error| words::measured(&error, &label))?;
             let carried = wire::bandwidth(run, &ran);
             best = best.max(carried.average_mib_s);
-            media.push(wire::medium(&driver));
-            rows.push(Way::new(name, wire::medium(&driver), way.as_ref().map(|way| &*way.interface), &carried));
+            let interface = way.as_ref().map(|rail| &*rail.interface);
+            rows.push(Way::new(name, wire::medium(&driver), interface, &carried));
             driver.close();
+            ways.push(way);
         }
-        let live: Vec<_> = ways.iter().filter(|way| !dead.contains(way)).collect();
-        if live.len() > 1 {
+        if let Some(failure) = last_failure.filter(|_| ways.is_empty()) {
+            return Err(failure);
+        }
+        if ways.len() > 1 {
             progress.step(&format!("all at once, {message_bytes} bytes"));
-            let mut drivers = live.iter().map(|way| open(way)).collect::<Result<Vec<_>, _>>()?;
+            let mut drivers = ways.iter().map(&mut open).collect::<Result<Vec<_>, _>>()?;
             let each = at_once(run, &mut drivers, &label)?;
             drivers.into_iter().for_each(Driver::close);
             let mut carried = Bandwidth::default();
-            for (way, each) in live.iter().filter_map(|way| way.as_ref()).zip(&each) {
+            for (rail, each) in ways.iter().flatten().zip(&each) {
                 carried.add(each);
                 if arguments.output.verbose {
-                    crate::cli::say(&format!("rdperf: {way}, at once: {:.2} MB/s", each.average_mib_s));
+                    crate::cli::say(&format!("rdperf: {rail}, at once: {:.2} MB/s", each.average_mib_s));
                 }
             }
-            rows.push(Way::new(format!("all {} at once", live.len()), "", None, &carried));
+            rows.push(Way::new(format!("all {} at once", ways.len()), "", None, &carried));
             gain = (best > 0.0).then(|| carried.average_mib_s / best);
         }
     }
     drop(progress);
-    let is_one_medium = media.iter().all(|medium| *medium == media[0]);
-    let wire = Wire {
-        from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        to: label,
-        medium: if is_one_medium { media[0] } else { "mixed" }.to_owned(),
-        route: match ways.len() {
-            1 => "the only network".to_owned(),
-            count => format!("each of {count} networks"),
-        },
-        wait: if load.poll { "polling" } else { "events" }.to_owned(),
-        connections,
-        depth: load.depth().into(),
-    };
-    Ok(Report {
-        wire: Some(wire),
-        rails: Some(Rails { ways: rows, gain, sentence: sentence(gain, ways.len()) }),
-        ..Report::new()
-    })
+    let mut media = rows.iter().map(|row| &*row.medium).filter(|medium| !medium.is_empty());
+    let first = media.next().unwrap_or_default();
+    let medium = if media.all(|medium| medium == first) { first } else { "mixed" };
+    let route = if count == 1 { "the only network".to_owned() } else { format!("each of {count} networks") };
+    let wire = wire::described(arguments, &label, medium, route, connections);
+    let rails = Rails { ways: rows, gain, sentence: sentence(gain, count) };
+    Ok(Report { wire: Some(wire), rails: Some(rails), ..Report::new() })
 }
 
 /// The ways to the other end; one, which has no name, where there is no second one.

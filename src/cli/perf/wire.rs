@@ -235,15 +235,21 @@ impl Session {
     }
 
     pub(super) fn wire(&self, arguments: &PerfArguments, connections: u32) -> Wire {
-        Wire {
-            from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            to: self.peer.clone(),
-            medium: medium(self.driver()).to_owned(),
-            route: self.driver().describe(),
-            wait: if arguments.load.poll { "polling" } else { "events" }.to_owned(),
-            connections,
-            depth: arguments.load.depth().into(),
-        }
+        let driver = self.driver();
+        described(arguments, &self.peer, medium(driver), driver.describe(), connections)
+    }
+}
+
+/// How it was measured, for a report.
+pub(super) fn described(arguments: &PerfArguments, to: &str, medium: &str, route: String, connections: u32) -> Wire {
+    Wire {
+        from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        to: to.to_owned(),
+        medium: medium.to_owned(),
+        route,
+        wait: if arguments.load.poll { "polling" } else { "events" }.to_owned(),
+        connections,
+        depth: arguments.load.depth().into(),
     }
 }
 

@@ -137,25 +137,23 @@ impl LaneGrowth {
         bytes: u64,
     ) -> Option<Self> {
         let first = FIRST.iter().find(|(least, _)| round_trip >= *least).map_or(lanes, |(_, first)| *first);
-        let (max, interval) = match round_trip >= LONG_LINE {
-            true => (max, INTERVAL_MIN.max(2 * round_trip)),
-            false => (max.min(processors), SHORT_INTERVAL),
-        };
-        (max > lanes).then(|| Self::begin(first.clamp(lanes, max), max, interval, round_trip, now, bytes))
+        let max = if round_trip >= LONG_LINE { max } else { max.min(processors) };
+        (max > lanes).then(|| Self::begin(first.clamp(lanes, max), max, round_trip, now, bytes))
     }
 
     /// Of a session that has found `max` rails and uses one.
     pub(crate) fn of_rails(max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
-        let interval = if round_trip >= LONG_LINE { INTERVAL_MIN.max(2 * round_trip) } else { SHORT_INTERVAL };
-        Self { interval_bytes: SHORT_INTERVAL_BYTES, ..Self::begin(1, max, interval, round_trip, now, bytes) }
+        Self { interval_bytes: SHORT_INTERVAL_BYTES, ..Self::begin(1, max, round_trip, now, bytes) }
     }
 
-    fn begin(lanes: u16, max: u16, interval: Duration, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+    fn begin(lanes: u16, max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+        let is_long = round_trip >= LONG_LINE;
+        let interval = if is_long { INTERVAL_MIN.max(2 * round_trip) } else { SHORT_INTERVAL };
         let rounds_min = (START_ROUND_TRIPS * round_trip.as_secs_f64() / interval.as_secs_f64()).ceil() as u32;
         Self {
             lanes,
             max,
-            is_long: round_trip >= LONG_LINE,
+            is_long,
             interval,
             interval_bytes: 0,
             rounds_min,

@@ -474,12 +474,11 @@ impl Chain {
         let member = &mut self.members[node];
         member.spoke = now;
         // What has taken all is still to finish it.
-        let has_nothing = received == written && !has_all;
-        if written > member.written || has_nothing {
+        if written > member.written || received == written && !has_all {
             member.wrote = now;
         }
         // Where others wait for it, it is not enough to say a byte more now and then.
-        if written >= member.wrote_much.1.saturating_add((self.spool_bytes / 8).max(1)) || has_nothing || !has_all {
+        if !has_all || written >= member.wrote_much.1.saturating_add((self.spool_bytes / 8).max(1)) {
             member.wrote_much = (now, written);
         }
         (member.written, member.is_unwritten) = (written, written < received);

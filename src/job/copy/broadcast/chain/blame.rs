@@ -105,12 +105,16 @@ impl Chain {
 
     /// Nothing more has been made of the stream at a node for so long that nothing will be.
     pub(super) fn has_not_written(&self, node: Node, now: Duration) -> bool {
-        now.saturating_sub(self.members[node].wrote) > DISK_MAX.max(self.silent_max())
+        self.is_still_since(self.members[node].wrote, now)
     }
 
     /// So little more has been made of it that the others are not to wait for that node, whatever it says.
     pub(super) fn has_hardly_written(&self, node: Node, now: Duration) -> bool {
-        now.saturating_sub(self.members[node].wrote_much.0) > DISK_MAX.max(self.silent_max())
+        self.is_still_since(self.members[node].wrote_much.0, now)
+    }
+
+    fn is_still_since(&self, wrote: Duration, now: Duration) -> bool {
+        now.saturating_sub(wrote) > DISK_MAX.max(self.silent_max())
     }
 
     fn silent_max(&self) -> Duration {

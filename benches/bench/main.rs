@@ -36,6 +36,7 @@ mod scaling;
 mod shell;
 mod site;
 mod sizes;
+mod slurm;
 mod sshd;
 mod streams;
 mod sync;
@@ -74,7 +75,7 @@ enum How {
 /// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
 /// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
 /// 25 minutes on two processors.
-const ROWS: [(&str, When, How); 50] = [
+const ROWS: [(&str, When, How); 52] = [
     ("tcp", Quick, Contest),
     ("encrypted", Quick, Contest),
     ("scp", Quick, Contest),
@@ -117,6 +118,8 @@ const ROWS: [(&str, When, How); 50] = [
     ("copy-memory", Full, By(copy::memory)),
     ("many-faults", Full, By(many::faults)),
     ("many-joins", Full, By(many::joins)),
+    ("many-cpu", Full, By(many::processor_time)),
+    ("sbcast", Full, By(slurm::rows)),
     ("long-lanes", Full, By(long::lanes)),
     ("perf", Full, Guest("rxe")),
     ("siw", Full, Guest("siw")),

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::harness::*;
 use crate::net::{Net, without_root};
+use crate::process::{RUN_LIMIT, spent_by, wait_within};
 use crate::record::Kind;
 use crate::site::{agent, identical};
+use crate::streams::KEY;
 
 /// So many hosts get the tree; the caller is one more, and has it.
 const TARGETS: usize = 8;
@@ -27,10 +29,16 @@ const ROUNDS: usize = 3;
 /// The host to which something is done, in the middle of the chain.
 const SPOILT: usize = 4;
 
+/// A tenth of [`RATE`].
+const SLOW_RATE: &str = "20mbit";
+
 /// The default of `--stall`, in seconds.
 const STALL_S: f64 = 5.0;
 
 const SMALL_FILES: usize = 100;
+
+/// Of a stream between two of the hosts.
+const PORT: &str = "7001";
 
 /// Hosts, the caller's the first, and a tree.
 struct Hosts {
@@ -43,6 +51,13 @@ struct Hosts {
 }
 
 impl Hosts {
+    /// Hosts whose links are held to [`RATE`].
+    fn held() -> Result<Self> {
+        let hosts = Self::start()?;
+        (0..=TARGETS).try_for_each(|host| hosts.net.hold(host, RATE))?;
+        Ok(hosts)
+    }
+
     fn start() -> Result<Self> {
         let bytes = by_kind(BYTES / 8, BYTES, FULL_BYTES);
         let scratch = Scratch::with_room(bytes * (TARGETS as u64 + 1) + (64 << 20))?;
@@ -58,7 +73,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Starts an sshd on each, and holds their links.
+    /// Starts an sshd on each.
     fn serve(&mut self) -> Result<()> {
         fs::create_dir_all("/run/sshd").map_err(text)?;
         let path = |name: &str| self.scratch.0.join(name).display().to_string();
@@ -83,7 +98,6 @@ impl Hosts {
         writeln!(client, "Host *\n  IdentityFile {}\n  IdentitiesOnly yes\n  {options}", path("user_key"))
             .map_err(text)?;
         for host in 0..=TARGETS {
-            self.net.hold(host, RATE)?;
             let mut server = self.net.on(host);
             server.args(["/usr/sbin/sshd", "-D", "-e", "-f", &path("sshd_config")]);
             self.servers.push(Running::start(&mut server)?);
@@ -120,6 +134,18 @@ impl Hosts {
         Ok(command)
     }
 
+    /// Processor seconds for each GB of `rdsend` on the caller's host.
+    fn bare_send(&self) -> Result<f64> {
+        let [recv, send] = ["rdrecv", "rdsend"].map(|name| bin_directory().join(name));
+        let options = ["--encrypt", "always"];
+        let receiver = Running::start(self.net.on(1).arg(recv).args(options).args([PORT, KEY]))?;
+        let mut command = self.net.on(0);
+        command.arg(send).args(options).args([&Net::address(1), PORT, KEY]).arg(self.source.join("weights"));
+        let spent_s = Running::start(&mut command)?.done()?.cpu_s;
+        receiver.success()?;
+        Ok(spent_s / (self.bytes as f64 / 1e9))
+    }
+
     fn all_have_it(&self, targets: usize, but: Option<usize>) -> Result<()> {
         let mut others = (1..=targets).filter(|&host| Some(host) != but);
         others.try_for_each(|host| identical(&self.source, &self.place(host).join("copy")))
@@ -144,16 +170,31 @@ impl Hosts {
         let ended = running.end();
         heal()?;
         // One that was cut off hears of the caller's end late, and is not to be taken for the next one's.
-        while let Ok(agent) = self.agent_on(SPOILT) {
-            timed(Command::new("kill").args(["-KILL", &agent]))?;
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        self.end_agent(SPOILT)?;
         let ended = ended?;
         if ended.code != 8 {
             return Err(format!("exit code {}: {}", ended.code, ended.said.trim()));
         }
         self.all_have_it(TARGETS, Some(SPOILT))?;
         Ok((ended.at - start).as_secs_f64())
+    }
+
+    /// To all of them, of which one's link has a tenth of the rate. Returns the seconds for the others.
+    fn one_slow(&self) -> Result<f64> {
+        self.net.hold(SPOILT, SLOW_RATE)?;
+        let start = Instant::now();
+        let running = Running::start(&mut self.copy(TARGETS)?)?;
+        let have = || (1..=TARGETS).all(|host| host == SPOILT || self.place(host).join("copy").exists());
+        let had = wait_within("the others", RUN_LIMIT, have);
+        let seconds = start.elapsed().as_secs_f64();
+        // It would take ten times as long as they do.
+        timed(Command::new("kill").arg(running.id.to_string()))?;
+        let ended = running.end();
+        self.net.hold(SPOILT, RATE)?;
+        self.end_agent(SPOILT)?;
+        had.and(ended)?;
+        self.all_have_it(TARGETS, Some(SPOILT))?;
+        Ok(seconds)
     }
 
     /// To all but the last, which is added when nine tenths are there. Returns the seconds for the others, and those for
@@ -183,6 +224,14 @@ impl Hosts {
         running.success()?;
         self.all_have_it(TARGETS, None)?;
         Ok((others_s, joined_s))
+    }
+
+    fn end_agent(&self, host: usize) -> Result<()> {
+        while let Ok(agent) = self.agent_on(host) {
+            timed(Command::new("kill").args(["-KILL", &agent]))?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
 
     /// The agent of a host, not what it has started to outlive it.
@@ -218,7 +267,7 @@ pub fn many() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many") {
         return Ok(absent);
     }
-    let hosts = Hosts::start()?;
+    let hosts = Hosts::held()?;
     let contestants = [
         Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h1:{to}", || hosts.well(1)),
         Contestant::new(Kind::Ours, "8 hosts", "rdcp -r {from} h[1-8]:{to}", || hosts.well(TARGETS)),
@@ -234,7 +283,7 @@ pub fn faults() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-faults") {
         return Ok(absent);
     }
-    let hosts = Hosts::start()?;
+    let hosts = Hosts::held()?;
     let kill = || timed(Command::new("kill").args(["-KILL", &hosts.agent_on(SPOILT)?])).map(|_| ());
     let cut_off = || timed(hosts.net.testbed("partition", SPOILT).arg("silent")).map(|_| ());
     let heal = || timed(&mut hosts.net.testbed("heal", SPOILT)).map(|_| ());
@@ -243,6 +292,7 @@ pub fn faults() -> Result<Vec<Row>> {
         Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h1:{to}", || hosts.well(1)),
         Contestant::new(Kind::Ours, "8 hosts, one killed", command, || hosts.spoilt(&kill, &|| Ok(()))),
         Contestant::new(Kind::Ours, "8 hosts, one cut off", command, || hosts.spoilt(&cut_off, &heal)),
+        Contestant::new(Kind::Ours, "8 hosts, one at 20 Mb/s", command, || hosts.one_slow()),
     ];
     let found =
         contest("many-faults", &title(&hosts, "8 hosts, of which one fails"), "s", &contestants, runs().min(ROUNDS))?;
@@ -253,6 +303,7 @@ pub fn faults() -> Result<Vec<Row>> {
     Ok(vec![
         Row::limit("many-faults: one killed, beyond 1.15 x of 1 host", 2.0, "s", &beyond(1)),
         Row::limit("many-faults: one cut off, beyond 1.15 x of 1 host", STALL_S + 3.0, "s", &beyond(2)),
+        Row::at_most("many-faults: the others of one at a tenth, over 1 host", 1.2, values(3), values(0)),
     ])
 }
 
@@ -261,7 +312,7 @@ pub fn joins() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-joins") {
         return Ok(absent);
     }
-    let hosts = Hosts::start()?;
+    let hosts = Hosts::held()?;
     let added = Cell::new(0.0);
     let others = || {
         let (others_s, added_s) = hosts.joined()?;
@@ -281,4 +332,36 @@ pub fn joins() -> Result<Vec<Row>> {
         Row::at_most("many-joins: one that joins at 90 %, over 1", 1.15, added, one),
         Row::at_most("many-joins: others while one joins, over 7 alone", 1.05, others, seven),
     ])
+}
+
+/// Processor time of a host that receives and passes on, where no link is held, against that of one that receives and that
+/// of a bare sender.
+pub fn processor_time() -> Result<Vec<Row>> {
+    if let Some(absent) = without_root("many-cpu") {
+        return Ok(absent);
+    }
+    let hosts = Hosts::start()?;
+    let of_first = |targets: usize| {
+        spent_by(hosts.servers[1].id, hosts.bytes, || {
+            timed(&mut hosts.copy(targets)?)?;
+            hosts.all_have_it(targets, None)
+        })
+    };
+    let command = "--encrypt always";
+    let contestants = [
+        Contestant::new(Kind::Ours, "a host that receives", "rdcp -r {from} h1:{to}", || of_first(1)),
+        Contestant::new(Kind::Ours, "one that passes on as well", "rdcp -r {from} h[1-2]:{to}", || of_first(2)),
+        Contestant::new(
+            Kind::Limit,
+            "a bare sender",
+            &format!("rdsend {command} h1 {{port}} {{key}} {{file}}"),
+            || hosts.bare_send(),
+        ),
+    ];
+    let title = format!("Processor time for each GB, {:.2} GiB in memory: the first of two hosts", gib(hosts.bytes));
+    judged("many-cpu", &title, "s/GB", &contestants, runs(), |found| {
+        let [receives, passes_on, sends] = [0, 1, 2].map(|at| &found.entries[at].values);
+        let both: Vec<f64> = receives.iter().zip(sends).map(|(receives, sends)| receives + 1.2 * sends).collect();
+        vec![Row::at_most("many-cpu: inner host, over a receiver and 1.2 x a bare send", 1.0, passes_on, &both)]
+    })
 }

@@ -1,6 +1,7 @@
 //! Hosts that are network namespaces, whose links can be held to a rate. As root.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::harness::{Result, Row, text, timed};
@@ -15,7 +16,16 @@ pub struct Net {
 
 impl Net {
     pub fn start(hosts: usize) -> Result<Self> {
-        let mut with = testbed("with", &hosts.to_string());
+        Self::start_by("host", hosts)
+    }
+
+    /// Hosts that are the nodes of a Slurm cluster, h1 the first.
+    pub fn in_slurm(nodes: usize) -> Result<Self> {
+        Self::start_by("slurm", nodes)
+    }
+
+    fn start_by(program: &str, hosts: usize) -> Result<Self> {
+        let mut with = testbed(program, "with", &hosts.to_string());
         let with = with.args(["sh", "-c", "echo $RD_HOSTS_DIR; cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut keeper = with.spawn().map_err(text)?;
         let mut directory = String::new();
@@ -25,9 +35,14 @@ impl Net {
         if net.directory.is_empty() { Err("the testbed made no hosts".into()) } else { Ok(net) }
     }
 
+    /// Where the testbed has what is the hosts' own.
+    pub fn directory(&self) -> &Path {
+        Path::new(&self.directory)
+    }
+
     /// The testbed's command line, for a host.
     pub fn testbed(&self, verb: &str, host: usize) -> Command {
-        let mut command = testbed(verb, &(host + 1).to_string());
+        let mut command = testbed("host", verb, &(host + 1).to_string());
         command.env("RD_HOSTS_DIR", &self.directory);
         command
     }
@@ -49,7 +64,7 @@ impl Net {
 
     /// A long line beside the switch, from the first host to the second, to [`Net::FAR`]; it ends with its input.
     pub fn line(&self, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Result<Line> {
-        let mut line = testbed("line", "1");
+        let mut line = testbed("host", "line", "1");
         line.env("RD_HOSTS_DIR", &self.directory).arg("2");
         line.args([delay_ms, rate_mbit, loss_ppm].map(|number| number.to_string()));
         let mut line = Line(line.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(text)?);
@@ -83,8 +98,8 @@ impl Drop for Line {
     }
 }
 
-fn testbed(verb: &str, host: &str) -> Command {
-    let mut command = Command::new(record::root().join("tests/testbed/host"));
+fn testbed(program: &str, verb: &str, host: &str) -> Command {
+    let mut command = Command::new(record::root().join("tests/testbed").join(program));
     command.args([verb, host]);
     command
 }

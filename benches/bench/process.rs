@@ -181,9 +181,21 @@ pub fn spent(server: Option<u32>, bytes: u64, run: impl Fn() -> Result<()>) -> R
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let mut left = children(std::process::id());
         left.retain(|child| Some(*child) != server);
-        left.is_empty() && server.is_none_or(|server| children(server).is_empty())
+        left.is_empty() && server.is_none_or(is_childless)
     })?;
     Ok((all()? - before) / (bytes as f64 / 1e9))
+}
+
+/// The same of `server` and its children alone.
+pub fn spent_by(server: u32, bytes: u64, run: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let before = times(server)?.whole();
+    run()?;
+    wait_until("the server's processes to end", || is_childless(server))?;
+    Ok((times(server)?.whole() - before) / (bytes as f64 / 1e9))
+}
+
+fn is_childless(id: u32) -> bool {
+    children(id).is_empty()
 }
 
 fn children(id: u32) -> Vec<u32> {
@@ -238,11 +250,15 @@ pub fn wait_listening(port: u16) -> Result<()> {
     })
 }
 
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+pub fn wait_until(what: &str, holds: impl FnMut() -> bool) -> Result<()> {
+    wait_within(what, READY_LIMIT, holds)
+}
+
+pub fn wait_within(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !holds() {
-        if start.elapsed() > READY_LIMIT {
-            return Err(format!("waited {} s for {what}", READY_LIMIT.as_secs()));
+        if start.elapsed() > limit {
+            return Err(format!("waited {} s for {what}", limit.as_secs()));
         }
         thread::sleep(Duration::from_millis(2));
     }

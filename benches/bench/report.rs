@@ -58,7 +58,7 @@ const PAGES: [(&str, &str, &[&str]); 8] = [
         "Pipelines, measured",
         &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup", "rdsh", "rdsh-tools"],
     ),
-    ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
+    ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins", "many-cpu", "sbcast"]),
     ("long-lines.md", "Long lines and several networks, measured", &["long", "long-lanes", "rails", "rails-rdma"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
 ];

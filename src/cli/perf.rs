@@ -164,8 +164,8 @@ pub(crate) struct ServeOptions {
 
 /// The exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0 measured; 1 usage; 2 wrong KEY; 3 cannot connect, or busy; 4 link lost; 5 cannot \
-    read; 6 cannot write; 7 messages came back damaged; 9 protocol or version; 128+n ended by signal n; 141 standard \
-    output was closed";
+    read; 6 cannot write; 7 messages came back damaged; 8 one of several networks failed; 9 protocol or version; \
+    128+n ended by signal n; 141 standard output was closed";
 
 /// What a command line asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

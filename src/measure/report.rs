@@ -312,8 +312,9 @@ pub struct Way {
 
 impl Way {
     /// One that could not be used.
-    pub fn failed(name: String, interface: &str, reason: String) -> Self {
-        Self { name, interface: Some(interface.to_owned()), failed: Some(reason), ..Self::default() }
+    pub fn failed(name: String, interface: Option<&str>, bytes: u64, reason: String) -> Self {
+        let interface = interface.map(str::to_owned);
+        Self { name, interface, bytes, failed: Some(reason), ..Self::default() }
     }
 
     /// Of what was measured.

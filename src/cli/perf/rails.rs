@@ -16,7 +16,8 @@ use crate::transport::bundle::Settings;
 /// Connections by each network: as a copy has, where no number is asked for.
 const LANES: u32 = 2;
 
-pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Report, Failure> {
+/// What was measured, and a failure if one of the networks did not carry everything.
+pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Report, Option<Failure>), Failure> {
     let usage = |message: &str| Err(Failure::new(Exit::Usage, message));
     let Target::Launched(host) = target else {
         return usage(
@@ -61,48 +62,64 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
     let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
     let mut progress = wire::Progress::new(sizes.len() * (count + 1), arguments.output.verbose);
     let (mut rows, mut gain): (Vec<Way>, _) = (Vec::new(), None);
+    let mut failed = 0;
     for message_bytes in sizes {
         let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
         let (mut best, mut last_failure) = (0_f64, None);
         for way in std::mem::take(&mut ways) {
-            let mut driver = match (open(&way), &way) {
-                (Ok(driver), _) => driver,
+            let measured = open(&way).and_then(|mut driver| {
+                let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
+                progress.step(&format!("{name}, {message_bytes} bytes"));
+                let ran = driver.run(run, None).map_err(|error| words::measured(&error, &label))?;
+                let medium = wire::medium(&driver);
+                driver.close();
+                Ok((name, medium, wire::bandwidth(run, &ran)))
+            });
+            match (measured, &way) {
+                (Ok((name, medium, carried)), _) => {
+                    best = best.max(carried.average_mib_s);
+                    let interface = way.as_ref().map(|rail| &*rail.interface);
+                    rows.push(Way::new(name, medium, interface, &carried));
+                    ways.push(way);
+                }
                 // One of several that does not work is what is looked for.
                 (Err(failure), Some(rail)) => {
-                    let reason = failure.message.clone().unwrap_or_default();
-                    rows.push(Way::failed(rail.to_string(), &rail.interface, reason));
+                    rows.push(Way::failed(
+                        rail.to_string(),
+                        Some(&rail.interface),
+                        message_bytes.into(),
+                        reason(&failure),
+                    ));
+                    failed += 1;
                     last_failure = Some(failure);
-                    continue;
                 }
                 (Err(failure), None) => return Err(failure),
-            };
-            let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
-            progress.step(&format!("{name}, {message_bytes} bytes"));
-            let ran = driver.run(run, None).map_err(|error| words::measured(&error, &label))?;
-            let carried = wire::bandwidth(run, &ran);
-            best = best.max(carried.average_mib_s);
-            let interface = way.as_ref().map(|rail| &*rail.interface);
-            rows.push(Way::new(name, wire::medium(&driver), interface, &carried));
-            driver.close();
-            ways.push(way);
+            }
         }
         if let Some(failure) = last_failure.filter(|_| ways.is_empty()) {
             return Err(failure);
         }
         if ways.len() > 1 {
             progress.step(&format!("all at once, {message_bytes} bytes"));
-            let mut drivers = ways.iter().map(&mut open).collect::<Result<Vec<_>, _>>()?;
-            let each = at_once(run, &mut drivers, &label)?;
-            drivers.into_iter().for_each(Driver::close);
-            let mut carried = Bandwidth::default();
-            for (rail, each) in ways.iter().flatten().zip(&each) {
-                carried.add(each);
-                if arguments.output.verbose {
-                    crate::cli::say(&format!("rdperf: {rail}, at once: {:.2} MB/s", each.average_mib_s));
+            let name = format!("all {} at once", ways.len());
+            let drivers = ways.iter().map(&mut open).collect::<Result<Vec<_>, _>>();
+            match drivers.and_then(|drivers| at_once(run, drivers, &label)) {
+                Ok(each) => {
+                    let mut carried = Bandwidth::default();
+                    for (rail, each) in ways.iter().flatten().zip(&each) {
+                        carried.add(each);
+                        if arguments.output.verbose {
+                            crate::cli::say(&format!("rdperf: {rail}, at once: {:.2} MB/s", each.average_mib_s));
+                        }
+                    }
+                    rows.push(Way::new(name, "", None, &carried));
+                    gain = (best > 0.0).then(|| carried.average_mib_s / best);
+                }
+                Err(failure) => {
+                    rows.push(Way::failed(name, None, message_bytes.into(), reason(&failure)));
+                    failed += 1;
                 }
             }
-            rows.push(Way::new(format!("all {} at once", ways.len()), "", None, &carried));
-            gain = (best > 0.0).then(|| carried.average_mib_s / best);
         }
     }
     drop(progress);
@@ -111,8 +128,17 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<Repo
     let medium = if media.all(|medium| medium == first) { first } else { "mixed" };
     let route = if count == 1 { "the only network".to_owned() } else { format!("each of {count} networks") };
     let wire = wire::described(arguments, &label, medium, route, connections);
-    let rails = Rails { ways: rows, gain, sentence: sentence(gain, count) };
-    Ok(Report { wire: Some(wire), rails: Some(rails), ..Report::new() })
+    let lines = rows.len();
+    let failure = (failed > 0).then(|| {
+        let what = format!("{failed} of {lines} measurements failed; the table says why");
+        Failure::new(Exit::Partial, what)
+    });
+    let rails = Rails { sentence: sentence(gain, count, ways.len()), ways: rows, gain };
+    Ok((Report { wire: Some(wire), rails: Some(rails), ..Report::new() }, failure))
+}
+
+fn reason(failure: &Failure) -> String {
+    failure.message.clone().unwrap_or_default()
 }
 
 /// The ways to the other end; one, which has no name, where there is no second one.
@@ -124,19 +150,25 @@ fn ways(first: &Reached) -> Result<Vec<Option<Rail>>, Failure> {
 }
 
 /// Runs the same load over each at the same time.
-fn at_once(run: Run, drivers: &mut [Driver], label: &str) -> Result<Vec<Bandwidth>, Failure> {
+fn at_once(run: Run, mut drivers: Vec<Driver>, label: &str) -> Result<Vec<Bandwidth>, Failure> {
     let ran: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = drivers.iter_mut().map(|driver| scope.spawn(move || driver.run(run, None))).collect();
         running.into_iter().map(|thread| thread.join().expect("no panic in it")).collect()
     });
     let carried = |ran: Result<_, _>| ran.map(|ran| wire::bandwidth(run, &ran));
-    ran.into_iter().map(|ran| carried(ran).map_err(|error| words::measured(&error, label))).collect()
+    let each = ran.into_iter().map(|ran| carried(ran).map_err(|error| words::measured(&error, label)));
+    let each = each.collect::<Result<Vec<_>, _>>()?;
+    drivers.into_iter().for_each(Driver::close);
+    Ok(each)
 }
 
-fn sentence(gain: Option<f64>, networks: usize) -> String {
+fn sentence(gain: Option<f64>, networks: usize, working: usize) -> String {
     match gain {
-        None if networks > 1 => "One of the networks between these hosts works.".to_owned(),
         Some(gain) => format!("All at once carry {gain:.2} times what the best of them carries by itself."),
-        None => "There is one network between these hosts: no other has an interface of each.".to_owned(),
+        None if networks == 1 => {
+            "There is one network between these hosts: no other has an interface of each.".to_owned()
+        }
+        None if working == 1 => "One of the networks between these hosts works.".to_owned(),
+        None => "Not all networks between these hosts could be measured at once.".to_owned(),
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn measure(
         Mode::Bandwidth => (Vec::new(), sizes(BANDWIDTH_BYTES)),
         Mode::Ping => (sizes(PING_BYTES), Vec::new()),
         Mode::Connections => return connections(arguments, target),
-        Mode::Rails => return Ok((super::rails::measure(arguments, target)?, None)),
+        Mode::Rails => return super::rails::measure(arguments, target),
     };
     let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
     let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };

@@ -83,6 +83,66 @@ fn a_plain_copy_sends_only_what_is_not_there() {
     }
 }
 
+/// A new tree is made under a partial name. What was whole in it when the copy was cut is not sent again, by a plain copy either;
+/// what is no longer in the source, or of another kind there, goes; and how much is kept is said.
+#[test]
+fn a_tree_that_was_cut_is_gone_on_with() {
+    for (way, options) in [(WAYS[0], &["-r"][..]), (WAYS[1], &["-r"]), (WAYS[2], &["-r"]), (WAYS[0], &["-r", "--sync"])]
+    {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("source/sub")).expect("directories");
+        let name = |number: usize| format!("{}{number:03}", ["", "sub/f"][number % 2]);
+        for number in 0..200 {
+            noise(&lab.join("source").join(name(number)), 100_000);
+        }
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(options).args(["-T", "--bwlimit=8M"]).args([path(way.0, "source/"), path(way.1, "copy")]);
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let partial = || {
+            let names = fs::read_dir(lab.0.path()).expect("it").flatten().map(|entry| entry.path());
+            names.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "rd-part"))
+        };
+        let has_come =
+            |count: usize| partial().and_then(|at| fs::read_dir(at).ok()).is_some_and(|at| at.count() > count);
+        let until = std::time::Instant::now() + PATIENCE;
+        while !has_come(40) && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process.signal(rustix::process::Signal::INT);
+        let ended = process.wait();
+        ended.expect(130);
+        let partial = partial().expect("it is kept");
+        let named = partial.file_name().expect("a name").to_string_lossy().into_owned();
+        let kept = ended.stderr.lines().find(|line| line.contains(&named)).expect("it is said").to_owned();
+        assert!(kept.contains("MiB kept in") && kept.contains("run again to resume"), "{kept}");
+        // A file that was there is a directory now, and the other way round; one is no longer there; and one is not what it was.
+        let there: Vec<String> = (0..200).map(name).filter(|name| partial.join(name).is_file()).collect();
+        let [to_directory, gone, changed] = [0, 1, 2].map(|at| lab.join("source").join(&there[at]));
+        let time = fs::metadata(&changed).and_then(|it| it.modified()).expect("there");
+        noise(&lab.join("source/new"), 100_000);
+        fs::rename(lab.join("source/new"), &changed).expect("ours");
+        if !options.contains(&"--sync") {
+            File::options().write(true).open(&changed).and_then(|it| it.set_modified(time)).expect("ours");
+        }
+        fs::remove_file(&gone).expect("ours");
+        fs::remove_file(&to_directory).expect("ours");
+        fs::create_dir(&to_directory).expect("a directory");
+        noise(&to_directory.join("below"), 5000);
+        let to_file = lab.join("source/sub");
+        fs::create_dir(partial.join("sub2")).expect("a directory");
+        fs::write(partial.join("sub2/stale"), "stale").expect("a file");
+        noise(&to_file.with_file_name("sub2"), 5000);
+        let stats = run(&lab, &[options, &["-T", "--stats"]].concat(), way, "copy");
+        let literal = number(&stats, "Literal data");
+        assert!(literal <= 20_000_000 - (there.len() as u64 - 4) * 100_000 + 10_000, "{way:?}: {literal} of {there:?}");
+        let mut diff = std::process::Command::new("diff");
+        let told = diff.arg("-r").args([lab.join("source"), lab.join("copy")]).output().expect("diff");
+        assert!(told.status.success(), "{way:?}: {}", String::from_utf8_lossy(&told.stdout));
+        assert!(!partial.exists());
+    }
+}
+
 #[test]
 fn numbers_are_written_as_asked() {
     let lab = Lab::new();

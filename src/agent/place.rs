@@ -14,7 +14,7 @@ use crate::control::endpoints;
 use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, escaped};
-use crate::fs::{io_fact, partial, plain_fact, std_fact};
+use crate::fs::{PARTIAL, io_fact, name_beside, partial, plain_fact, std_fact};
 use crate::options::{LATEST, TreeOptions};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
@@ -136,10 +136,11 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
         Err(error) => return Err(unwritable(&path, &error)),
     };
     check_targets(asked, &placed)?;
-    let is_there =
-        asked.sources.iter().any(|source| source.kind == Kind::Directory && has_entries(&target(&placed, source)));
+    let directories = || asked.sources.iter().filter(|source| source.kind == Kind::Directory);
+    let is_there = directories().any(|source| has_entries(&target(&placed, source)));
+    let has_left = directories().any(|source| left(&target(&placed, source)).is_some_and(|path| has_entries(&path)));
     let spot = spot(Path::new(OsStr::from_bytes(&placed.directory)));
-    Ok(Placed { is_there, spot, addresses: endpoints::own(0, b""), ..placed })
+    Ok(Placed { is_there, has_left, spot, addresses: endpoints::own(0, b""), ..placed })
 }
 
 /// Which directory a path leads to, whether it is there or not.
@@ -148,6 +149,11 @@ fn spot(path: &Path) -> Option<Spot> {
     let (above, found) = path.ancestors().find_map(|above| Some((above, std::fs::metadata(above).ok()?)))?;
     let rest = path.strip_prefix(above).ok()?.as_os_str().as_bytes().to_vec();
     Some(Spot { device: found.dev(), inode: found.ino(), rest })
+}
+
+/// Where a copy of a new directory that was cut has left what had come.
+fn left(target: &Path) -> Option<PathBuf> {
+    Some(target.with_file_name(name_beside(target.file_name()?.as_bytes(), PARTIAL)))
 }
 
 /// Whether something is in a directory. It is looked at without leaving a trace, or not at all: then there may be.

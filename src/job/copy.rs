@@ -374,7 +374,7 @@ impl<'a> Copy<'a> {
         let contents = root.is_some_and(|root| self.is_root(root));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
         // Within a host, reading both takes as long as copying.
-        settings.compares = placed.is_there && from != to && settings.may_compare();
+        settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none() };
         if from == to {
@@ -437,7 +437,6 @@ impl<'a> Copy<'a> {
         if count == 0 {
             return;
         }
-        self.failed = self.failed.saturating_add(count);
         let exit = *self.first_failed.get_or_insert(Exit::Partial);
         let label = self.label(silent);
         let line =
@@ -502,10 +501,14 @@ impl<'a> Copy<'a> {
             }
             self.count_failures(at, side, report.as_ref().map_or(0, |report| report.failed));
         }
-        match &reports {
-            [Some(sent), None] if !is_within => self.tell_failed_there(to, sent.failed_there),
-            [None, Some(received)] => self.tell_failed_there(from, received.failed_there),
-            _ => {}
+        let unnamed = match &reports {
+            [Some(sent), None] if !is_within => Some((to, sent.failed_there)),
+            [None, Some(received)] => Some((from, received.failed_there)),
+            _ => None,
+        };
+        if let Some((silent, count)) = unnamed {
+            self.failed = self.failed.saturating_add(count);
+            self.tell_failed_there(silent, count);
         }
         let [sent, received] = &reports;
         let received = if is_within { sent } else { received };

@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
+use rd_proto::tree::{Answer, Order, RESUME_BYTES_MIN, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
 use super::ahead::Ahead;
@@ -66,7 +66,7 @@ use super::owners::Owners;
 use super::patterns::Patterns;
 use super::progress::Progress;
 use super::stats::Stats;
-use super::walk::INLINE_BYTES_MAX;
+use super::walk::{COMPARED_BYTES_MIN, INLINE_BYTES_MAX};
 use super::{Fault, SOURCE_IS_EMPTY, stops_everything};
 use crate::fs::direct::write::Writes;
 use crate::fs::partial::{self, Blocked};
@@ -268,6 +268,14 @@ impl Shared {
 
     fn keep(&self, path: Vec<u8>) {
         self.kept.lock().expect("no panics under it").push(path);
+    }
+
+    /// A file is whole in a directory that has no name yet. It counts if the next copy goes on with it, as it looks at it first.
+    fn note_whole(&self, directory: &OpenDirectory, size: u64) {
+        let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
+        if directory.is_unseen && (self.options.sync || !self.is_local && is_compared()) {
+            self.resumable_bytes.fetch_add(size, Relaxed);
+        }
     }
 
     /// Tries again while another transfer holds the partial name `beside`.

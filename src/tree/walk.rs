@@ -27,6 +27,7 @@ use rustix::io::Errno;
 use self::follow::Treatment;
 use self::held::Held;
 use self::links::Links;
+pub(in crate::tree) use self::listed::COMPARED_BYTES_MIN;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
 use self::place::{Entered, Entry, Layer, Level, Place};

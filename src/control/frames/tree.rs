@@ -113,6 +113,10 @@ pub struct Placed {
     #[n(6)]
     #[cbor(default)]
     pub addresses: Vec<Endpoint>,
+    /// Of one that is not there a copy that was cut has left something under its partial name.
+    #[n(7)]
+    #[cbor(default)]
+    pub has_left: bool,
 }
 
 /// A directory of one machine, by whatever name it was found. It need not be there.

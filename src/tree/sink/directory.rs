@@ -150,7 +150,7 @@ impl OpenDirectory {
         let Made { fd, is_new, was_left, unnamed } = made;
         let stat = fstat(&fd)?;
         let options = &shared.options;
-        let is_resumed = was_left && options.sync;
+        let is_resumed = was_left && options.lists();
         let left = if was_left && !is_resumed { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
@@ -255,6 +255,10 @@ impl OpenDirectory {
     /// Clears the place for an entry, in a directory that an earlier transfer has left. Whether the entry is a directory
     /// that was left as well: then it is completed. A file that was is replaced, or resumed, as any other.
     pub fn make_way(&self, entry: &Record<'_>) -> bool {
+        if self.is_resumed {
+            self.clear_other_kind(entry);
+            return false;
+        }
         let (Some(left), Some(name)) = (&self.left, entry.name()) else { return false };
         let mut left = left.lock().expect("no panics under it");
         if matches!(entry, Record::Large { .. }) {
@@ -268,6 +272,17 @@ impl OpenDirectory {
                 false
             }
             was_directory => was_directory == Some(true),
+        }
+    }
+
+    /// In a directory that is resumed: a directory stands where another kind of entry is to be now, or the other way round.
+    fn clear_other_kind(&self, entry: &Record<'_>) {
+        let stat = entry.name().and_then(|name| Some((name, self.stat(name).ok()?)));
+        if let Some((name, stat)) = stat
+            && (FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+                != matches!(entry, Record::Directory { .. })
+        {
+            let _ = remove(&self.fd, name);
         }
     }
 

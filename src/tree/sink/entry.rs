@@ -110,6 +110,7 @@ fn make_file(
         .inspect(|()| {
             shared.bytes.fetch_add(data.len() as u64, Relaxed);
             shared.stats().note_transferred(data.len() as u64, data.len() as u64);
+            shared.note_whole(directory, data.len() as u64);
             shared.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
         })
         .inspect(|()| digest.into_iter().for_each(|digest| directory.list_file(name, &partial.file, digest)))
@@ -731,9 +732,7 @@ impl Large {
                 self.shared.stats().note_transferred(self.size, written_bytes);
                 let told = (Effect::Transferred, FileKind::Regular);
                 self.shared.tell(&self.directory, &self.name, told, self.differs, || None);
-                if self.is_lasting && self.directory.is_unseen {
-                    self.shared.resumable_bytes.fetch_add(self.size, Relaxed);
-                }
+                self.shared.note_whole(&self.directory, self.size);
                 self.list();
                 true
             }

@@ -212,8 +212,7 @@ fn hosts_are_added_while_it_runs() {
     let mut arguments = vec!["-r".into(), "--bwlimit=10M".into(), lab.join("src").into_os_string()];
     arguments.extend(lab.to(2));
     let mut process = lab.start_many(&arguments);
-    let line = process.line_with("adds a host");
-    let job = line.split("--join ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its name").to_owned();
+    let job = job_of(&process);
     let add = |target: OsString| {
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         Process::spawn(command.args(["--join", &job]).arg(target).stdin(Stdio::null()).stdout(Stdio::null()))
@@ -236,6 +235,94 @@ fn hosts_are_added_while_it_runs() {
     let gone = add("h6:/x".into()).wait();
     gone.expect(3);
     assert!(gone.stderr.contains("no copy with this name runs here"), "{}", gone.stderr);
+}
+
+/// The name of a job that runs.
+fn job_of(process: &Process) -> String {
+    let line = process.line_with("adds a host");
+    line.split("--join ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its name").to_owned()
+}
+
+impl Lab {
+    fn join_job(&self, job: &str, target: OsString) -> Ended {
+        let mut command = self.command(rdcp(), "rsh", AGENT);
+        command.args(["--join", job]).arg(target).stdin(Stdio::null()).stdout(Stdio::null());
+        Process::spawn(&mut command).wait()
+    }
+}
+
+/// A host that has failed may be added until it succeeds, whether its agent is still there or not; what it failed with before
+/// does not count then.
+#[test]
+fn a_host_that_failed_is_added_again() {
+    let lab = Lab::new();
+    lab.tree("src", 48 << 20);
+    let mut arguments = vec!["-r".into(), "--bwlimit=8M".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(3));
+    // It cannot be copied there: the agent answers that, and stays.
+    fs::write(lab.join("h4"), "in the way").expect("a file");
+    arguments.extend(["--to".into(), lab.there("h4", "h4/copy")]);
+    let process = lab.start_many(&arguments);
+    let job = job_of(&process);
+    // Until it has failed it is one of them.
+    let until = Instant::now() + PATIENCE;
+    let again = loop {
+        let again = lab.join_job(&job, lab.there("h4", "h4/copy"));
+        if !again.stderr.contains("already") || Instant::now() > until {
+            break again;
+        }
+    };
+    again.expect(6);
+    // One whose agent is gone.
+    while !lab.join("h3/copy").exists() && fs::read_dir(lab.join("h3")).expect("made").next().is_none() {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "h3").expect("it was started");
+    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    process.line_with("lost h3");
+    fs::remove_file(lab.join("h4")).expect("ours");
+    fs::create_dir(lab.join("h4")).expect("a directory");
+    std::thread::scope(|scope| {
+        for host in ["h3", "h4"] {
+            let (lab, job) = (&lab, &job);
+            scope.spawn(move || {
+                lab.join_job(job, lab.there(host, &format!("{host}/copy"))).expect(0);
+            });
+        }
+    });
+    let mut process = process;
+    process.wait().expect(0);
+    (1..=4).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+}
+
+/// What the source could not read is missing at every host, also at one that has got its copy from another: it is told so.
+#[test]
+fn a_host_that_is_added_hears_what_the_source_could_not_read() {
+    let lab = Lab::new();
+    lab.tree("src", 24 << 20);
+    for host in 1..=3 {
+        fs::create_dir(lab.join(&format!("h{host}"))).expect("a directory");
+    }
+    // Nobody may read it, not even root.
+    let unreadable = OsString::from("/proc/sys/vm/compact_memory");
+    let arguments = [
+        "-r".into(),
+        "--bwlimit=10M".into(),
+        unreadable,
+        lab.join("src").into_os_string(),
+        lab.there("h1", "h1"),
+        "--to".into(),
+        lab.there("h2", "h2"),
+    ];
+    let mut process = lab.start_many(&arguments);
+    let added = lab.join_job(&job_of(&process), lab.there("h3", "h3"));
+    added.expect(8);
+    assert!(added.stderr.contains("h3: 1 entry not copied in full"), "{}", added.stderr);
+    let ended = process.wait();
+    ended.expect(8);
+    assert!(ended.stderr.contains("compact_memory"), "{}", ended.stderr);
+    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/src")));
 }
 
 /// What a host gives another later is proven against the source: changed, it is not taken, and comes from the source.

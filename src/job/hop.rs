@@ -173,9 +173,9 @@ impl Hop {
         !self.waits_for_go
     }
 
-    /// An end is ready to begin.
-    pub(crate) fn note_ready(&mut self, side: Side) {
-        self.ready[side as usize] = true;
+    /// An end is ready to begin. False if it has said so before.
+    pub(crate) fn note_ready(&mut self, side: Side) -> bool {
+        !std::mem::replace(&mut self.ready[side as usize], true)
     }
 
     /// Both ends have been told to begin.
@@ -217,10 +217,11 @@ impl Hop {
         self.bytes = self.bytes.max(report.bytes);
         self.ended_since.get_or_insert_with(Instant::now);
         self.ended_first.get_or_insert(side);
-        self.reports[side as usize].get_or_insert(report);
+        // Each end's words come through a channel of its own: this may be here before the other's, that they have met.
         if !self.has_met() {
-            self.state = State::Failed;
+            self.state = if report.bytes > 0 { State::Met } else { State::Failed };
         }
+        self.reports[side as usize].get_or_insert(report);
         wakes && !self.is_stopping && !self.is_over()
     }
 

@@ -213,9 +213,14 @@ impl Job {
     ///
     /// Exit 3 where its launcher cannot be started.
     fn host(&mut self, name: &OsStr) -> Result<usize, Failure> {
-        if let Some(known) = self.hosts.iter().position(|host| host.name == name && !host.gone) {
-            return Ok(known);
+        match self.hosts.iter().position(|host| host.name == name && !host.gone) {
+            Some(known) => Ok(known),
+            None => self.host_anew(name),
         }
+    }
+
+    /// The same, by an agent of its own, whatever is known of a host of this name.
+    fn host_anew(&mut self, name: &OsStr) -> Result<usize, Failure> {
         let Setup { launcher, agent, may_ask, .. } = &self.setup;
         let number = self.hosts.len();
         let mut remote = Remote::new(launcher, name, agent, number, self.post.clone(), *may_ask);
@@ -428,15 +433,21 @@ impl Job {
 
     fn hear_end(&mut self, hop: usize, side: Side, message: Message) {
         match message {
-            message if message.is_tunnel() => self.pass_on(hop, side, message),
+            message if message.is_tunnel() => {
+                // An end that has been given no tunnel must not fill the other one's channel.
+                if self.hops[hop].tunneled {
+                    self.pass_on(hop, side, message);
+                }
+            }
             Message::Agreed => {
                 self.hops[hop].note_agreed(side);
                 self.updates.push_back(Update::Agreed);
             }
+            // An end goes on when both are ready. The caller's own is before any other, which then waits for nothing.
             Message::Ready => {
-                // An end goes on when both are ready. The caller's own is before any other, which then waits for nothing.
-                self.hops[hop].note_ready(side);
-                self.send_end(hop, side.other(), &Message::Go);
+                if self.hops[hop].note_ready(side) {
+                    self.send_end(hop, side.other(), &Message::Go);
+                }
             }
             Message::Listening(_) | Message::Failed(_) | Message::Dialed | Message::DialFailed(_) => {
                 self.log_meeting(hop, side, &message);

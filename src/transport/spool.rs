@@ -124,12 +124,13 @@ impl Places {
         };
     }
 
-    /// The host behind wants the stream from `from` on. False if that is not kept.
+    /// The host behind wants the stream from `from` on. False if that is not kept, or there is to be none behind.
     fn send_from(&mut self, from: u64) -> bool {
+        // One that was taken away meanwhile: nobody would say again that it has gone.
+        let Some(next) = &mut self.next else { return false };
         let is_kept = (self.start..=self.end).contains(&from);
         if is_kept {
-            let safe = self.next.map_or(from, |next| next.safe.min(from));
-            self.next = Some(Next { reader: Some(from), passed: from, safe });
+            *next = Next { reader: Some(from), passed: from, safe: next.safe.min(from) };
         }
         is_kept
     }

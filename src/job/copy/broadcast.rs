@@ -46,6 +46,9 @@ const OTHERS_GO_ON: &str = "the others go on without it";
 /// How often the chain looks at the time.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Updates that are taken between two looks at the time, at most.
+const UPDATES_MAX: usize = 8192;
+
 /// How long nodes may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_millis(2500);
 
@@ -58,6 +61,8 @@ struct Target {
     state: BroadcastState,
     /// What its node came to, or an ordinary copy to it.
     report: Option<Report>,
+    /// Entries that were not sent to it, by who gave it a copy.
+    unsent: u64,
     failure: Option<Failure>,
     /// It is given its tree by this host.
     from: Option<usize>,
@@ -109,7 +114,7 @@ impl Copy<'_> {
             return Err(Failure::new(Exit::Usage, "several hosts get what one host has: name sources of one host"));
         }
         self.job.fails_alone = true;
-        let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source)).collect();
+        let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source, false)).collect();
         self.job.greet_one(source)?;
         let found = self.find(&sources)?;
         self.check_reports(&found, HERE, None)?;
@@ -155,9 +160,11 @@ impl Copy<'_> {
         ended.map(|()| self.came_to_broadcast(run))
     }
 
-    /// Starts a host. One that cannot be started fails alone.
-    fn start(&mut self, spec: &Spec, source: usize) -> Target {
-        let (host, failure) = match self.host_of(spec) {
+    /// Starts a host. One that cannot be started fails alone. `is_again`: it failed, and was added again. Its agent may still
+    /// be there, and pass the stream on: this one is another host to the job.
+    fn start(&mut self, spec: &Spec, source: usize, is_again: bool) -> Target {
+        let host = if is_again { self.job.host_anew(spec.host()) } else { self.host_of(spec) };
+        let (host, failure) = match host {
             Ok(host) if host == source => {
                 let line = format!("{} is where the sources are: copy there by itself", self.label(host));
                 (None, Some(Failure::new(Exit::Usage, line)))
@@ -166,7 +173,7 @@ impl Copy<'_> {
             Err(failure) => (None, Some(failure)),
         };
         let (spec, state, placing) = (spec.clone(), BroadcastState::default(), None);
-        let (placed, report, from, why, unmet, done_after, joiner, is_replaced) = Default::default();
+        let (placed, report, unsent, from, why, unmet, done_after, joiner, is_replaced) = Default::default();
         Target {
             joiner,
             is_replaced,
@@ -176,6 +183,7 @@ impl Copy<'_> {
             placed,
             state,
             report,
+            unsent,
             failure,
             from,
             why,
@@ -220,12 +228,15 @@ impl Copy<'_> {
         }
     }
 
-    /// Takes all updates that are there, so that the time that passes meanwhile is not taken for that of hosts.
+    /// Takes all updates that are there, so that the time that passes meanwhile is not taken for that of hosts; but no more
+    /// than that: a host may say more faster than it is heard, and without end.
     fn take_updates(&mut self, run: &mut Run) -> Result<(), Failure> {
         let mut next = self.job.next(Instant::now() + TICK);
+        let mut most = UPDATES_MAX;
         while let Some(update) = next {
             self.take(run, update)?;
-            next = self.job.next(Instant::now());
+            most -= 1;
+            next = if most > 0 { self.job.next(Instant::now()) } else { None };
         }
         self.give_up_placing(run);
         Ok(())
@@ -490,8 +501,13 @@ impl Copy<'_> {
         if received.as_ref().is_some_and(|report| report.failed > 0) {
             run.chain.keep_to_itself(to);
         }
+        let sent = self.job.hops[hop].report(Side::From).map(|report| report.failed);
+        let unsent = sent.or(received.as_ref().map(|report| report.failed_there)).unwrap_or(0);
+        if sent.is_none() {
+            self.tell_failed_there(run.host(from), unsent);
+        }
         let target = run.target_mut(to);
-        target.report = received;
+        (target.report, target.unsent) = (received, unsent);
         if end == CopyEnd::Made {
             (target.done_after, target.failure) = (Some(now), None);
         } else if let Some((_, failure)) = fault {
@@ -533,10 +549,10 @@ impl Copy<'_> {
         let Run { targets, began, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut first) = (0, None);
-        let mut amount = Amount::default();
+        let (mut amount, mut unsent) = (Amount::default(), 0_u64);
         let has_any = targets.iter().any(|target| target.done_after.is_some());
         for target in targets.into_iter().filter(|target| !target.is_replaced) {
-            let Target { spec, failure, report, done_after, why, unmet, .. } = target;
+            let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
                 let failure = failure.or_else(|| source_failure.clone()).unwrap_or_else(|| {
@@ -552,7 +568,10 @@ impl Copy<'_> {
                 hosts.push(HostEnded { spec, failure: Some(failure) });
                 continue;
             }
+            // The same ones for all.
+            unsent = unsent.max(not_sent);
             if let Some(report) = report {
+                unsent = unsent.max(report.failed_there);
                 amount = Amount {
                     entries: amount.entries.max(report.entries),
                     directories: amount.directories.max(report.directories),
@@ -565,7 +584,7 @@ impl Copy<'_> {
             }
             hosts.push(HostEnded { spec, failure: None });
         }
-        let unsent = source_report.as_ref().map_or(0, |report| report.failed);
+        let unsent = source_report.as_ref().map_or(unsent, |report| unsent.max(report.failed));
         if unsent > 0 {
             self.failed = self.failed.saturating_add(unsent);
             self.first_failed.get_or_insert(Exit::Partial);

@@ -211,6 +211,8 @@ struct Link {
     is_stopping: bool,
     /// Its beginning has never sent to anybody else.
     is_first: bool,
+    /// It has never sent to this node before.
+    is_new: bool,
 }
 
 /// Two nodes that lost each other.
@@ -423,10 +425,16 @@ impl Chain {
             link.up_since = Some(now);
             let to = &mut self.members[link.to];
             to.moved = now;
-            to.fed_by.insert(link.from);
             if !link.is_first {
                 to.given.interrupt();
             }
+        }
+    }
+
+    /// The receiving end of a link says that nothing came by it; said before [`Chain::link_over`].
+    pub(super) fn fed_nothing(&mut self, link: LinkId) {
+        if let Some(&Link { from, to, is_new: true, .. }) = self.links.get(&link) {
+            self.members[to].fed_by.remove(&from);
         }
     }
 
@@ -685,7 +693,9 @@ impl Chain {
             let link = self.begun;
             self.begun += 1;
             let is_first = !std::mem::replace(&mut self.members[from].has_fed, true);
-            self.links.insert(link, Link { from, to, up_since: None, is_stopping: false, is_first });
+            // From now on: an end that is hostile may send and never say that the two have met.
+            let is_new = self.members[to].fed_by.insert(from);
+            self.links.insert(link, Link { from, to, up_since: None, is_stopping: false, is_first, is_new });
             self.actions.push_back(Action::Connect { link, from, to });
         }
     }
@@ -711,8 +721,10 @@ impl Chain {
         if !self.has_proof {
             return;
         }
+        // One that was told to leave may have taken the rest by then, and waits for the proof; one that has left ignores it.
+        let may_have_all = |member: &Member| self.lag == Lag::Copied && !member.is_over;
         for (node, member) in self.members.iter_mut().enumerate().skip(1) {
-            if member.is_heard && !member.is_proven && !member.is_behind {
+            if member.is_heard && !member.is_proven && (!member.is_behind || may_have_all(member)) {
                 member.is_proven = true;
                 self.actions.push_back(Action::Prove(node));
             }

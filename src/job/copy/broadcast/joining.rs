@@ -204,10 +204,12 @@ impl Copy<'_> {
             }
         };
         self.say(&format!("{} is added", escaped(spec.host())));
-        if let Some(before) = run.targets.iter_mut().find(|target| target.spec.host() == spec.host()) {
+        let mut is_again = false;
+        for before in run.targets.iter_mut().filter(|target| target.spec.host() == spec.host()) {
+            is_again |= before.host.is_some();
             before.is_replaced = true;
         }
-        let target = self.start(&spec, run.source);
+        let target = self.start(&spec, run.source, is_again);
         let is_open = target.is_open();
         run.targets.push(Target { joiner: Some(joiner), ..target });
         if is_open && run.has_begun {
@@ -307,7 +309,7 @@ fn added(text: &OsStr, path: &OsStr) -> Result<Spec, String> {
 
 impl Run {
     /// It will not have its tree.
-    fn has_failed(&self, target: &Target) -> bool {
+    pub(super) fn has_failed(&self, target: &Target) -> bool {
         let at = self.targets.iter().position(|other| std::ptr::eq(other, target));
         at.is_some_and(|at| self.shown(at, target).standing == HostStanding::Failed)
     }
@@ -316,7 +318,9 @@ impl Run {
     fn outcome(&self, at: usize) -> JoinOutcome {
         let target = &self.targets[at];
         let label = escaped(target.spec.host());
-        let failed = target.report.as_ref().map_or(0, |report| report.failed);
+        // Whoever has given it a copy has not what the source could not read either.
+        let unread = self.source_report.as_ref().map_or(0, |report| report.failed).max(target.unsent);
+        let failed = target.report.as_ref().map_or(0, |report| report.failed) + unread;
         match (&target.failure, &target.report, target.done_after) {
             (None, Some(report), Some(_)) if failed == 0 => {
                 let size = size_words(report.data_bytes);

@@ -93,6 +93,10 @@ impl Links {
         }
         for hop in links {
             let link = self.links.remove(&hop).expect("it is there");
+            // The receiving end's own word, which is about itself alone.
+            if job.hops[hop].report(Side::To).is_some_and(|report| report.bytes == 0) {
+                chain.fed_nothing(link);
+            }
             chain.link_over(link, how_ended(job, hop), now);
         }
     }
@@ -127,9 +131,6 @@ fn how_ended(job: &Job, hop: usize) -> LinkEnd {
     let is_code = |side, exit: Exit| fault(side).is_some_and(|fault| fault.exit == exit.code());
     if hop.reports.iter().flatten().count() == 2 && hop.reports.iter().flatten().all(|report| report.fault.is_none()) {
         return LinkEnd::Done;
-    }
-    if hop.is_stopping && !hop.has_met() {
-        return LinkEnd::Broken;
     }
     match fault(Side::From) {
         Some(fault) if fault.is_not_kept() => LinkEnd::NotKept,

@@ -17,7 +17,8 @@ impl Copy<'_> {
         let names = names_of(placed, &run.found);
         let is_same = |other: &&Target| {
             let (Some(there), Some(theirs)) = (other.host, &other.placed) else { return false };
-            let is_one = there != host && placed.spot.is_some() && placed.spot == theirs.spot;
+            // What failed there may be added again, under whatever name.
+            let is_one = !run.has_failed(other) && there != host && placed.spot.is_some() && placed.spot == theirs.spot;
             is_one && self.job.is_one_kernel(there, host) && names_of(theirs, &run.found) == names
         };
         let first = run.targets.iter().find(is_same)?.host?;

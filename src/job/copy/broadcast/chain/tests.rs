@@ -136,6 +136,9 @@ struct World {
     wires: BTreeMap<LinkId, Wire>,
     copies: Vec<(Node, Node, Duration)>,
     sent_by_source: u64,
+    /// When the source says what the stream was.
+    proof_at: Duration,
+    is_proof_told: bool,
     outs: Vec<(Node, Why)>,
     is_ended: bool,
 }
@@ -167,6 +170,8 @@ impl World {
             wires: BTreeMap::new(),
             copies: Vec::new(),
             sent_by_source: 0,
+            proof_at: Duration::ZERO,
+            is_proof_told: false,
             outs: Vec::new(),
             is_ended: false,
         }
@@ -224,7 +229,8 @@ impl World {
                 Action::Stop(link) => self.wires.get_mut(&link).into_iter().for_each(|wire| wire.stopping = true),
                 Action::Next(node, has_next) => self.peers[node].has_next = has_next,
                 Action::Prove(node) => self.peers[node].is_proven = true,
-                Action::Leave(node) => self.peers[node].may_leave = true,
+                // One that has all is not told anything by that.
+                Action::Leave(node) => self.peers[node].may_leave |= self.peers[node].received < self.length,
                 Action::Copy { from, to } => {
                     assert!(self.peers[from].received == self.length, "seed {}: {from} has it not", self.seed);
                     self.copies.push((from, to, self.now));
@@ -368,10 +374,13 @@ impl World {
 
     fn run(&mut self, mut each: impl FnMut(&mut Self)) {
         self.act();
-        self.chain.proof(self.length, true);
-        self.act();
         while !self.is_ended {
             assert!(self.now < TOO_LONG, "seed {}: {:?}", self.seed, self.chain);
+            if !self.is_proof_told && self.now >= self.proof_at {
+                self.is_proof_told = true;
+                self.chain.proof(self.length, true);
+                self.act();
+            }
             each(self);
             self.step();
         }
@@ -406,6 +415,7 @@ fn without_faults_each_link_carries_all_once() {
 fn whatever_happens_to_some_the_others_get_it() {
     for seed in seeds(120) {
         let mut world = World::new(seed, 2 + (seed % 11) as usize, 200 + seed % 300);
+        world.proof_at = Duration::from_millis(seed % 4 * world.below(3000));
         let hosts = world.peers.len() as u64 - 1;
         let mut faults: Vec<(Duration, Node, Fault)> = (0..1 + world.below(hosts.min(4)))
             .map(|_| {
@@ -604,6 +614,44 @@ fn who_changes_the_stream_is_found() {
         for node in 1..6 {
             assert_eq!(chain.tree(node) == Tree::Failed, node == failed, "{node} of {misled:?}");
         }
+    }
+}
+
+/// Who sends what is wrong, and never says that it has met the one behind it, does not have that one blamed: what has come by
+/// a link counts from when it is begun, unless its receiver says that nothing did.
+#[test]
+fn who_never_says_that_it_sends_has_nobody_blamed() {
+    for was_fed in [true, false] {
+        let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+        let mut links = BTreeMap::new();
+        let mut act = |chain: &mut Chain| {
+            while let Some(action) = chain.poll() {
+                match action {
+                    Action::Connect { link, from, to } => {
+                        links.insert((from, to), link);
+                        if from == SOURCE {
+                            chain.link_up(link, Duration::ZERO);
+                        }
+                    }
+                    Action::Copy { from, to } => chain.copy_over(from, to, CopyEnd::Made),
+                    _ => {}
+                }
+            }
+            links.clone()
+        };
+        let links = act(&mut chain);
+        chain.lost(1);
+        if !was_fed {
+            chain.fed_nothing(links[&(1, 2)]);
+        }
+        chain.link_over(links[&(1, 2)], LinkEnd::Broken, Duration::ZERO);
+        chain.link_over(links[&(SOURCE, 1)], LinkEnd::Broken, Duration::ZERO);
+        act(&mut chain);
+        chain.proof(100, true);
+        chain.tree_over(SOURCE, true);
+        chain.misled(2);
+        act(&mut chain);
+        assert_eq!(chain.tree(2), if was_fed { Tree::Done } else { Tree::Failed });
     }
 }
 

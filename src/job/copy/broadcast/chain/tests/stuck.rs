@@ -49,6 +49,8 @@ fn disks_that_stand_still_are_given_up() {
 fn a_disk_that_stands_still_keeps_no_copy_from_another() {
     for written in [40, 100] {
         let mut chain = proven(3);
+        // One of them alone would be blamed.
+        chain.members[1].fed_by.insert(2);
         chain.misled(1);
         let states = [(SOURCE, 0), (2, written)];
         assert_eq!(pass(&mut chain, 0..30, &states), []);
@@ -128,4 +130,35 @@ fn a_while_in_which_the_caller_was_stopped_does_not_count() {
     (1..=20).for_each(|at| say(&mut chain, Duration::from_millis(200 * at)));
     (0..20).for_each(|at| say(&mut chain, Duration::from_secs(600) + Duration::from_millis(200 * at)));
     assert_eq!(chain.tree(2), Tree::Open);
+}
+
+/// One that is told to leave when it has just taken the rest makes its tree of that, and waits for the proof.
+#[test]
+fn one_that_has_all_when_it_is_told_to_leave_is_proven() {
+    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    let mut said = Vec::new();
+    let mut act = |chain: &mut Chain| {
+        while let Some(action) = chain.poll() {
+            if let Action::Connect { link, .. } = action {
+                chain.link_up(link, Duration::ZERO);
+            }
+            said.push(action);
+        }
+    };
+    act(&mut chain);
+    let state = |received| BroadcastState { received, written: received, ..BroadcastState::default() };
+    chain.state(SOURCE, &state(100), Duration::ZERO);
+    chain.state(1, &state(100), Duration::ZERO);
+    chain.state(2, &state(90), Duration::ZERO);
+    // The last piece is on its way.
+    let last = *chain.links.iter().find(|(_, link)| link.to == 2).expect("it was begun").0;
+    chain.link_over(last, LinkEnd::NotKept, Duration::ZERO);
+    act(&mut chain);
+    chain.proof(100, true);
+    act(&mut chain);
+    (1..=2).for_each(|node| chain.tree_over(node, true));
+    act(&mut chain);
+    assert!(said.contains(&Action::Leave(2)), "{said:?}");
+    assert!(said.contains(&Action::Prove(2)), "{said:?}");
+    assert_eq!(said.last(), Some(&Action::End));
 }

@@ -351,10 +351,10 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(8)]
     pub in_place: bool,
-    /// With --sync, append to large files that are shorter than at the source, whose beginning is compared by digests; leave
-    /// those that are not shorter
-    // What differs is written in place as well. Without --sync, rsync's users mean that a copy goes on.
-    #[arg(long)]
+    /// Append to large files that are shorter than at the source, whose beginning is compared by digests; leave those that are
+    /// not shorter
+    // What differs is written in place as well.
+    #[arg(long, requires = "sync")]
     #[n(50)]
     pub append_verify: bool,
     /// Flush each file, then its directory, to stable storage before the copy ends
@@ -549,7 +549,7 @@ impl TreeOptions {
     /// Whether a copy over an earlier one means the same where what is there already is left, but for its metadata: it has
     /// the time of the source, is not said to be on the disk, and is made anew in any case.
     pub fn may_compare(&self) -> bool {
-        let is_plain = !self.sync && self.recursive && !self.in_place && !self.append_verify;
+        let is_plain = !self.sync && self.recursive && !self.in_place;
         is_plain && self.times && !self.syncs()
     }
 

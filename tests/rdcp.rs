@@ -117,6 +117,15 @@ fn patterns_and_homes_are_expanded_there() {
     names.sort();
     assert_eq!(names, ["a.txt", "b.txt", "c.dat"]);
     holds(&lab.join("into/b.txt"), b"b.txt");
+    // A backslash keeps what is behind it from being special; what has the very name of a pattern stands for itself, which is said.
+    fs::write(lab.join("home/a b"), "blank").expect("a file");
+    lab.rdcp(&["h:a\\ b", "into"]).expect(0);
+    holds(&lab.join("into/a b"), b"blank");
+    fs::write(lab.join("home/*.txt"), "itself").expect("a file");
+    let itself = lab.rdcp(&["h:*.txt", "itself"]);
+    itself.expect(0).one_line("rdcp", &["h:*.txt is the name of an entry"]);
+    holds(&lab.join("itself"), b"itself");
+    fs::remove_file(lab.join("home/*.txt")).expect("ours");
     lab.rdcp(&["h:*.none", "into"]).expect(5).one_line("rdcp", &["h:*.none", "errno 2"]);
     // On this host that is the shell's part.
     lab.rdcp(&["*.txt", "h:x"]).expect(5).one_line("rdcp", &["*.txt", "errno 2"]);

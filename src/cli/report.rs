@@ -564,7 +564,8 @@ impl<'a> Reporter<'a> {
         let is_seen = self.options.is_verbose() || !self.options.quiet && std::io::stderr().is_terminal();
         match last_line {
             Some(line) if is_seen => super::say(line),
-            None if self.options.is_verbose() && failure.is_none() => {
+            // There is none of what would only be done.
+            None if self.options.is_verbose() && failure.is_none() && summary.seconds > 0.0 => {
                 super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
             }
             _ => {}

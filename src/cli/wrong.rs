@@ -72,7 +72,7 @@ pub(crate) fn reason(error: &Error) -> String {
             let missing = missing.join(", ");
             match missing.contains("--sync") {
                 true => format!(
-                    "missing: {missing}; only with it is anything compared or deleted: rdcp --sync -r ... SRC/ DST"
+                    "missing: {missing}, which options that compare, choose or delete need: rdcp --sync -r ... SRC/ DST"
                 ),
                 false => format!("missing: {missing}"),
             }
@@ -184,7 +184,7 @@ mod tests {
             ("rdperf h --compare x", "missing: --plot FILE; see --help"),
             (
                 "rdcp -r --delete a b",
-                "missing: --sync; only with it is anything compared or deleted: rdcp --sync -r ... SRC/ DST; see --help",
+                "missing: --sync, which options that compare, choose or delete need: rdcp --sync -r ... SRC/ DST; see --help",
             ),
             ("rdcp a b --shell", "no option --shell; see --help"),
         ] {

@@ -34,13 +34,14 @@ pub fn own_home() -> Option<OsString> {
 }
 
 /// The paths that `pattern` stands for, sorted. A path that exists stands for itself, whatever is in its name; one
-/// that matches nothing does too, so that its absence is reported under its own name.
+/// that matches nothing does too, so that its absence is reported under its own name. A backslash keeps what is behind it from
+/// being special, as scp's users write it before a blank.
 pub fn expanded(pattern: &[u8]) -> Vec<PathBuf> {
     let path = home_expanded(pattern);
-    if std::fs::symlink_metadata(&path).is_ok() || !is_pattern(path.as_os_str().as_bytes()) {
+    let bytes = path.as_os_str().as_bytes();
+    if std::fs::symlink_metadata(&path).is_ok() || !is_pattern(bytes) && !bytes.contains(&b'\\') {
         return vec![path];
     }
-    let bytes = path.as_os_str().as_bytes();
     let start = if bytes.starts_with(b"/") { PathBuf::from("/") } else { PathBuf::new() };
     let mut found = vec![start];
     for component in bytes.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
@@ -96,7 +97,7 @@ pub fn may_be_named(pattern: &[u8], name: &[u8]) -> bool {
     if name == last {
         return true;
     }
-    if name.is_empty() || !is_pattern(pattern) {
+    if name.is_empty() {
         return false;
     }
     let c_string = |bytes: &[u8]| CString::new(bytes);
@@ -170,6 +171,16 @@ mod tests {
     }
 
     #[test]
+    fn a_backslash_is_taken_away_where_nothing_has_it_in_its_name() {
+        let scratch = Scratch::new("escaped", &[b"b c", b"x\\y", b"*", b"other"]);
+        assert_eq!(scratch.expand(b"b\\ c"), [b"b c"]);
+        assert_eq!(scratch.expand(b"x\\y"), [b"x\\y"]);
+        assert_eq!(scratch.expand(b"\\*"), [b"*"]);
+        assert_eq!(scratch.expand(b"s\\ub/../b\\ c"), [b"sub/../b c"]);
+        assert_eq!(scratch.expand(b"n\\one"), [b"n\\one"]);
+    }
+
+    #[test]
     fn only_names_that_were_asked_for() {
         for (pattern, name) in [
             (&b"dir/x"[..], &b"x"[..]),
@@ -177,6 +188,7 @@ mod tests {
             (b"*.txt", b"a.txt"),
             (b"*.txt", b"*.txt"),
             (b"*/a\\b", b"ab"),
+            (b"a\\ b", b"a b"),
             (b"[*]", b"*"),
             (b".*", b".x"),
             (b"~", b"root"),

@@ -327,7 +327,7 @@ mod tests {
             &["--sync", "--files-from", "f"],
             &["--sync", "-n"],
             &["--in-place"],
-            &["--append-verify"],
+            &["--sync", "--append-verify"],
             &["-r", "--manifest", "m"],
             &["-r", "--manifest-b3sum", "m"],
             &["--relay"],

@@ -36,6 +36,17 @@ pub(super) fn batch(rest: &[(usize, Found)]) -> usize {
 }
 
 impl Copy<'_> {
+    /// What looks like a pattern and is the name of an entry stands for that alone: then somebody may miss the others.
+    fn tell_literal(&mut self, side: usize, asked: &[ByteVec], found: &[Found]) {
+        let looks_like_one = |path: &[u8]| path.iter().any(|byte| b"*?".contains(byte));
+        for found in found.iter().filter(|found| side != HERE && looks_like_one(&found.path)) {
+            if asked.iter().any(|pattern| **pattern == *found.path) {
+                let name = self.name(side, &found.path);
+                self.say(&format!("{name} is the name of an entry, so it stands for that one alone"));
+            }
+        }
+    }
+
     /// All sources that are there, each with its host, in the order of the command line. The others are named.
     pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
         let specs = &self.plan.sources;
@@ -62,6 +73,7 @@ impl Copy<'_> {
                 match self.job.answer(side, ANSWER_MAX)? {
                     Message::Found(found) => {
                         self.check_found(side, &asked, &found)?;
+                        self.tell_literal(side, &asked, &found);
                         let bytes = |found: &Found| found.path.len() + found.name.len() + size_of::<(usize, Found)>();
                         found_bytes += if side == HERE { 0 } else { found.iter().map(bytes).sum() };
                         if found_bytes > FOUND_BYTES_MAX {

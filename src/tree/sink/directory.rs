@@ -593,6 +593,9 @@ impl Drop for OpenDirectory {
                 || publish_directory(parent.fd.as_fd(), partial, &CString::new(&name[..]).map_err(|_| Errno::INVAL)?);
             match if is_ours() { publish() } else { Err(Errno::STALE) } {
                 Ok(()) => return,
+                Err(error @ (Errno::NOTEMPTY | Errno::EXIST)) => {
+                    self.shared.fail(&self.own_path(), Fault::Explained(error, MADE_MEANWHILE));
+                }
                 Err(error) => self.shared.fail(&self.own_path(), error),
             }
         }
@@ -605,6 +608,8 @@ impl Drop for OpenDirectory {
         }
     }
 }
+
+const MADE_MEANWHILE: &str = "somebody has made it meanwhile, and what has come is beside it as .HASH.rd-part";
 
 fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     partial::remove(directory, &CString::new(name).map_err(|_| Errno::INVAL)?)

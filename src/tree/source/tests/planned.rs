@@ -95,7 +95,10 @@ fn a_few_large_files_are_sent_in_turns() {
             let planned = if plans { source.plan(PART_BYTES) } else { None };
             if let Some(part) = planned {
                 let mut target = vec![0; PART_BYTES];
-                assert!(source.read_cached(&part, &mut target, &Tally::default()));
+                // Not every file system tells what is in memory.
+                if !source.read_cached(&part, &mut target, &Tally::default()) {
+                    by_worker(&source, &part, &mut target);
+                }
                 items.push(part.item);
             } else if let Some((part, _)) = one(&source, PART_BYTES) {
                 items.extend(Some(part.item).filter(|item| *item != 0));

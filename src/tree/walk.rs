@@ -658,8 +658,10 @@ impl Recorder {
             (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
-        // Of a link that has been said.
-        visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind) && place.lists(entry.name).0;
+        // Of a link that has been said, and what a watch has seen touched need not be there any more.
+        visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind)
+            && !place.is_watched()
+            && place.lists(entry.name).0;
         let is_held = kind == FileType::Directory && self.holds(place);
         if matches!(step, Step::Wrote(_)) && !is_held {
             // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.

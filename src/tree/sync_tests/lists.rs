@@ -1,5 +1,6 @@
 //! What is kept, and when it is deleted: `--backup-dir`, `--delete-after`.
 
+use super::super::Only;
 use super::*;
 
 fn plant(top: &Path, files: &[(&str, &str)]) {
@@ -227,4 +228,36 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
     let (_, report) = copy(&from, &to, &options, false);
     assert_eq!(report.failed, 0, "{:?}", report.failures);
     assert!(!to.join("a/gone").exists() && !to.join("gone").exists() && to.join("a/gone.o").exists());
+}
+
+/// What a watch has seen touched below a directory, with that itself.
+fn touched(paths: &[&str]) -> Only {
+    let paths = paths.iter().map(|path| [path.as_bytes(), b"/"].concat().into()).collect();
+    Only { paths, recursive: false, is_watched: true }
+}
+
+#[test]
+fn what_a_watch_has_seen_touched_may_be_anything_by_now() {
+    for is_local in [true, false] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        let before = [("from/a/f", "a"), ("from/b/sub/f", "b"), ("from/c/sub/f", "c"), ("from/left/out/f", "left")];
+        plant(scratch.path(), &before);
+        plant(scratch.path(), &[("out/sub/secret", "secret")]);
+        let options = TreeOptions { delete: true, ..sync() };
+        copy(&at("from"), &at("to"), &options, is_local);
+        ["from/a", "from/b/sub", "from/c"].iter().for_each(|name| fs::remove_dir_all(at(name)).expect("removed"));
+        symlink(at("out"), at("from/a")).expect("a link");
+        plant(scratch.path(), &[("from/c", "no directory"), ("from/left/out/f", "changed")]);
+        let only = touched(&["", "a", "a/sub", "b", "b/sub", "c", "c/sub", "left", "left/out"]);
+        let rules = Rules(vec![Rule { pattern: b"left".to_vec().into(), is_include: false }]);
+        let root = Root { only: Some(only), ..Root::new(at("from"), "root") };
+        let (sent, report) = copy_root(root, &at("to"), &TreeOptions { rules, ..options }, is_local);
+        let report = report.expect("a copy");
+        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        assert_eq!(fs::read_link(at("to/a")).expect("a link, not what it leads to"), at("out"));
+        assert!(at("to/b").is_dir() && !at("to/b/sub").exists());
+        assert_eq!(fs::read_to_string(at("to/c")).expect("a file"), "no directory");
+        assert_eq!(fs::read_to_string(at("to/left/out/f")).expect("there"), "left", "it is excluded");
+    }
 }

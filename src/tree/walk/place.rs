@@ -174,6 +174,11 @@ impl Place {
         }
     }
 
+    /// Whether what is listed is what a watch has seen touched.
+    pub fn is_watched(&self) -> bool {
+        self.selected.as_ref().is_some_and(|selected| selected.is_watched)
+    }
+
     /// The paths that are listed below an entry of the last level, from there on.
     pub fn listed_below(&self, name: &[u8]) -> impl Iterator<Item = &[u8]> {
         let selected = self.selected.as_ref().zip(self.levels.last()).filter(|_| self.levels.len() > 1);

@@ -367,7 +367,7 @@ impl Walk {
             return Step::Full;
         }
         let mut entered = Visited::default();
-        let is_left_out = self.recorder.is_left_out(&self.place, entry.name, entry.kind);
+        let failures = self.recorder.failures;
         let visited = match are_all {
             true => self.recorder.visit(&self.place, &entry, &mut target[start..], &mut entered),
             false => Ok(Step::Full),
@@ -386,7 +386,7 @@ impl Walk {
         });
         let Visited { directory, is_through, leads_nowhere } = entered;
         let entered = directory.filter(|_| matches!(step, Step::Wrote(_)));
-        let is_held = entered.is_some() && self.recorder.holds(&self.place);
+        let is_held = entered.is_some() && self.recorder.holds(&self.place, entry.name);
         let held = match step {
             Step::Wrote(bytes) if is_held => {
                 let record = target[start..start + bytes].to_vec();
@@ -410,8 +410,9 @@ impl Walk {
         };
         if !matches!(step, Step::Full | Step::AtLimit) {
             let level = self.place.levels.last_mut().expect("the top is never left");
-            // What is left out by a pattern is so at the receiver as well; it keeps what it cannot know of.
-            level.is_incomplete |= self.recorder.options.delete && matches!(step, Step::Passed) && !is_left_out;
+            // What is passed over by wish is known to the receiver, by its options or by a record.
+            let has_failed = matches!(step, Step::Passed) && self.recorder.failures > failures;
+            level.is_incomplete |= self.recorder.options.delete && has_failed;
             // As with rsync: what was meant by them may be there under another name.
             level.is_incomplete |= leads_nowhere;
             self.advance(entered, held);
@@ -573,6 +574,7 @@ impl Recorder {
             let stat = fstat(&file)?;
             Some((file, stat))
         };
+        let mut is_skipped = false;
         if let Some((link, stat)) = &seen
             && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
         {
@@ -582,7 +584,7 @@ impl Recorder {
             }
             match if entry.way.is_some() { Treatment::Followed } else { treatment } {
                 Treatment::Copied => {}
-                Treatment::Skipped => return Ok(None),
+                Treatment::Skipped => is_skipped = true,
                 Treatment::Followed => {
                     entry.follow = true;
                     let file = openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -621,9 +623,10 @@ impl Recorder {
             FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
             FileType::Directory | FileType::RegularFile => true,
             kind if self.is_image(place, kind) => true,
-            FileType::Symlink => self.options.symlinks,
+            FileType::Symlink => self.options.symlinks && !is_skipped,
             _ => self.options.specials,
         };
+        entry.is_passed_over = !is_wanted;
         Ok(is_wanted.then_some((kind, seen)))
     }
 
@@ -636,14 +639,18 @@ impl Recorder {
         visited: &mut Visited,
     ) -> Result<Step, Fault> {
         let entry = &mut entry.clone();
-        let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
+        let found = self.look(place, entry)?;
         let entry = &*entry;
+        let Some((kind, seen)) = found else { return Ok(self.pass_over(place, entry, target)) };
         let is_implied = self.is_implied(place, entry.name);
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
                 let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
                 if follow::is_loop(place, entry, &stat) {
                     return Err(follow::IS_LOOP);
+                }
+                if self.is_pruned(place, entry.name, &directory) {
+                    return Ok(Step::Passed);
                 }
                 let metadata = match is_implied {
                     true => Metadata::IMPLIED,
@@ -662,7 +669,7 @@ impl Recorder {
         visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind)
             && !place.is_watched()
             && place.lists(entry.name).0;
-        let is_held = kind == FileType::Directory && self.holds(place);
+        let is_held = kind == FileType::Directory && self.holds(place, entry.name);
         if matches!(step, Step::Wrote(_)) && !is_held {
             // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.
             self.count_sent(kind, (!self.options.keeps_root || place.levels.len() > 1) && !is_implied);

@@ -2,6 +2,7 @@
 
 use super::super::Only;
 use super::*;
+use crate::fs::{PARTIAL, name_beside};
 
 fn plant(top: &Path, files: &[(&str, &str)]) {
     for (path, text) in files {
@@ -259,5 +260,52 @@ fn what_a_watch_has_seen_touched_may_be_anything_by_now() {
         assert!(at("to/b").is_dir() && !at("to/b/sub").exists());
         assert_eq!(fs::read_to_string(at("to/c")).expect("a file"), "no directory");
         assert_eq!(fs::read_to_string(at("to/left/out/f")).expect("there"), "left", "it is excluded");
+    }
+}
+
+/// What has not been touched comes without contents; that is no reason to leave it out, nor to keep what is beside it.
+#[test]
+fn directories_that_a_watch_has_not_seen_touched_are_pruned_as_ever() {
+    for is_local in [true, false] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        let before = [("from/a/f", "a"), ("from/b/in/g", "b"), ("from/left/only.o", "o"), ("from/top", "top")];
+        plant(scratch.path(), &before);
+        fs::create_dir_all(at("from/empty/in/it")).expect("directories");
+        let rules = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
+        let options = TreeOptions { delete: true, prune_empty_dirs: true, rules, ..sync() };
+        let all = [("a/f", "a"), ("b/in/g", "b"), ("top", "top")];
+        copy(&at("from"), &at("to"), &options, is_local);
+        assert_eq!(texts(&at("to")), owned(&all));
+        let watched = |paths: &[&str]| {
+            let root = Root { only: Some(touched(paths)), ..Root::new(at("from"), "root") };
+            let (sent, report) = copy_root(root, &at("to"), &options, is_local);
+            assert_eq!((sent.failed, report.expect("a copy").failed), (0, 0));
+        };
+        fs::remove_file(at("from/top")).expect("removed");
+        watched(&[""]);
+        assert_eq!(texts(&at("to")), owned(&all[..2]));
+        assert!(!at("to/empty").exists() && !at("to/left").exists());
+        fs::remove_file(at("from/a/f")).expect("removed");
+        watched(&["", "a"]);
+        assert_eq!(texts(&at("to")), owned(&all[1..2]));
+        assert!(!at("to/a").exists());
+    }
+}
+
+#[test]
+fn what_an_interrupted_copy_has_left_keeps_nothing_beside_it() {
+    for is_local in [true, false] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        plant(scratch.path(), &[("from/f", "f"), ("to/f", "f"), ("to/stale", "s")]);
+        fs::write(scratch.path().join("from").join(name_beside(b"g", PARTIAL)), "half").expect("a file");
+        let (sent, report) = copy(
+            &scratch.path().join("from"),
+            &scratch.path().join("to"),
+            &TreeOptions { delete: true, ..sync() },
+            is_local,
+        );
+        assert_eq!((sent.failed, report.failed), (0, 0));
+        assert_eq!(texts(&scratch.path().join("to")), owned(&[("f", "f")]));
     }
 }

@@ -64,7 +64,8 @@ impl ListedFile {
     /// To open it with.
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
-        Entry { at, layer: 0, path: &self.path, name: &self.name, kind: self.kind, follow: self.follow, way: None }
+        let Self { path, name, follow, kind, .. } = self;
+        Entry { at, layer: 0, path, name, kind: *kind, follow: *follow, way: None, is_passed_over: false }
     }
 
     /// The directory that it is in and its name there, unless it is a root or what a link leads to.

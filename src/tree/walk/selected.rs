@@ -127,7 +127,7 @@ impl Selected {
     }
 
     /// Whether an entry of this name is listed with a slash behind it.
-    fn wants_contents(&self, scope: &Scope, name: &[u8]) -> bool {
+    pub fn wants_contents(&self, scope: &Scope, name: &[u8]) -> bool {
         let Some((range, start)) = scope.listed() else { return false };
         let first = self.paths[self.part(range, start, name)].first();
         first.is_some_and(|first| first.wants_contents && first.path.len() == start + name.len())

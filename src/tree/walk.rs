@@ -751,8 +751,10 @@ impl Recorder {
         stat: &Stat,
         target: &mut [u8],
     ) -> Result<Step, Fault> {
-        let is_judged = self.options.safe_links && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-        // Where links are judged by where they are, each is sent itself.
+        let TreeOptions { existing, ignore_existing, safe_links, .. } = self.options;
+        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        // Where each is judged by where it is, or by what is there, which may be left under the first name, each is sent itself.
+        let is_judged = safe_links && is_link || existing || ignore_existing;
         let inode = self.inode(stat).filter(|_| !is_judged);
         if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, stat, target)) {
             return Ok(step);

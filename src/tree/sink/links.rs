@@ -51,12 +51,14 @@ impl TreeSink {
             if self.shared.has_failed(&path) {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {
-                let TreeOptions { recursive, symlinks, specials, safe_links, .. } = self.shared.options;
+                let TreeOptions { recursive, symlinks, specials, safe_links, existing, ignore_existing, .. } =
+                    self.shared.options;
+                // Of what each is judged by, where it is or what is there, each comes itself.
+                let may_be_other = recursive && !existing && !ignore_existing;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,
-                    // Each is judged by where it is.
-                    FileType::Symlink => symlinks && recursive && !safe_links,
-                    _ => specials && recursive,
+                    FileType::Symlink => symlinks && may_be_other && !safe_links,
+                    _ => specials && may_be_other,
                 };
                 let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
                 let told =

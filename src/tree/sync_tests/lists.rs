@@ -309,3 +309,25 @@ fn what_an_interrupted_copy_has_left_keeps_nothing_beside_it() {
         assert_eq!(texts(&scratch.path().join("to")), owned(&[("f", "f")]));
     }
 }
+
+/// What stands under the first name may be anything then, and is no name of what the source has.
+#[test]
+fn a_further_name_of_what_may_have_been_left_is_refused_but_of_a_file() {
+    let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };
+    let directory = Record::Directory { name: b"root", metadata: Metadata { mode: 0o755, ..metadata } };
+    let link = Record::Symlink { name: b"a", metadata, target: b"source" };
+    let further = Record::HardLink { name: b"b", first: b"root/a" };
+    for (ignore_existing, existing) in [(false, false), (true, false), (false, true)] {
+        let scratch = scratch();
+        fs::create_dir(scratch.path().join("root")).expect("a directory");
+        symlink("there", scratch.path().join("root/a")).expect("a link");
+        symlink("other", scratch.path().join("root/b")).expect("a link");
+        let options = TreeOptions { ignore_existing, existing, ..sync() };
+        let records = [directory, link, further, Record::Leave, Record::End { failures: 0 }];
+        let report = taken(&options, scratch.path(), &records).expect("a tree");
+        let is_refused = ignore_existing || existing;
+        assert_eq!(report.failed == 1, is_refused, "{:?}", report.failures);
+        let target = fs::read_link(scratch.path().join("root/b")).expect("a link");
+        assert_eq!(target == Path::new("other"), is_refused, "{}", target.display());
+    }
+}

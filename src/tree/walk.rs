@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use self::follow::Treatment;
 use self::held::Held;
-use self::links::Links;
+use self::links::{Links, further_names};
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
 use self::place::{Entered, Entry, Layer, Level, Place};
@@ -732,7 +732,7 @@ impl Recorder {
             self.spend(|| place.whereabouts(entry), Was::from(&stat), item);
         }
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
-            self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
+            self.links.insert(inode, place.tree_path(entry.name), further_names(entry, &stat), item);
         }
         Ok(step)
     }
@@ -779,7 +779,7 @@ impl Recorder {
             self.sent.size_bytes += size_of(stat);
             self.spend(|| place.whereabouts(entry), Was::from(stat), 0);
             if let Some(inode) = inode {
-                self.links.insert(inode, place.tree_path(name), stat.st_nlink - 1, 0);
+                self.links.insert(inode, place.tree_path(name), further_names(entry, stat), 0);
             }
         }
         Ok(step)

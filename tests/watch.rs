@@ -180,6 +180,33 @@ fn a_link_that_comes_to_lead_elsewhere_is_followed() {
     until("a change there", &mut process, || holds(&to.join("second"), "changed there"));
 }
 
+/// Nothing outside of SRC comes by way of what takes a directory's place.
+#[test]
+fn a_link_in_place_of_a_directory_is_copied_as_a_link() {
+    for way in [WITHIN, PUSH] {
+        let lab = lab();
+        let (from, to, out) = (lab.join("from"), lab.join("to"), lab.join("out"));
+        fs::create_dir_all(from.join("d/sub")).expect("directories");
+        fs::create_dir_all(out.join("sub")).expect("directories");
+        fs::write(from.join("d/sub/file"), "inside").expect("a file");
+        fs::write(out.join("sub/secret"), "outside").expect("a file");
+        let mut process = start(&lab, &to, way);
+        until("the first copy", &mut process, || holds(&to.join("d/sub/file"), "inside"));
+        process.line_with("waiting for changes");
+        fs::remove_dir_all(from.join("d")).expect("removed");
+        std::os::unix::fs::symlink(&out, from.join("d")).expect("a link");
+        fs::write(from.join("first"), "then").expect("a file");
+        until("what changed beside it", &mut process, || holds(&to.join("first"), "then"));
+        until("the link", &mut process, || fs::read_link(to.join("d")).is_ok_and(|target| target == out));
+        // Neither that it has gone, nor what is below it, is anything to complain of.
+        fs::remove_file(from.join("d")).expect("removed");
+        until("that it is gone", &mut process, || to.join("d").symlink_metadata().is_err());
+        process.signal(Signal::INT);
+        let ended = process.wait();
+        assert!(!ended.expect(130).stderr.contains("cannot read"), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn what_cannot_be_watched_is_said_at_once() {
     let lab = lab();

@@ -24,7 +24,7 @@ pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, 
     let is_end = |&byte: &u8| if ends_in_zeros { byte == 0 } else { byte == b'\n' || byte == b'\r' };
     let lines = text.split(is_end).filter(|line| !line.is_empty() && !b"#;".contains(&line[0]));
     let paths: Vec<ByteVec> = lines.map(|line| checked(line).map_err(named)).collect::<Result<_, _>>()?;
-    Ok(Only { paths, recursive })
+    Ok(Only { paths, recursive, ..Only::default() })
 }
 
 fn checked(path: &[u8]) -> Result<ByteVec, String> {
@@ -60,7 +60,7 @@ pub fn relative(sources: &[Spec], recursive: bool) -> Result<(Spec, Only), Strin
         }
         paths.push(checked(below).map_err(|reason| format!("-R: {reason}"))?);
     }
-    base.map(|base| (base, Only { paths, recursive })).ok_or_else(|| "-R: SRC is needed".to_owned())
+    base.map(|base| (base, Only { paths, recursive, ..Only::default() })).ok_or_else(|| "-R: SRC is needed".to_owned())
 }
 
 #[cfg(test)]

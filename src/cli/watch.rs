@@ -105,7 +105,7 @@ fn is_loss(failure: &Failure) -> bool {
 /// The entries of these directories, and of the source itself.
 fn entries_of(directories: BTreeSet<Vec<u8>>) -> Only {
     let paths = [Vec::new()].into_iter().chain(directories);
-    Only { paths: paths.map(|path| [&path[..], b"/"].concat().into()).collect(), recursive: false }
+    Only { paths: paths.map(|path| [&path[..], b"/"].concat().into()).collect(), recursive: false, is_watched: true }
 }
 
 /// Refuses what cannot be watched.

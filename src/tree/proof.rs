@@ -94,6 +94,9 @@ pub struct Outline {
     keeps_owner: bool,
     keeps_xattrs: bool,
     keeps_root: bool,
+    keeps_links: bool,
+    keeps_absolute_links: bool,
+    keeps_specials: bool,
 }
 
 impl Outline {
@@ -109,12 +112,19 @@ impl Outline {
             keeps_owner: options.owner && options.chown.is_none(),
             keeps_xattrs: options.xattrs,
             keeps_root: options.keeps_root,
+            keeps_links: options.symlinks,
+            keeps_absolute_links: !options.safe_links,
+            keeps_specials: options.specials,
         }
     }
 
     /// Takes the next record. Not those that bring the contents of a file that was listed before.
     pub fn take(&mut self, record: &Record<'_>) {
         match *record {
+            // Their names alone are told, to who deletes what has not come.
+            Record::Symlink { .. } if !self.keeps_links => {}
+            Record::Symlink { target, .. } if !self.keeps_absolute_links && target.starts_with(b"/") => {}
+            Record::Special { .. } if !self.keeps_specials => {}
             Record::Directory { name, metadata } => {
                 self.begin(DIRECTORY, name);
                 if self.depth > 0 || !self.keeps_root {

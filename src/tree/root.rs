@@ -31,6 +31,11 @@ pub struct Only {
     /// Directories are copied with everything in them.
     #[n(1)]
     pub recursive: bool,
+    /// They are where a watch has seen something change: one that has gone is no failure, one that is a link by now is copied
+    /// as a link, and what a pattern leaves out nothing below it brings back.
+    #[n(2)]
+    #[cbor(default)]
+    pub is_watched: bool,
 }
 
 impl Only {
@@ -42,7 +47,7 @@ impl Only {
         for path in paths {
             bytes += path.len() + 8;
             if bytes > bytes_max {
-                batches.push_back(Self { paths: Vec::new(), recursive: self.recursive });
+                batches.push_back(Self { paths: Vec::new(), ..*self });
                 bytes = path.len() + 8;
             }
             batches.back_mut().expect("it was added").paths.push(path.clone());
@@ -66,5 +71,16 @@ impl Root {
     /// Where it is.
     pub fn path(&self) -> &Path {
         Path::new(OsStr::from_bytes(&self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_knows_of_no_watch_has_asked_by_name() {
+        let only = Only { paths: Vec::new(), recursive: true, is_watched: false };
+        assert_eq!(minicbor::decode::<Only>(&[0x82, 0x80, 0xf5]).expect("an older end's"), only);
     }
 }

@@ -42,9 +42,13 @@ pub(super) fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool
 }
 
 fn try_copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Result<Report, Refused>) {
-    let roots = vec![Root::new(from, "root")];
+    copy_root(Root::new(from, "root"), to, options, is_local)
+}
+
+/// The same, of what a source is asked for.
+fn copy_root(root: Root, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Result<Report, Refused>) {
     let part_bytes = if is_local { local::CHUNK_BYTES } else { PART_BYTES };
-    let source = TreeSource::new(roots, part_bytes, options.clone(), Arc::default()).expect("a source");
+    let source = TreeSource::new(vec![root], part_bytes, options.clone(), Arc::default()).expect("a source");
     let source = Arc::new(if is_local { source.local() } else { source });
     let (parent, name) = (to.parent().expect("one"), to.file_name().expect("one"));
     let names = Names::Only(name.as_encoded_bytes().to_vec());

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use self::follow::Treatment;
 use self::held::Held;
-use self::links::Links;
+use self::links::{Links, further_names};
 pub(in crate::tree) use self::listed::COMPARED_BYTES_MIN;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
@@ -368,7 +368,7 @@ impl Walk {
             return Step::Full;
         }
         let mut entered = Visited::default();
-        let is_left_out = self.recorder.is_left_out(&self.place, entry.name, entry.kind);
+        let failures = self.recorder.failures;
         let visited = match are_all {
             true => self.recorder.visit(&self.place, &entry, &mut target[start..], &mut entered),
             false => Ok(Step::Full),
@@ -387,7 +387,7 @@ impl Walk {
         });
         let Visited { directory, is_through, leads_nowhere } = entered;
         let entered = directory.filter(|_| matches!(step, Step::Wrote(_)));
-        let is_held = entered.is_some() && self.recorder.holds(&self.place);
+        let is_held = entered.is_some() && self.recorder.holds(&self.place, entry.name);
         let held = match step {
             Step::Wrote(bytes) if is_held => {
                 let record = target[start..start + bytes].to_vec();
@@ -411,8 +411,9 @@ impl Walk {
         };
         if !matches!(step, Step::Full | Step::AtLimit) {
             let level = self.place.levels.last_mut().expect("the top is never left");
-            // What is left out by a pattern is so at the receiver as well; it keeps what it cannot know of.
-            level.is_incomplete |= self.recorder.options.delete && matches!(step, Step::Passed) && !is_left_out;
+            // What is passed over by wish is known to the receiver, by its options or by a record.
+            let has_failed = matches!(step, Step::Passed) && self.recorder.failures > failures;
+            level.is_incomplete |= self.recorder.options.delete && has_failed;
             // As with rsync: what was meant by them may be there under another name.
             level.is_incomplete |= leads_nowhere;
             self.advance(entered, held);
@@ -574,6 +575,7 @@ impl Recorder {
             let stat = fstat(&file)?;
             Some((file, stat))
         };
+        let mut is_skipped = false;
         if let Some((link, stat)) = &seen
             && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
         {
@@ -583,7 +585,7 @@ impl Recorder {
             }
             match if entry.way.is_some() { Treatment::Followed } else { treatment } {
                 Treatment::Copied => {}
-                Treatment::Skipped => return Ok(None),
+                Treatment::Skipped => is_skipped = true,
                 Treatment::Followed => {
                     entry.follow = true;
                     let file = openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -622,9 +624,10 @@ impl Recorder {
             FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
             FileType::Directory | FileType::RegularFile => true,
             kind if self.is_image(place, kind) => true,
-            FileType::Symlink => self.options.symlinks,
+            FileType::Symlink => self.options.symlinks && !is_skipped,
             _ => self.options.specials,
         };
+        entry.is_passed_over = !is_wanted;
         Ok(is_wanted.then_some((kind, seen)))
     }
 
@@ -637,14 +640,18 @@ impl Recorder {
         visited: &mut Visited,
     ) -> Result<Step, Fault> {
         let entry = &mut entry.clone();
-        let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
+        let found = self.look(place, entry)?;
         let entry = &*entry;
+        let Some((kind, seen)) = found else { return Ok(self.pass_over(place, entry, target)) };
         let is_implied = self.is_implied(place, entry.name);
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
                 let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
                 if follow::is_loop(place, entry, &stat) {
                     return Err(follow::IS_LOOP);
+                }
+                if self.is_pruned(place, entry.name, &directory) {
+                    return Ok(Step::Passed);
                 }
                 let metadata = match is_implied {
                     true => Metadata::IMPLIED,
@@ -659,9 +666,11 @@ impl Recorder {
             (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
-        // Of a link that has been said.
-        visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind) && place.lists(entry.name).0;
-        let is_held = kind == FileType::Directory && self.holds(place);
+        // Of a link that has been said, and what a watch has seen touched need not be there any more.
+        visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind)
+            && !place.is_watched()
+            && place.lists(entry.name).0;
+        let is_held = kind == FileType::Directory && self.holds(place, entry.name);
         if matches!(step, Step::Wrote(_)) && !is_held {
             // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.
             self.count_sent(kind, (!self.options.keeps_root || place.levels.len() > 1) && !is_implied);
@@ -724,14 +733,17 @@ impl Recorder {
             self.spend(|| place.whereabouts(entry), Was::from(&stat), item);
         }
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
-            self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
+            self.links.insert(inode, place.tree_path(entry.name), further_names(entry, &stat), item);
         }
         Ok(step)
     }
 
     /// What an entry that may have further names is known by.
     fn inode(&self, stat: &Stat) -> Option<Identity> {
-        (self.options.hard_links && stat.st_nlink > 1).then_some(identity(stat))
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        // Whether what is there is newer is known of the first name's copy only if that has the time of the source.
+        let is_judged = self.options.update && !self.options.keeps_times(false) && is_regular;
+        (self.options.hard_links && stat.st_nlink > 1 && !is_judged).then_some(identity(stat))
     }
 
     /// A symbolic link, a FIFO, a socket, a device.
@@ -743,8 +755,10 @@ impl Recorder {
         stat: &Stat,
         target: &mut [u8],
     ) -> Result<Step, Fault> {
-        let is_judged = self.options.safe_links && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-        // Where links are judged by where they are, each is sent itself.
+        let TreeOptions { existing, ignore_existing, safe_links, .. } = self.options;
+        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        // Where each is judged by where it is, or by what is there, which may be left under the first name, each is sent itself.
+        let is_judged = safe_links && is_link || existing || ignore_existing;
         let inode = self.inode(stat).filter(|_| !is_judged);
         if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, stat, target)) {
             return Ok(step);
@@ -769,7 +783,7 @@ impl Recorder {
             self.sent.size_bytes += size_of(stat);
             self.spend(|| place.whereabouts(entry), Was::from(stat), 0);
             if let Some(inode) = inode {
-                self.links.insert(inode, place.tree_path(name), stat.st_nlink - 1, 0);
+                self.links.insert(inode, place.tree_path(name), further_names(entry, stat), 0);
             }
         }
         Ok(step)

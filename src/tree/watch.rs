@@ -227,9 +227,13 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
 }
 
 /// Whether what has changed may have further names elsewhere in the tree, which only a look at all of it brings together:
-/// a file with several, and a directory that is new or has moved, with whatever is in it.
+/// a file with several, and a directory that is new or has moved, with whatever is in it, also by way of a link, which an
+/// option may have followed.
 fn joins_others(path: &Path, is_new: bool) -> bool {
-    path.symlink_metadata().is_ok_and(|stat| if stat.is_dir() { is_new } else { stat.nlink() > 1 })
+    path.symlink_metadata().is_ok_and(|stat| {
+        let leads_to_directory = || stat.is_dir() || stat.is_symlink() && path.is_dir();
+        !stat.is_dir() && stat.nlink() > 1 || is_new && leads_to_directory()
+    })
 }
 
 /// A path itself, which may be a link, as events have it.

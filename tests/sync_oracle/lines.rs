@@ -40,13 +40,13 @@ const OPTIONS: &[&[&str]] = &[
     &["-R", "--delete"],
 ];
 
-fn by_rsync(lab: &Lab, options: &[&str], sources: &[String], to: &str) -> Ended {
+pub fn by_rsync(lab: &Lab, options: &[&str], sources: &[String], to: &str) -> Ended {
     let mut command = Command::new("rsync");
     command.args(BASE).args(options).args(sources).arg(to);
     limited(&command, lab.0.path(), false, UMASK, Stdio::null())
 }
 
-fn by_rdcp(lab: &Lab, way: Way, options: &[&str], sources: &[String], to: &str) -> Ended {
+pub fn by_rdcp(lab: &Lab, way: Way, options: &[&str], sources: &[String], to: &str) -> Ended {
     // Another host's paths begin at its login's home.
     let at = |host: &str, path: &str| match host {
         "" => path.to_owned(),
@@ -60,7 +60,7 @@ fn by_rdcp(lab: &Lab, way: Way, options: &[&str], sources: &[String], to: &str) 
 }
 
 /// What only one of both has made, and how they ended.
-fn wrong(lab: &Lab, [theirs, ours]: [Ended; 2], is_fine: impl Fn(&Finding, &Snapshot) -> bool) -> Vec<String> {
+pub fn wrong(lab: &Lab, [theirs, ours]: [Ended; 2], is_fine: impl Fn(&Finding, &Snapshot) -> bool) -> Vec<String> {
     let got = snapshot(&lab.join("rdcp"));
     let found = differences(&snapshot(&lab.join("rsync")), &got, &[b"", b"beside"]);
     let mut lines: Vec<String> =

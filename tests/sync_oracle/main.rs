@@ -15,6 +15,7 @@ mod faults;
 mod generations;
 mod implied;
 mod itemize;
+mod left;
 mod lines;
 mod modes;
 mod random;

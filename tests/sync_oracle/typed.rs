@@ -73,7 +73,7 @@ const ASKED: &[&[&str]] = &[
 
 const WAYS: [Way; 3] = [Way::Within, Way::Push, Way::Pull];
 
-fn set_time(path: &Path, seconds: i64) {
+pub fn set_time(path: &Path, seconds: i64) {
     let time = Timespec { tv_sec: BEGINNING + seconds, tv_nsec: 0 };
     let times = Timestamps { last_access: time, last_modification: time };
     utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).expect("ours");
@@ -133,7 +133,7 @@ fn is_single(line: &str) -> bool {
 }
 
 /// What rdcp prints, with the letter of a file that is received, and how it ends.
-fn by_rdcp(lab: &Lab, options: &[&str], way: Way, more: &[&str]) -> (Vec<String>, i32, String) {
+pub fn by_rdcp(lab: &Lab, options: &[&str], way: Way, more: &[&str]) -> (Vec<String>, i32, String) {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
     command.args(["-r", "--sync", "--encrypt", "never"]).args(options).args(more).args(operands(lab, options, way));
     let printed = printed(lab, &command);

@@ -74,7 +74,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         verify: Some(Verify::Disk),
         ..TreeOptions::default()
     };
-    let only = crate::tree::Only { paths: vec![b"a/b".to_vec().into()], recursive: true };
+    let only = crate::tree::Only { paths: vec![b"a/b".to_vec().into()], recursive: true, is_watched: true };
     let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into(), only: Some(only) };
     let names = vec![b"d".to_vec().into()];
     let endpoint = Endpoint {

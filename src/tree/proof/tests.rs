@@ -217,3 +217,30 @@ fn the_order_of_files_does_not_matter_and_their_paths_do() {
     assert_ne!(sum(&[("a", 1), ("b", 2)]), sum(&[("a", 2), ("b", 1)]));
     assert_ne!(sum(&[("a", 1)]), sum(&[("a", 1), ("a", 1)]));
 }
+
+/// Whether somebody deletes what has not come has nothing to do with what a tree is.
+#[test]
+fn names_that_are_passed_over_are_nothing_of_a_tree() {
+    let metadata = Metadata::ZERO;
+    let link = |target| Record::Symlink { name: b"a", metadata, target };
+    let fifo = Record::Special { name: b"a", metadata, kind: rd_proto::tree::Special::Fifo, device: (0, 0) };
+    let all = TreeOptions::default();
+    let (no_links, safe) =
+        (TreeOptions { symlinks: false, ..all.clone() }, TreeOptions { safe_links: true, ..all.clone() });
+    let no_specials = TreeOptions { specials: false, ..all.clone() };
+    for (options, record, is_left_out) in [
+        (&no_links, link(b"/"), true),
+        (&no_links, fifo, false),
+        (&safe, link(b"/"), true),
+        (&safe, link(b"b"), false),
+        (&no_specials, fifo, true),
+        (&no_specials, link(b"/"), false),
+        (&all, link(b"/"), false),
+        (&all, fifo, false),
+    ] {
+        let (mut with, without) = (Outline::new(options), Outline::new(options));
+        with.take(&record);
+        let [with, without] = [with, without].map(|outline| outline.finish(&Contents::default()));
+        assert_eq!(with == without, is_left_out, "{record:?} {options:?}");
+    }
+}

@@ -185,10 +185,7 @@ fn verdict(
         return Ok(Verdict::Wanted);
     }
     let is_same_time = is_same_time(options, &old, described);
-    let seconds = old.st_mtime.saturating_sub(described.modified.seconds);
-    let window = i64::from(options.modify_window);
-    let is_newer = (seconds, old.st_mtime_nsec as u32) > (window, described.modified.nanoseconds);
-    if options.update && !is_same_time && is_newer {
+    if options.update && is_newer(options, &old, (described.modified.seconds, described.modified.nanoseconds)) {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
@@ -259,10 +256,21 @@ fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -
 
 /// Whether the time of last modification of what is there is that of what is to come.
 pub(super) fn is_same_time(options: &TreeOptions, old: &Stat, described: &Metadata<'_>) -> bool {
+    is_time(options, old, (described.modified.seconds, described.modified.nanoseconds))
+}
+
+fn is_time(options: &TreeOptions, old: &Stat, modified: (i64, u32)) -> bool {
     match i64::from(options.modify_window) {
-        0 => (old.st_mtime, old.st_mtime_nsec as u32) == (described.modified.seconds, described.modified.nanoseconds),
-        window => old.st_mtime.saturating_sub(described.modified.seconds).saturating_abs() <= window,
+        0 => (old.st_mtime, old.st_mtime_nsec as u32) == modified,
+        window => old.st_mtime.saturating_sub(modified.0).saturating_abs() <= window,
     }
+}
+
+/// Whether what is there was modified later than what is to come.
+pub(super) fn is_newer(options: &TreeOptions, old: &Stat, modified: (i64, u32)) -> bool {
+    let seconds = old.st_mtime.saturating_sub(modified.0);
+    let is_later = (seconds, old.st_mtime_nsec as u32) > (i64::from(options.modify_window), modified.1);
+    is_later && !is_time(options, old, modified)
 }
 
 /// Gives an entry that stays, and that `stat` describes, the metadata that it is to have, where it has other. `false` if

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::OPEN_LINKS_MAX;
-use rustix::fs::{AtFlags, CWD, FileType, fstat, linkat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Stat, fstat, linkat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, find};
 use super::entry::make_beside;
-use super::{Names, Refused, Shared, TreeSink};
+use super::judge::is_newer;
+use super::{Names, Refused, Shared, TreeSink, itemize};
 use crate::fs::metadata::itself;
 use crate::fs::{WHOLE, identity, name_beside, partial};
 use crate::options::TreeOptions;
+use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
 impl TreeSink {
@@ -51,12 +53,14 @@ impl TreeSink {
             if self.shared.has_failed(&path) {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {
-                let TreeOptions { recursive, symlinks, specials, safe_links, .. } = self.shared.options;
+                let TreeOptions { recursive, symlinks, specials, safe_links, existing, ignore_existing, .. } =
+                    self.shared.options;
+                // Of what each is judged by, where it is or what is there, each comes itself.
+                let may_be_other = recursive && !existing && !ignore_existing;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,
-                    // Each is judged by where it is.
-                    FileType::Symlink => symlinks && recursive && !safe_links,
-                    _ => specials && recursive,
+                    FileType::Symlink => symlinks && may_be_other && !safe_links,
+                    _ => specials && may_be_other,
                 };
                 let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
                 let told =
@@ -121,6 +125,7 @@ pub(super) fn link_again(
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(());
             }
+            Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => return Ok(()),
             Ok(old) => directory.clear_way(name, &old)?,
             Err(_) => {}
         }
@@ -130,6 +135,17 @@ pub(super) fn link_again(
         shared.tell_linked(directory, name, &linked, old.as_ref(), first);
     }
     Ok(())
+}
+
+/// What a file that is to get a further name is, and when it was modified last.
+pub(super) fn kind_and_time(first: &Stat) -> (FileKind, (i64, u32)) {
+    (itemize::kind(FileType::from_raw_mode(first.st_mode)), (first.st_mtime, first.st_mtime_nsec as u32))
+}
+
+/// Whether what `old` describes stays with `--update`, since it is newer than the file of which it is to become a further name.
+pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, (kind, modified): (FileKind, (i64, u32))) -> bool {
+    let are_files = kind == FileKind::Regular && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
+    options.update && are_files && is_newer(options, old, modified)
 }
 
 /// Links by descriptor, so that no name can be exchanged on the way.

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::directory::{OPEN, OpenDirectory, find};
 use super::itemize::{self, Coming};
+use super::links::{is_left_as_newer, kind_and_time};
 use super::{Shared, partial};
 use crate::fs::open_quietly;
 use crate::tree::entries::{Effect, FileKind, differs};
@@ -168,6 +169,13 @@ impl Shared {
         if let Some(old) = &old {
             let is_first = found.is_ok_and(|found| crate::fs::identity(&found) == crate::fs::identity(old));
             if is_first && planned.is_none_or(|planned| !planned.is_new) {
+                return Ok(());
+            }
+            let first = match (planned, found) {
+                (Some(planned), _) => Some((planned.kind, planned.modified)),
+                (None, found) => found.ok().map(|first| kind_and_time(&first)),
+            };
+            if first.is_some_and(|first| is_left_as_newer(options, old, first)) {
                 return Ok(());
             }
             directory.clear_way(name, old)?;

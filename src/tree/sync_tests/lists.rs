@@ -1,6 +1,8 @@
 //! What is kept, and when it is deleted: `--backup-dir`, `--delete-after`.
 
+use super::super::Only;
 use super::*;
+use crate::fs::{PARTIAL, name_beside};
 
 fn plant(top: &Path, files: &[(&str, &str)]) {
     for (path, text) in files {
@@ -227,4 +229,105 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
     let (_, report) = copy(&from, &to, &options, false);
     assert_eq!(report.failed, 0, "{:?}", report.failures);
     assert!(!to.join("a/gone").exists() && !to.join("gone").exists() && to.join("a/gone.o").exists());
+}
+
+/// What a watch has seen touched below a directory, with that itself.
+fn touched(paths: &[&str]) -> Only {
+    let paths = paths.iter().map(|path| [path.as_bytes(), b"/"].concat().into()).collect();
+    Only { paths, recursive: false, is_watched: true }
+}
+
+#[test]
+fn what_a_watch_has_seen_touched_may_be_anything_by_now() {
+    for is_local in [true, false] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        let before = [("from/a/f", "a"), ("from/b/sub/f", "b"), ("from/c/sub/f", "c"), ("from/left/out/f", "left")];
+        plant(scratch.path(), &before);
+        plant(scratch.path(), &[("out/sub/secret", "secret")]);
+        let options = TreeOptions { delete: true, ..sync() };
+        copy(&at("from"), &at("to"), &options, is_local);
+        ["from/a", "from/b/sub", "from/c"].iter().for_each(|name| fs::remove_dir_all(at(name)).expect("removed"));
+        symlink(at("out"), at("from/a")).expect("a link");
+        plant(scratch.path(), &[("from/c", "no directory"), ("from/left/out/f", "changed")]);
+        let only = touched(&["", "a", "a/sub", "b", "b/sub", "c", "c/sub", "left", "left/out"]);
+        let rules = Rules(vec![Rule { pattern: b"left".to_vec().into(), is_include: false }]);
+        let root = Root { only: Some(only), ..Root::new(at("from"), "root") };
+        let (sent, report) = copy_root(root, &at("to"), &TreeOptions { rules, ..options }, is_local);
+        let report = report.expect("a copy");
+        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        assert_eq!(fs::read_link(at("to/a")).expect("a link, not what it leads to"), at("out"));
+        assert!(at("to/b").is_dir() && !at("to/b/sub").exists());
+        assert_eq!(fs::read_to_string(at("to/c")).expect("a file"), "no directory");
+        assert_eq!(fs::read_to_string(at("to/left/out/f")).expect("there"), "left", "it is excluded");
+    }
+}
+
+/// What has not been touched comes without contents; that is no reason to leave it out, nor to keep what is beside it.
+#[test]
+fn directories_that_a_watch_has_not_seen_touched_are_pruned_as_ever() {
+    for is_local in [true, false] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        let before = [("from/a/f", "a"), ("from/b/in/g", "b"), ("from/left/only.o", "o"), ("from/top", "top")];
+        plant(scratch.path(), &before);
+        fs::create_dir_all(at("from/empty/in/it")).expect("directories");
+        let rules = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
+        let options = TreeOptions { delete: true, prune_empty_dirs: true, rules, ..sync() };
+        let all = [("a/f", "a"), ("b/in/g", "b"), ("top", "top")];
+        copy(&at("from"), &at("to"), &options, is_local);
+        assert_eq!(texts(&at("to")), owned(&all));
+        let watched = |paths: &[&str]| {
+            let root = Root { only: Some(touched(paths)), ..Root::new(at("from"), "root") };
+            let (sent, report) = copy_root(root, &at("to"), &options, is_local);
+            assert_eq!((sent.failed, report.expect("a copy").failed), (0, 0));
+        };
+        fs::remove_file(at("from/top")).expect("removed");
+        watched(&[""]);
+        assert_eq!(texts(&at("to")), owned(&all[..2]));
+        assert!(!at("to/empty").exists() && !at("to/left").exists());
+        fs::remove_file(at("from/a/f")).expect("removed");
+        watched(&["", "a"]);
+        assert_eq!(texts(&at("to")), owned(&all[1..2]));
+        assert!(!at("to/a").exists());
+    }
+}
+
+#[test]
+fn what_an_interrupted_copy_has_left_keeps_nothing_beside_it() {
+    for is_local in [true, false] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        plant(scratch.path(), &[("from/f", "f"), ("to/f", "f"), ("to/stale", "s")]);
+        fs::write(scratch.path().join("from").join(name_beside(b"g", PARTIAL)), "half").expect("a file");
+        let (sent, report) = copy(
+            &scratch.path().join("from"),
+            &scratch.path().join("to"),
+            &TreeOptions { delete: true, ..sync() },
+            is_local,
+        );
+        assert_eq!((sent.failed, report.failed), (0, 0));
+        assert_eq!(texts(&scratch.path().join("to")), owned(&[("f", "f")]));
+    }
+}
+
+/// What stands under the first name may be anything then, and is no name of what the source has.
+#[test]
+fn a_further_name_of_what_may_have_been_left_is_refused_but_of_a_file() {
+    let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };
+    let directory = Record::Directory { name: b"root", metadata: Metadata { mode: 0o755, ..metadata } };
+    let link = Record::Symlink { name: b"a", metadata, target: b"source" };
+    let further = Record::HardLink { name: b"b", first: b"root/a" };
+    for (ignore_existing, existing) in [(false, false), (true, false), (false, true)] {
+        let scratch = scratch();
+        fs::create_dir(scratch.path().join("root")).expect("a directory");
+        symlink("there", scratch.path().join("root/a")).expect("a link");
+        symlink("other", scratch.path().join("root/b")).expect("a link");
+        let options = TreeOptions { ignore_existing, existing, ..sync() };
+        let records = [directory, link, further, Record::Leave, Record::End { failures: 0 }];
+        let report = taken(&options, scratch.path(), &records).expect("a tree");
+        let is_refused = ignore_existing || existing;
+        assert_eq!(report.failed == 1, is_refused, "{:?}", report.failures);
+        let target = fs::read_link(scratch.path().join("root/b")).expect("a link");
+        assert_eq!(target == Path::new("other"), is_refused, "{}", target.display());
+    }
 }

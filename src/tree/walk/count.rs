@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, statat};
 
 use super::contents::is_sparse;
+use super::links::further_names;
 use super::place::{Entered, Entry, Place};
 use super::{Recorder, Walk, follow};
 use crate::tree::Fault;
@@ -62,10 +63,12 @@ impl Recorder {
         let (size, blocks) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(512));
         if let Some(inode) = self.inode(stat) {
             if self.links.first(inode).is_some() {
-                self.links.count(inode);
+                if !entry.follow {
+                    self.links.count(inode);
+                }
                 return Ok(0);
             }
-            self.links.insert(inode, Vec::new(), stat.st_nlink - 1, 0);
+            self.links.insert(inode, Vec::new(), further_names(entry, stat), 0);
         }
         let may_have_holes = self.options.sparse && blocks < size;
         let (file, _) = match may_have_holes {

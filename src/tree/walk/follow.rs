@@ -1,12 +1,13 @@
 //! Symbolic links that stand for what they lead to, and mount points that are not entered: `-L`, `-k`,
-//! `--copy-unsafe-links`, `--safe-links`, `-x`.
+//! `--copy-unsafe-links`, `--safe-links`, `-x`. And what is left out by what it is: `--no-symlinks`, `--no-specials`.
 
 use std::os::fd::OwnedFd;
 
-use rd_proto::tree::PATH_BYTES_MAX;
+use rd_proto::tree::{Metadata, PATH_BYTES_MAX, Record, Special};
 use rustix::fs::{AtFlags, FileType, fstat, readlinkat_raw, statat};
 
 use super::place::{Entry, Layer, Place};
+use super::{Recorder, Step, wrote};
 use crate::fs::identity;
 use crate::options::TreeOptions;
 use crate::tree::{Fault, depth_of_link, leads_out};
@@ -62,4 +63,24 @@ pub fn is_mounted(place: &Place, layer: &Layer) -> bool {
     let roots = place.levels.get(1).map_or(&[][..], |level| &level.layers);
     let device = |layer: &Layer| fstat(&layer.directory).ok().map(|stat| stat.st_dev);
     roots.iter().find(|root| root.root == layer.root).is_some_and(|root| device(root) != device(layer))
+}
+
+impl Recorder {
+    /// Passes over an entry. Where that matters to who deletes what has not come, the receiver gets its name, in the record of
+    /// one that its own options leave out: so what stands there under that name stays. As with rsync, a directory with such an
+    /// entry is not empty.
+    pub(super) fn pass_over(&self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Step {
+        let options = &self.options;
+        let matters = options.delete || options.prune_empty_dirs;
+        if !entry.is_passed_over || !matters || place.levels.len() == 1 {
+            return Step::Passed;
+        }
+        let (name, metadata) = (entry.name, Metadata::ZERO);
+        let record = match options.symlinks && !options.safe_links {
+            true => Record::Special { name, metadata, kind: Special::Fifo, device: (0, 0) },
+            // One that leads out, whatever the directory that it is in.
+            false => Record::Symlink { name, metadata, target: b"/" },
+        };
+        wrote(record.encode(target))
+    }
 }

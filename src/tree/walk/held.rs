@@ -3,9 +3,15 @@
 //! The record of such a directory is held back until the first that is no directory's follows. What is held is at the end of
 //! the way from the top to where the walk is.
 
+use std::os::fd::{AsFd, OwnedFd};
+
+use rd_proto::tree::DEPTH_MAX;
+use rustix::fs::{AtFlags, FileType, OFlags, fstat, statat};
+use rustix::io::Errno;
+
 use super::place::{Level, Place};
 use super::{Recorder, Step, Walk};
-use rustix::fs::FileType;
+use crate::fs::{is_temporary_name, open_quietly, partial};
 
 /// The record of a directory that has not been sent.
 pub struct Held {
@@ -35,10 +41,48 @@ impl Place {
 }
 
 impl Recorder {
-    /// Whether directories of the last level are held. What the copy is the contents of is there in any case.
-    pub(super) fn holds(&self, place: &Place) -> bool {
+    /// Whether a directory of the last level is held. What the copy is the contents of is there in any case, and into one that
+    /// is not walked nothing comes.
+    pub(super) fn holds(&self, place: &Place, name: &[u8]) -> bool {
         let is_kept = self.options.contents || self.options.keeps_root;
-        self.options.prune_empty_dirs && (place.levels.len() > 1 || !is_kept)
+        self.options.prune_empty_dirs && (place.levels.len() > 1 || !is_kept) && place.is_walked(name)
+    }
+
+    /// Whether a directory of the last level that is not walked would not be made either if it were: then it is not to be made
+    /// now.
+    pub(super) fn is_pruned(&self, place: &Place, name: &[u8], directory: &OwnedFd) -> bool {
+        self.options.prune_empty_dirs && !place.is_walked(name) && !self.holds_files(place, name, directory, 1)
+    }
+
+    /// Whether something is in a directory, at this path below the last level, for which it is made; also where that is not
+    /// known.
+    fn holds_files(&self, place: &Place, path: &[u8], directory: &OwnedFd, depth: usize) -> bool {
+        let options = &self.options;
+        let device = |directory: &OwnedFd| fstat(directory).ok().map(|stat| stat.st_dev);
+        let root = place.levels.get(1).and_then(|level| level.layers.first());
+        if options.one_file_system && root.is_some_and(|root| device(&root.directory) != device(directory)) {
+            return false;
+        }
+        let follows = options.copy_links || options.copy_dirlinks || options.copy_unsafe_links;
+        let looked = partial::for_each(directory, |name| {
+            if is_temporary_name(name.to_bytes()) {
+                return Ok(());
+            }
+            let kind = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => return Ok(()),
+                stat => FileType::from_raw_mode(stat?.st_mode),
+            };
+            let below = [path, b"/", name.to_bytes()].concat();
+            if self.is_left_out(place, &below, kind) && !(follows && kind == FileType::Symlink) {
+                return Ok(());
+            }
+            if kind != FileType::Directory || depth == DEPTH_MAX {
+                return Err(Errno::EXIST);
+            }
+            let opened = open_quietly(directory.as_fd(), name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+            if self.holds_files(place, &below, &opened, depth + 1) { Err(Errno::EXIST) } else { Ok(()) }
+        });
+        looked.is_err()
     }
 }
 

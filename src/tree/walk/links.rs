@@ -9,7 +9,6 @@ use rustix::fs::Stat;
 
 use super::place::{Entry as Present, Place};
 use super::sent::size_of;
-use super::spent::Was;
 use super::{LINKS_BYTES_MAX, Recorder, Step, wrote};
 use crate::fs::Identity;
 use crate::fs::table::Table;
@@ -140,6 +139,12 @@ impl Links {
     }
 }
 
+/// How many names of a file are to come behind that of an entry, which is none of them if it is a link that was followed.
+pub fn further_names(entry: &Present<'_>, stat: &Stat) -> u64 {
+    let names = u64::from(stat.st_nlink);
+    if entry.follow { names } else { names - 1 }
+}
+
 impl Recorder {
     /// Writes the record of a further name of what has been sent; `None` if this is its first.
     pub(super) fn further_name(
@@ -164,9 +169,11 @@ impl Recorder {
             if let Some(open) = self.open.get_mut(&item) {
                 open.names += 1;
             }
-            self.links.count(inode);
+            if !entry.follow {
+                self.links.count(inode);
+            }
             self.sent.size_bytes += size_of(stat);
-            self.spend(|| place.whereabouts(entry), Was::from(stat), item);
+            self.spend_further(place, entry, stat, item);
         }
         Some(step)
     }

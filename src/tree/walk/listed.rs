@@ -13,6 +13,7 @@ use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, RESUME_BYTES_MIN, Recor
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
+use super::links::further_names;
 use super::place::{Entry, Place};
 use super::spent::{Was, Whereabouts};
 use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
@@ -64,7 +65,8 @@ impl ListedFile {
     /// To open it with.
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
-        Entry { at, layer: 0, path: &self.path, name: &self.name, kind: self.kind, follow: self.follow, way: None }
+        let Self { path, name, follow, kind, .. } = self;
+        Entry { at, layer: 0, path, name, kind: *kind, follow: *follow, way: None, is_passed_over: false }
     }
 
     /// The directory that it is in and its name there, unless it is a root or what a link leads to.
@@ -316,7 +318,7 @@ impl Recorder {
             self.room -= 1;
             self.sent.size_bytes += size;
             if let Some(inode) = inode {
-                self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, 0);
+                self.links.insert(inode, place.tree_path(entry.name), further_names(entry, &stat), 0);
                 self.unsettled.insert(inode);
             }
         }

@@ -86,6 +86,8 @@ pub struct Entry<'a> {
     pub follow: bool,
     /// It is, since it stands for a directory in a path that is listed.
     pub way: Option<Way>,
+    /// An option leaves it out by what it is, and not by its name: what has that at the destination stays.
+    pub is_passed_over: bool,
 }
 
 impl Entry<'_> {
@@ -131,7 +133,8 @@ impl Place {
             Some(Layer { directory, .. }) => (directory.as_fd(), name, false),
             None => (CWD, self.roots[level.passed][layer].as_c_str(), self.follow_roots),
         };
-        Entry { at, layer, path, name: name.to_bytes(), kind: FileType::Unknown, follow, way: None }
+        let (name, kind, way) = (name.to_bytes(), FileType::Unknown, None);
+        Entry { at, layer, path, name, kind, follow, way, is_passed_over: false }
     }
 
     /// The same, looked at: `None` if it is not there; and whether it is a directory, or will be taken for one. What cannot be
@@ -171,6 +174,21 @@ impl Place {
         match (&self.selected, self.levels.last()) {
             (Some(selected), Some(level)) if self.levels.len() > 1 => selected.lists(&level.scope, name),
             _ => (false, true),
+        }
+    }
+
+    /// Whether what is listed is what a watch has seen touched.
+    pub fn is_watched(&self) -> bool {
+        self.selected.as_ref().is_some_and(|selected| selected.is_watched)
+    }
+
+    /// Whether what is in a directory of the last level comes: not where a watch has seen nothing change in it.
+    pub fn is_walked(&self, name: &[u8]) -> bool {
+        match (&self.selected, self.levels.last()) {
+            (Some(selected), Some(level)) if selected.is_watched && self.levels.len() > 1 => {
+                selected.wants_contents(&level.scope, name)
+            }
+            _ => true,
         }
     }
 

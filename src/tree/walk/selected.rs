@@ -24,6 +24,8 @@ use crate::tree::root::Only;
 pub struct Selected {
     paths: Vec<Selection>,
     is_recursive: bool,
+    /// They are what a watch has seen touched, and nobody has asked for them by name.
+    pub is_watched: bool,
 }
 
 struct Selection {
@@ -92,7 +94,7 @@ impl Selected {
         }
         paths.sort_by(|one, other| compare(&one.path, &other.path).then(other.wants_contents.cmp(&one.wants_contents)));
         paths.dedup_by(|one, other| one.path == other.path);
-        Ok(Self { paths, is_recursive: only.recursive })
+        Ok(Self { paths, is_recursive: only.recursive, is_watched: only.is_watched })
     }
 
     /// What of the root is copied.
@@ -125,7 +127,7 @@ impl Selected {
     }
 
     /// Whether an entry of this name is listed with a slash behind it.
-    fn wants_contents(&self, scope: &Scope, name: &[u8]) -> bool {
+    pub fn wants_contents(&self, scope: &Scope, name: &[u8]) -> bool {
         let Some((range, start)) = scope.listed() else { return false };
         let first = self.paths[self.part(range, start, name)].first();
         first.is_some_and(|first| first.wants_contents && first.path.len() == start + name.len())
@@ -190,16 +192,21 @@ impl Selected {
 
 impl Recorder {
     /// Whether paths below an entry of the last level are listed, and whether it is copied for its own sake: not if a pattern
-    /// leaves it out. What only leads to others patterns are not about.
+    /// leaves it out. What only leads to others patterns are not about, unless those are only known to have changed.
     pub(super) fn lists(&self, place: &Place, name: &[u8], kind: FileType) -> (bool, bool) {
         let (is_on_the_way, is_itself) = place.lists(name);
-        (is_on_the_way, is_itself && !self.is_left_out(place, name, kind))
+        let is_itself = is_itself && !self.is_left_out(place, name, kind);
+        (is_on_the_way && (is_itself || !place.is_watched()), is_itself)
     }
 
     /// Whether a symbolic link stands for the directory that it leads to, since paths below it are listed, or it is itself with
     /// a slash behind it. As with rsync, it does in no other case, so what else is in the directory does not come with those.
     pub(super) fn way_by_link(&mut self, place: &Place, entry: &Entry<'_>) -> Option<Way> {
         let (selected, level) = place.selected.as_ref().zip(place.levels.last()).filter(|_| place.levels.len() > 1)?;
+        // It has taken the place of the directory that was watched.
+        if selected.is_watched {
+            return None;
+        }
         let is_directory = || {
             let found = statat(entry.at, entry.path, AtFlags::empty());
             found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
@@ -255,9 +262,11 @@ impl Recorder {
     }
 
     /// A directory of which all comes. What is listed in it, and is not there, no name in it leads to: the walk would pass it.
+    /// What a watch has seen touched may have gone since.
     fn list_whole(&mut self, place: &Place, layers: Vec<Layer>, scope: Scope) -> Level {
         let level = self.list(place, layers);
-        let (Some(selected), [layer]) = (&place.selected, &level.layers[..]) else { return Level { scope, ..level } };
+        let selected = place.selected.as_ref().filter(|selected| !selected.is_watched);
+        let (Some(selected), [layer]) = (selected, &level.layers[..]) else { return Level { scope, ..level } };
         let is_missing = |name: &[u8]| {
             let found = statat(&layer.directory, name, AtFlags::SYMLINK_NOFOLLOW);
             matches!(found, Err(Errno::NOENT))
@@ -275,7 +284,7 @@ mod tests {
 
     fn selected(paths: &[&str], recursive: bool) -> Selected {
         let paths = paths.iter().map(|path| path.as_bytes().to_vec().into()).collect();
-        Selected::new(&Only { paths, recursive }).expect("paths")
+        Selected::new(&Only { paths, recursive, ..Only::default() }).expect("paths")
     }
 
     fn names(selected: &Selected, scope: &Scope) -> Vec<String> {
@@ -334,7 +343,8 @@ mod tests {
     fn paths_that_lead_out_are_refused() {
         let long = "x".repeat(256);
         for path in ["..", "a/../b", "../a", "a/..", "a\0b", &long] {
-            let only = Only { paths: vec![path.as_bytes().to_vec().into()], recursive: true };
+            let paths = vec![path.as_bytes().to_vec().into()];
+            let only = Only { paths, recursive: true, ..Only::default() };
             assert!(Selected::new(&only).is_err(), "{path:?}");
         }
     }

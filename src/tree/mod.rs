@@ -30,6 +30,8 @@ pub mod source;
 pub mod stats;
 #[cfg(test)]
 pub(crate) mod sync_tests;
+#[cfg(test)]
+mod unfinished_tests;
 pub mod walk;
 pub mod watch;
 

@@ -264,6 +264,10 @@ impl Elsewhere {
         name: &[u8],
         described: &Metadata<'_>,
     ) -> Result<bool, Fault> {
+        // The old name goes on in the backup, which is not to change with the new one.
+        if self.moved.is_some() && shared.backup.is_some() {
+            return Ok(false);
+        }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let held = self.moved.as_ref().and_then(|moved| moved.held.as_ref());
         let opened = match held {
@@ -305,7 +309,8 @@ impl Elsewhere {
 }
 
 impl Elsewhere {
-    fn count(&self, shared: &Shared) {
+    /// It has been taken.
+    pub fn count(&self, shared: &Shared) {
         shared.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
     }
 }

@@ -558,6 +558,7 @@ impl Large {
         if !is_whole || self.shared.is_stopped.load(Acquire) {
             return false;
         }
+        let mut taken = None;
         if let Some(basis) = &self.basis
             && basis.is_all(self.directory.fd.as_fd(), &self.name)
         {
@@ -578,7 +579,7 @@ impl Large {
                     return true;
                 }
                 // A file of its own is made of it.
-                Ok(false) => {}
+                Ok(false) => taken = basis.elsewhere(),
                 Err(fault) => {
                     shared.fail(&self.path(), fault);
                     return false;
@@ -596,6 +597,7 @@ impl Large {
                 let written_bytes = self.written_bytes.load(Relaxed);
                 self.shared.bytes.fetch_add(written_bytes, Relaxed);
                 self.shared.stats().note_transferred(self.size, written_bytes);
+                taken.into_iter().for_each(|elsewhere| elsewhere.count(&self.shared));
                 let told = (Effect::Transferred, FileKind::Regular);
                 self.shared.tell(&self.directory, &self.name, told, self.differs, || None);
                 if self.is_lasting && self.directory.is_unseen {

@@ -115,6 +115,11 @@ const PARTIAL_FILES: &[Term] = &[(
 
 const COPY_FILES: &[Term] = &[
     (".HASH.rd-link", "Beside its place, a link or an old file for as long as one takes the place of the other."),
+    (
+        ".HASH.rd-half",
+        "Beside a file, for as long as that is written in place (--in-place, --append-verify) and is not whole. Left by a copy that \
+         was killed, it has the next one compare the file's contents, whatever its size and time are, and goes with that.",
+    ),
     ("~/.cache/rdma-pipe/digests", "At both ends: what --digest-cache keeps."),
     (
         "/run/user/UID/rdma-pipe/JOB",
@@ -210,7 +215,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("A directory into itself", "Nothing of it is copied; cp begins, and fails when it meets its own copy."),
     (
         "Temporary names",
-        "Entries named .HASH.rd-part and .HASH.rd-link, which interrupted copies leave, are reported and not copied.",
+        "Entries named .HASH.rd-part, .HASH.rd-link and .HASH.rd-half, which interrupted copies leave, are reported and not copied.",
     ),
 ];
 

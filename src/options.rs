@@ -464,8 +464,15 @@ pub struct TreeOptions {
     #[arg(skip)]
     #[n(60)]
     pub manifest: bool,
-    /// Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself
-    #[arg(long, value_name = "DIR", value_parser = path_parser(), requires = "sync", conflicts_with = "in_place")]
+    /// Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself;
+    /// not with --in-place or --append-verify, which write into what is there
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_parser = path_parser(),
+        requires = "sync",
+        conflicts_with_all = ["in_place", "append_verify"]
+    )]
     #[n(59)]
     pub backup_dir: Option<ByteVec>,
     /// With --relative or --files-from, leave the directories that only lead to what is listed as they are in DST, also a

@@ -95,6 +95,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("/etc/rdma-pipe/config.toml", &[]),
     (".HASH.rd-part", &["rdcp", "rdrecv", "rdma-pipe-agent"]),
     (".HASH.rd-link", &["rdcp", "rdma-pipe-agent"]),
+    (".HASH.rd-half", &["rdcp", "rdma-pipe-agent"]),
     ("~/.cache/rdma-pipe/digests", &["rdcp", "rdma-pipe-agent"]),
     ("~/.cache/rdma-pipe/rdma-pipe-agent-HASH", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor", "rdma-pipe-agent"]),
     ("/run/user/UID/rdma-pipe/JOB", &["rdcp"]),

@@ -180,6 +180,11 @@ mod tests {
                 "the value of --verify is written behind an equals sign: --verify=WHERE; see --help",
             ),
             ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
+            ("rdcp --sync a b --backup-dir x --in-place", "--backup-dir cannot be used with --in-place; see --help"),
+            (
+                "rdcp --sync a b --backup-dir x --append-verify",
+                "--backup-dir cannot be used with --append-verify; see --help",
+            ),
             ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
             ("rdperf h --compare x", "missing: --plot FILE; see --help"),
             (

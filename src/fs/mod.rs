@@ -85,6 +85,10 @@ pub(crate) const PARTIAL: &str = "rd-part";
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 pub(crate) const WHOLE: &str = "rd-link";
 
+/// Ends the name of the empty file that says of another one that it is written in place, and not whole. It is locked as long
+/// as somebody writes to that.
+pub(crate) const UNFINISHED: &str = "rd-half";
+
 /// Digits of the hash in such names.
 const HASH_DIGITS: usize = 32;
 
@@ -102,7 +106,7 @@ pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
     let parts = name.strip_prefix(b".").and_then(|rest| rest.split_at_checked(HASH_DIGITS));
     parts.is_some_and(|(hash, ending)| {
         hash.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
-            && [PARTIAL, WHOLE].iter().any(|known| ending.strip_prefix(b".") == Some(known.as_bytes()))
+            && [PARTIAL, WHOLE, UNFINISHED].iter().any(|known| ending.strip_prefix(b".") == Some(known.as_bytes()))
     })
 }
 
@@ -249,7 +253,7 @@ mod tests {
 
     #[test]
     fn temporary_names_are_known_and_no_others() {
-        for ending in [PARTIAL, WHOLE] {
+        for ending in [PARTIAL, WHOLE, UNFINISHED] {
             let name = name_beside(b"a name", ending);
             assert!(is_temporary_name(name.as_bytes()), "{name}");
             for other in [&name[1..], &name[..name.len() - 1], &format!("{name}x"), &name.to_uppercase(), "."] {

@@ -165,6 +165,45 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
     Err(Errno::BUSY.into())
 }
 
+/// Opens the empty file of this name in a directory, locked, and tells whether it was there. It is made where it is missing;
+/// nothing is ever written to it, so it may be anybody's.
+///
+/// # Errors
+///
+/// EBUSY if another process holds it, else what the system answered.
+pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
+    let fd = directory.as_fd();
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    for _ in 0..TRIES_MAX {
+        let (file, was_there) = match openat(fd, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) => match openat(fd, name, flags, Mode::empty()) {
+                Err(Errno::NOENT) => continue,
+                Err(error @ (Errno::ACCESS | Errno::ROFS)) => return Err(error.into()),
+                // A directory, a link, a socket.
+                Err(_) => {
+                    make_way(fd, &c_name(name)?).map_err(Blocked::in_the_way)?;
+                    continue;
+                }
+                file => (file?, true),
+            },
+            file => (file?, false),
+        };
+        // A file system without locks has nobody who could hold it.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) {
+            return Err(Errno::BUSY.into());
+        }
+        match is_named(fd, name, &file) {
+            true if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile => {
+                return Ok((file, was_there));
+            }
+            true => make_way(fd, &c_name(name)?).map_err(Blocked::in_the_way)?,
+            // Removed by who was done with the file.
+            false => {}
+        }
+    }
+    Err(Errno::BUSY.into())
+}
+
 fn is_closed_to_others(stat: &Stat) -> bool {
     stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0
 }

@@ -190,9 +190,31 @@ impl Setter {
         Self { is_root: rustix::process::geteuid().is_root(), is_local }
     }
 
-    /// Whether files can be given to other owners.
-    pub fn may_give_away(self) -> bool {
-        self.is_root
+    /// Owner and group that an entry is to have which has these now: each the source's, or that of `--chown`, where it was
+    /// asked for, and stays else.
+    pub fn owner(self, options: &TreeOptions, metadata: &Metadata<'_>, current: (u32, u32)) -> (u32, u32) {
+        if !self.is_root {
+            return current;
+        }
+        let (user, group) =
+            options.chown.as_deref().map_or(("", ""), |chown| chown.split_once(':').unwrap_or((chown, "")));
+        let uid = if options.owner || !user.is_empty() { metadata.uid } else { current.0 };
+        let gid = if options.owner || !group.is_empty() { metadata.gid } else { current.1 };
+        (uid, gid)
+    }
+
+    /// What is set on an entry with these options, once it has this owner and group.
+    pub fn rights<'a>(
+        self,
+        options: &'a TreeOptions,
+        metadata: &Metadata<'_>,
+        owner: (u32, u32),
+        is_directory: bool,
+    ) -> Rights<'a> {
+        // A set-ID file runs with its owner's rights: they are not to become another owner's.
+        let is_sources = options.owner && options.chown.is_none();
+        let may_lend = options.mode && is_sources && owner == (metadata.uid, metadata.gid);
+        Rights { options, setter: self, may_lend, is_directory }
     }
 
     /// Sets `metadata` as far as the `options` ask for it, and the permission bits `mode` (none on a symbolic link).
@@ -210,18 +232,16 @@ impl Setter {
         mode: Option<u32>,
         current: Current,
     ) -> Applied {
-        let Self { is_root, is_local } = self;
         let mut applied = Applied::default();
         let mut owner = (current.uid, current.gid);
-        if (options.owner || options.chown.is_some()) && is_root && owner != (metadata.uid, metadata.gid) {
-            match object.set_owner(metadata.uid, metadata.gid) {
-                Ok(()) => owner = (metadata.uid, metadata.gid),
+        let wanted = self.owner(options, metadata, owner);
+        if owner != wanted {
+            match object.set_owner(wanted.0, wanted.1) {
+                Ok(()) => owner = wanted,
                 Err(error) => applied.error = Some(error),
             }
         }
-        // A set-ID file runs with its owner's rights: they are not to become another owner's.
-        let is_sources = options.owner && options.chown.is_none();
-        let may_lend = options.mode && is_sources && owner == (metadata.uid, metadata.gid);
+        let rights = self.rights(options, metadata, owner, current.is_directory);
         let mut lost_acl = false;
         if options.xattrs {
             // Those that the source has as well are replaced in one step.
@@ -232,20 +252,10 @@ impl Setter {
             if current.was_there {
                 applied.error = applied.error.or(remove_user_xattrs(object, of_source).err());
             }
-            let may_set = |name: &[u8]| match () {
-                () if ACLS.contains(&name) => options.acls(),
-                () => !is_privileged(name) || is_root && (may_lend || name != CAPABILITY),
-            };
-            lost_acl = set_xattrs(object, metadata.xattrs, may_set, mode.is_some(), &mut applied);
+            lost_acl = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
         }
-        if let Some(mut mode) = mode {
-            if options.mode {
-                mode &= match (may_lend, is_root || is_local, current.is_directory) {
-                    (true, true, _) => !0,
-                    (true, false, true) => !(SET_IDS & !SET_GID),
-                    _ => !SET_IDS,
-                };
-            }
+        if let Some(mode) = mode {
+            let mut mode = rights.mode(mode);
             if lost_acl {
                 mode &= !0o070;
             }
@@ -260,11 +270,55 @@ impl Setter {
     }
 }
 
+/// What of a source's rights its copy gets: as it is set, so it is compared.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rights<'a> {
+    options: &'a TreeOptions,
+    setter: Setter,
+    /// It may run with its owner's rights.
+    may_lend: bool,
+    is_directory: bool,
+}
+
+impl Rights<'_> {
+    /// The mode that is set for this one.
+    pub fn mode(self, mode: u32) -> u32 {
+        let Setter { is_root, is_local } = self.setter;
+        if !self.options.mode {
+            return mode;
+        }
+        mode & match (self.may_lend, is_root || is_local, self.is_directory) {
+            (true, true, _) => !0,
+            (true, false, true) => !(SET_IDS & !SET_GID),
+            _ => !SET_IDS,
+        }
+    }
+
+    /// Whether an extended attribute is set where the source has it.
+    pub fn may_set(self, name: &[u8]) -> bool {
+        match () {
+            () if ACLS.contains(&name) => self.options.acls(),
+            // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
+            () if is_privileged(name) => self.setter.is_root && (self.may_lend || name != CAPABILITY),
+            () => is_users(name),
+        }
+    }
+
+    /// Whether an extended attribute that was there is taken away where the source does not have it.
+    pub fn may_remove(self, name: &[u8]) -> bool {
+        is_users(name) || ACLS.contains(&name) && self.options.acls()
+    }
+}
+
+fn is_users(name: &[u8]) -> bool {
+    name.starts_with(b"user.")
+}
+
 fn is_privileged(name: &[u8]) -> bool {
     name.starts_with(b"security.") || name.starts_with(b"trusted.")
 }
 
-/// Whether an access ACL was not set. `may_set`: whether an attribute of those that can be set at all may be.
+/// Whether an access ACL was not set. `may_set`: whether an attribute may be.
 fn set_xattrs(
     object: Object<'_>,
     xattrs: Xattrs<'_>,
@@ -277,8 +331,7 @@ fn set_xattrs(
     let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
     for (name, value) in are_acls(false).chain(are_acls(true)) {
         let is_acl = ACLS.contains(&name);
-        // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
-        if !(is_acl || name.starts_with(b"user.") || is_privileged(name)) || !may_set(name) {
+        if !may_set(name) {
             continue;
         }
         if let Err(error) = set_xattr(object, name, value, may_open) {

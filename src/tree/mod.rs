@@ -1,6 +1,8 @@
 //! Trees: the walk over one that is sent, the sink of one that is received, and both joined for copies within a host.
 
 mod ahead;
+#[cfg(test)]
+mod backup_tests;
 pub mod check;
 mod contents;
 pub mod count;
@@ -24,12 +26,16 @@ pub mod patterns;
 mod plain_tests;
 pub mod progress;
 pub mod proof;
+#[cfg(test)]
+mod rights_tests;
 mod root;
 pub mod sink;
 pub mod source;
 pub mod stats;
 #[cfg(test)]
 pub(crate) mod sync_tests;
+#[cfg(test)]
+mod unfinished_tests;
 pub mod walk;
 pub mod watch;
 

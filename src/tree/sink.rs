@@ -36,8 +36,10 @@ mod prove;
 mod rehearse;
 mod report;
 mod snapshot;
+mod target;
 #[cfg(test)]
 mod tests;
+mod unfinished;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashSet};

@@ -140,7 +140,7 @@ fn is_temporary(name: &str) -> bool {
     hashed.is_some_and(|(hash, ending)| {
         hash.len() == 32
             && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
-            && ["rd-part", "rd-link"].contains(&ending)
+            && ["rd-part", "rd-link", "rd-half"].contains(&ending)
     })
 }
 

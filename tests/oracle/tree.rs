@@ -151,7 +151,7 @@ impl<'a> Gardener<'a> {
             2 if self.chance(20) => {
                 // What a copy that was cut leaves beside the file `a`, or of another.
                 let hash = blake3::hash(self.pick(&[b"a", b"b"])).to_hex();
-                format!(".{}.{}", &hash[..32], self.pick(&["rd-part", "rd-link"])).into_bytes()
+                format!(".{}.{}", &hash[..32], self.pick(&["rd-part", "rd-link", "rd-half"])).into_bytes()
             }
             3..6 => format!("plain{}", self.random.below(1000)).into_bytes(),
             _ => {
@@ -309,12 +309,13 @@ impl<'a> Gardener<'a> {
     }
 }
 
-/// A name under which rdcp makes what is not whole yet: `.HASH.rd-part`, `.HASH.rd-link`.
+/// A name under which rdcp makes what is not whole yet: `.HASH.rd-part`, `.HASH.rd-link`; and one that it marks what is
+/// half-written with: `.HASH.rd-half`.
 pub fn is_temporary(name: &[u8]) -> bool {
     let Some((b".", rest)) = name.split_at_checked(1) else { return false };
     let Some((hash, ending)) = rest.split_at_checked(32) else { return false };
     let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-    hash.iter().all(is_digit) && [&b".rd-part"[..], b".rd-link"].contains(&ending)
+    hash.iter().all(is_digit) && [&b".rd-part"[..], b".rd-link", b".rd-half"].contains(&ending)
 }
 
 /// Makes a tree under a name that is free, as root with owners.

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use rd_proto::control::IoFact;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, fsync, linkat, mkdirat, openat,
-    renameat, statat, unlinkat,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, fsync, linkat, mkdirat, openat, renameat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -217,25 +217,14 @@ impl Backup {
         let mut original = Some(again(&opened.destination)?);
         for name in above.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             original = original.and_then(|from| openat(from, name, OPEN | OFlags::PATH, Mode::empty()).ok());
-            let mut made = mkdirat(&here, name, Mode::RWXU);
-            if made == Err(Errno::EXIST)
-                && let Ok(stat) = statat(&here, name, AtFlags::SYMLINK_NOFOLLOW)
-                && FileType::from_raw_mode(stat.st_mode) != FileType::Directory
-            {
-                // Kept by an earlier copy, when it was no directory in DST either.
-                match unlinkat(&here, name, AtFlags::empty()) {
-                    // Another thread was first.
-                    Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => {}
-                    Err(error) => return Err(no_backup(error)),
-                }
-                made = mkdirat(&here, name, Mode::RWXU);
-            }
+            let made = mkdirat(&here, name, Mode::RWXU);
             if !matches!(made, Ok(()) | Err(Errno::EXIST)) {
                 made.map_err(no_backup)?;
             }
             if made.is_ok() && self.syncs {
                 fsync(&here).map_err(no_backup)?;
             }
+            // Not where an earlier copy has kept what was no directory then: that stays.
             here = openat(&here, name, OPEN, Mode::empty()).map_err(no_backup)?;
             if made.is_ok()
                 && let Some(stat) = original.as_ref().and_then(|original| fstat(original).ok())

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
-use super::{Shared, itemize};
+use super::{Shared, itemize, unfinished};
 use crate::fs::metadata::{itself, open_up, restore_times};
 use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, unlinked_anywhere};
 use crate::tree::Fault;
@@ -146,7 +146,8 @@ impl Remover<'_> {
             return Err(Errno::STALE.into());
         }
         let (mut is_empty, mut outcome) = (true, Ok(()));
-        let mut names = Extraneous::of(&directory)?.take()?;
+        let mut extraneous = Extraneous::of(&directory)?;
+        let (has_leftovers, mut names) = (extraneous.has_leftovers, extraneous.take()?);
         while let Some((_, below)) = names.current() {
             let path = [path, b"/", below.to_bytes()].concat();
             match self.remove(directory.as_fd(), below, &path, depth + 1) {
@@ -156,6 +157,9 @@ impl Remover<'_> {
             names.advance()?;
         }
         outcome?;
+        if is_empty && has_leftovers && !shared.options.dry_run {
+            let _ = unfinished::remove_stale(directory.as_fd());
+        }
         shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(path))?;
         let is_gone = is_empty && self.unlink(at, name, path, AtFlags::REMOVEDIR)?;
         Ok(is_gone && self.tell(path, FileKind::Directory, depth))

@@ -18,6 +18,7 @@ use super::delete::{Extraneous, Remover};
 use super::implied::{self, TreeRoot, open_beneath};
 use super::itemize::differing;
 use super::moves::Moves;
+use super::unfinished::{self, is_marker};
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
@@ -380,6 +381,16 @@ impl OpenDirectory {
         self.last.is_none()
     }
 
+    /// Whether it has been made by an earlier transfer to a tree that has no name yet, and is compared.
+    pub fn is_resumed(&self) -> bool {
+        self.is_resumed
+    }
+
+    /// Whether an earlier transfer may have left something in it.
+    pub fn has_past(&self) -> bool {
+        !self.is_new || self.is_resumed || self.left.is_some()
+    }
+
     /// The path of an entry in it from below the top on.
     fn path_below_top(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();
@@ -457,7 +468,7 @@ impl OpenDirectory {
     /// another transfer holds stays, as does what cannot be removed: no entry is made or lost by it.
     fn delete_leftovers(&self) {
         let _ = partial::for_each(&self.fd, |name| {
-            if is_temporary_name(name.to_bytes()) {
+            if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {
                 let _ = partial::make_way(self.fd.as_fd(), name);
             }
             Ok::<_, Errno>(())
@@ -473,7 +484,8 @@ impl OpenDirectory {
             names.advance()?;
         }
         // Nobody else writes into it, and nothing in it is unfinished any more.
-        let is_leftover = |name: &CStr| is_temporary_name(name.to_bytes());
+        unfinished::remove_stale(self.fd.as_fd())?;
+        let is_leftover = |name: &CStr| is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes());
         partial::for_each(&self.fd, |name| if is_leftover(name) { partial::remove(&self.fd, name) } else { Ok(()) })?;
         Ok(())
     }
@@ -536,7 +548,12 @@ impl OpenDirectory {
         if self.is_resumed {
             self.clear()?
         } else {
-            self.delete()
+            self.delete();
+            // Of files that have been deleted by now as well.
+            let has_leftovers = |all: &Mutex<Extraneous>| all.lock().expect("no panics under it").has_leftovers;
+            if self.extraneous.as_ref().is_some_and(has_leftovers) && !options.dry_run {
+                let _ = unfinished::remove_stale(self.fd.as_fd());
+            }
         }
         if options.dry_run {
             return Ok(());
@@ -546,6 +563,9 @@ impl OpenDirectory {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+        if self.left.is_some() {
+            unfinished::remove_stale(self.fd.as_fd())?;
         }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
@@ -624,6 +644,10 @@ fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
     let mut left = BTreeMap::new();
     partial::for_each(fd, |name| {
         let stat = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        // It counts for as long as its file is there.
+        if is_marker(name.to_bytes()) && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            return Ok(());
+        }
         let is_directory = match FileType::from_raw_mode(stat.st_mode) {
             _ if left.len() == LEFT_MAX => return partial::remove(fd, name),
             FileType::Directory => true,

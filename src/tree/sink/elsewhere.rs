@@ -22,16 +22,18 @@ use rustix::io::Errno;
 use super::Shared;
 use super::basis::open_regular;
 use super::directory::OpenDirectory;
-use super::entry::{self, Partial};
+use super::entry;
 use super::itemize::differing;
 use super::judge::is_same_time;
 use super::links::link;
 use super::moves::Moved;
 use super::snapshot::Snapshot;
+use super::target::Partial;
+use super::unfinished::{is_looked_for, is_marked_in};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, Identity, close, hash_range, identity, io_fact};
-use crate::options::LATEST;
+use crate::options::{LATEST, TreeOptions};
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::walk::INLINE_BYTES_MAX;
@@ -156,7 +158,7 @@ pub(super) fn look(
     let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::at(alternate, name.to_vec()));
     let mut found: Vec<Elsewhere> = found.collect();
     let has_time = |stat: &Stat| options.sizes.size_only || is_same_time(options, stat, described);
-    let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && has_time(&one.stat);
+    let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && has_time(&one.stat) && one.is_whole(options);
     if !options.checksum {
         for like in found.iter().filter(|one| is_like(one)) {
             if like.link(shared, directory, name, described)? {
@@ -221,6 +223,14 @@ impl Elsewhere {
         opened.filter(|(_, stat)| is_same(stat, &self.stat))
     }
 
+    /// No copy that was cut has left it half-written, as far as its time does not say that.
+    fn is_whole(&self, options: &TreeOptions) -> bool {
+        let is_told_by_time = self.moved.is_some() || !is_looked_for(options);
+        is_told_by_time
+            || open_below(&self.directory, &self.path, OFlags::PATH)
+                .is_ok_and(|(above, name)| !is_marked_in(&*above, &name))
+    }
+
     fn read_digest(&mut self) -> Option<[u8; 16]> {
         let (file, stat) = self.open()?;
         self.digest = digest(&file, &stat);
@@ -254,6 +264,10 @@ impl Elsewhere {
         name: &[u8],
         described: &Metadata<'_>,
     ) -> Result<bool, Fault> {
+        // The old name goes on in the backup, which is not to change with the new one.
+        if self.moved.is_some() && shared.backup.is_some() {
+            return Ok(false);
+        }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let held = self.moved.as_ref().and_then(|moved| moved.held.as_ref());
         let opened = match held {
@@ -295,7 +309,8 @@ impl Elsewhere {
 }
 
 impl Elsewhere {
-    fn count(&self, shared: &Shared) {
+    /// It has been taken.
+    pub fn count(&self, shared: &Shared) {
         shared.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
     }
 }

@@ -17,43 +17,39 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::answer::BLOCK_BYTES_MIN;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate, ioctl_ficlone,
+    Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, fstatfs, ftruncate, ioctl_ficlone,
     makedev, mknodat, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::basis::{Basis, Compared, open_regular};
-use super::device;
 use super::directory::OpenDirectory;
 use super::itemize::{self, Coming};
 use super::judge;
-use super::links::{link, link_again};
+use super::links::link_again;
 use super::look::Look;
 use super::prove;
+use super::target::{Partial, Way};
+use super::unfinished::{Appended, has_bytes, have_same};
 use super::{Bytes, Local, Shared};
 use crate::fault::shown_path;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
-use crate::fs::metadata::{Object, succeed};
+use crate::fs::metadata::Object;
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    HASH_READ_BYTES, PARTIAL, WHOLE, close, described, io_fact, is_serial, name_beside, plain_fact, read_up_to,
-    write_at,
+    HASH_READ_BYTES, WHOLE, close, described, io_fact, is_serial, name_beside, plain_fact, read_up_to, write_at,
 };
 use crate::log;
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
-use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
+use crate::tree::{FIRST_NAME_FAILED, Fault, leads_to};
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
-
-fn is_regular(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-}
 
 /// Makes the entry of a record that is whole in itself: a file with its data, a symbolic link, a special file.
 pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
@@ -210,164 +206,6 @@ pub(super) fn make_beside(
     Err(Errno::BUSY)
 }
 
-/// A file that is being written.
-#[derive(Debug)]
-pub(super) struct Partial {
-    pub file: OwnedFd,
-    way: Way,
-}
-
-/// How it comes to its name.
-#[derive(Debug)]
-enum Way {
-    /// It has none yet, and is linked.
-    Nameless,
-    /// It has one of ours, and is renamed.
-    Named(String),
-    /// It has it already, in a directory that has not: what is half-made there is made anew by the next transfer.
-    Unseen,
-    /// It has it already: `--in-place`. Whether it is a new file.
-    InPlace(bool),
-    /// So has a block device.
-    Device,
-}
-
-impl Partial {
-    /// A file to be written at once and published.
-    pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
-        if shared.options.in_place {
-            return Self::in_place(shared, directory, name, size, false);
-        }
-        if directory.is_unseen {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            match openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR) {
-                // An earlier transfer has left it.
-                Err(Errno::EXIST) => return Ok(Self::named(shared, directory, name, false)?.0),
-                file => return Ok(Self { file: file?, way: Way::Unseen }),
-            }
-        }
-        let nameless = shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
-        if nameless {
-            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
-                // EISDIR is what a kernel says that does not know the flag.
-                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                    directory.wants_names.store(true, Relaxed);
-                }
-                file => return Ok(Self { file: file?, way: Way::Nameless }),
-            }
-        }
-        Ok(Self::named(shared, directory, name, false)?.0)
-    }
-
-    /// A file under a partial name, and whether it was there. `may_adopt`: what a killed transfer has left is kept.
-    fn named(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Fault> {
-        let beside = name_beside(name, PARTIAL);
-        let open = || partial::open(&directory.fd, &beside, may_adopt);
-        let (file, was_there) = shared.patiently(directory, &beside, open)?;
-        Ok((Self { file, way: Way::Named(beside) }, was_there))
-    }
-
-    /// A file or device to be written as it is. `size`: of what comes. `keeps_data`: so that only what differs is written.
-    fn in_place(
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        size: u64,
-        keeps_data: bool,
-    ) -> Result<Self, Fault> {
-        if let Some(file) = device::open(shared, directory, name, size)? {
-            return Ok(Self { file, way: Way::Device });
-        }
-        let is_read = shared.options.reads_back() || shared.makes_manifest() || keeps_data;
-        let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
-        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let new = OFlags::CREATE | OFlags::EXCL;
-        let (file, is_new) = match openat(&directory.fd, name, flags | new, Mode::RUSR | Mode::WUSR) {
-            Err(Errno::EXIST) => (openat(&directory.fd, name, flags, Mode::empty())?, false),
-            file => (file?, true),
-        };
-        let stat = fstat(&file)?;
-        if !is_regular(&stat) {
-            return Err(Errno::EXIST.into());
-        }
-        // The source may be one of them, where both hosts have the same files; or another entry that is to come here.
-        if stat.st_nlink > 1 {
-            return Err(Fault::Detail(HAS_OTHER_NAMES));
-        }
-        if !keeps_data {
-            ftruncate(&file, 0)?;
-        }
-        Ok(Self { file, way: Way::InPlace(is_new) })
-    }
-
-    /// Gives the file its metadata and its name, durably if asked to.
-    pub fn publish(
-        &self,
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        described: &Metadata<'_>,
-    ) -> Result<(), Fault> {
-        if matches!(self.way, Way::Device) {
-            // Closing one does not tell whether it could be written.
-            fdatasync(&self.file)?;
-            shared.files.fetch_add(1, Relaxed);
-            shared.progress.made(false);
-            return Ok(());
-        }
-        let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
-        let mut owner = match (&self.way, directory.new_owner.get()) {
-            (Way::InPlace(_), _) => own()?,
-            (_, Some(&owner)) => owner,
-            (_, None) => {
-                let owner = own()?;
-                *directory.new_owner.get_or_init(|| owner)
-            }
-        };
-        let options = &shared.options;
-        let mut mode = metadata::mode(options, described, directory.permitted);
-        if !options.mode {
-            mode &= 0o777;
-            let is_new = matches!(self.way, Way::Unseen | Way::InPlace(true));
-            let old = (!is_new).then(|| statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()).flatten();
-            if let Some(old) = old.filter(is_regular) {
-                mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
-            }
-        }
-        let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace(false)));
-        let current = Current { uid: owner.0, gid: owner.1, is_directory: false, gets_acl, was_there };
-        let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
-        if options.syncs() {
-            fsync(&self.file)?;
-        }
-        match &self.way {
-            Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
-            Way::Named(beside) => {
-                directory.back_up(name)?;
-                partial::publish(&directory.fd, &**beside, &self.file, name)?;
-            }
-            Way::Unseen | Way::InPlace(_) | Way::Device => {}
-        }
-        shared.files.fetch_add(1, Relaxed);
-        shared.progress.made(false);
-        shared.progress.at(|| directory.tree_path(name));
-        log::trace("", || format!("published {}", shown_path(&directory.path(name))));
-        shared.note(applied, directory, name);
-        Ok(())
-    }
-
-    /// Leaves nothing of it, but what was written in place.
-    pub fn remove(&self, directory: &OpenDirectory, name: &[u8]) {
-        let name = match &self.way {
-            Way::Named(beside) => beside.as_bytes(),
-            Way::Unseen => name,
-            Way::Nameless | Way::InPlace(_) | Way::Device => return,
-        };
-        partial::remove_named(&directory.fd, name, &self.file);
-    }
-}
-
 /// A file whose data comes in ranges.
 ///
 /// Threads that still write to it hold it; when the last releases it, it is published if it is complete, else removed.
@@ -382,6 +220,8 @@ pub(super) struct Large {
     pub(super) is_adopted: bool,
     /// What stands under the final name, and is compared with it block by block.
     pub(super) basis: Option<Basis>,
+    /// It is appended to what is there.
+    appended: Option<Appended>,
     pub(super) look: Look,
     /// In what it differs from what it replaces, as it is reported to the caller.
     differs: Option<u16>,
@@ -437,8 +277,9 @@ impl Large {
             Some(Compared::Elsewhere(elsewhere)) => (elsewhere.open(), Some(elsewhere)),
             None => (named().filter(|(_, stat)| seems_finished(stat, metadata, size)), None),
         };
-        let is_shorter = |(_, stat): &(OwnedFd, Stat)| (stat.st_size as u64) < size;
-        let is_appended = shared.options.append_verify && elsewhere.is_none() && old.as_ref().is_some_and(is_shorter);
+        // One that an earlier transfer has left half-written may be as long as it is to be, or longer.
+        let is_appended = |(_, stat): &(OwnedFd, Stat)| (stat.st_size as u64) < size || directory.is_marked(name);
+        let is_appended = shared.options.append_verify && elsewhere.is_none() && old.as_ref().is_some_and(is_appended);
         let in_place = in_place || is_appended;
         // It may take long, and another transfer can go on with it if this one is killed. What that has of a file with
         // holes may be where they are.
@@ -460,11 +301,21 @@ impl Large {
         // A file in place that has its length keeps its time until something is written.
         let has_length =
             is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat().st_size as u64 == size);
-        let set_length = || if has_length { Ok(()) } else { ftruncate(&partial.file, size) };
-        if let Err(error) = prepared.and_then(|()| set_length()) {
+        let set_length = || {
+            if has_length {
+                return Ok(());
+            }
+            partial.mark(shared, directory, name)?;
+            ftruncate(&partial.file, size).map_err(Fault::from)
+        };
+        if let Err(fault) = prepared.map_err(Fault::from).and_then(|()| set_length()) {
+            if let Some(marker) = partial.marker().filter(|_| basis.is_some()) {
+                marker.take_back(directory);
+            }
             partial.remove(directory, name);
-            return Err(error.into());
+            return Err(fault);
         }
+        let appended = basis.as_ref().filter(|_| is_appended).map(|basis| Appended::new(*basis.stat()));
         log::trace("", || format!("begins {} ({size} bytes)", shown_path(&directory.path(name))));
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
@@ -479,6 +330,7 @@ impl Large {
             waiting: Mutex::default(),
             is_adopted,
             basis,
+            appended,
             differs,
             look: Look::default(),
             is_kept: OnceLock::new(),
@@ -545,8 +397,14 @@ impl Large {
         if self.has_failed.load(Relaxed) {
             return;
         }
+        if let Err(fault) = self.partial.mark(&self.shared, &self.directory, &self.name) {
+            return self.fail_once(fault);
+        }
         let file = &self.partial.file;
-        let written = self.bypass.write(file, data, position, self.size, &self.shared.writes);
+        let has = |length| has_bytes(file, &data[..length], position);
+        let there = self.appended.as_ref().map_or(0, |appended| appended.there(position, data.len(), has));
+        let (rest, from) = (&data[there..], position + there as u64);
+        let written = self.bypass.write(file, rest, from, self.size, &self.shared.writes);
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
                 if let Some(basis) = &self.basis {
@@ -575,9 +433,15 @@ impl Large {
         if let Some(basis) = &self.basis {
             basis.note_came(range.position, range.length as u64);
         }
+        if let Err(fault) = self.partial.mark(&self.shared, &self.directory, &self.name) {
+            self.fail_once(fault);
+            return Ok(());
+        }
         let (source, file) = (&range.file.file, &self.partial.file);
+        let has = |length| have_same(source, file, range.position, length);
+        let there = self.appended.as_ref().map_or(0, |appended| appended.there(range.position, range.length, has));
         // The whole file at once: who comes second waits.
-        let may_share = self.shared.options.sparse;
+        let may_share = self.shared.options.sparse && self.appended.is_none();
         if *self.is_shared.get_or_init(|| may_share && ioctl_ficlone(file, source).is_ok()) {
             self.note_copied(range.length);
             self.digest_copied(range.position, range.length);
@@ -592,7 +456,9 @@ impl Large {
             }
             !is_stopped
         };
-        match copy_range(source, file, range.position..range.position + range.length as u64, goes_on) {
+        self.note_copied(there);
+        let end = range.position + range.length as u64;
+        match copy_range(source, file, range.position + there as u64..end, goes_on) {
             Ok(()) => {
                 self.digest_copied(range.position, range.length);
                 Ok(())
@@ -652,9 +518,9 @@ impl Large {
         *self.filled.get_or_init(fill)
     }
 
-    pub fn fail_once(&self, error: Errno) {
+    pub fn fail_once(&self, fault: impl Into<Fault>) {
         if !self.has_failed.swap(true, Relaxed) {
-            self.fail(error);
+            self.fail(fault);
         }
     }
 
@@ -693,6 +559,7 @@ impl Large {
         if !is_whole || self.shared.is_stopped.load(Acquire) {
             return false;
         }
+        let mut taken = None;
         if let Some(basis) = &self.basis
             && basis.is_all(self.directory.fd.as_fd(), &self.name)
         {
@@ -708,11 +575,12 @@ impl Large {
                         cache.put(self.began, basis.file(), basis.stat(), digest);
                     }
                     self.partial.remove(directory, name);
+                    directory.clear_mark(name);
                     let _ = self.is_kept.set(());
                     return true;
                 }
                 // A file of its own is made of it.
-                Ok(false) => {}
+                Ok(false) => taken = basis.elsewhere(),
                 Err(fault) => {
                     shared.fail(&self.path(), fault);
                     return false;
@@ -730,6 +598,7 @@ impl Large {
                 let written_bytes = self.written_bytes.load(Relaxed);
                 self.shared.bytes.fetch_add(written_bytes, Relaxed);
                 self.shared.stats().note_transferred(self.size, written_bytes);
+                taken.into_iter().for_each(|elsewhere| elsewhere.count(&self.shared));
                 let told = (Effect::Transferred, FileKind::Regular);
                 self.shared.tell(&self.directory, &self.name, told, self.differs, || None);
                 self.shared.note_whole(&self.directory, self.size);
@@ -771,6 +640,13 @@ impl Drop for Large {
         }
         if !is_published && !is_kept {
             self.partial.remove(&self.directory, &self.name);
+        }
+        if !is_published
+            && let (Some(appended), Some(marker)) = (&self.appended, self.partial.marker())
+            && !marker.was_there()
+            && appended.undo(&self.partial.file)
+        {
+            marker.take_back(&self.directory);
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
             let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());

@@ -11,7 +11,7 @@ use super::directory::OpenDirectory;
 use super::judge::is_same_time;
 use crate::fs::metadata::{ACLS, Object};
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
-use crate::tree::metadata::{self, Reader};
+use crate::tree::metadata::{self, Reader, Rights};
 use crate::tree::stats::Stats;
 
 pub(super) use crate::tree::stats::kind;
@@ -32,30 +32,34 @@ pub(super) fn differing(
 ) -> u16 {
     let options = &shared.options;
     // Where times are compared by a window, a clock may be that coarse: what is within it could not be set any better.
-    let keeps_time = options.keeps_times(FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+    let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let keeps_time = options.keeps_times(is_directory);
     let has_time = !keeps_time || is_same_time(options, stat, described);
-    let keeps_owner = !options.owner || !shared.setter.may_give_away();
+    let owner = shared.setter.owner(options, described, (stat.st_uid, stat.st_gid));
+    let rights = shared.setter.rights(options, described, owner, is_directory);
     let mut bits = 0;
     for (bit, is_same) in [
         (differs::TIME, has_time),
-        (differs::OWNER, keeps_owner || stat.st_uid == described.uid),
-        (differs::GROUP, keeps_owner || stat.st_gid == described.gid),
-        (differs::MODE, mode.is_none_or(|mode| mode == stat.st_mode & 0o7777)),
+        (differs::OWNER, stat.st_uid == owner.0),
+        (differs::GROUP, stat.st_gid == owner.1),
+        (differs::MODE, mode.is_none_or(|mode| rights.mode(mode) == stat.st_mode & 0o7777)),
     ] {
         bits |= if is_same { 0 } else { bit };
     }
-    if options.xattrs { bits | differing_xattrs(shared, entry, stat, described.xattrs) } else { bits }
+    if options.xattrs { bits | differing_xattrs(shared, entry, stat, described.xattrs, rights) } else { bits }
 }
 
-fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>) -> u16 {
+/// Those that are neither set nor taken away do not count.
+fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>, rights: Rights<'_>) -> u16 {
     let mut reader = Reader::default();
     let Ok(there) = reader.read(&shared.options, entry, stat) else { return differs::XATTRS };
     // In whatever order; each name comes once.
     let are_same = |are_acls: bool| {
-        let some = |all: Xattrs<'_>| all.iter().filter(|(name, _)| ACLS.contains(name) == are_acls).count();
-        let mut there_now = there.xattrs.iter().filter(|(name, _)| ACLS.contains(name) == are_acls);
-        some(there.xattrs) == some(described)
-            && there_now.all(|attribute| described.iter().any(|other| other == attribute))
+        let is_one = |name: &[u8]| ACLS.contains(&name) == are_acls;
+        let mut wanted = described.iter().filter(|(name, _)| is_one(name) && rights.may_set(name));
+        let mut extra = there.xattrs.iter().filter(|(name, _)| is_one(name) && rights.may_remove(name));
+        wanted.all(|attribute| there.xattrs.iter().any(|other| other == attribute))
+            && extra.all(|(name, _)| described.iter().any(|(other, _)| other == name))
     };
     let mut bits = 0;
     for (bit, are_acls) in [(differs::ACL, true), (differs::XATTRS, false)] {

@@ -16,7 +16,7 @@ use super::device;
 use super::directory::OpenDirectory;
 use super::elsewhere::{self, Elsewhere};
 use super::itemize::{self, differing};
-use super::{Refused, Shared, TreeSink};
+use super::{Refused, Shared, TreeSink, unfinished};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash_range, identity};
@@ -173,28 +173,30 @@ fn verdict(
         Err(Errno::NOENT) => return Ok(Verdict::Wanted),
         old => old?,
     };
-    if options.ignore_existing || is_left {
+    let is_same_time = is_same_time(options, &old, described);
+    let is_newer = is_newer(options, &old, (described.modified.seconds, described.modified.nanoseconds));
+    // What an earlier transfer has made of a tree that has no name yet may have been cut in the middle.
+    let is_kept = (options.ignore_existing || options.update && is_newer) && !directory.is_resumed();
+    // Its size and its time say nothing where it is half-written: what is compared is its contents.
+    let is_regular = FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
+    let is_marked = is_regular && (is_kept || unfinished::is_looked_for(options)) && directory.is_marked(name);
+    if is_left || is_kept && !is_marked && (options.ignore_existing || is_regular) {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
     if device::is_target(shared, directory, &old) {
         return Ok(if size > INLINE_BYTES_MAX as u64 { Verdict::Blocks } else { Verdict::Wanted });
     }
-    if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
+    if !is_regular {
         directory.clear_way(name, &old)?;
         return Ok(Verdict::Wanted);
     }
-    let is_same_time = is_same_time(options, &old, described);
-    if options.update && is_newer(options, &old, (described.modified.seconds, described.modified.nanoseconds)) {
-        directory.list(name, Medium::Disk);
-        return Ok(Verdict::Left);
-    }
     let is_same = is_same_time || options.sizes.size_only;
-    if old.st_size as u64 == size && is_same && !options.checksum {
+    if old.st_size as u64 == size && is_same && !options.checksum && !is_marked {
         keep_or_copy(shared, directory, name, described, &old)?;
         return Ok(Verdict::Same);
     }
-    if options.append_verify && old.st_size as u64 >= size {
+    if options.append_verify && old.st_size as u64 >= size && !is_marked {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
@@ -368,7 +370,8 @@ impl Wanted {
                 .and_then(|is_there| if is_there { Ok(()) } else { Err(Errno::STALE.into()) }),
             None => statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(Fault::from)
-                .and_then(|stat| keep_or_copy(shared, &self.directory, name, &described, &stat)),
+                .and_then(|stat| keep_or_copy(shared, &self.directory, name, &described, &stat))
+                .inspect(|()| self.directory.clear_mark(name)),
         };
         if let Err(fault) = kept {
             shared.fail(&self.directory.path(name), fault);

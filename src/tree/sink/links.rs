@@ -94,7 +94,11 @@ fn end_of_root(path: &[u8]) -> usize {
 pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
     match link_new(shared, fd, directory, name) {
         Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
-        done => return Ok(done?),
+        Ok(()) => {
+            directory.clear_mark(name);
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
     }
     directory.back_up(name)?;
     let beside = name_beside(name, WHOLE);
@@ -102,7 +106,9 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     let done = partial::publish(&directory.fd, &*beside, fd, name);
     // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
-    Ok(done?)
+    done?;
+    directory.clear_mark(name);
+    Ok(())
 }
 
 /// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller

@@ -4,8 +4,8 @@
 //!
 //! # Invariants
 //!
-//! * A file is only taken once its contents are proven. It is linked if its old name is to be deleted and it has all the
-//!   metadata that the new one is to have, and is never changed; else it is copied.
+//! * A file is only taken once its contents are proven. It is linked if its old name is to be deleted, not kept in a backup,
+//!   and it has all the metadata that the new one is to have, and is never changed; else it is copied.
 //! * No file is left with two names that are two files at the source: where the old name stays, it gets a file of its own.
 
 use std::cmp::Reverse;

@@ -31,7 +31,8 @@ struct Planned {
     size: Option<u64>,
     modified: (i64, u32),
     mode: Option<u32>,
-    owner: (u32, u32),
+    /// Where it gets another than it would be made with.
+    owner: (Option<u32>, Option<u32>),
     /// It would be a new file; else one that stays, with this metadata.
     is_new: bool,
 }
@@ -140,8 +141,13 @@ impl Shared {
         let mut planned = self.planned.lock().expect("no panics under it");
         if planned.0.len() < PLANNED_MAX {
             let modified = (described.modified.seconds, described.modified.nanoseconds);
-            let mode = (kind != FileKind::Symlink).then(|| metadata::mode(&self.options, described, 0o777));
-            let owner = (described.uid, described.gid);
+            // No file has this one.
+            const OWN: u32 = u32::MAX;
+            let owner = self.setter.owner(&self.options, described, (OWN, OWN));
+            let rights = self.setter.rights(&self.options, described, owner, false);
+            let mode = || rights.mode(metadata::mode(&self.options, described, 0o777));
+            let mode = (self.options.mode && kind != FileKind::Symlink).then(mode);
+            let owner = (Some(owner.0).filter(|&uid| uid != OWN), Some(owner.1).filter(|&gid| gid != OWN));
             planned.0.insert(directory.told_path(name), Planned { kind, size, modified, mode, owner, is_new });
         }
     }
@@ -203,8 +209,8 @@ impl Planned {
             (differs::SIZE, self.size.is_none_or(|size| size == old.st_size as u64)),
             (differs::TIME, self.modified == (old.st_mtime, old.st_mtime_nsec as u32)),
             (differs::MODE, self.mode.is_none_or(|mode| mode == old.st_mode & 0o7777)),
-            (differs::OWNER, self.owner.0 == old.st_uid),
-            (differs::GROUP, self.owner.1 == old.st_gid),
+            (differs::OWNER, self.owner.0.is_none_or(|uid| uid == old.st_uid)),
+            (differs::GROUP, self.owner.1.is_none_or(|gid| gid == old.st_gid)),
         ] {
             bits |= if is_same { 0 } else { bit };
         }

@@ -128,7 +128,7 @@ fn hard_links_lead_to_what_is_kept_only() {
 #[test]
 fn temporary_names_are_not_received() {
     let scratch = Scratch::new();
-    let [part, whole] = beside(&scratch, "live");
+    let [part, whole, _] = beside(&scratch, "live");
     fs::write(&part, "another transfer's").expect("a file");
     let [part_name, whole_name] = [&part, &whole].map(|path| path.file_name().expect("a name").as_bytes().to_vec());
     let plain = link(b"x", b"y");
@@ -196,9 +196,9 @@ fn an_unknown_critical_extension_fails_its_entry_and_no_other() {
 }
 
 /// The names beside `name`, as somebody may have planted them.
-fn beside(scratch: &Scratch, name: &str) -> [PathBuf; 2] {
+fn beside(scratch: &Scratch, name: &str) -> [PathBuf; 3] {
     let hash = blake3::hash(name.as_bytes()).to_hex();
-    ["rd-part", "rd-link"].map(|ending| scratch.dst().join(format!(".{}.{ending}", &hash[..32])))
+    ["rd-part", "rd-link", "rd-half"].map(|ending| scratch.dst().join(format!(".{}.{ending}", &hash[..32])))
 }
 
 #[test]

@@ -1,0 +1,92 @@
+//! `--backup-dir`, walk and sink together.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::sink::Report;
+use super::sync_tests::{self, scratch, sync};
+use crate::options::{Generations, Session, TreeOptions};
+
+fn options() -> TreeOptions {
+    TreeOptions { delete: true, backup_dir: Some(b"../kept".to_vec().into()), ..sync() }
+}
+
+fn copy(top: &Path, options: &TreeOptions, is_local: bool) -> Report {
+    let options = TreeOptions { contents: true, ..options.clone() };
+    sync_tests::copy(&top.join("from"), &top.join("to"), &options, is_local).1
+}
+
+fn write(path: PathBuf, text: &str) {
+    fs::create_dir_all(path.parent().expect("one")).expect("directories");
+    fs::write(path, text).expect("a file");
+}
+
+fn read(path: PathBuf) -> String {
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
+    for is_local in [true, false] {
+        // What is deleted, and what is replaced, in a directory that was a file.
+        for is_replaced in [false, true] {
+            let scratch = scratch();
+            let top = scratch.path();
+            write(top.join("kept/x"), "precious");
+            write(top.join("to/x/file"), "older");
+            write(top.join("from/other"), "1");
+            if is_replaced {
+                write(top.join("from/x/file"), "new contents");
+            }
+            let report = copy(top, &options(), is_local);
+            assert_eq!(report.failed, 1, "{report:?}");
+            assert_eq!(read(top.join("kept/x")), "precious");
+            assert_eq!(read(top.join("to/x/file")), "older");
+            assert_eq!(read(top.join("to/other")), "1");
+            // Moved away, it is not in the way any more.
+            fs::rename(top.join("kept/x"), top.join("moved")).expect("renamed");
+            assert_eq!(copy(top, &options(), is_local).failed, 0);
+            assert_eq!(read(top.join("kept/x/file")), "older");
+        }
+    }
+}
+
+#[test]
+fn the_newer_backup_takes_the_place_of_one_of_its_name() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let top = scratch.path();
+        write(top.join("from/f"), "new");
+        write(top.join("to/f"), "older");
+        write(top.join("kept/f"), "oldest");
+        assert_eq!(copy(top, &options(), is_local).failed, 0);
+        assert_eq!((read(top.join("kept/f")), read(top.join("to/f"))), ("older".to_owned(), "new".to_owned()));
+    }
+}
+
+/// What a moved file becomes later is not to become of its backup, and in place it has one name.
+#[test]
+fn a_moved_file_and_its_backup_are_two() {
+    for (is_local, bytes) in [(true, 5_000), (false, 5_000), (true, 700_000), (false, 700_000)] {
+        let scratch = scratch();
+        let top = scratch.path();
+        let text = "contents ".repeat(bytes / 9);
+        write(top.join("from/old"), &text);
+        let session = Session { is_last: true, ..Session::default() };
+        let generations = Generations { find_moves: true, session, ..Generations::default() };
+        let options = TreeOptions { delete_after: true, generations, ..options() };
+        assert_eq!(copy(top, &options, is_local).failed, 0);
+        fs::rename(top.join("from/old"), top.join("from/new")).expect("renamed");
+        let report = copy(top, &options, is_local);
+        assert_eq!((report.failed, report.bytes, report.moved), (0, 0, 1), "{report:?}");
+        assert!(read(top.join("to/new")) == text && read(top.join("kept/old")) == text);
+        assert!(!top.join("to/old").exists());
+        let stat = |path: &str| fs::metadata(top.join(path)).expect("there");
+        assert_ne!(stat("to/new").ino(), stat("kept/old").ino(), "{is_local} {bytes}");
+        assert_eq!((stat("to/new").nlink(), stat("kept/old").nlink()), (1, 1));
+        fs::set_permissions(top.join("from/new"), fs::Permissions::from_mode(0o600)).expect("ours");
+        copy(top, &options, is_local);
+        assert_eq!((stat("to/new").mode() & 0o777, stat("kept/old").mode() & 0o777), (0o600, 0o644));
+    }
+}

@@ -1,0 +1,181 @@
+//! Owners, modes and attributes, with `--sync`: what is set is what is compared.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{XattrFlags, lsetxattr};
+
+use super::sync_tests::{copy, copy_as_dst, scratch, sync};
+use crate::options::TreeOptions;
+
+/// The place of a test that is run as another user.
+const PLACE: &str = "RD_TEST_PLACE_OF_RIGHTS";
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// As rsync -rt has it, with --chown.
+#[test]
+fn owner_and_group_are_decided_each_by_itself() {
+    if !is_root() {
+        return eprintln!("not run: it takes root");
+    }
+    // What is asked for; what a new file gets, and one of 5:6 that is the same but for that.
+    let cases = [
+        (false, None, (0, 0), (5, 6)),
+        (false, Some(":77"), (0, 77), (5, 77)),
+        (false, Some("55"), (55, 0), (55, 6)),
+        (false, Some("55:77"), (55, 77), (55, 77)),
+        (true, None, (12, 34), (12, 34)),
+        (true, Some(":77"), (12, 77), (12, 77)),
+        (true, Some("55"), (55, 34), (55, 34)),
+    ];
+    for is_local in [true, false] {
+        for (owner, asked, new, kept) in cases {
+            let what = format!("owner {owner}, --chown {asked:?}, within a host {is_local}");
+            let scratch = scratch();
+            let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+            fs::create_dir_all(from.join("d")).expect("directories");
+            fs::write(from.join("f"), "contents").expect("a file");
+            std::os::unix::fs::symlink("nowhere", from.join("l")).expect("a link");
+            for name in ["f", "d", "l"] {
+                std::os::unix::fs::lchown(from.join(name), Some(12), Some(34)).expect("another's");
+            }
+            let options = TreeOptions { owner, chown: asked.map(str::to_owned), ..sync() };
+            let has = |expected: (u32, u32), when: &str| {
+                for name in ["f", "d", "l"] {
+                    let stat = fs::symlink_metadata(to.join(name)).expect("there");
+                    assert_eq!((stat.uid(), stat.gid()), expected, "{what}: {name}, {when}");
+                }
+            };
+            assert_eq!(copy(&from, &to, &options, is_local).1.failed, 0, "{what}");
+            has(new, "new");
+            for name in ["f", "d", "l"] {
+                std::os::unix::fs::lchown(to.join(name), Some(5), Some(6)).expect("another's");
+            }
+            let (sent, report) = copy(&from, &to, &options, is_local);
+            assert_eq!((sent.bytes, report.files, report.failed), (0, 0, 0), "{what}");
+            has(kept, "kept");
+            let before = changed(&to.join("f"));
+            copy(&from, &to, &options, is_local);
+            assert_eq!(changed(&to.join("f")), before, "{what}: nothing is set twice");
+        }
+    }
+}
+
+fn changed(path: &Path) -> (i64, i64) {
+    let stat = fs::symlink_metadata(path).expect("there");
+    (stat.ctime(), stat.ctime_nsec())
+}
+
+/// Nothing is set again, and an earlier generation is linked to.
+fn is_settled(top: &Path, options: &TreeOptions, is_local: bool, what: &str) {
+    let (from, to) = (top.join("from"), top.join(format!("to-{is_local}")));
+    assert_eq!(copy(&from, &to, options, is_local).1.failed, 0, "{what}");
+    let before = ["", "f", "d"].map(|name| changed(&to.join(name)));
+    copy(&from, &to, options, is_local);
+    assert_eq!(["", "f", "d"].map(|name| changed(&to.join(name))), before, "{what}: nothing differs");
+    let mut options = options.clone();
+    options.generations.link_dest = vec![format!("../to-{is_local}").into_bytes().into()];
+    let next = top.join(format!("next-{is_local}"));
+    copy_as_dst(&from, &next, &options, is_local);
+    let inode = |path: &Path| fs::metadata(path.join("f")).expect("there").ino();
+    assert_eq!(inode(&next), inode(&to), "{what}: it is linked");
+}
+
+/// A file and a directory that may set their user and group.
+fn make(from: &Path) {
+    fs::create_dir_all(from.join("d")).expect("directories");
+    fs::write(from.join("f"), "contents").expect("a file");
+    for (name, mode) in [("f", 0o6755), ("d", 0o2755)] {
+        fs::set_permissions(from.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+}
+
+#[test]
+fn set_id_bits_that_are_left_out_do_not_differ() {
+    for is_local in [true, false] {
+        let without_owner = || TreeOptions { owner: false, ..sync() };
+        let chown = || TreeOptions { chown: Some(":77".to_owned()), ..sync() };
+        for (what, options) in [("without owner", without_owner()), ("given away", chown())] {
+            if options.chown.is_some() && !is_root() {
+                continue;
+            }
+            let scratch = scratch();
+            make(&scratch.path().join("from"));
+            is_settled(scratch.path(), &options, is_local, what);
+            let mode = fs::metadata(scratch.path().join(format!("to-{is_local}/f"))).expect("there").mode();
+            assert_eq!(mode & 0o7777, 0o755, "{what}");
+        }
+    }
+}
+
+#[test]
+fn what_only_root_may_set_does_not_differ_for_others() {
+    if !is_root() || std::env::var_os(PLACE).is_some() {
+        return;
+    }
+    let scratch = scratch();
+    let from = scratch.path().join("from");
+    make(&from);
+    chown(from.join("f"), Some(12), Some(34)).expect("another's");
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("ours");
+    if let Err(error) = lsetxattr(from.join("f"), "security.test", b"1", XattrFlags::empty()) {
+        return eprintln!("not run: no such attribute: {error}");
+    }
+    let output = Command::new(std::env::current_exe().expect("a name"))
+        .args(["--exact", "tree::rights_tests::as_another_user"])
+        .env(PLACE, scratch.path())
+        .current_dir("/")
+        .uid(65534)
+        .gid(65534)
+        .output();
+    match output {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => eprintln!("not run: {error}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The other half of that one.
+#[test]
+fn as_another_user() {
+    let Some(place) = std::env::var_os(PLACE) else { return };
+    for is_local in [true, false] {
+        is_settled(Path::new(&place), &sync(), is_local, "as another user");
+    }
+}
+
+/// Those that root sets are compared as ever, and so are the user's.
+#[test]
+fn attributes_that_are_set_are_compared() {
+    for (name, is_roots) in [("user.test", false), ("security.test", true)] {
+        if is_roots && !is_root() {
+            continue;
+        }
+        for is_local in [true, false] {
+            let scratch = scratch();
+            let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+            make(&from);
+            copy(&from, &to, &sync(), is_local);
+            if let Err(error) = lsetxattr(from.join("f"), name, b"1", XattrFlags::empty()) {
+                return eprintln!("not run: no such attribute: {error}");
+            }
+            copy(&from, &to, &sync(), is_local);
+            let mut value = [0; 8];
+            assert_eq!(rustix::fs::lgetxattr(to.join("f"), name, &mut value), Ok(1), "{name}");
+            lsetxattr(to.join("f"), name, b"2", XattrFlags::empty()).expect("set");
+            copy(&from, &to, &sync(), is_local);
+            rustix::fs::lgetxattr(to.join("f"), name, &mut value).expect("there");
+            assert_eq!(value[0], b'1', "{name}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! A file that is being written, and how it comes to its name.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rd_proto::tree::Metadata;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fdatasync, fstat, fsync, ftruncate, openat, statat};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::device;
+use super::directory::OpenDirectory;
+use super::links::link;
+use super::unfinished::Marker;
+use crate::fault::shown_path;
+use crate::fs::metadata::{Object, succeed};
+use crate::fs::{PARTIAL, name_beside, partial};
+use crate::log;
+use crate::tree::metadata::{self, Current};
+use crate::tree::{Fault, HAS_OTHER_NAMES};
+
+fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+pub(super) struct Partial {
+    pub file: OwnedFd,
+    pub(super) way: Way,
+}
+
+/// How it comes to its name.
+#[derive(Debug)]
+pub(super) enum Way {
+    /// It has none yet, and is linked.
+    Nameless,
+    /// It has one of ours, and is renamed.
+    Named(String),
+    /// It has it already, in a directory that has not: what is half-made there is made anew by the next transfer.
+    Unseen,
+    /// It has it already: `--in-place`, `--append-verify`.
+    InPlace {
+        /// It is a new file.
+        is_new: bool,
+        /// What says that it is not whole; not before something is written.
+        marker: OnceLock<Result<Option<Marker>, Fault>>,
+    },
+    /// So has a block device.
+    Device,
+}
+
+impl Partial {
+    /// A file to be written at once and published.
+    pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
+        // What is not there comes to its name as ever, whole.
+        if shared.options.in_place && directory.has(name) {
+            return Self::in_place(shared, directory, name, size, false);
+        }
+        if directory.is_unseen {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR) {
+                // An earlier transfer has left it.
+                Err(Errno::EXIST) => return Ok(Self::named(shared, directory, name, false)?.0),
+                file => return Ok(Self { file: file?, way: Way::Unseen }),
+            }
+        }
+        let nameless = shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
+        if nameless {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
+                // EISDIR is what a kernel says that does not know the flag.
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                    directory.wants_names.store(true, Relaxed);
+                }
+                file => return Ok(Self { file: file?, way: Way::Nameless }),
+            }
+        }
+        Ok(Self::named(shared, directory, name, false)?.0)
+    }
+
+    /// A file under a partial name, and whether it was there. `may_adopt`: what a killed transfer has left is kept.
+    pub(super) fn named(
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        may_adopt: bool,
+    ) -> Result<(Self, bool), Fault> {
+        let beside = name_beside(name, PARTIAL);
+        let open = || partial::open(&directory.fd, &beside, may_adopt);
+        let (file, was_there) = shared.patiently(directory, &beside, open)?;
+        Ok((Self { file, way: Way::Named(beside) }, was_there))
+    }
+
+    /// A file or device to be written as it is. `size`: of what comes. `keeps_data`: so that only what differs is written.
+    pub(super) fn in_place(
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        size: u64,
+        keeps_data: bool,
+    ) -> Result<Self, Fault> {
+        if let Some(file) = device::open(shared, directory, name, size)? {
+            return Ok(Self { file, way: Way::Device });
+        }
+        let is_read = shared.options.reads_back() || shared.makes_manifest() || keeps_data;
+        let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let marker = OnceLock::new();
+        let (file, is_new) = match openat(&directory.fd, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => {
+                // Before it is there: an empty file has a time, too.
+                marker.get_or_init(|| Marker::make(shared, directory, name)).as_ref().map_err(Clone::clone)?;
+                let new = flags | OFlags::CREATE | OFlags::EXCL;
+                let made = match openat(&directory.fd, name, new, Mode::RUSR | Mode::WUSR) {
+                    // Somebody was first.
+                    Err(Errno::EXIST) => openat(&directory.fd, name, flags, Mode::empty()).map(|file| (file, false)),
+                    made => made.map(|file| (file, true)),
+                };
+                made.inspect_err(|_| {
+                    if let Some(Ok(Some(marker))) = marker.get() {
+                        marker.take_back(directory);
+                    }
+                })?
+            }
+            file => (file?, false),
+        };
+        let stat = fstat(&file)?;
+        if !is_regular(&stat) {
+            return Err(Errno::EXIST.into());
+        }
+        // The source may be one of them, where both hosts have the same files; or another entry that is to come here.
+        if stat.st_nlink > 1 {
+            return Err(Fault::Detail(HAS_OTHER_NAMES));
+        }
+        let target = Self { file, way: Way::InPlace { is_new, marker } };
+        if !keeps_data {
+            target.mark(shared, directory, name)?;
+            ftruncate(&target.file, 0)?;
+        }
+        Ok(target)
+    }
+
+    /// To be called before something is written: in place the file is marked as one that is not whole.
+    ///
+    /// # Errors
+    ///
+    /// It must not be written to.
+    pub fn mark(&self, shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
+        let Way::InPlace { marker, .. } = &self.way else { return Ok(()) };
+        marker.get_or_init(|| Marker::make(shared, directory, name)).as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    /// The marker, if the file has been marked.
+    pub fn marker(&self) -> Option<&Marker> {
+        let Way::InPlace { marker, .. } = &self.way else { return None };
+        marker.get()?.as_ref().ok()?.as_ref()
+    }
+
+    /// Gives the file its metadata and its name, durably if asked to.
+    pub fn publish(
+        &self,
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        described: &Metadata<'_>,
+    ) -> Result<(), Fault> {
+        if matches!(self.way, Way::Device) {
+            // Closing one does not tell whether it could be written.
+            fdatasync(&self.file)?;
+            shared.files.fetch_add(1, Relaxed);
+            shared.progress.made(false);
+            return Ok(());
+        }
+        let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
+        let mut owner = match (&self.way, directory.new_owner.get()) {
+            (Way::InPlace { .. }, _) => own()?,
+            (_, Some(&owner)) => owner,
+            (_, None) => {
+                let owner = own()?;
+                *directory.new_owner.get_or_init(|| owner)
+            }
+        };
+        let options = &shared.options;
+        let mut mode = metadata::mode(options, described, directory.permitted);
+        if !options.mode {
+            mode &= 0o777;
+            let is_new = matches!(self.way, Way::Unseen | Way::InPlace { is_new: true, .. });
+            let old = (!is_new).then(|| statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()).flatten();
+            if let Some(old) = old.filter(is_regular) {
+                mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
+            }
+        }
+        let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace { is_new: false, .. }));
+        let current = Current { uid: owner.0, gid: owner.1, is_directory: false, gets_acl, was_there };
+        let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
+        if options.syncs() {
+            fsync(&self.file)?;
+        }
+        match &self.way {
+            Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
+            Way::Named(beside) => {
+                directory.back_up(name)?;
+                partial::publish(&directory.fd, &**beside, &self.file, name)?;
+                directory.clear_mark(name);
+            }
+            Way::InPlace { .. } => match self.marker() {
+                Some(marker) => marker.remove(directory),
+                None => directory.clear_mark(name),
+            },
+            Way::Unseen | Way::Device => {}
+        }
+        shared.files.fetch_add(1, Relaxed);
+        shared.progress.made(false);
+        shared.progress.at(|| directory.tree_path(name));
+        log::trace("", || format!("published {}", shown_path(&directory.path(name))));
+        shared.note(applied, directory, name);
+        Ok(())
+    }
+
+    /// Leaves nothing of it, but what was written in place.
+    pub fn remove(&self, directory: &OpenDirectory, name: &[u8]) {
+        let name = match &self.way {
+            Way::Named(beside) => beside.as_bytes(),
+            Way::Unseen => name,
+            Way::Nameless | Way::InPlace { .. } | Way::Device => return,
+        };
+        partial::remove_named(&directory.fd, name, &self.file);
+    }
+}

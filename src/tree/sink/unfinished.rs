@@ -1,0 +1,191 @@
+//! The marker of a file that is written in place: an empty file beside it, `.HASH.rd-half`, made before the first byte is
+//! written and removed when the file has all its contents and its metadata. A copy that is killed meanwhile leaves it, so that
+//! the next one does not take what is half-written for a file by its size, its length or its time.
+//!
+//! Appending (`--append-verify`) promises more: what was there stays as it was if the copy fails, but for a kill.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{AtFlags, FileType, Stat, fsync, ftruncate, statat};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::directory::OpenDirectory;
+use crate::fs::metadata::restore_times;
+use crate::fs::{HASH_READ_BYTES, UNFINISHED, is_temporary_name, name_beside, partial, read_up_to};
+use crate::options::TreeOptions;
+use crate::tree::Fault;
+
+const NO_MARKER: &str = "what would mark it as unfinished while it is written in place cannot be made beside it";
+
+/// The marker that this transfer holds of a file.
+#[derive(Debug)]
+pub(super) struct Marker {
+    file: OwnedFd,
+    beside: String,
+    /// A transfer before this one has left it: the file was not whole.
+    was_there: bool,
+}
+
+impl Marker {
+    /// Marks the file of this name, which may not be there yet. `None` where that cannot be done and the next copy would find
+    /// what is wrong all the same.
+    ///
+    /// # Errors
+    ///
+    /// Another copy is writing to it, or it cannot be marked and has to be.
+    pub fn make(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Option<Self>, Fault> {
+        let beside = name_beside(name, UNFINISHED);
+        let opened = shared.patiently(directory, &beside, || partial::open_mark(&directory.fd, &beside));
+        let (file, was_there) = match opened {
+            Err(Fault::System(Errno::BUSY)) => return Err(Errno::BUSY.into()),
+            Err(Fault::System(error)) if believes(&shared.options) => return Err(Fault::Explained(error, NO_MARKER)),
+            Err(fault) if believes(&shared.options) => return Err(fault),
+            Err(_) => return Ok(None),
+            Ok(opened) => opened,
+        };
+        if shared.options.syncs() {
+            fsync(&directory.fd)?;
+        }
+        Ok(Some(Self { file, beside, was_there }))
+    }
+
+    /// The file is whole.
+    pub fn remove(&self, directory: &OpenDirectory) {
+        partial::remove_named(&directory.fd, &*self.beside, &self.file);
+    }
+
+    /// The file is as it was before it was marked.
+    pub fn take_back(&self, directory: &OpenDirectory) {
+        if !self.was_there {
+            self.remove(directory);
+        }
+    }
+
+    pub fn was_there(&self) -> bool {
+        self.was_there
+    }
+}
+
+/// Whether what is there may be left, or taken for the same, by less than its size and exact time.
+fn believes(options: &TreeOptions) -> bool {
+    options.update
+        || options.ignore_existing
+        || options.append_verify
+        || options.sizes.size_only
+        || options.modify_window > 0
+}
+
+/// Whether markers count for files that seem to be the same: where files are written in place, or compared by less than their
+/// exact time, which those that are not whole do not have.
+pub(super) fn is_looked_for(options: &TreeOptions) -> bool {
+    options.in_place || options.append_verify || options.sizes.size_only || options.modify_window > 0
+}
+
+/// Whether the file of a name in a directory is marked.
+pub(super) fn is_marked_in(directory: impl AsFd, name: &[u8]) -> bool {
+    let found = statat(directory, name_beside(name, UNFINISHED), AtFlags::SYMLINK_NOFOLLOW);
+    found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
+}
+
+impl OpenDirectory {
+    /// Whether a transfer has left the file of this name half-written, or is writing to it.
+    pub fn is_marked(&self, name: &[u8]) -> bool {
+        !self.is_phantom && is_marked_in(&self.fd, name)
+    }
+
+    /// What has this name now is whole: a marker that an earlier transfer has left does not count any more.
+    pub fn clear_mark(&self, name: &[u8]) {
+        if self.has_past()
+            && !self.shared.options.dry_run
+            && let Ok(beside) = CString::new(name_beside(name, UNFINISHED))
+        {
+            // One that another transfer holds is that one's, and one that cannot be removed has the file compared once more.
+            let _ = partial::make_way(self.fd.as_fd(), &beside);
+        }
+    }
+}
+
+/// Whether a temporary name is a marker's.
+pub(super) fn is_marker(name: &[u8]) -> bool {
+    is_temporary_name(name) && name.ends_with(UNFINISHED.as_bytes())
+}
+
+/// Removes the markers in a directory of files that are not there any more.
+pub(super) fn remove_stale(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut stale = BTreeSet::new();
+    partial::for_each(directory, |name| {
+        if is_marker(name.to_bytes()) {
+            stale.insert(name.to_owned());
+        }
+        Ok::<_, Errno>(())
+    })?;
+    if stale.is_empty() {
+        return Ok(());
+    }
+    partial::for_each(directory, |name: &CStr| {
+        if let Ok(marker) = CString::new(name_beside(name.to_bytes(), UNFINISHED)) {
+            stale.remove(&marker);
+        }
+        Ok::<_, Errno>(())
+    })?;
+    // What another transfer holds stays: it will make the file.
+    stale.iter().for_each(|marker| _ = partial::make_way(directory, marker));
+    Ok(())
+}
+
+/// A file that is appended to.
+pub(super) struct Appended {
+    /// As it was.
+    old: Stat,
+    /// What was there is not there any more.
+    is_changed: AtomicBool,
+}
+
+impl Appended {
+    pub fn new(old: Stat) -> Self {
+        Self { old, is_changed: AtomicBool::new(false) }
+    }
+
+    /// How many of the bytes that come for a position are there already: the last block of the old file is sent as a whole,
+    /// and what was in it is not to be written again. `compare` is given their number, and says whether they are the same.
+    pub fn there(&self, position: u64, length: usize, compare: impl FnOnce(usize) -> bool) -> usize {
+        let common = (self.old.st_size as u64).saturating_sub(position).min(length as u64) as usize;
+        if common > 0 && !compare(common) {
+            self.is_changed.store(true, Relaxed);
+            return 0;
+        }
+        common
+    }
+
+    /// Gives the file its old length and times again. Whether it is what it was.
+    pub fn undo(&self, file: &OwnedFd) -> bool {
+        !self.is_changed.load(Relaxed)
+            && ftruncate(file, self.old.st_size as u64).is_ok()
+            && restore_times(file, &self.old).is_ok()
+    }
+}
+
+/// Whether a file has these bytes at a position.
+pub(super) fn has_bytes(file: &OwnedFd, bytes: &[u8], position: u64) -> bool {
+    let mut scratch = vec![0; HASH_READ_BYTES.min(bytes.len())];
+    let mut parts = bytes.chunks(HASH_READ_BYTES).zip((position..).step_by(HASH_READ_BYTES));
+    parts.all(|(part, at)| {
+        let there = &mut scratch[..part.len()];
+        read_up_to(file, there, at) == Ok(part.len()) && there == part
+    })
+}
+
+/// Whether two files have the same bytes in a range.
+pub(super) fn have_same(one: impl AsFd, other: &OwnedFd, position: u64, length: usize) -> bool {
+    let mut scratch = vec![0; HASH_READ_BYTES.min(length)];
+    (0..length).step_by(HASH_READ_BYTES).all(|start| {
+        let (at, part) = (position + start as u64, HASH_READ_BYTES.min(length - start));
+        let part = &mut scratch[..part];
+        read_up_to(&one, part, at) == Ok(part.len()) && has_bytes(other, part, at)
+    })
+}

@@ -1,0 +1,293 @@
+//! Files that are written in place, and copies of them that are cut: what is half-written is marked, and not taken for a file.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::sink::{Destination, Names, Report, TreeSink};
+use super::source::{Next, TreeSource};
+use super::sync_tests::{self, scratch, sync};
+use super::{Root, local};
+use crate::fs::direct::Tally;
+use crate::fs::{PARTIAL, UNFINISHED, name_beside};
+use crate::options::{Rule, Rules, Sizes, TreeOptions};
+
+const SMALL: usize = 5_000;
+const LARGE: usize = 700_000;
+const PART_BYTES: usize = 128 << 10;
+
+fn copy(top: &Path, options: &TreeOptions, is_local: bool) -> Report {
+    sync_tests::copy(&top.join("from"), &top.join("to"), options, is_local).1
+}
+
+/// Where a file, its copy, and the marker of that are.
+fn paths(top: &Path) -> [PathBuf; 3] {
+    for name in ["from", "to"] {
+        fs::create_dir(top.join(name)).expect("a directory");
+    }
+    let marker = top.join("to").join(name_beside(b"file", UNFINISHED));
+    [top.join("from/file"), top.join("to/file"), marker]
+}
+
+/// Bytes no block of which is as another.
+fn contents(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / 251 + at % 251) as u8).collect()
+}
+
+fn set_time(path: &Path, seconds: u64) -> SystemTime {
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    File::options().write(true).open(path).expect("it").set_modified(time).expect("a time");
+    time
+}
+
+/// Each way in which a copy may take what is there for what it should be, or leave it, without having read it.
+fn modes() -> Vec<(&'static str, TreeOptions)> {
+    let size_only = Sizes { size_only: true, ..Sizes::default() };
+    let in_place = || TreeOptions { in_place: true, ..sync() };
+    vec![
+        ("in place, by size", TreeOptions { sizes: size_only.clone(), ..in_place() }),
+        ("in place, not what is newer", TreeOptions { update: true, ..in_place() }),
+        ("in place, times to the hour", TreeOptions { modify_window: 3600, ..in_place() }),
+        ("in place, not what is there", TreeOptions { ignore_existing: true, ..in_place() }),
+        ("appended", TreeOptions { append_verify: true, ..sync() }),
+        ("appended, in place", TreeOptions { append_verify: true, ..in_place() }),
+        ("appended, not what is newer", TreeOptions { append_verify: true, update: true, ..sync() }),
+        ("by size", TreeOptions { sizes: size_only, ..sync() }),
+        ("not what is newer", TreeOptions { update: true, ..sync() }),
+        ("times to the hour", TreeOptions { modify_window: 3600, ..sync() }),
+        ("not what is there", TreeOptions { ignore_existing: true, ..sync() }),
+    ]
+}
+
+#[test]
+fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
+    for (mode, options) in modes() {
+        for (bytes, is_local, more) in [
+            (SMALL, true, 0),
+            (SMALL, false, 0),
+            (LARGE, true, 0),
+            (LARGE, false, 0),
+            // Longer than it is to be.
+            (LARGE, false, 70_000),
+            (SMALL, true, 10),
+        ] {
+            if more > 0 && (options.sizes.size_only || options.modify_window > 0) && !options.append_verify {
+                continue;
+            }
+            let what = format!("{mode}, {bytes} and {more} bytes, within a host: {is_local}");
+            let scratch = scratch();
+            let [from, to, marker] = paths(scratch.path());
+            let (wanted, mut half) = (contents(bytes), contents(bytes + more));
+            half[bytes / 3..].fill(0);
+            fs::write(&from, &wanted).expect("a file");
+            fs::write(&to, &half).expect("a file");
+            set_time(&from, 1_500_000_000);
+            set_time(&to, 1_500_000_001);
+            let inode = fs::metadata(&to).expect("it").ino();
+            // That is what these modes are for.
+            assert_eq!(copy(scratch.path(), &options, is_local).failed, 0, "{what}");
+            let there = fs::read(&to).expect("it");
+            assert!(there == half || options.append_verify && !options.update && more == 0, "{what}");
+            fs::write(&to, &half).expect("a file");
+            set_time(&to, 1_500_000_001);
+            File::create(&marker).expect("a marker");
+            let dry = copy(scratch.path(), &TreeOptions { dry_run: true, ..options.clone() }, is_local);
+            assert!(dry.files == 1 && marker.exists(), "{what}: {dry:?}");
+            let report = copy(scratch.path(), &options, is_local);
+            assert_eq!((report.failed, report.files), (0, 1), "{what}: {report:?}");
+            assert!(fs::read(&to).expect("it") == wanted, "{what}");
+            assert!(!marker.exists(), "{what}");
+            let after = fs::metadata(&to).expect("it");
+            assert_eq!(after.mtime(), 1_500_000_000, "{what}");
+            let is_in_place = options.in_place || options.append_verify && bytes == LARGE;
+            assert_eq!(after.ino() == inode, is_in_place, "{what}");
+            let report = copy(scratch.path(), &options, is_local);
+            assert_eq!((report.failed, report.files), (0, 0), "{what}: once more: {report:?}");
+        }
+    }
+}
+
+/// The time and the size are those of the source, but it was marked: killed in the last moment, or touched since.
+#[test]
+fn a_marked_file_that_is_the_same_loses_its_marker() {
+    for (bytes, is_local) in [(SMALL, true), (SMALL, false), (LARGE, true), (LARGE, false)] {
+        for is_same in [true, false] {
+            let scratch = scratch();
+            let [from, to, marker] = paths(scratch.path());
+            let wanted = contents(bytes);
+            fs::write(&from, &wanted).expect("a file");
+            fs::write(&to, if is_same { wanted.clone() } else { vec![0; bytes] }).expect("a file");
+            for path in [&from, &to] {
+                set_time(path, 1_500_000_000);
+            }
+            File::create(&marker).expect("a marker");
+            let report = copy(scratch.path(), &TreeOptions { in_place: true, ..sync() }, is_local);
+            assert_eq!((report.failed, report.files), (0, u64::from(!is_same)), "{bytes} {is_local}: {report:?}");
+            assert!(fs::read(&to).expect("it") == wanted && !marker.exists(), "{bytes} {is_local}");
+        }
+    }
+}
+
+/// A copy in the middle of a file's contents, as between two hosts.
+fn begin(top: &Path, options: &TreeOptions) -> TreeSink {
+    let roots = vec![Root::new(top.join("from"), "root")];
+    let source = Arc::new(TreeSource::new(roots, PART_BYTES, options.clone(), Arc::default()).expect("a source"));
+    let destination =
+        Destination { options: options.clone(), names: Names::Only(b"to".to_vec()), ..Destination::default() };
+    let mut sink = TreeSink::new(top, destination, local::answer(&source)).expect("a sink");
+    let (mut target, mut ranges) = (vec![0; PART_BYTES], 0);
+    while ranges < 2 {
+        match source.next(&mut target, PART_BYTES, &Tally::default()) {
+            Next::Part(part) => {
+                sink.push(part.item, part.position, Arc::new(target[..part.length].to_vec())).expect("taken");
+                ranges += usize::from(part.item != 0);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    sink
+}
+
+/// Waits until something is so.
+fn soon(is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it does not come to be so");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_file_is_marked_for_as_long_as_it_is_written_in_place() {
+    // There is none, one that differs from its beginning on, and one that is shorter.
+    for old in [None, Some(vec![7; LARGE]), Some(contents(LARGE / 3))] {
+        let scratch = scratch();
+        let [from, to, marker] = paths(scratch.path());
+        let wanted = contents(LARGE);
+        fs::write(&from, &wanted).expect("a file");
+        set_time(&from, 1_500_000_000);
+        if let Some(old) = &old {
+            fs::write(&to, old).expect("a file");
+            set_time(&to, 1_400_000_000);
+        }
+        let options = TreeOptions { in_place: true, update: true, ..sync() };
+        let sink = begin(scratch.path(), &options);
+        let is_written = || {
+            let there = fs::read(&to).unwrap_or_default();
+            there.len() == LARGE && Some(&there) != old.as_ref() && there.iter().any(|&byte| byte != 0)
+        };
+        soon(is_written);
+        assert!(marker.exists());
+        let other = File::open(&marker).expect("it");
+        assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "who writes holds it");
+        drop((other, sink));
+        assert!(marker.exists(), "it is not whole");
+        assert!(fs::read(&to).expect("it") != wanted);
+        let report = copy(scratch.path(), &options, false);
+        assert_eq!(report.failed, 0, "{report:?}");
+        assert!(fs::read(&to).expect("it") == wanted && !marker.exists());
+    }
+}
+
+#[test]
+fn what_is_appended_to_is_as_it_was_if_not_all_comes() {
+    for is_like in [true, false] {
+        let scratch = scratch();
+        let [from, to, marker] = paths(scratch.path());
+        let (wanted, mut old) = (contents(LARGE), contents(LARGE / 3));
+        if !is_like {
+            // In the last block, which comes as a whole.
+            *old.last_mut().expect("one") ^= 1;
+        }
+        fs::write(&from, &wanted).expect("a file");
+        fs::write(&to, &old).expect("a file");
+        set_time(&from, 1_500_000_000);
+        let time = set_time(&to, 1_400_000_000);
+        let options = TreeOptions { append_verify: true, ..sync() };
+        let sink = begin(scratch.path(), &options);
+        soon(|| {
+            fs::read(&to).is_ok_and(|there| there.len() == LARGE && there[LARGE / 3..].iter().any(|&byte| byte != 0))
+        });
+        assert!(marker.exists());
+        drop(sink);
+        let there = fs::metadata(&to).expect("it");
+        let is_old = fs::read(&to).expect("it") == old && there.modified().expect("a time") == time;
+        assert_eq!((is_old, marker.exists()), (is_like, !is_like));
+        let report = copy(scratch.path(), &options, false);
+        assert_eq!(report.failed, 0, "{report:?}");
+        assert!(fs::read(&to).expect("it") == wanted && !marker.exists());
+    }
+}
+
+#[test]
+fn markers_go_with_their_files_and_no_sooner() {
+    let exclude = Rules(vec![Rule { pattern: b"kept".to_vec().into(), is_include: false }]);
+    let options = TreeOptions { delete: true, rules: exclude, ..sync() };
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let [from, to, _] = paths(scratch.path());
+        fs::write(&from, "contents").expect("a file");
+        let into = to.parent().expect("one").to_owned();
+        let marker = |directory: &Path, name: &str| directory.join(name_beside(name.as_bytes(), UNFINISHED));
+        fs::create_dir(into.join("gone")).expect("a directory");
+        for (directory, name) in [(into.clone(), "kept"), (into.clone(), "gone file"), (into.join("gone"), "file")] {
+            fs::write(directory.join(name), "half").expect("a file");
+            File::create(marker(&directory, name)).expect("a marker");
+        }
+        File::create(marker(&into, "never made")).expect("a marker");
+        let held = File::create(marker(&into, "coming")).expect("a marker");
+        flock(&held, FlockOperation::LockExclusive).expect("a lock");
+        copy(scratch.path(), &TreeOptions { dry_run: true, ..options.clone() }, is_local);
+        assert!(marker(&into, "never made").exists());
+        let report = copy(scratch.path(), &options, is_local);
+        assert_eq!((report.failed, report.deleted), (0, 3), "{report:?}");
+        let mut names: Vec<_> = fs::read_dir(&into).expect("it").map(|entry| entry.expect("one").path()).collect();
+        names.sort();
+        let mut expected = vec![into.join("file"), into.join("kept"), marker(&into, "kept"), marker(&into, "coming")];
+        expected.sort();
+        assert_eq!(names, expected);
+        drop(held);
+        // One that takes the place of what was half-written is whole.
+        fs::write(from.with_file_name("kept"), "all").expect("a file");
+        let report = copy(scratch.path(), &sync(), is_local);
+        assert!(report.failed == 0 && !marker(&into, "kept").exists(), "{report:?}");
+    }
+}
+
+/// A tree that has no name yet: whatever is in it is a copy's that was cut.
+#[test]
+fn what_is_half_made_in_a_tree_that_is_resumed_is_compared() {
+    let size_only = Sizes { size_only: true, ..Sizes::default() };
+    for options in [
+        TreeOptions { update: true, ..sync() },
+        TreeOptions { ignore_existing: true, ..sync() },
+        TreeOptions { in_place: true, update: true, ..sync() },
+        TreeOptions { in_place: true, sizes: size_only, ..sync() },
+    ] {
+        for bytes in [SMALL, LARGE] {
+            let scratch = scratch();
+            let top = scratch.path();
+            let tree = top.join(name_beside(b"to", PARTIAL));
+            fs::create_dir(top.join("from")).expect("a directory");
+            fs::create_dir(&tree).expect("a directory");
+            fs::set_permissions(&tree, fs::Permissions::from_mode(0o700)).expect("ours");
+            let wanted = contents(bytes);
+            fs::write(top.join("from/file"), &wanted).expect("a file");
+            set_time(&top.join("from/file"), 1_500_000_000);
+            let half = File::create(tree.join("file")).expect("a file");
+            half.write_all_at(&wanted[..bytes / 3], 0).expect("written");
+            if options.in_place {
+                half.set_len(bytes as u64).expect("a length");
+                File::create(tree.join(name_beside(b"file", UNFINISHED))).expect("a marker");
+            }
+            let report = copy(top, &options, false);
+            assert_eq!(report.failed, 0, "{options:?}: {report:?}");
+            assert!(fs::read(top.join("to/file")).expect("it") == wanted, "{options:?}, {bytes} bytes");
+            assert_eq!(fs::read_dir(top.join("to")).expect("it").count(), 1, "{options:?}");
+        }
+    }
+}

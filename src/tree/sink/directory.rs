@@ -1,14 +1,14 @@
 //! Directories of a tree that is being written: entered by descriptor, finished when the last of what is in them is.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::iter::successors;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record};
+use rd_proto::tree::Metadata;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
 };
@@ -18,13 +18,15 @@ use super::delete::{Extraneous, Remover};
 use super::implied::{self, TreeRoot, open_beneath};
 use super::itemize::differing;
 use super::moves::Moves;
-use super::unfinished::{self, is_marker};
+use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
+
+mod left;
 
 /// How a directory is opened: itself and no link.
 pub(super) const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -152,7 +154,7 @@ impl OpenDirectory {
         let stat = fstat(&fd)?;
         let options = &shared.options;
         let is_resumed = was_left && options.lists();
-        let left = if was_left && !is_resumed { Some(Mutex::new(sweep(&fd)?)) } else { None };
+        let left = if was_left && !is_resumed { Some(Mutex::new(left::sweep(&fd)?)) } else { None };
         let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
@@ -251,40 +253,6 @@ impl OpenDirectory {
         }
         let was_left = was_left && !is_new;
         Ok(Made { fd: opened?, is_new: is_new || was_left, was_left, unnamed: None })
-    }
-
-    /// Clears the place for an entry, in a directory that an earlier transfer has left. Whether the entry is a directory
-    /// that was left as well: then it is completed. A file that was is replaced, or resumed, as any other.
-    pub fn make_way(&self, entry: &Record<'_>) -> bool {
-        if self.is_resumed {
-            self.clear_other_kind(entry);
-            return false;
-        }
-        let (Some(left), Some(name)) = (&self.left, entry.name()) else { return false };
-        let mut left = left.lock().expect("no panics under it");
-        if matches!(entry, Record::Large { .. }) {
-            left.remove(name_beside(name, PARTIAL).as_bytes());
-        }
-        let is_directory = matches!(entry, Record::Directory { .. });
-        match left.remove(name) {
-            Some(was_directory) if was_directory != is_directory => {
-                // Where that fails, so does making the entry, which is reported.
-                let _ = remove(&self.fd, name);
-                false
-            }
-            was_directory => was_directory == Some(true),
-        }
-    }
-
-    /// In a directory that is resumed: a directory stands where another kind of entry is to be now, or the other way round.
-    fn clear_other_kind(&self, entry: &Record<'_>) {
-        let stat = entry.name().and_then(|name| Some((name, self.stat(name).ok()?)));
-        if let Some((name, stat)) = stat
-            && (FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-                != matches!(entry, Record::Directory { .. })
-        {
-            let _ = remove(&self.fd, name);
-        }
     }
 
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
@@ -464,32 +432,6 @@ impl OpenDirectory {
         }
     }
 
-    /// Deletes what a killed transfer has left of entries that did not come any more; one that came has taken it over. What
-    /// another transfer holds stays, as does what cannot be removed: no entry is made or lost by it.
-    fn delete_leftovers(&self) {
-        let _ = partial::for_each(&self.fd, |name| {
-            if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {
-                let _ = partial::make_way(self.fd.as_fd(), name);
-            }
-            Ok::<_, Errno>(())
-        });
-    }
-
-    /// Removes what an earlier transfer has left, and this one has not come to.
-    fn clear(&self) -> Result<(), Fault> {
-        let Some(extraneous) = self.extraneous.as_ref().filter(|_| self.is_resumed) else { return Ok(()) };
-        let mut names = extraneous.lock().expect("no panics under it").take()?;
-        while let Some((_, name)) = names.current() {
-            partial::remove(&self.fd, name)?;
-            names.advance()?;
-        }
-        // Nobody else writes into it, and nothing in it is unfinished any more.
-        unfinished::remove_stale(self.fd.as_fd())?;
-        let is_leftover = |name: &CStr| is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes());
-        partial::for_each(&self.fd, |name| if is_leftover(name) { partial::remove(&self.fd, name) } else { Ok(()) })?;
-        Ok(())
-    }
-
     /// The path of an entry in it, for reports.
     pub fn path(&self, name: &[u8]) -> Vec<u8> {
         let mut path = self.own_path();
@@ -635,31 +577,6 @@ fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     partial::remove(directory, &CString::new(name).map_err(|_| Errno::INVAL)?)
 }
 
-/// Entries of a directory that an earlier transfer has left, of which the names are kept.
-const LEFT_MAX: usize = 4096;
-
-/// Removes from a directory that an earlier transfer has left what is not worth resuming. What stays, by name:
-/// directories, and files that are so large that they may save being sent again, up to [`LEFT_MAX`] of them.
-fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
-    let mut left = BTreeMap::new();
-    partial::for_each(fd, |name| {
-        let stat = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        // It counts for as long as its file is there.
-        if is_marker(name.to_bytes()) && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-            return Ok(());
-        }
-        let is_directory = match FileType::from_raw_mode(stat.st_mode) {
-            _ if left.len() == LEFT_MAX => return partial::remove(fd, name),
-            FileType::Directory => true,
-            FileType::RegularFile if stat.st_size as u64 >= RESUME_BYTES_MIN => false,
-            _ => return unlinkat(fd, name, AtFlags::empty()),
-        };
-        left.insert(name.to_bytes().to_vec(), is_directory);
-        Ok(())
-    })?;
-    Ok(left)
-}
-
 /// What stands at `path` below the top, without following a link at any step; opened as a place only.
 ///
 /// # Errors
@@ -699,7 +616,7 @@ mod tests {
     use std::path::Path;
     use std::sync::mpsc;
 
-    use rd_proto::tree::Time;
+    use rd_proto::tree::{Record, Time};
 
     use super::super::tests::chunk;
     use super::super::{TreeOptions, TreeSink};

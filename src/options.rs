@@ -419,8 +419,7 @@ pub struct TreeOptions {
     #[n(26)]
     pub force_empty: bool,
     /// Remove files, links and all else that is no directory from SRC, once the receiver has answered for the whole copy and has
-    /// failed with nothing, also what was there already; what has changed meanwhile stays, and is named. With --update, further
-    /// names of a file go with the next run
+    /// failed with nothing, also what was there already; what has changed meanwhile stays, and is named
     #[arg(
         long,
         requires = "sync",

@@ -122,26 +122,25 @@ fn a_newer_file_stays_where_it_is_not_told_of() {
     }
 }
 
-/// Which of the further names DST has not got nobody knows: all stay until they are first names.
+/// The sender is not told of further names that are left, so nothing goes.
 #[test]
 fn a_name_that_is_left_at_dst_is_not_removed_from_src() {
     for way in [Way::Within, Way::Push] {
         let lab = Lab::new();
         plant(&lab.join("src"), NAMES);
         plant(&lab.join("rdcp"), &["file b newer 9"]);
-        let run = || {
-            let (_, code, stderr) = typed::by_rdcp(&lab, &["-u", "--remove-source-files"], way, &[]);
-            assert_eq!(code, 0, "{way:?}: {stderr}");
-            stderr
-        };
-        let there = || ["a", "b", "c"].map(|name| lab.join("src").join(name).exists());
-        let said = run();
-        assert!(said.contains("src/b and what else is a further name"), "{way:?}: {said}");
-        assert_eq!(there(), [false, true, true], "{way:?}");
-        assert_eq!(fs::read_to_string(lab.join("rdcp/c")).expect("there"), "text");
-        run();
-        assert_eq!(there(), [false, true, false], "{way:?}");
-        assert_eq!(fs::read_to_string(lab.join("rdcp/b")).expect("there"), "newer");
+        let run = || typed::by_rdcp(&lab, &["-u", "--remove-source-files"], way, &[]);
+        let there = |top: &str| ["a", "b", "c"].map(|name| fs::read_to_string(lab.join(top).join(name)).ok());
+        let all = ["text"; 3].map(|text| Some(text.to_owned()));
+        let (_, code, stderr) = run();
+        assert!(code == 8 && stderr.contains("nothing is removed from SRC"), "{way:?} {code}: {stderr}");
+        assert!(stderr.contains("rdcp/b") && stderr.contains("is newer, and stays"), "{way:?}: {stderr}");
+        assert_eq!(there("src"), all, "{way:?}");
+        assert_eq!(there("rdcp"), ["text", "newer", "text"].map(|text| Some(text.to_owned())), "{way:?}");
+        fs::remove_file(lab.join("rdcp/b")).expect("removed");
+        let (_, code, stderr) = run();
+        assert_eq!(code, 0, "{way:?}: {stderr}");
+        assert_eq!((there("src"), there("rdcp")), ([None, None, None], all), "{way:?}");
     }
 }
 

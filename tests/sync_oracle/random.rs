@@ -288,11 +288,19 @@ fn is_unreplaced(finding: &Finding, reference: &Made, other: &Made) -> bool {
 }
 
 /// What is not as in the reference.
-fn violations(reference: &Made, other: &Made, source: &Snapshot) -> Vec<String> {
+fn violations(mode: &Mode, reference: &Made, other: &Made, source: &Snapshot) -> Vec<String> {
     let found = differences(&reference.got, &other.got, TIMELESS);
-    let is_fine =
-        |finding: &&Finding| !is_meant(finding, source, &other.got) && !is_unreplaced(finding, reference, other);
-    let mut lines: Vec<String> = found.iter().filter(is_fine).map(Finding::shown).collect();
+    // Names of what has no contents are judged each by itself, by what is there.
+    let are_judged = ["--existing", "--ignore-existing"].iter().any(|option| mode.rdcp.contains(option));
+    let is_single = |finding: &Finding| {
+        let is_one = other.got.get(&finding.path).is_some_and(|got| got.kind != "file" && got.first_name.is_none());
+        are_judged && is_one && finding.what == "first name"
+    };
+    let is_wrong = |finding: &&Finding| {
+        let is_known = is_meant(finding, source, &other.got) || is_unreplaced(finding, reference, other);
+        !is_known && !is_single(finding)
+    };
+    let mut lines: Vec<String> = found.iter().filter(is_wrong).map(Finding::shown).collect();
     // rsync 3.5 asks at times for the ACL of a path that it has no right to; what it leaves is compared all the same.
     let is_own_failure = |line: &str| line.contains("sys_acl_get_file") || line.contains("some files/attrs were not");
     let is_defect = reference.ended.code == 23 && reference.ended.stderr.lines().all(is_own_failure);
@@ -365,7 +373,7 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
     }
     let program = program(grown.way);
     let other = made(&lab, "rdcp", &grown, mode, &*program);
-    let mut lines = violations(&reference, &other, &source);
+    let mut lines = violations(mode, &reference, &other, &source);
     if lines.is_empty() && !is_new && other.ended.code == 0 && reference.ended.code == 0 && mode.is_whole {
         let before = &other.inodes[1];
         let again = program.run(&lab, operands(&lab, &other.scene, "now", &grown), mode, &[]);
@@ -448,7 +456,7 @@ fn the_comparison_sees_each_mode() {
             let reference = made(&lab, "rsync", &grown, mode, &Rsync);
             let without = Mode { rsync: &[], ..MODES[0] };
             let other = made(&lab, "other", &grown, &without, &Rsync);
-            !violations(&reference, &other, &source).is_empty()
+            !violations(mode, &reference, &other, &source).is_empty()
         });
         if differs { Vec::new() } else { vec![format!("no seed shows what {} does", mode.name)] }
     });

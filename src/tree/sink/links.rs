@@ -18,6 +18,9 @@ use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
+/// What is said of a name that is left, and that the sender would remove.
+const IS_NEWER: &str = "is newer, and stays; the source has another name of a file there, which must not be removed";
+
 impl TreeSink {
     /// Makes a further name of what came under the path `first`, or has it made when that is whole.
     pub(super) fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
@@ -131,7 +134,11 @@ pub(super) fn link_again(
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(());
             }
-            Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => return Ok(()),
+            Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => {
+                // The sender is asked to keep what is left only where it has listed it.
+                let removes = shared.options.remove_source_files;
+                return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(()) };
+            }
             Ok(old) => directory.clear_way(name, &old)?,
             Err(_) => {}
         }

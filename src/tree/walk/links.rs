@@ -9,6 +9,7 @@ use rustix::fs::Stat;
 
 use super::place::{Entry as Present, Place};
 use super::sent::size_of;
+use super::spent::Was;
 use super::{LINKS_BYTES_MAX, Recorder, Step, wrote};
 use crate::fs::Identity;
 use crate::fs::table::Table;
@@ -173,7 +174,7 @@ impl Recorder {
                 self.links.count(inode);
             }
             self.sent.size_bytes += size_of(stat);
-            self.spend_further(place, entry, stat, item);
+            self.spend(|| place.whereabouts(entry), Was::from(stat), item);
         }
         Some(step)
     }

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::ffi::OsStringExt;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::place::{Entry, Place};
@@ -30,8 +30,6 @@ const NUMBERS_BYTES: usize = 10 * 8;
 
 /// What is said of what stays.
 const HAS_CHANGED: &str = "is still there: it is not what was sent any more";
-const IS_FURTHER_NAME: &str = "and what else is a further name of a file is still there, since --update may have left a newer file \
-     under such a name at DST: the next run removes it";
 const IS_ELSEWHERE: &str = "is still there: a link leads to it, or its directory is not where it was";
 
 /// What an entry was when it was sent.
@@ -88,8 +86,6 @@ impl Whereabouts {
 pub struct Log {
     file: BufWriter<File>,
     failure: Option<io::Error>,
-    /// It has been said that further names of files stay.
-    has_spared: bool,
 }
 
 impl Log {
@@ -100,8 +96,7 @@ impl Log {
     /// There is no temporary file to be had.
     pub fn asked(options: &TreeOptions) -> io::Result<Option<Self>> {
         let is_asked = options.remove_source_files && !options.dry_run;
-        let made =
-            is_asked.then(|| Ok(Self { file: BufWriter::new(unlinked_anywhere()?), failure: None, has_spared: false }));
+        let made = is_asked.then(|| Ok(Self { file: BufWriter::new(unlinked_anywhere()?), failure: None }));
         made.transpose()
     }
 
@@ -126,7 +121,7 @@ impl Log {
     }
 
     fn finish(self) -> Spent {
-        let Self { file, failure, .. } = self;
+        let Self { file, failure } = self;
         Spent { file: failure.map_or_else(|| file.into_inner().map_err(io::IntoInnerError::into_error), Err) }
     }
 }
@@ -303,17 +298,6 @@ impl Recorder {
             // If it is sent whole.
             Some(open) => open.spent.push((at(), seen)),
             None => log.add(&at(), &seen),
-        }
-    }
-
-    /// A further name of an entry has been sent. With `--update` the receiver leaves a file that is newer there, and does not
-    /// say so, since it is asked about the first name alone: so the others stay for now.
-    pub(super) fn spend_further(&mut self, place: &Place, entry: &Entry<'_>, stat: &Stat, item: u32) {
-        if !self.options.update || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return self.spend(|| place.whereabouts(entry), Was::from(stat), item);
-        }
-        if self.spent.as_mut().is_some_and(|log| !std::mem::replace(&mut log.has_spared, true)) {
-            self.sent.without.keep(plain_fact(&place.source_path(entry), IS_FURTHER_NAME));
         }
     }
 

@@ -258,7 +258,7 @@ fn pages() -> Vec<Page> {
                 TEMPORARY,
                 SSH_CONNECTION,
             ],
-            files: vec![PARTIAL_FILES, COPY_FILES.split_at(2).0, AGENT_FILES],
+            files: vec![PARTIAL_FILES, COPY_FILES.split_at(3).0, AGENT_FILES],
             others: &["ssh"],
         },
         Page {

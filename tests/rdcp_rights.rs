@@ -86,6 +86,45 @@ fn metadata_that_is_lost_is_told() {
     }
 }
 
+/// A file that may be written to, in a directory that may not: nothing can say there that it is half-written.
+#[test]
+fn what_cannot_be_marked_is_written_in_place_only_where_the_next_copy_would_see_that() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    fs::create_dir(lab.join("into")).expect("a directory");
+    for bytes in [5_000, 700_000] {
+        let (new, old) = (noise(bytes), noise(bytes / 3));
+        lab.0.file("file", &new);
+        let place = lab.join("into/file");
+        for to in ["", "h"] {
+            for option in ["--update", "--size-only", "--modify-window=2", "--append-verify", ""] {
+                if option == "--append-verify" && bytes == 5_000 {
+                    // It is replaced.
+                    continue;
+                }
+                fs::write(&place, &old).expect("a file");
+                let time = std::time::SystemTime::UNIX_EPOCH;
+                fs::File::options().write(true).open(&place).expect("it").set_modified(time).expect("a time");
+                std::os::unix::fs::chown(&place, Some(NOBODY), Some(NOBODY)).expect("another's");
+                let options = ["--sync", "--in-place", option].into_iter().filter(|option| !option.is_empty());
+                let mut arguments: Vec<OsString> = options.map(OsString::from).collect();
+                arguments.extend(["file".into(), side(&lab, to, "into/file")]);
+                let ended = rdcp(&lab, &as_user(NOBODY, lab.0.path()), &arguments);
+                if option.is_empty() {
+                    ended.expect(0);
+                    holds(&place, &new);
+                } else {
+                    ended.expect(6).one_line("rdcp", &["into/file", "errno 13", "unfinished"]);
+                    holds(&place, &old);
+                }
+                assert_eq!(fs::read_dir(lab.join("into")).expect("it").count(), 1, "{to} {option}");
+            }
+        }
+    }
+}
+
 /// A single source of which nothing can be copied is the failure itself, and not a part of it.
 #[test]
 fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {

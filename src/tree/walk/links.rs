@@ -141,9 +141,8 @@ impl Links {
 }
 
 /// How many names of a file are to come behind that of an entry, which is none of them if it is a link that was followed.
-pub fn further_names(entry: &Present<'_>, stat: &Stat) -> u64 {
-    let names = u64::from(stat.st_nlink);
-    if entry.follow { names } else { names - 1 }
+pub fn further_names(entry: &Present<'_>, stat: &Stat) -> impl Into<u64> {
+    if entry.follow { stat.st_nlink } else { stat.st_nlink - 1 }
 }
 
 impl Recorder {

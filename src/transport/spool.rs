@@ -22,8 +22,9 @@ use rd_proto::broadcast::{BroadcastError, Mark, Marks, PAGE_BYTES, encode_mark};
 /// Bytes of one segment at most: a chunk's.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 
-/// The memory that a segment gets, so that short ones, as on a slow line, do not take it all.
-const ROOMS: [usize; 3] = [64 << 10, 256 << 10, SEGMENT_BYTES];
+/// The memory that a segment gets is a multiple of this. Chunks are short on a slow line: if they took much more than they hold, a
+/// spool would be full with much less than its bytes, and who is only waiting for another would be taken for slow.
+const ROOM_STEP: usize = 16 << 10;
 
 /// Segments of full length in the smallest spool.
 const SEGMENTS_MIN: usize = 4;
@@ -78,7 +79,7 @@ impl Segment {
 
 /// The memory for so many bytes.
 fn room_for(bytes: usize) -> usize {
-    ROOMS.into_iter().find(|&room| bytes <= room).unwrap_or(SEGMENT_BYTES)
+    bytes.next_multiple_of(ROOM_STEP)
 }
 
 /// The host behind.

@@ -249,3 +249,19 @@ fn a_slow_tree_is_not_left_behind_by_the_node_alone() {
     spool.leave(true);
     assert!(spool.status().is_behind && matches!(spool.take(), Taken::Gone));
 }
+
+/// Whatever the length of chunks, a spool holds nearly as much as it may: the chain judges by that who waits for whom.
+#[test]
+fn short_chunks_fill_a_spool_as_well_as_long_ones() {
+    let bytes_max = 32 << 20;
+    for length in [50_000, 100_000, 260_000, 500_000, 700_000, SEGMENT_BYTES] {
+        let spool = Spool::new(bytes_max as u64, true, true);
+        let input = spool.input();
+        let (mut held, piece) = (0, vec![7; length]);
+        while spool.state().used_bytes + room_for(length) <= spool.bytes_max {
+            input.append(&piece, &NOT_OVER).expect("room");
+            held += length;
+        }
+        assert!(held > bytes_max / 4 * 3, "{held} bytes in pieces of {length}");
+    }
+}

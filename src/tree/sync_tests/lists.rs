@@ -120,15 +120,17 @@ fn what_cannot_be_kept_stays() {
     assert!(report.failed > 0, "{report:?}");
     assert_eq!(fs::read_to_string(to.join("d/a")).expect("it"), "old");
     assert!(to.join("d/gone").exists());
-    // What an earlier copy has kept is in the way, a link that leads out or a file: it is replaced, and not followed.
+    // What an earlier copy has kept is in the way, a link that leads out or a file: it stays, and is not followed.
     fs::create_dir(scratch.path().join("outside")).expect("a directory");
     symlink(scratch.path().join("outside"), to.join("bak/d")).expect("a link");
     plant(&to, &[("was-file/x", "x"), ("bak/was-file", "older")]);
     let (_, report) = copy(&from, &to, &backing_up("bak"), false);
-    assert_eq!(report.failed, 0, "{:?}", report.failures);
+    assert!(report.failed >= 2, "{report:?}");
     assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
-    assert_eq!(texts(&to.join("bak/was-file")), owned(&[("x", "x")]));
-    assert_eq!(texts(&to.join("bak/d")), owned(&[("a", "old"), ("gone", "gone")]));
+    assert_eq!(fs::read_to_string(to.join("bak/was-file")).expect("it"), "older");
+    assert!(to.join("bak/d").is_symlink());
+    assert_eq!(fs::read_to_string(to.join("d/a")).expect("it"), "old");
+    assert!(to.join("d/gone").exists() && to.join("was-file/x").exists());
 }
 
 /// A sender's link where DIR was missing at the start leads nowhere, and directories that lead to DIR are not deleted.

@@ -296,7 +296,7 @@ fn a_host_that_failed_is_added_again() {
     (1..=4).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
-/// What the source could not read is missing at every host, also at one that has got its copy from another: it is told so.
+/// What the source could not read is missing on every host, including one that got its copy from another; --join says so.
 #[test]
 fn a_host_that_is_added_hears_what_the_source_could_not_read() {
     let lab = Lab::new();

@@ -347,16 +347,12 @@ pub fn processor_time() -> Result<Vec<Row>> {
             hosts.all_have_it(targets, None)
         })
     };
-    let command = "--encrypt always";
     let contestants = [
         Contestant::new(Kind::Ours, "a host that receives", "rdcp -r {from} h1:{to}", || of_first(1)),
         Contestant::new(Kind::Ours, "one that passes on as well", "rdcp -r {from} h[1-2]:{to}", || of_first(2)),
-        Contestant::new(
-            Kind::Limit,
-            "a bare sender",
-            &format!("rdsend {command} h1 {{port}} {{key}} {{file}}"),
-            || hosts.bare_send(),
-        ),
+        Contestant::new(Kind::Limit, "a bare sender", "rdsend --encrypt always h1 {port} {key} {file}", || {
+            hosts.bare_send()
+        }),
     ];
     let title = format!("Processor time for each GB, {:.2} GiB in memory: the first of two hosts", gib(hosts.bytes));
     judged("many-cpu", &title, "s/GB", &contestants, runs(), |found| {

@@ -159,6 +159,25 @@ struct EndOf {
     job: frames::Job,
 }
 
+/// Updates that are taken between two looks at the time, at most.
+const UPDATES_MAX: usize = 1024;
+
+/// What is taken between two looks at the time: see [`Job::next_in`].
+struct Round {
+    now: Instant,
+    /// Until when the next update is waited for.
+    until: Instant,
+    left: usize,
+}
+
+impl Round {
+    /// Its first update is waited for so long.
+    fn within(limit: Duration) -> Self {
+        let now = Instant::now();
+        Self { now, until: now + limit, left: UPDATES_MAX }
+    }
+}
+
 /// The hosts of a command and the hops between them.
 pub(crate) struct Job {
     setup: Setup,
@@ -240,6 +259,13 @@ impl Job {
         use rand_core::Rng as _;
         let post = self.post.clone();
         JoinListener::start(rng().next_u32(), move |joiner| post.send((HERE, Heard::Join(joiner))).is_ok())
+    }
+
+    /// The next update of a round: the first is waited for, and then comes what is there, but no more than a bound. An end or a
+    /// host may say more, faster than that is heard, and without end.
+    fn next_in(&mut self, round: &mut Round) -> Option<Update> {
+        round.left = round.left.checked_sub(1)?;
+        self.next(std::mem::replace(&mut round.until, round.now))
     }
 
     /// The agent on another host.

@@ -10,7 +10,7 @@ use minicbor::bytes::ByteVec;
 use rd_proto::session::Notice;
 
 use super::hop::{Hop, Side};
-use super::{self as job, EndOf, HERE, Job, Setup, Update, told};
+use super::{self as job, EndOf, HERE, Job, Round, Setup, Update, told};
 use crate::agent::end;
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
@@ -27,9 +27,6 @@ use super::copy::broadcast::branches::Branches;
 pub(crate) use branching::Branching;
 use grammar::{Part, Placed, Spec};
 use report::{Labelled, quoted};
-
-/// Updates that are taken between two looks at the time, at most.
-const UPDATES_MAX: usize = 1024;
 
 /// How often the clock is read.
 const TICK: Duration = Duration::from_millis(50);
@@ -270,13 +267,9 @@ impl<'a> Pipeline<'a> {
             if self.killed && self.asked.is_some_and(|asked| now > asked + END_MAX + END_MAX) {
                 return;
             }
-            let mut update = self.job.next(now + TICK);
-            // No more than waits now: a stage may write to standard error faster than that can be shown, and without end.
-            let mut most = UPDATES_MAX;
-            while let Some(next) = update {
-                self.heed(next);
-                most -= 1;
-                update = if most > 0 { self.job.next(now) } else { None };
+            let mut round = Round::within(TICK);
+            while let Some(update) = self.job.next_in(&mut round) {
+                self.heed(update);
             }
             self.observer.progress(&self.job.hops);
         }

@@ -121,7 +121,7 @@ impl Outline {
     /// Takes the next record. Not those that bring the contents of a file that was listed before.
     pub fn take(&mut self, record: &Record<'_>) {
         match *record {
-            // Their names alone are told, to who deletes what has not come.
+            // Only names: a receiver that deletes has to know them.
             Record::Symlink { .. } if !self.keeps_links => {}
             Record::Symlink { target, .. } if !self.keeps_absolute_links && target.starts_with(b"/") => {}
             Record::Special { .. } if !self.keeps_specials => {}

@@ -21,7 +21,7 @@ use crate::job::arrivals::some_failed;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
-use crate::job::{EndOf, HERE, Update};
+use crate::job::{EndOf, HERE, Round, Update};
 use crate::options::{Session, TreeOptions};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
@@ -45,9 +45,6 @@ const OTHERS_GO_ON: &str = "the others go on without it";
 
 /// How often the chain looks at the time.
 const TICK: Duration = Duration::from_millis(100);
-
-/// Updates that are taken between two looks at the time, at most.
-const UPDATES_MAX: usize = 8192;
 
 /// How long nodes may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_millis(2500);
@@ -228,15 +225,11 @@ impl Copy<'_> {
         }
     }
 
-    /// Takes all updates that are there, so that the time that passes meanwhile is not taken for that of hosts; but no more
-    /// than that: a host may say more faster than it is heard, and without end.
+    /// Takes the updates that are there, so that the time that passes meanwhile is not taken for that of hosts.
     fn take_updates(&mut self, run: &mut Run) -> Result<(), Failure> {
-        let mut next = self.job.next(Instant::now() + TICK);
-        let mut most = UPDATES_MAX;
-        while let Some(update) = next {
+        let mut round = Round::within(TICK);
+        while let Some(update) = self.job.next_in(&mut round) {
             self.take(run, update)?;
-            most -= 1;
-            next = if most > 0 { self.job.next(Instant::now()) } else { None };
         }
         self.give_up_placing(run);
         Ok(())

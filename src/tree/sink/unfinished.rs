@@ -73,17 +73,18 @@ impl Marker {
 
 /// Whether what is there may be left, or taken for the same, by less than its size and exact time.
 fn believes(options: &TreeOptions) -> bool {
-    options.update
-        || options.ignore_existing
-        || options.append_verify
-        || options.sizes.size_only
-        || options.modify_window > 0
+    options.update || options.ignore_existing || goes_by_less(options)
+}
+
+/// Whether a file is taken for the same by less than its size and exact time.
+fn goes_by_less(options: &TreeOptions) -> bool {
+    options.append_verify || options.sizes.size_only || options.modify_window > 0
 }
 
 /// Whether markers count for files that seem to be the same: where files are written in place, or compared by less than their
 /// exact time, which those that are not whole do not have.
 pub(super) fn is_looked_for(options: &TreeOptions) -> bool {
-    options.in_place || options.append_verify || options.sizes.size_only || options.modify_window > 0
+    options.in_place || goes_by_less(options)
 }
 
 /// Whether the file of a name in a directory is marked.

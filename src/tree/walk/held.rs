@@ -3,6 +3,7 @@
 //! The record of such a directory is held back until the first that is no directory's follows. What is held is at the end of
 //! the way from the top to where the walk is.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rd_proto::tree::DEPTH_MAX;
@@ -51,20 +52,50 @@ impl Recorder {
     /// Whether a directory of the last level that is not walked would not be made either if it were: then it is not to be made
     /// now.
     pub(super) fn is_pruned(&self, place: &Place, name: &[u8], directory: &OwnedFd) -> bool {
-        self.options.prune_empty_dirs && !place.is_walked(name) && !self.holds_files(place, name, directory, 1)
+        self.options.prune_empty_dirs && !place.is_walked(name) && !self.holds_files(place, name, directory)
     }
 
     /// Whether something is in a directory, at this path below the last level, for which it is made; also where that is not
     /// known.
-    fn holds_files(&self, place: &Place, path: &[u8], directory: &OwnedFd, depth: usize) -> bool {
-        let options = &self.options;
+    fn holds_files(&self, place: &Place, path: &[u8], directory: &OwnedFd) -> bool {
         let device = |directory: &OwnedFd| fstat(directory).ok().map(|stat| stat.st_dev);
         let root = place.levels.get(1).and_then(|level| level.layers.first());
-        if options.one_file_system && root.is_some_and(|root| device(&root.directory) != device(directory)) {
-            return false;
+        let is_beyond = |directory: &OwnedFd| {
+            self.options.one_file_system && root.is_some_and(|root| device(&root.directory) != device(directory))
+        };
+        let Ok(directory) = directory.try_clone() else { return true };
+        // Not a recursion: the threads that walk have small stacks.
+        let mut levels: Vec<(Vec<u8>, OwnedFd, Vec<CString>)> = Vec::new();
+        let mut next = Some((path.to_vec(), directory));
+        loop {
+            if let Some((path, directory)) = next.take().filter(|(_, directory)| !is_beyond(directory)) {
+                let Ok(below) = self.only_directories(place, &path, &directory) else { return true };
+                levels.push((path, directory, below));
+            }
+            let depth = levels.len();
+            let Some((path, directory, below)) = levels.last_mut() else { return false };
+            let Some(name) = below.pop() else {
+                levels.pop();
+                continue;
+            };
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match open_quietly(directory.as_fd(), &name, flags) {
+                Ok(opened) if depth < DEPTH_MAX => next = Some(([path, &b"/"[..], name.to_bytes()].concat(), opened)),
+                _ => return true,
+            }
         }
+    }
+
+    /// The directories in one, at this path below the last level.
+    ///
+    /// # Errors
+    ///
+    /// EEXIST if there is something else in it that comes, or why that is not known.
+    fn only_directories(&self, place: &Place, path: &[u8], directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
+        let options = &self.options;
         let follows = options.copy_links || options.copy_dirlinks || options.copy_unsafe_links;
-        let looked = partial::for_each(directory, |name| {
+        let mut directories = Vec::new();
+        partial::for_each(directory, |name| {
             if is_temporary_name(name.to_bytes()) {
                 return Ok(());
             }
@@ -76,13 +107,13 @@ impl Recorder {
             if self.is_left_out(place, &below, kind) && !(follows && kind == FileType::Symlink) {
                 return Ok(());
             }
-            if kind != FileType::Directory || depth == DEPTH_MAX {
+            if kind != FileType::Directory {
                 return Err(Errno::EXIST);
             }
-            let opened = open_quietly(directory.as_fd(), name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
-            if self.holds_files(place, &below, &opened, depth + 1) { Err(Errno::EXIST) } else { Ok(()) }
-        });
-        looked.is_err()
+            directories.push(name.to_owned());
+            Ok(())
+        })?;
+        Ok(directories)
     }
 }
 

@@ -318,7 +318,7 @@ impl Run {
     fn outcome(&self, at: usize) -> JoinOutcome {
         let target = &self.targets[at];
         let label = escaped(target.spec.host());
-        // Whoever has given it a copy has not what the source could not read either.
+        // What the source could not read is missing on the host that gave the copy, too.
         let unread = self.source_report.as_ref().map_or(0, |report| report.failed).max(target.unsent);
         let failed = target.report.as_ref().map_or(0, |report| report.failed) + unread;
         match (&target.failure, &target.report, target.done_after) {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::work::{Shared, SinkJob};
 use super::{Engine, Event, Half};
-use crate::transport::spool::{Filled, Gone, SpoolInput, SpoolOutput};
+use crate::transport::spool::{Chunk, Gone, Outgoing, SpoolInput, SpoolOutput};
 use crate::tree::sink::Refused;
 
 /// The end of a hop that a session is.
@@ -25,19 +25,24 @@ pub(super) enum SpoolEnd {
 /// What is said of an offset that the sending end does not keep, with ESTALE.
 const NOT_KEPT: &str = "what the host asked for of the stream is not kept here any more";
 
-/// The next of the stream, and nothing at its end. An error without a fact: the session is over.
-pub(super) fn fill(output: &SpoolOutput, target: &mut [u8], over: &AtomicBool) -> Result<usize, Option<IoFact>> {
+/// The next of the stream, none at its end. An error without a fact: the session is over.
+pub(super) fn next(output: &SpoolOutput, bytes_max: usize, over: &AtomicBool) -> Result<Option<Chunk>, Option<IoFact>> {
     let fact =
         |errno: Errno, detail: &str| IoFact { path: Vec::new(), errno: errno.raw_os_error(), detail: detail.into() };
-    match output.fill(target, over) {
-        Filled::Bytes(length) => Ok(length),
-        Filled::Ended => Ok(0),
-        Filled::NotKept => Err(Some(fact(Errno::STALE, NOT_KEPT))),
-        Filled::Silent => {
+    match output.next(bytes_max, over) {
+        Outgoing::Chunk(chunk) => Ok(Some(chunk)),
+        Outgoing::Ended => Ok(None),
+        Outgoing::NotKept => Err(Some(fact(Errno::STALE, NOT_KEPT))),
+        Outgoing::Silent => {
             Err(Some(fact(Errno::TIMEDOUT, "the host behind does not say from where it wants the stream")))
         }
-        Filled::Gone => Err((!over.load(Ordering::Relaxed)).then(gone)),
+        Outgoing::Gone => Err(unless_over(over)),
     }
+}
+
+/// That another has taken the session's place, unless it is over.
+pub(super) fn unless_over(over: &AtomicBool) -> Option<IoFact> {
+    (!over.load(Ordering::Relaxed)).then(gone)
 }
 
 fn gone() -> IoFact {
@@ -62,9 +67,9 @@ pub(super) fn start(input: Arc<SpoolInput>, shared: Arc<Shared>, post: &Post<Eve
     std::thread::Builder::new().name("spool".to_owned()).stack_size(128 << 10).spawn(move || {
         while let Ok(job) = queue.recv() {
             let event = match job {
-                SinkJob::Take(buffer) => {
+                SinkJob::Take(mut buffer) => {
                     let header = ChunkHeader::decode(buffer.header()).expect("opened before");
-                    match input.append(&buffer.payload()[..header.plain_bytes as usize], &shared.over) {
+                    match input.append_from(&mut buffer, header.plain_bytes as usize, &shared.over) {
                         Ok(()) => Event::Written(buffer),
                         Err(Gone) => Event::SinkFailed(buffer, gone()),
                     }

@@ -24,7 +24,7 @@ use crate::fs::source::{FileSource, Part, StreamSource};
 use crate::options::Compress;
 use crate::transport::Buffer;
 use crate::transport::relay::RelayOutput;
-use crate::transport::spool::SpoolOutput;
+use crate::transport::spool::{Chunk, Gone, SpoolOutput};
 use crate::tree::sink::Refused;
 use crate::tree::source::{Next, TreeSource};
 
@@ -152,6 +152,19 @@ impl Shared {
             let is_busy = self.is_line_busy.load(Ordering::Relaxed);
             self.chooser().note_ready(self.auto.start.elapsed(), wire_bytes, is_busy);
         }
+    }
+
+    /// Seals some of a broadcast's stream, which stays as it is, into a buffer.
+    fn seal_chunk(&self, mut header: ChunkHeader, chunk: &Chunk, buffer: &mut Buffer) -> ChunkHeader {
+        let Some(plain) = chunk.whole() else {
+            chunk.copy_to(buffer.payload_mut());
+            return self.seal(header, buffer);
+        };
+        self.busy.during(|| {
+            self.keys.seal_from(&mut header, plain, &mut buffer.payload_mut()[..plain.len()]);
+            *buffer.header_mut() = header.encode();
+        });
+        header
     }
 
     /// Seals the chunk in a buffer under this header, which stands before it then, with its tag.
@@ -528,45 +541,59 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
                 Err(fact) => Event::SourceFailed(buffer, fact),
             })
         }),
-        Feed::Relay(relay) => in_turn(shared, false, move |buffer, shared| {
-            relay.fill(buffer, shared.part_bytes(), &shared.over).ok_or(None)
+        Feed::Relay(relay) => in_turn(shared, move |buffer, _, shared| {
+            let filled = shared.reading.during(|| relay.fill(buffer, shared.part_bytes(), &shared.over));
+            filled.map(|(buffer, length)| (buffer, length, None)).ok_or(None)
         }),
-        // What has just been copied is sealed at once, while it is in this processor's cache.
-        Feed::Spool(output) => in_turn(shared, true, move |mut buffer, shared| {
-            let length = shared.part_bytes().min(buffer.payload().len());
-            match spool::fill(&output, &mut buffer.payload_mut()[..length], &shared.over) {
-                Ok(length) => Ok((buffer, length)),
-                Err(fact) => Err(fact.map(|fact| (buffer, fact))),
+        Feed::Spool(output) => in_turn(shared, move |mut buffer, numbered, shared| {
+            let bytes_max = shared.part_bytes().min(buffer.payload().len());
+            let chunk = match shared.reading.during(|| spool::next(&output, bytes_max, &shared.over)) {
+                Ok(Some(chunk)) => chunk,
+                Ok(None) => return Ok((buffer, 0, None)),
+                Err(fact) => return Err(fact.map(|fact| (buffer, fact))),
+            };
+            let length = chunk.length();
+            let sealed = if shared.compress == Compress::Off {
+                Some(shared.seal_chunk(numbered(length), &chunk, &mut buffer))
+            } else {
+                chunk.copy_to(buffer.payload_mut());
+                None
+            };
+            match output.pass(chunk) {
+                Ok(()) => Ok((buffer, length, sealed)),
+                Err(Gone) => Err(spool::unless_over(&shared.over).map(|fact| (buffer, fact))),
             }
         }),
     }
 }
 
-/// Numbers what `fill` has put into each buffer, until that is nothing, and may seal it. It may fail, or be over.
+/// A buffer with so many bytes of the stream, and its header where these have been sealed. It may fail, or be over.
+type Put = Result<(Buffer, usize, Option<ChunkHeader>), Option<(Buffer, IoFact)>>;
+
+/// Numbers what `fill` puts into each buffer, until that is nothing. `fill` gets what makes a header for so many bytes.
 fn in_turn(
     shared: Arc<Shared>,
-    may_seal: bool,
-    fill: impl Fn(Buffer, &Shared) -> Result<(Buffer, usize), Option<(Buffer, IoFact)>> + Send + 'static,
+    fill: impl Fn(Buffer, &dyn Fn(usize) -> ChunkHeader, &Shared) -> Put + Send + 'static,
 ) -> Fill {
     let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
     Box::new(move |buffer, encrypt| {
         let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
-        let (mut buffer, length) = match shared.reading.during(|| fill(buffer, &shared)) {
+        let filled = |length| Part { length, is_final: length == 0, ..*part };
+        let (buffer, length, sealed) = match fill(buffer, &|length| header_of(&filled(length), encrypt), &shared) {
             Ok(filled) => filled,
             Err(failed) => return failed.map(|(buffer, fact)| Event::SourceFailed(buffer, fact)),
         };
-        let filled = Part { length, is_final: length == 0, ..*part };
+        let filled = filled(length);
         part.sequence += 1;
         part.position += length as u64;
         if filled.is_final {
             next = None;
         }
         shared.pace.wait(length);
-        if may_seal && shared.compress == Compress::Off {
-            let header = shared.seal(header_of(&filled, encrypt), &mut buffer);
-            return Some(Event::Sealed(buffer, header));
-        }
-        Some(Event::Filled(buffer, filled))
+        Some(match sealed {
+            Some(header) => Event::Sealed(buffer, header),
+            None => Event::Filled(buffer, filled),
+        })
     })
 }
 

@@ -8,6 +8,9 @@
 //!
 //! A page takes memory from when it is first written to. A buffer that nobody has written to for a while gives its pages
 //! back ([`Buffer::give_back_if_idle`]): what a burst or a longer line has needed once is not kept to the end.
+//!
+//! Two buffers may exchange the memory of their payloads ([`Buffer::exchange`]), so that what has arrived in one can be kept
+//! without being copied. Not where RDMA may be used: a device is told where in the mapping a buffer is.
 
 #![allow(unsafe_code, reason = "the mapping that buffers are made of")]
 
@@ -52,7 +55,10 @@ impl Pool {
             memory.advise(advice).map_err(refused)?;
         }
         let pool = Arc::new(Self { memory, buffer_bytes, count, is_pinned: AtomicBool::new(false) });
-        let new = |id| Buffer { pool: Arc::clone(&pool), id, is_unread: false, pages: Pages::None };
+        let new = |id| {
+            let payload = Payload { pool: Arc::clone(&pool), slot: id, pages: Pages::None };
+            Buffer { pool: Arc::clone(&pool), id, is_unread: false, payload }
+        };
         let buffers = (0..count).rev().map(new).collect();
         Ok((pool, buffers))
     }
@@ -67,7 +73,8 @@ impl Pool {
         self.buffer_bytes
     }
 
-    /// Has all pages stay where they are from now on: a device is to know them by where they are in memory.
+    /// Has all pages stay where they are, and each buffer keep its memory, from now on: a device is to know them by where they
+    /// are in memory. To be called before anything is exchanged.
     pub fn pin(&self) {
         self.is_pinned.store(true, Ordering::Relaxed);
     }
@@ -100,12 +107,40 @@ enum Pages {
     Idle,
 }
 
-/// Exclusive use of one slot of a [`Pool`].
+/// Exclusive use of the payload's memory in one slot of a pool.
+struct Payload {
+    pool: Arc<Pool>,
+    slot: u32,
+    pages: Pages,
+}
+
+impl Payload {
+    /// True if there were pages, and the system has them now.
+    fn give_back(&mut self) -> bool {
+        if self.pages == Pages::None || self.pool.is_pinned.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.pages = Pages::None;
+        let (start, length) = (self.slot as usize * self.pool.buffer_bytes, self.pool.buffer_bytes);
+        // SAFETY: the range is this slot's payload, whole pages within the mapping, and this handle is the only one
+        // to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
+        unsafe { self.pool.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) }.is_ok()
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        // The mapping may stay for long, where other memory of it has been exchanged.
+        self.give_back();
+    }
+}
+
+/// Exclusive use of one slot of a [`Pool`]: of its header, and of its payload or that of another slot.
 pub struct Buffer {
     pool: Arc<Pool>,
     id: u32,
     is_unread: bool,
-    pages: Pages,
+    payload: Payload,
 }
 
 impl Buffer {
@@ -126,36 +161,53 @@ impl Buffer {
 
     /// The whole payload area.
     pub fn payload(&self) -> &[u8] {
+        let Payload { pool, slot, .. } = &self.payload;
         // SAFETY: the slot is within the mapping, initialised (zero pages), and this handle is the only one to it.
-        unsafe { std::slice::from_raw_parts(self.pool.payload_ptr(self.id), self.pool.buffer_bytes) }
+        unsafe { std::slice::from_raw_parts(pool.payload_ptr(*slot), pool.buffer_bytes) }
     }
 
     /// The whole payload area, to write.
     pub fn payload_mut(&mut self) -> &mut [u8] {
-        self.pages = Pages::InUse;
+        let Payload { pool, slot, pages } = &mut self.payload;
+        *pages = Pages::InUse;
         // SAFETY: as in `payload`; `&mut self` makes it exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.pool.payload_ptr(self.id), self.pool.buffer_bytes) }
+        unsafe { std::slice::from_raw_parts_mut(pool.payload_ptr(*slot), pool.buffer_bytes) }
+    }
+
+    /// Exchanges the memory of the two payloads, with what is in it. False, and nothing is done, where RDMA has a pool or the
+    /// payloads are not of one length.
+    pub fn exchange(&mut self, other: &mut Self) -> bool {
+        let is_pinned = |buffer: &Self| buffer.payload.pool.is_pinned.load(Ordering::Relaxed);
+        let is_possible = !is_pinned(self) && !is_pinned(other) && self.pool.buffer_bytes == other.pool.buffer_bytes;
+        if is_possible {
+            std::mem::swap(&mut self.payload, &mut other.payload);
+        }
+        is_possible
+    }
+
+    /// Gives the pages of the payload back to the system, unless RDMA has the pool: its bytes are zero then. True if there were any.
+    pub fn give_back(&mut self) -> bool {
+        self.payload.give_back()
     }
 
     /// Gives the pages of the payload back to the system if it has not been written to since this was last called; its
     /// bytes are zero then. To be called at intervals of a buffer whose content nobody wants any more. Does nothing where
     /// RDMA has the pool. True if pages were given back.
     pub fn give_back_if_idle(&mut self) -> bool {
-        match self.pages {
+        match self.payload.pages {
             Pages::None => false,
             Pages::InUse => {
-                self.pages = Pages::Idle;
+                self.payload.pages = Pages::Idle;
                 false
             }
-            Pages::Idle if self.pool.is_pinned.load(Ordering::Relaxed) => false,
-            Pages::Idle => {
-                self.pages = Pages::None;
-                let (start, length) = (self.id as usize * self.pool.buffer_bytes, self.pool.buffer_bytes);
-                // SAFETY: the range is this slot's payload, whole pages within the mapping, and this handle is the only one
-                // to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
-                unsafe { self.pool.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) }.is_ok()
-            }
+            Pages::Idle => self.give_back(),
         }
+    }
+
+    /// Whether the payload may have memory.
+    #[cfg(test)]
+    pub fn has_pages(&self) -> bool {
+        self.payload.pages != Pages::None
     }
 
     /// The encoded chunk header.
@@ -224,6 +276,35 @@ mod tests {
         assert!(buffers[6].payload().iter().all(|byte| *byte == 0));
         buffers[6].payload_mut().fill(9);
         assert!(buffers[6].payload().iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    fn memory_is_exchanged_with_what_is_in_it() {
+        let new = || Pool::new(2, NonZeroUsize::new(BYTES).expect("some")).expect("a pool");
+        let ((one_pool, mut one), (other_pool, mut other)) = (new(), new());
+        one[0].payload_mut().fill(1);
+        *one[0].header_mut() = [3; CHUNK_HEADER_BYTES];
+        assert!(one[0].exchange(&mut other[1]));
+        assert_eq!((one[0].payload()[0], other[1].payload()[BYTES - 1]), (0, 1));
+        assert_eq!((one[0].header()[0], other[1].header()[0]), (3, 0), "the header stays");
+        one[0].payload_mut().fill(2);
+        assert_eq!(other[1].payload()[0], 1);
+        assert!(resident(&one_pool) >= BYTES && resident(&other_pool) >= BYTES);
+        // Its memory goes with who has it.
+        drop(other);
+        assert_eq!(one[0].payload()[BYTES - 1], 2);
+        assert!(resident(&one_pool) < BYTES, "but the header's page");
+        drop((one, one_pool));
+        assert!(resident(&other_pool) < BYTES);
+    }
+
+    #[test]
+    fn memory_that_a_device_has_or_of_another_length_is_not_exchanged() {
+        let new = |bytes| Pool::new(1, NonZeroUsize::new(bytes).expect("some")).expect("a pool");
+        let ((pool, mut one), (_, mut like), (_, mut longer)) = (new(BYTES), new(BYTES), new(2 * BYTES));
+        assert!(!one[0].exchange(&mut longer[0]) && !longer[0].exchange(&mut one[0]));
+        pool.pin();
+        assert!(!one[0].exchange(&mut like[0]) && !like[0].exchange(&mut one[0]));
     }
 
     #[test]

@@ -13,11 +13,14 @@
 //! * Who puts in or takes out waits no longer than its session lives.
 
 use std::collections::VecDeque;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rd_proto::broadcast::{BroadcastError, Mark, Marks, PAGE_BYTES, encode_mark};
+
+use super::{Buffer, Pool};
 
 /// Bytes of one segment at most: a chunk's.
 pub const SEGMENT_BYTES: usize = 1 << 20;
@@ -50,31 +53,57 @@ const MARK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 struct Segment {
     start: u64,
-    /// What it takes of the spool, in bytes.
-    room: usize,
-    /// Where its bytes begin in the memory: at a page, so that they can be written from where they are.
-    skip: usize,
-    bytes: Vec<u8>,
+    memory: Memory,
 }
 
-impl Segment {
-    fn new(mut memory: Vec<u8>, start: u64, bytes: &[u8]) -> Self {
-        let room = room_for(bytes.len());
-        memory.clear();
-        memory.reserve_exact(room + PAGE_BYTES as usize);
+/// What a segment is in. Bytes begin at a page, so that they can be written from where they are.
+#[derive(Debug)]
+enum Memory {
+    /// A segment of full length, in a buffer of as many bytes.
+    Whole(Buffer),
+    /// Any other: behind so many bytes that are not used.
+    Part { bytes: Vec<u8>, skip: usize },
+}
+
+impl Memory {
+    fn copy_of(bytes: &[u8], spare: Option<Buffer>) -> Self {
+        if let Some(mut buffer) = spare {
+            buffer.payload_mut().copy_from_slice(bytes);
+            return Self::Whole(buffer);
+        }
+        let mut memory: Vec<u8> = Vec::with_capacity(room_for(bytes.len()) + PAGE_BYTES as usize);
         let skip = memory.as_ptr().align_offset(PAGE_BYTES as usize);
         memory.resize(skip, 0);
         memory.extend_from_slice(bytes);
-        Self { start, room, skip, bytes: memory }
+        Self::Part { bytes: memory, skip }
     }
 
     fn data(&self) -> &[u8] {
-        &self.bytes[self.skip..]
+        match self {
+            Self::Whole(buffer) => buffer.payload(),
+            Self::Part { bytes, skip } => &bytes[*skip..],
+        }
+    }
+}
+
+impl Segment {
+    fn data(&self) -> &[u8] {
+        self.memory.data()
     }
 
     fn end(&self) -> u64 {
         self.start + self.data().len() as u64
     }
+
+    /// What it takes of the spool, in bytes.
+    fn room(&self) -> usize {
+        room_for(self.data().len())
+    }
+}
+
+fn emptied(mut buffer: Buffer) -> Buffer {
+    buffer.give_back();
+    buffer
 }
 
 /// The memory for so many bytes.
@@ -142,8 +171,9 @@ struct State {
     segments: VecDeque<Arc<Segment>>,
     /// What they take, in bytes.
     used_bytes: usize,
-    /// Memory of segments of full length that were let go.
-    memory: Vec<Vec<u8>>,
+    /// Buffers for segments of full length: with memory, of segments that were let go, and without any.
+    spare: Vec<Buffer>,
+    blank: Vec<Buffer>,
     /// The session that puts in, and the one that takes out.
     input: u64,
     output: u64,
@@ -213,11 +243,11 @@ pub enum Taken {
     Gone,
 }
 
-/// What is given to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Filled {
-    /// So many bytes, at least one.
-    Bytes(usize),
+/// What is to be sent next.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// Some of the stream.
+    Chunk(Chunk),
     /// The stream has ended.
     Ended,
     /// What the host behind asked for is not kept.
@@ -233,11 +263,17 @@ impl Spool {
     pub fn new(bytes: u64, has_tree: bool, has_next: bool) -> Arc<Self> {
         let mut places = Places { tree: has_tree.then_some(0), ..Places::default() };
         places.set_next(has_next);
+        let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX).max(SEGMENTS_MIN * SEGMENT_BYTES);
+        let count = u32::try_from(bytes_max / SEGMENT_BYTES).unwrap_or(u32::MAX);
+        // Where there is no such mapping, each segment has memory of its own.
+        let pool = Pool::new(count, const { NonZeroUsize::new(SEGMENT_BYTES).expect("not 0") });
+        let blank = pool.map_or_else(|_| Vec::new(), |(_, buffers)| buffers);
         let state = State {
             places,
             segments: VecDeque::new(),
             used_bytes: 0,
-            memory: Vec::new(),
+            spare: Vec::new(),
+            blank,
             input: 0,
             output: 0,
             marks: Marks::default(),
@@ -256,7 +292,7 @@ impl Spool {
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX).max(SEGMENTS_MIN * SEGMENT_BYTES),
+            bytes_max,
             has_room: Condvar::new(),
             has_more_for_tree: Condvar::new(),
             has_more_for_next: Condvar::new(),
@@ -371,10 +407,8 @@ impl Spool {
         while state.segments.front().is_some_and(|segment| segment.end() <= floor) {
             match Arc::try_unwrap(state.segments.pop_front().expect("just seen")) {
                 Ok(segment) => {
-                    state.used_bytes -= segment.room;
-                    if segment.room == SEGMENT_BYTES && self.has_memory_for(state, SEGMENT_BYTES) {
-                        state.memory.push(segment.bytes);
-                    }
+                    state.used_bytes -= segment.room();
+                    self.reclaim(state, segment.memory);
                 }
                 // The threads of a tree write it: memory is not free before that. They are not waited for once that
                 // tree is left behind.
@@ -382,7 +416,7 @@ impl Spool {
                     state.segments.push_front(held);
                     break;
                 }
-                Err(held) => state.used_bytes -= held.room,
+                Err(held) => state.used_bytes -= held.room(),
             }
         }
         state.places.start = state.segments.front().map_or(state.places.end, |segment| segment.start);
@@ -408,14 +442,30 @@ impl Spool {
 
     /// Whether so much more memory can be had, beside that of segments and what was theirs.
     fn has_memory_for(&self, state: &State, bytes: usize) -> bool {
-        state.used_bytes + state.memory.len() * SEGMENT_BYTES + bytes <= self.bytes_max
+        state.used_bytes + state.spare.len() * SEGMENT_BYTES + bytes <= self.bytes_max
     }
 
-    /// Memory for a segment, within the bounds.
-    fn memory_for(&self, state: &mut State, room: usize) -> Vec<u8> {
-        let reused = if room == SEGMENT_BYTES { state.memory.pop() } else { None };
-        while !self.has_memory_for(state, room) && state.memory.pop().is_some() {}
-        reused.unwrap_or_default()
+    /// A buffer for a segment of full length; for a shorter one, its memory is within the bounds then.
+    fn buffer_for(&self, state: &mut State, bytes: usize) -> Option<Buffer> {
+        if bytes == SEGMENT_BYTES {
+            return state.spare.pop().or_else(|| state.blank.pop());
+        }
+        while !self.has_memory_for(state, room_for(bytes))
+            && let Some(buffer) = state.spare.pop()
+        {
+            state.blank.push(emptied(buffer));
+        }
+        None
+    }
+
+    /// Keeps a buffer for another segment.
+    fn reclaim(&self, state: &mut State, memory: Memory) {
+        let Memory::Whole(buffer) = memory else { return };
+        if self.has_memory_for(state, SEGMENT_BYTES) {
+            state.spare.push(buffer);
+        } else {
+            state.blank.push(emptied(buffer));
+        }
     }
 
     /// Wakes those who wait for more.
@@ -475,24 +525,45 @@ impl SpoolInput {
     ///
     /// [`Gone`]. Some of it may have been put in.
     pub fn append(&self, bytes: &[u8], over: &AtomicBool) -> Result<(), Gone> {
-        let spool = &*self.spool;
-        for piece in bytes.chunks(SEGMENT_BYTES) {
-            let room = room_for(piece.len());
-            let mut state = self.wait_for_room(room, over)?;
-            let (memory, start) = (spool.memory_for(&mut state, room), state.places.end);
-            drop(state);
-            let segment = Segment::new(memory, start, piece);
-            state = spool.state();
-            // Only one whose turn it is moves the end.
-            if state.input != self.turn {
-                return Err(Gone);
-            }
-            state.places.end = segment.end();
-            state.used_bytes += room;
-            state.segments.push_back(Arc::new(segment));
-            spool.let_go(&mut state);
-            spool.tell_of_more(&mut state);
+        bytes
+            .chunks(SEGMENT_BYTES)
+            .try_for_each(|piece| self.put(piece.len(), |spare| Memory::copy_of(piece, spare), over))
+    }
+
+    /// As [`SpoolInput::append`], of the first `length` bytes in a buffer, which may have another content then: where that can be, they
+    /// are not copied, and the buffer gets other memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`SpoolInput::append`].
+    pub fn append_from(&self, buffer: &mut Buffer, length: usize, over: &AtomicBool) -> Result<(), Gone> {
+        if length != SEGMENT_BYTES {
+            return self.append(&buffer.payload()[..length], over);
         }
+        let take = |mut spare: Option<Buffer>| match spare.take_if(|spare| buffer.exchange(spare)) {
+            Some(taken) => Memory::Whole(taken),
+            None => Memory::copy_of(&buffer.payload()[..length], spare),
+        };
+        self.put(length, take, over)
+    }
+
+    fn put(&self, bytes: usize, fill: impl FnOnce(Option<Buffer>) -> Memory, over: &AtomicBool) -> Result<(), Gone> {
+        let (spool, room) = (&*self.spool, room_for(bytes));
+        let mut state = self.wait_for_room(room, over)?;
+        let (spare, start) = (spool.buffer_for(&mut state, bytes), state.places.end);
+        drop(state);
+        let segment = Segment { start, memory: fill(spare) };
+        state = spool.state();
+        // Only one whose turn it is moves the end.
+        if state.input != self.turn {
+            spool.reclaim(&mut state, segment.memory);
+            return Err(Gone);
+        }
+        state.places.end = segment.end();
+        state.used_bytes += room;
+        state.segments.push_back(Arc::new(segment));
+        spool.let_go(&mut state);
+        spool.tell_of_more(&mut state);
         Ok(())
     }
 
@@ -566,6 +637,41 @@ impl SpoolInput {
     }
 }
 
+/// Some of the stream that is to be sent: at least one byte.
+#[derive(Debug)]
+pub struct Chunk {
+    segments: Vec<Arc<Segment>>,
+    at: u64,
+    end: u64,
+}
+
+impl Chunk {
+    /// Bytes of it.
+    pub fn length(&self) -> usize {
+        (self.end - self.at) as usize
+    }
+
+    /// The bytes, where they lie in one piece.
+    pub fn whole(&self) -> Option<&[u8]> {
+        self.pieces().next().filter(|piece| piece.len() == self.length())
+    }
+
+    /// Copies it to the beginning of `target`.
+    pub fn copy_to(&self, target: &mut [u8]) {
+        let mut rest = target;
+        for piece in self.pieces() {
+            rest.split_off_mut(..piece.len()).expect("room for all of it").copy_from_slice(piece);
+        }
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.segments.iter().map(|segment| {
+            let (from, to) = (self.at.max(segment.start), self.end.min(segment.end()));
+            &segment.data()[(from - segment.start) as usize..(to - segment.start) as usize]
+        })
+    }
+}
+
 /// Where the stream is taken out for the host behind.
 pub struct SpoolOutput {
     spool: Arc<Spool>,
@@ -575,51 +681,61 @@ pub struct SpoolOutput {
 }
 
 impl SpoolOutput {
-    /// Copies the next of the stream; waits for it until this session is `over`. The first call waits for the host behind
-    /// to say from where on.
-    pub fn fill(&self, target: &mut [u8], over: &AtomicBool) -> Filled {
+    /// The next of the stream, so many bytes at most; waits for it until this session is `over`. The first call waits for the host
+    /// behind to say from where on. It is the same again until [`SpoolOutput::pass`].
+    pub fn next(&self, bytes_max: usize, over: &AtomicBool) -> Outgoing {
         let spool = &*self.spool;
         let asked = Instant::now();
         let mut state = spool.state();
         let at = loop {
             state.next_waits = false;
             if state.output != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
-                return Filled::Gone;
+                return Outgoing::Gone;
             }
             let reader = state.places.next.and_then(|next| next.reader);
             match reader {
-                _ if state.is_refused => return Filled::NotKept,
+                _ if state.is_refused => return Outgoing::NotKept,
                 Some(at) if at < state.places.end => break at,
-                Some(_) if state.places.has_ended => return Filled::Ended,
-                None if asked.elapsed() >= MARK_MAX => return Filled::Silent,
+                Some(_) if state.places.has_ended => return Outgoing::Ended,
+                None if asked.elapsed() >= MARK_MAX => return Outgoing::Silent,
                 _ => {}
             }
             state.next_waits = reader.is_some();
             state = spool.has_more_for_next.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
         };
-        let mut end = state.places.end.min(at + target.len() as u64);
+        let mut end = state.places.end.min(at + bytes_max as u64);
+        let first = state.find(at);
+        let segment_end = state.segments[first].end();
+        if segment_end < end && segment_end - at >= bytes_max as u64 / 2 {
+            // What lies in one piece can be sealed from there.
+            end = segment_end;
+        }
         if end < state.places.end && end / PAGE_BYTES > at / PAGE_BYTES {
             // Where pages begin for this host, they begin for the next.
             end = end / PAGE_BYTES * PAGE_BYTES;
         }
-        let first = state.find(at);
-        let segments: Vec<Arc<Segment>> =
-            state.segments.range(first..).take_while(|segment| segment.start < end).cloned().collect();
-        drop(state);
-        for segment in segments {
-            let (from, to) = (at.max(segment.start), end.min(segment.end()));
-            let data = &segment.data()[(from - segment.start) as usize..(to - segment.start) as usize];
-            target[(from - at) as usize..(to - at) as usize].copy_from_slice(data);
-        }
+        let segments = state.segments.range(first..).take_while(|segment| segment.start < end).cloned().collect();
+        Outgoing::Chunk(Chunk { segments, at, end })
+    }
+
+    /// A chunk has been copied: what follows it is next.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`].
+    pub fn pass(&self, chunk: Chunk) -> Result<(), Gone> {
+        let end = chunk.end;
+        drop(chunk);
+        let spool = &*self.spool;
         let mut state = spool.state();
         if state.output != self.turn {
-            return Filled::Gone;
+            return Err(Gone);
         }
         if let Some(next) = &mut state.places.next {
             next.reader = Some(end);
         }
         spool.let_go(&mut state);
-        Filled::Bytes((end - at) as usize)
+        Ok(())
     }
 
     /// Takes an answer of the host behind, as the peer sent it.

@@ -132,11 +132,33 @@ impl PayloadKeys {
     /// If `payload` is not `header.wire_bytes` long, or the header is not `sealed` where [`Accept::SealedOnly`] is agreed:
     /// both are our bugs, and the second would send in clear what was to be encrypted.
     pub fn seal(&self, header: &mut ChunkHeader, payload: &mut [u8]) {
+        self.protect(header, payload, None);
+    }
+
+    /// As [`PayloadKeys::seal`], of bytes that lie elsewhere and stay as they are; `payload` has as many.
+    ///
+    /// # Panics
+    ///
+    /// As [`PayloadKeys::seal`], and if the lengths differ.
+    pub fn seal_from(&self, header: &mut ChunkHeader, plain: &[u8], payload: &mut [u8]) {
+        if header.sealed {
+            self.protect(header, payload, Some(plain));
+        } else {
+            payload.copy_from_slice(plain);
+            self.protect(header, payload, None);
+        }
+    }
+
+    fn protect(&self, header: &mut ChunkHeader, payload: &mut [u8], plain: Option<&[u8]>) {
         assert_eq!(header.wire_bytes as usize, payload.len(), "the header states the payload's length");
         assert!(header.sealed || self.accept == Accept::Checksummed, "this transfer is encrypted");
         let covered = covered(header);
         header.tag = if header.sealed {
-            self.cipher(header.sequence).seal(&nonce(header.sequence), &covered, payload)
+            let (cipher, nonce) = (self.cipher(header.sequence), nonce(header.sequence));
+            match plain {
+                Some(plain) => cipher.seal_from(&nonce, &covered, plain, payload),
+                None => cipher.seal(&nonce, &covered, payload),
+            }
         } else {
             self.checksum.of(&covered, payload)
         };

@@ -196,7 +196,7 @@ impl Shared {
         let local_key = registered.local_key();
         let (start, bytes) = registered.pool.mapping();
         let pool = start.as_ptr() as u64..start.as_ptr() as u64 + bytes as u64;
-        assert!(pool.contains(&header_at), "a buffer of the pool that is registered");
+        assert!(pool.contains(&header_at) && pool.contains(&payload_at), "a buffer of the pool that is registered");
         let segments = [
             Segment { address: payload_at, length: payload_bytes, local_key },
             Segment { address: header_at, length: CHUNK_HEADER_BYTES as u32, local_key },

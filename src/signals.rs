@@ -1,6 +1,6 @@
 //! Signals to this process, as events.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
@@ -9,6 +9,17 @@ use signal_hook::iterator::{Handle, Signals};
 /// A signal that comes again so soon is the same: timeout(1) sends its own to the command and to the group that it is in.
 /// Who asks twice takes longer.
 const SAME_WITHIN: Duration = Duration::from_millis(200);
+
+/// Who asks so many times does not wait for an orderly end.
+const ASKED_MAX: u32 = 3;
+
+/// When the first signal came that asks this process to end.
+static ASKED: OnceLock<Instant> = OnceLock::new();
+
+/// How long ago that was, if one has come.
+pub(crate) fn since_end() -> Option<Duration> {
+    ASKED.get().map(Instant::elapsed)
+}
 
 /// Signals are given on as long as this is kept; then they come to nothing.
 #[must_use]
@@ -41,10 +52,21 @@ pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + '
     let mut signals = Signals::new(handled.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))?;
     let forwarding = Forwarding(signals.handle());
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
-        let mut last = None;
+        let (mut last, mut asked) = (None, 0);
         for signal in signals.forever() {
             // The write to a file that has grown too long for a limit of ours fails, and says so.
-            if signal != SIGXFSZ && is_new(&mut last, signal, Instant::now()) && !handle(signal) {
+            if signal == SIGXFSZ || !is_new(&mut last, signal, Instant::now()) {
+                continue;
+            }
+            if signal != SIGTSTP {
+                ASKED.get_or_init(Instant::now);
+                asked += 1;
+            }
+            if asked >= ASKED_MAX && !is_launched {
+                // What was to hear of it stands still.
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            }
+            if !handle(signal) {
                 return;
             }
         }

@@ -209,7 +209,7 @@ fn hosts_are_added_while_it_runs() {
     let lab = Lab::new();
     lab.tree("src", 24 << 20);
     lab.script("rsh", "case $1 in h7) echo 'h7: no route to host' >&2; exit 255 ;; esac\nexec sh -c \"exec $2\"");
-    let mut arguments = vec!["-r".into(), "--bwlimit=10M".into(), lab.join("src").into_os_string()];
+    let mut arguments = vec!["-rv".into(), "--bwlimit=10M".into(), lab.join("src").into_os_string()];
     arguments.extend(lab.to(2));
     let mut process = lab.start_many(&arguments);
     let job = job_of(&process);
@@ -257,7 +257,7 @@ impl Lab {
 fn a_host_that_failed_is_added_again() {
     let lab = Lab::new();
     lab.tree("src", 48 << 20);
-    let mut arguments = vec!["-r".into(), "--bwlimit=8M".into(), lab.join("src").into_os_string()];
+    let mut arguments = vec!["-rv".into(), "--bwlimit=8M".into(), lab.join("src").into_os_string()];
     arguments.extend(lab.to(3));
     // It cannot be copied there: the agent answers that, and stays.
     fs::write(lab.join("h4"), "in the way").expect("a file");
@@ -307,7 +307,7 @@ fn a_host_that_is_added_hears_what_the_source_could_not_read() {
     // Nobody may read it, not even root.
     let unreadable = OsString::from("/proc/sys/vm/compact_memory");
     let arguments = [
-        "-r".into(),
+        "-rv".into(),
         "--bwlimit=10M".into(),
         unreadable,
         lab.join("src").into_os_string(),
@@ -380,4 +380,42 @@ fn one_place_is_written_to_once() {
     let said = ["h2 is the same machine as h1", "h1 is the same machine as h2"];
     assert!(said.iter().any(|said| ended.stderr.contains(said)), "{}", ended.stderr);
     ["both/copy", "both/other"].iter().for_each(|copy| lab.is_equal("src", copy));
+}
+
+/// What has arrived is said, and used with `--sync`.
+#[test]
+fn an_interrupted_copy_says_how_it_goes_on() {
+    let lab = Lab::new();
+    lab.tree("src", 48 << 20);
+    let mut arguments = vec!["-r".into(), "--bwlimit=8M".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(2));
+    let mut process = lab.start_many(&arguments);
+    let has_some = |host: usize| {
+        let names = fs::read_dir(lab.join(&format!("h{host}"))).expect("a directory");
+        names.flatten().any(|name| bytes_below(&name.path()) > 8 << 20)
+    };
+    let until = Instant::now() + PATIENCE;
+    while !(has_some(1) && has_some(2)) {
+        assert!(Instant::now() < until, "nothing comes: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    process.signal(Signal::INT);
+    let ended = process.wait();
+    let parts =
+        ["interrupted; 0 of 2 hosts have it all; ", " kept on the others together, run again with --sync to resume"];
+    ended.expect(130).one_line("rdcp", &parts);
+    arguments.splice(..3, ["-rv".into(), "--sync".into(), lab.join("src/").into_os_string()]);
+    let ended = lab.start_many(&arguments).wait();
+    ended.expect(0);
+    assert!(ended.stderr.contains("adds a host"), "{}", ended.stderr);
+    for host in [1, 2] {
+        lab.is_equal("src", &format!("h{host}/copy"));
+        let names = fs::read_dir(lab.join(&format!("h{host}"))).expect("a directory").count();
+        assert_eq!(names, 1, "what was kept has become the copy");
+    }
+}
+
+fn bytes_below(path: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(path) else { return fs::metadata(path).map_or(0, |file| file.len()) };
+    entries.flatten().map(|entry| bytes_below(&entry.path())).sum()
 }

@@ -204,6 +204,49 @@ fn a_signal_ends_all_of_it() {
     }
 }
 
+/// Standard error that nobody reads is waited for, but not by a signal.
+#[test]
+fn a_signal_does_not_wait_for_standard_error() {
+    let lab = Lab::new();
+    let mut one = lab.command(rdpipe(), "rsh", AGENT);
+    one.arg("h:exec cat /dev/zero >&2");
+    let mut many = lab.command(rdpipe(), "rsh", AGENT);
+    many.args(["exec cat /dev/zero", "h[1-2]:exec cat"]);
+    for mut command in [lab.rdsh_by("rsh", &["h", "exec cat /dev/zero >&2"]), one, many] {
+        let (_unread, stderr) = std::io::pipe().expect("a pipe");
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().expect("it starts");
+        // Until the pipe is full, and what comes behind is waiting for it.
+        std::thread::sleep(Duration::from_secs(2));
+        let begin = Instant::now();
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+        let ended = loop {
+            match child.try_wait().expect("ours") {
+                Some(ended) => break ended.code(),
+                None if begin.elapsed() > GONE => {
+                    let _ = child.kill();
+                    break None;
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let _ = child.wait();
+        assert_eq!(ended, Some(143), "{command:?} after {:?}", begin.elapsed());
+        none_marked(lab.0.path(), GONE);
+    }
+}
+
+/// A key may be bound to another command, as `command="…"` in authorized_keys does.
+#[test]
+fn what_writes_much_and_is_no_agent_is_left_to_ssh() {
+    let lab = Lab::new();
+    lab.script("bound", "case $2 in *rdma-pipe-agent*) exec head -c 100000000 /dev/zero;; esac; shift; echo \"$*\"");
+    let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("bound", &["h", "echo", "mine"])), b"");
+    assert_eq!((ended.code, text(&got)), (0, "echo mine\n".to_owned()), "{}", ended.stderr);
+    let mut copy = lab.command(rdcp(), "bound", AGENT);
+    copy.arg("h:/etc/hostname").arg(lab.join("copy"));
+    Process::spawn(copy.stdin(Stdio::null())).wait().expect(3).one_line("rdcp", &["h is no rdma-pipe agent"]);
+}
+
 #[test]
 fn a_lost_line_is_255() {
     let lab = Lab::new();

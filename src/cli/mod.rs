@@ -26,6 +26,7 @@ pub mod recv;
 pub mod report;
 pub mod send;
 mod settings;
+mod standard_error;
 mod watch;
 mod words;
 mod wrong;
@@ -137,9 +138,7 @@ fn helper() -> Option<ExitCode> {
 
 /// Writes one line to standard error, in one piece: other processes may be writing there too.
 pub(crate) fn say(line: &str) {
-    use std::io::Write;
-    // Where standard error is closed nobody is listening.
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    standard_error::write(format!("{line}\n").as_bytes());
 }
 
 /// Writes one line of an error to standard error. `name`: the command's.

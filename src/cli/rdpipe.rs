@@ -22,6 +22,7 @@ use crate::fs::standard;
 use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, branches, lay_out};
 use crate::job::pipeline::{Branching, Pipeline, Plan, Ran, planned, report};
+use crate::job::targets::expand;
 use crate::options::{TransferOptions, parse_bytes};
 
 /// The shell where the user names none.
@@ -118,7 +119,8 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 impl Arguments for PipeArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
         let stages = given.get_many::<OsString>("stages").unwrap_or_default();
-        stages.filter_map(|stage| Spec::parse(stage).ok()).map(|spec| spec.host).collect()
+        let hosts = stages.filter_map(|stage| Spec::parse(stage).ok()).map(|spec| spec.host);
+        hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
     }
 }
 

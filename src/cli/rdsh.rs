@@ -87,8 +87,18 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 impl Arguments for ShellArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
-        given.get_one::<OsString>("host").cloned().into_iter().collect()
+        given.get_one::<OsString>("host").map(|host| without_uri(host)).into_iter().collect()
     }
+}
+
+/// The host, with its user, of `ssh://user@host:port` as ssh(1) has it; anything else as it is.
+fn without_uri(host: &OsStr) -> OsString {
+    let uri = host.as_bytes().strip_prefix(b"ssh://").map(|rest| rest.strip_suffix(b"/").unwrap_or(rest));
+    let Some(authority) = uri else { return host.to_owned() };
+    let at = authority.iter().rposition(|byte| *byte == b':');
+    let is_port = |rest: &[u8]| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit);
+    let named = at.filter(|&at| is_port(&authority[at + 1..])).map_or(authority, |at| &authority[..at]);
+    OsStr::from_bytes(named).to_owned()
 }
 
 /// To its caller, a failure of ours is one of ssh's.
@@ -182,9 +192,7 @@ struct Console {
 
 impl shell::Observer for Console {
     fn pass_on(&mut self, bytes: &[u8]) {
-        use std::io::Write;
-        // Where standard error is closed nobody is listening.
-        let _ = std::io::stderr().write_all(bytes);
+        super::standard_error::write(bytes);
     }
 
     fn remark(&mut self, line: &str) {

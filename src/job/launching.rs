@@ -529,6 +529,11 @@ fn begin(
                 skip_to_magic(&mut stdout)
             }
         };
+        if let Err(ChannelError::NoMagic) = begun {
+            let line =
+                format!("what answers on {label} is no rdma-pipe agent: it writes something else, and much of it");
+            return give_up(NotBegun::Failed(Failure::new(Exit::Connect, line)));
+        }
         let mut received = begun.and_then(|()| receive(&mut stdout));
         if let Ok(Message::Hello(hello)) = &received
             && let Some(failure) = other_version(hello, &label)

@@ -527,6 +527,8 @@ impl<'a> Pipeline<'a> {
             return standard;
         }
         failures.extend(self.judge_branches());
+        // What the stream is read from has failed as a stage and as the source of all branches.
+        failures.dedup_by(|one, before| one.message.is_some() && one.message == before.message);
         let Some(last) = failures.pop() else {
             // No command need have noticed.
             let unread = self.hops().any(|hop| hop.stages[1].is_none() && hop.was_closed());

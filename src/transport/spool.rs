@@ -21,13 +21,10 @@ use std::time::{Duration, Instant};
 use rd_proto::broadcast::{BroadcastError, Mark, Marks, PAGE_BYTES, encode_mark};
 
 use super::{Buffer, Pool};
+pub use segment::{Chunk, SEGMENT_BYTES};
+use segment::{Memory, Segment, room_for};
 
-/// Bytes of one segment at most: a chunk's.
-pub const SEGMENT_BYTES: usize = 1 << 20;
-
-/// The memory that a segment gets is a multiple of this. Chunks are short on a slow line: if they took much more than they hold, a
-/// spool would be full with much less than its bytes, and who is only waiting for another would be taken for slow.
-const ROOM_STEP: usize = 16 << 10;
+mod segment;
 
 /// Segments of full length in the smallest spool.
 const SEGMENTS_MIN: usize = 4;
@@ -49,66 +46,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const MARK_SHARE: u64 = 8;
 const MARK_EVERY: Duration = Duration::from_millis(50);
 
-/// Some of the stream, which never changes.
-#[derive(Debug)]
-struct Segment {
-    start: u64,
-    memory: Memory,
-}
-
-/// What a segment is in. Bytes begin at a page, so that they can be written from where they are.
-#[derive(Debug)]
-enum Memory {
-    /// A segment of full length, in a buffer of as many bytes.
-    Whole(Buffer),
-    /// Any other: behind so many bytes that are not used.
-    Part { bytes: Vec<u8>, skip: usize },
-}
-
-impl Memory {
-    fn copy_of(bytes: &[u8], spare: Option<Buffer>) -> Self {
-        if let Some(mut buffer) = spare {
-            buffer.payload_mut().copy_from_slice(bytes);
-            return Self::Whole(buffer);
-        }
-        let mut memory: Vec<u8> = Vec::with_capacity(room_for(bytes.len()) + PAGE_BYTES as usize);
-        let skip = memory.as_ptr().align_offset(PAGE_BYTES as usize);
-        memory.resize(skip, 0);
-        memory.extend_from_slice(bytes);
-        Self::Part { bytes: memory, skip }
-    }
-
-    fn data(&self) -> &[u8] {
-        match self {
-            Self::Whole(buffer) => buffer.payload(),
-            Self::Part { bytes, skip } => &bytes[*skip..],
-        }
-    }
-}
-
-impl Segment {
-    fn data(&self) -> &[u8] {
-        self.memory.data()
-    }
-
-    fn end(&self) -> u64 {
-        self.start + self.data().len() as u64
-    }
-
-    /// What it takes of the spool, in bytes.
-    fn room(&self) -> usize {
-        room_for(self.data().len())
-    }
-}
-
 fn emptied(mut buffer: Buffer) -> Buffer {
     buffer.give_back();
     buffer
-}
-
-/// The memory for so many bytes.
-fn room_for(bytes: usize) -> usize {
-    bytes.next_multiple_of(ROOM_STEP)
 }
 
 /// The host behind.
@@ -634,41 +574,6 @@ impl SpoolInput {
                 spool.cut_off(&mut state, true);
             }
         }
-    }
-}
-
-/// Some of the stream that is to be sent: at least one byte.
-#[derive(Debug)]
-pub struct Chunk {
-    segments: Vec<Arc<Segment>>,
-    at: u64,
-    end: u64,
-}
-
-impl Chunk {
-    /// Bytes of it.
-    pub fn length(&self) -> usize {
-        (self.end - self.at) as usize
-    }
-
-    /// The bytes, where they lie in one piece.
-    pub fn whole(&self) -> Option<&[u8]> {
-        self.pieces().next().filter(|piece| piece.len() == self.length())
-    }
-
-    /// Copies it to the beginning of `target`.
-    pub fn copy_to(&self, target: &mut [u8]) {
-        let mut rest = target;
-        for piece in self.pieces() {
-            rest.split_off_mut(..piece.len()).expect("room for all of it").copy_from_slice(piece);
-        }
-    }
-
-    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        self.segments.iter().map(|segment| {
-            let (from, to) = (self.at.max(segment.start), self.end.min(segment.end()));
-            &segment.data()[(from - segment.start) as usize..(to - segment.start) as usize]
-        })
     }
 }
 

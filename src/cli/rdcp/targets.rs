@@ -202,6 +202,7 @@ const REFUSED: &[Refusal] = &[
     (|it| it.files_from.is_some(), "--files-from copies to one host at a time: name one, or leave it out"),
     (|it| it.dry_run && it.tree.sync, "-n compares with one host at a time: name one, or leave --sync out"),
     (|it| it.tree.itemize_changes, "--itemize-changes tells of one host at a time: name one"),
+    (|it| it.stats, "--stats counts what one copy came to: name one host; -v and --json tell of all"),
     (|it| it.tree.remove_source_files, "--remove-source-files waits for one host's answer: name one"),
     (|it| it.tree.in_place, "--in-place writes at one host at a time: name one, or leave it out"),
     (|it| it.tree.append_verify, "--append-verify goes on with files of one host: name one"),
@@ -322,6 +323,7 @@ mod tests {
         let sources = [Spec::Here("a".into())];
         for words in [
             &["--itemize-changes"][..],
+            &["--stats"],
             &["--sync", "--snapshot", "s"],
             &["--sync", "--watch"],
             &["--sync", "--files-from", "f"],

@@ -1,6 +1,5 @@
 //! What a person sees of a pipeline: standard error of its stages, progress, and at the end who held it up.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -148,8 +147,7 @@ impl pipeline::Observer for HopsConsole<'_> {
     }
 
     fn pass_on(&mut self, bytes: &[u8]) {
-        // Where our own standard error is closed nobody is listening.
-        self.beside_bars(|| drop(std::io::stderr().write_all(bytes)));
+        self.beside_bars(|| crate::cli::standard_error::write(bytes));
     }
 
     fn progress(&mut self, hops: &[Hop]) {

@@ -7,6 +7,7 @@ use super::*;
 use crate::cli::Arguments;
 use crate::cli::rdcp::CopyArguments;
 use crate::cli::rdpipe::PipeArguments;
+use crate::cli::rdsh::ShellArguments;
 use crate::cli::send::SendArguments;
 
 /// A user's file and the system's.
@@ -78,6 +79,12 @@ fn sections_are_for_the_hosts_that_are_named() {
     assert_eq!(files.words::<SendArguments>("rdsend db2 1"), "rdsend --encrypt=always --lanes=1 db2 1");
     let pipe = files.words::<PipeArguments>("rdpipe gpu7:ls");
     assert_eq!(pipe, "rdpipe --lanes=2 --encrypt=auto gpu7:ls");
+    let pipe = files.words::<PipeArguments>("rdpipe ls db[1-3]:cat");
+    assert_eq!(pipe, "rdpipe --encrypt=always --lanes=1 ls db[1-3]:cat");
+    for host in ["ssh://me@db1:22", "ssh://db1/", "me@db1"] {
+        let shell = files.words::<ShellArguments>(&format!("rdsh {host} ls"));
+        assert_eq!(shell, format!("rdsh --encrypt=always --lanes=1 {host} ls"));
+    }
 }
 
 #[test]

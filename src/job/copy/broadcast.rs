@@ -20,7 +20,7 @@ use crate::fault::{Exit, Failure};
 use crate::job::arrivals::some_failed;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
-use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
+use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
 use crate::job::{EndOf, HERE, Round, Update};
 use crate::options::{Session, TreeOptions};
 use crate::tree::Root;
@@ -400,7 +400,8 @@ impl Copy<'_> {
             Update::Failed(failure) => return Err(failure),
             Update::Signal(libc::SIGTSTP) => self.job.suspend(),
             Update::Signal(number) => {
-                self.stop_nodes(run, number as u8);
+                let kept_bytes = self.stop_nodes(run, number as u8);
+                self.tell_interrupted(run, kept_bytes);
                 return Err(Failure::silent(Exit::Signal(number as u8)));
             }
         }
@@ -509,27 +510,45 @@ impl Copy<'_> {
         run.chain.copy_over(from, to, end);
     }
 
-    /// Has all nodes end, and waits a while until they have.
-    fn stop_nodes(&mut self, run: &Run, number: u8) {
+    /// Has all nodes and copies end, and waits a while until they have. Returns the bytes that are kept at all hosts.
+    fn stop_nodes(&mut self, run: &Run, number: u8) -> u64 {
         for hop in run.links.hops().chain(run.copies.keys().copied()) {
             self.job.stop(hop, number);
         }
         for node in 0..=run.nodes.len() {
             self.tell_node(run, node, Message::Signal(number));
         }
-        let has_ended = |node: &Node| self.job.hosts[run.host(*node)].gone || run.target(*node).report.is_some();
-        let mut left = (1..=run.nodes.len()).filter(|node| !has_ended(node)).count();
-        let deadline = Instant::now() + STOP_MAX;
-        while left > 0 {
+        let is_chain = !self.plan.tree.sync;
+        let is_open = |node: &Node| !self.job.hosts[run.host(*node)].gone && run.target(*node).report.is_none();
+        let mut left = (1..=run.nodes.len()).filter(|node| is_chain && is_open(node)).count();
+        let (mut kept_bytes, deadline) = (0, Instant::now() + STOP_MAX);
+        while left > 0 || run.copies.keys().any(|&hop| self.job.is_heard(hop)) {
             match self.job.next(deadline) {
-                Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _)) if host != run.source => {
-                    left -= 1;
+                Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _))
+                    if is_chain && host != run.source =>
+                {
+                    left = left.saturating_sub(1);
                 }
-                Some(Update::Signal(again)) if again != libc::SIGTSTP => return,
+                Some(Update::Host(_, Message::Kept(kept)) | Update::End(_, _, Message::Kept(kept))) => {
+                    kept_bytes += kept.bytes;
+                }
+                Some(Update::Signal(again)) if again != libc::SIGTSTP => break,
                 Some(_) => {}
-                None => return,
+                None => break,
             }
         }
+        kept_bytes
+    }
+
+    fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
+        let all = run.targets.iter().filter(|target| !target.is_replaced);
+        let (done, all) = (all.clone().filter(|target| target.done_after.is_some()).count(), all.count());
+        let with = if self.plan.tree.sync { "" } else { " with --sync" };
+        let kept = match kept_bytes {
+            0 => String::new(),
+            bytes => format!("; {} kept on the others together, run again{with} to resume", size_words(bytes)),
+        };
+        self.say(&format!("interrupted; {done} of {all} hosts have it all{kept}"));
     }
 
     fn show_hosts(&mut self, run: &Run) {

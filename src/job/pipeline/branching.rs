@@ -90,7 +90,9 @@ impl Pipeline<'_> {
         let Some(branches) = &mut self.branches else { return };
         branches.turn(&mut self.job);
         let bytes = branches.bytes();
-        for line in branches.said() {
+        // What is ended breaks hops, which nobody needs to hear of.
+        let is_ended = self.signal.is_some() || self.fatal.is_some();
+        for line in branches.said().into_iter().filter(|_| !is_ended) {
             self.observer.remark(&line);
         }
         let has_failed = |number: usize| {

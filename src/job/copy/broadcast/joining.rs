@@ -170,7 +170,10 @@ impl Copy<'_> {
         match self.job.listen_for_joiners() {
             Ok(listener) => {
                 let name = listener.name();
-                self.say(&format!("job {name}; rdcp --join {name} HOST adds a host"));
+                // Where nobody looks it is no news: --json tells it to programs.
+                if self.plan.verbose || self.observer.is_watched() {
+                    self.say(&format!("job {name}; rdcp --join {name} HOST adds a host"));
+                }
                 self.observer.event(&Event::Job(event::Job { job: name.to_owned() }));
                 Some(listener)
             }

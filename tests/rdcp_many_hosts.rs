@@ -15,6 +15,7 @@ use rig::hosts::*;
 use rig::network::*;
 use rig::seeds::seeds;
 use rig::*;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Host 1 is the source and has the caller; these get the tree.
@@ -171,11 +172,16 @@ fn case(network: &Network, fault: Fault, host: u32, after: Duration) {
     let agent = agent_on(host).expect("an agent");
     std::thread::sleep(after);
     let (mut partition, mut stopped) = (None, None);
+    let send = |signal| match kill_process(agent, signal) {
+        // It may have been done by then.
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => panic!("the agent of h{host}: {error}"),
+    };
     match fault {
-        Fault::Killed => kill_process(agent, Signal::KILL).expect("it runs"),
+        Fault::Killed => send(Signal::KILL),
         Fault::CutOff => partition = Some(Partition::start(host, "silent")),
         Fault::Stopped => {
-            kill_process(agent, Signal::STOP).expect("it runs");
+            send(Signal::STOP);
             stopped = Some(Stopped(agent));
         }
         Fault::FullDisk => {}
@@ -184,7 +190,6 @@ fn case(network: &Network, fault: Fault, host: u32, after: Duration) {
     let ended = process.wait();
     eprintln!("ended {:.1} s later with {}: {}", since.elapsed().as_secs_f64(), ended.code, ended.stderr.trim());
     drop((partition, stopped));
-    // It may have been done by then.
     if ended.code == 0 && fault != Fault::FullDisk {
         assert_eq!(TARGETS.filter_map(|at| differs(network, at)).collect::<Vec<_>>(), [""; 0]);
         all_gone(GONE);

@@ -14,7 +14,7 @@ use crate::control::endpoints;
 use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, escaped};
-use crate::fs::{PARTIAL, io_fact, name_beside, partial, plain_fact, std_fact};
+use crate::fs::{PARTIAL, UNFINISHED, io_fact, name_beside, partial, plain_fact, std_fact};
 use crate::options::{LATEST, TreeOptions};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
@@ -167,19 +167,32 @@ fn has_entries(path: &Path) -> bool {
 
 /// # Errors
 ///
-/// Exit 1 if the generation is whole, so that later ones are linked to it: that does not change any more.
+/// Exit 1 if the generation is whole, so that later ones may be linked to it: that does not change any more. It is, if it is
+/// not marked as unfinished, or `latest` leads to it.
 fn check_generation(path: &Path) -> Result<(), Fault> {
-    let identity = |found: Metadata| (found.dev(), found.ino());
-    let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST))).map(identity);
-    let itself = std::fs::symlink_metadata(bare(path)).map(identity);
-    match latest.ok().zip(itself.ok()) {
-        Some((latest, itself)) if latest == itself => {
-            let name = escaped(bare(path).as_os_str());
-            let detail = format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME");
-            Err(Fault::plain(Exit::Usage.code(), detail))
+    let identity = |found: &Metadata| (found.dev(), found.ino());
+    let Ok(itself) = std::fs::symlink_metadata(bare(path)) else { return Ok(()) };
+    let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST)));
+    let name = escaped(bare(path).as_os_str());
+    let detail = match () {
+        () if latest.is_ok_and(|latest| identity(&latest) == identity(&itself)) => {
+            format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME")
         }
-        _ => Ok(()),
-    }
+        () if itself.is_dir() && has_entries(bare(path)) && !is_unfinished(path) => {
+            format!(
+                "{name} is there and not marked as unfinished, so it is whole and is not changed: choose another NAME, or remove it"
+            )
+        }
+        () => return Ok(()),
+    };
+    Err(Fault::plain(Exit::Usage.code(), detail))
+}
+
+/// Whether a run that makes a generation has marked it, and has not come to its end.
+fn is_unfinished(path: &Path) -> bool {
+    let beside = |name: &OsStr| above(path).join(name_beside(name.as_bytes(), UNFINISHED));
+    let marker = bare(path).file_name().map(beside);
+    marker.is_some_and(|marker| std::fs::symlink_metadata(marker).is_ok_and(|found| found.is_file()))
 }
 
 /// The directory that a path names an entry of.
@@ -318,6 +331,10 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
             (false, true) => (Errno::ISDIR, "a file does not replace it"),
             _ => continue,
+        // Of an unfinished generation, see `check_generation`: what is left in it gives way.
+        if asked.is_generation && !asked.exact {
+            continue;
+        }
         };
         let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
         return Err(Fault::unwritable(&fact));
@@ -566,11 +583,16 @@ mod tests {
         drop(made);
         assert!(scratch.0.join("new/one/file").exists());
         std::fs::create_dir(scratch.0.join("new/two")).expect("a directory");
-        assert!(placed(&["file"], "new/one", false).is_ok(), "it is not whole yet");
+        let marker = |name: &str| scratch.0.join("new").join(name_beside(name.as_bytes(), UNFINISHED));
+        let is_refused = |name: &str| placed(&["file"], &format!("new/{name}"), false) == Err((1, 0));
+        assert!(is_refused("one"), "it is whole");
+        std::fs::write(marker("one"), b"").expect("a file");
+        assert!(!is_refused("one"), "it is not whole yet");
+        assert!(!is_refused("two"), "nothing is in it");
         for target in ["one", "./one/", "../new/one"] {
             std::os::unix::fs::symlink(target, scratch.0.join("new/latest")).expect("a link");
             for (sources, exact) in [(["file"], false), (["dir/."], true)] {
-                assert_eq!(placed(&sources, "new/one", exact), Err((1, 0)));
+                assert_eq!(placed(&sources, "new/one", exact), Err((1, 0)), "a kill has kept the marker");
                 assert!(placed(&sources, "new/two", exact).is_ok());
             }
             std::fs::remove_file(scratch.0.join("new/latest")).expect("it");

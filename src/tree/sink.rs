@@ -624,7 +624,7 @@ impl TreeSink {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                             batch.list(number);
                         }
-                        let was_left = directory.make_way(&entry);
+                        let was_left = directory.make_way(&entry) || self.was_left(&directory, &entry);
                         // What comes before a hard link may be what it links to.
                         let is_last = matches!(entry, Record::HardLink { .. })
                             || self.is_for_threads(&entry)

@@ -360,10 +360,15 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
             let line = format!("{option} {}: name a file of this host", escaped(file));
             return Err(Failure::new(Exit::Usage, line));
         };
-        if targets.iter().any(|other| other.path.as_os_str() == path) {
+        let target = Target::new(path.into(), form);
+        if targets.iter().any(|other| other.is_same(&target)) {
             return Err(Failure::new(Exit::Usage, "--manifest and --manifest-b3sum are two files"));
         }
-        targets.push(Target { path: path.into(), form });
+        target.check().map_err(|fact| {
+            let reason = String::from_utf8_lossy(&fact.detail);
+            Failure::new(Exit::Usage, format!("cannot write the manifest {}: {reason}", escaped(file)))
+        })?;
+        targets.push(target);
     }
     Ok(targets)
 }

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -316,6 +317,9 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
     let usage = |detail: String| Fault::plain(Exit::Usage.code(), detail);
     for source in &asked.sources {
         let target = target(placed, source);
+        if let Some(listed) = listed_around(Path::new(OsStr::from_bytes(&source.path)), &asked.listed, &target) {
+            return Err(usage(listed));
+        }
         if asked.same_kernel && source.kind == Kind::Directory && lies_within(&target, source) {
             let path = escaped(OsStr::from_bytes(&source.path));
             return Err(usage(format!("cannot copy the directory {path} into itself")));
@@ -327,19 +331,35 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
             return Err(Fault { errno: SAME_FILE, ..usage(format!("{from} and {to} are the same file")) });
         }
-        let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
-            (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
-            (false, true) => (Errno::ISDIR, "a file does not replace it"),
-            _ => continue,
         // Of an unfinished generation, see `check_generation`: what is left in it gives way.
         if asked.is_generation && !asked.exact {
             continue;
         }
+        let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
+            (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
+            (false, true) => (Errno::ISDIR, "a file does not replace it"),
+            _ => continue,
         };
         let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
         return Err(Fault::unwritable(&fact));
     }
     Ok(())
+}
+
+/// Why a target cannot be where it is to be: one of what is listed in a source, and copied with everything in it, has it in it,
+/// and would be copied into itself without end.
+pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) -> Option<String> {
+    if listed.is_empty() {
+        return None;
+    }
+    let target = std::path::absolute(target).ok()?;
+    let real = target.ancestors().find_map(|above| above.canonicalize().ok())?;
+    let holds = |path: &&ByteVec| {
+        let below = path.iter().position(|&byte| byte != b'/').map_or(&b""[..], |at| &path[at..]);
+        source.join(OsStr::from_bytes(below)).canonicalize().is_ok_and(|listed| real.starts_with(listed))
+    };
+    let path = escaped(OsStr::from_bytes(listed.iter().find(holds)?));
+    Some(format!("{path}, which is listed, has DST in it, and would be copied into itself"))
 }
 
 /// Whether the directory that a target will be made in is the source or below it.
@@ -384,6 +404,7 @@ mod tests {
                 same_kernel: true,
                 is_generation: false,
                 makes_path: false,
+                listed: Vec::new(),
             };
             let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
             let target = target(&placed, &asked.sources[0]);
@@ -449,6 +470,7 @@ mod tests {
             same_kernel: true,
             is_generation: false,
             makes_path: false,
+            listed: Vec::new(),
         };
         let real = std::fs::canonicalize(&scratch.0).expect("a directory");
         std::fs::create_dir(real.join("to")).expect("a directory");
@@ -529,6 +551,7 @@ mod tests {
             same_kernel: false,
             is_generation: false,
             makes_path: false,
+            listed: Vec::new(),
         };
         assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
     }
@@ -563,6 +586,7 @@ mod tests {
                 same_kernel: true,
                 is_generation: true,
                 makes_path: false,
+                listed: Vec::new(),
             };
             place(&asked, false).map(|placed| placed.directory).map_err(|fault| (fault.exit, fault.errno))
         };

@@ -227,3 +227,47 @@ fn a_link_does_not_replace_what_it_leads_to() {
         holds(&lab.join("files/one"), b"data");
     }
 }
+
+/// As rsync does it: who owns a directory may remove what is in it, though its mode keeps even its owner from that. One that
+/// stays has its mode.
+#[test]
+fn directories_that_are_closed_to_their_owner_are_deleted() {
+    let options: [&[&str]; 4] =
+        [&["--delete"], &["--delete-after"], &["--delete", "--backup-dir=kept"], &["--delete", "--exclude=spared"]];
+    for (to, options) in ["", "h"].into_iter().flat_map(|to| options.map(|options| (to, options))) {
+        let lab = Lab::new();
+        let line = as_ordinary(&lab);
+        let plant = "mkdir -p from/d/plain && echo 1 >from/plain && cp -r from into && cd into && rm -r d plain \
+            && for name in 555 000 300; do mkdir -p d/$name/below && echo 1 >d/$name/below/file \
+                && echo 1 >d/$name/spared && chmod $name d/$name/below d/$name; done \
+            && mkdir plain && echo 1 >plain/file && chmod 555 plain";
+        fs::set_permissions(lab.join(""), fs::Permissions::from_mode(0o777)).expect("ours");
+        let mut command = std::process::Command::new("sh");
+        let mut planting = in_shell(&line, command.args(["-c", plant]));
+        Process::spawn(planting.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+        let arguments: Vec<OsString> = ["--sync", "-r"].iter().chain(options).map(OsString::from).collect();
+        let ended = rdcp(&lab, &line, &[arguments, vec!["from/".into(), side(&lab, to, "into")]].concat());
+        ended.expect(0);
+        holds(&lab.join("into/plain"), b"1\n");
+        for (name, mode) in [("555", 0o555), ("000", 0), ("300", 0o300)] {
+            let place = lab.join("into/d").join(name);
+            if options.contains(&"--exclude=spared") {
+                assert_eq!(fs::metadata(&place).expect("it stays").permissions().mode() & 0o777, mode, "{to} {name}");
+                assert!(place.join("spared").exists() && !place.join("below").exists() || !is_root(), "{to} {name}");
+            } else {
+                assert!(!place.exists(), "{to} {options:?} {name}");
+            }
+        }
+        open_all(&lab);
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// So that it can be removed.
+fn open_all(lab: &Lab) {
+    let opened = std::process::Command::new("chmod").args(["-R", "u+rwx"]).arg(lab.0.path()).status();
+    assert!(opened.expect("chmod").success());
+}

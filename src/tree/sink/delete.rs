@@ -140,13 +140,48 @@ impl Remover<'_> {
         if depth == DEPTH_MAX {
             return Err(Errno::LOOP.into());
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = open_quietly(at, name, flags)?;
-        if is_other(&fstat(&directory)?, &stat) {
-            return Err(Errno::STALE.into());
+        let directory = self.open(at, name, &stat)?;
+        // As an earlier copy may have made it: its owner can empty it all the same.
+        let _ = if shared.options.dry_run { Ok(false) } else { open_up(&directory, &stat) };
+        let removed = self.remove_directory(at, name, path, depth, &directory);
+        let has_other_mode = || fstat(&directory).is_ok_and(|now| now.st_mode != stat.st_mode);
+        if !matches!(removed, Ok(true)) && !shared.options.dry_run && has_other_mode() {
+            let _ = fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777));
         }
         let (mut is_empty, mut outcome) = (true, Ok(()));
-        let mut extraneous = Extraneous::of(&directory)?;
+        let mut extraneous = Extraneous::of(directory)?;
+        removed
+    }
+
+    /// Opens a directory that is to be removed. One that its owner may not read is opened up.
+    fn open(&self, at: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let is_it = |opened: &OwnedFd| match fstat(opened) {
+            Ok(here) if identity(&here) != identity(stat) => Err(Errno::STALE),
+            here => here.map(drop),
+        };
+        let directory = match open_quietly(at, name, flags | OFlags::RDONLY) {
+            Err(Errno::ACCESS) if !self.shared.options.dry_run => {
+                let place = openat(at, name, flags | OFlags::PATH, Mode::empty())?;
+                is_it(&place)?;
+                open_closed(&place, stat)?
+            }
+            opened => opened?,
+        };
+        is_it(&directory)?;
+        Ok(directory)
+    }
+
+    /// Removes a directory that is open, with all in it but what is excluded.
+    fn remove_directory(
+        &self,
+        at: BorrowedFd<'_>,
+        name: &CStr,
+        path: &[u8],
+        depth: usize,
+        directory: &OwnedFd,
+    ) -> Result<bool, Fault> {
+        let shared = self.shared;
         let (has_leftovers, mut names) = (extraneous.has_leftovers, extraneous.take()?);
         while let Some((_, below)) = names.current() {
             let path = [path, b"/", below.to_bytes()].concat();
@@ -211,8 +246,11 @@ impl Remover<'_> {
     }
 }
 
-fn is_other(one: &Stat, other: &Stat) -> bool {
-    crate::fs::identity(one) != crate::fs::identity(other)
+/// Opens a directory that its owner has closed to itself, which is open as a place.
+fn open_closed(place: &OwnedFd, stat: &Stat) -> Result<OwnedFd, Errno> {
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777) | Mode::RWXU;
+    chmodat(CWD, itself(place), mode, AtFlags::empty())?;
+    openat(place, ".", OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 impl Shared {
@@ -343,15 +381,9 @@ fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) ->
     if identity(&stat) != expected {
         return Err(Errno::STALE);
     }
-    let open = || openat(&place, ".", flags | OFlags::RDONLY, Mode::empty());
-    let opened = match open() {
-        Err(Errno::ACCESS) if is_dry => return Ok((place, stat)),
-        Err(Errno::ACCESS) => {
-            let mode = Mode::from_raw_mode(stat.st_mode & 0o7777) | Mode::RWXU;
-            chmodat(CWD, itself(&place), mode, AtFlags::empty())?;
-            open()
-        }
-        opened => opened,
-    };
-    Ok((opened?, stat))
+    match openat(&place, ".", flags | OFlags::RDONLY, Mode::empty()) {
+        Err(Errno::ACCESS) if is_dry => Ok((place, stat)),
+        Err(Errno::ACCESS) => Ok((open_closed(&place, &stat)?, stat)),
+        opened => Ok((opened?, stat)),
+    }
 }

@@ -271,3 +271,31 @@ fn open_all(lab: &Lab) {
     let opened = std::process::Command::new("chmod").args(["-R", "u+rwx"]).arg(lab.0.path()).status();
     assert!(opened.expect("chmod").success());
 }
+
+/// What cannot be removed from SRC, and what is not deleted in DST, is told as that.
+#[test]
+fn what_stays_is_told_by_its_own_name() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        fs::set_permissions(lab.join(""), fs::Permissions::from_mode(0o777)).expect("ours");
+        fs::create_dir_all(lab.join("from/closed")).expect("directories");
+        lab.0.file("from/closed/file", b"1");
+        fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0o555)).expect("ours");
+        let line = as_ordinary(&lab);
+        let options = ["--sync", "-r", "--remove-source-files"].map(OsString::from);
+        let ended = rdcp(&lab, &line, &[&options[..], &["from/".into(), side(&lab, to, "into")]].concat());
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines[0].contains("cannot remove ") && lines[0].contains("from/closed/file: "), "{lines:?}");
+        assert!(lines[0].contains("(errno 13)") && !ended.stderr.contains("os error"), "{lines:?}");
+        fs::create_dir(lab.join("other")).expect("a directory");
+        lab.0.file("other/file", b"1");
+        for name in ["into/one", "into/two"] {
+            lab.0.file(name, b"1");
+        }
+        fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0o755)).expect("ours");
+        let options = ["--sync", "-r", "--delete", "--max-delete=0"].map(OsString::from);
+        let ended = rdcp(&lab, PLAIN, &[&options[..], &["other/".into(), side(&lab, to, "into")]].concat());
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines[0].contains("into: --max-delete keeps ") && lines.len() == 2, "{lines:?}");
+    }
+}

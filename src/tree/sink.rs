@@ -537,7 +537,7 @@ impl TreeSink {
         self.shared.check()?;
         top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
         self.shared.separate_moved();
-        let top_path = top.as_ref().map_or_else(Vec::new, |top| top.top_path());
+        let top_path = top.as_ref().map_or_else(Vec::new, |top| top.root_path());
         // The destination itself is flushed here, and may fail as all of this may.
         drop(top);
         self.shared.entries.iter().for_each(|entries| entries.flush());
@@ -546,13 +546,10 @@ impl TreeSink {
         self.switch();
         shared.check()?;
         let mut failures = shared.failures();
-        let spared = shared.spared.load(Relaxed);
-        if spared > 0 {
-            failures.count += spared;
-            let detail = format!("--max-delete keeps {spared} of what is to be deleted");
-            failures.first.keep(plain_fact(OsStr::from_bytes(&top_path), &detail));
-        }
+        let spared = shared.spared_fact(&top_path);
+        failures.count += u64::from(spared.is_some());
         Ok(Report {
+            spared,
             files: shared.files.load(Relaxed),
             directories: self.directories,
             others: shared.others.load(Relaxed),

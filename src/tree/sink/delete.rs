@@ -3,12 +3,14 @@
 //! Each entry is found and removed relative to the descriptor of its directory, and no link is followed: names may be
 //! exchanged meanwhile, and nothing outside is touched. A file system that is mounted below is not entered.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, openat, statat, unlinkat};
 use rustix::io::Errno;
@@ -17,7 +19,7 @@ use super::directory::OpenDirectory;
 use super::implied::open_beneath;
 use super::{Shared, itemize, unfinished};
 use crate::fs::metadata::{itself, open_up, restore_times};
-use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, unlinked_anywhere};
+use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::{Names, errno_of};
@@ -148,8 +150,6 @@ impl Remover<'_> {
         if !matches!(removed, Ok(true)) && !shared.options.dry_run && has_other_mode() {
             let _ = fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777));
         }
-        let (mut is_empty, mut outcome) = (true, Ok(()));
-        let mut extraneous = Extraneous::of(directory)?;
         removed
     }
 
@@ -182,6 +182,8 @@ impl Remover<'_> {
         directory: &OwnedFd,
     ) -> Result<bool, Fault> {
         let shared = self.shared;
+        let (mut is_empty, mut outcome) = (true, Ok(()));
+        let mut extraneous = Extraneous::of(directory)?;
         let (has_leftovers, mut names) = (extraneous.has_leftovers, extraneous.take()?);
         while let Some((_, below)) = names.current() {
             let path = [path, b"/", below.to_bytes()].concat();
@@ -254,6 +256,14 @@ fn open_closed(place: &OwnedFd, stat: &Stat) -> Result<OwnedFd, Errno> {
 }
 
 impl Shared {
+    /// What `--max-delete` has kept, in the destination of this path.
+    pub fn spared_fact(&self, path: &[u8]) -> Option<IoFact> {
+        let spared = self.spared.load(Relaxed);
+        let entries = if spared == 1 { "entry" } else { "entries" };
+        let detail = || format!("--max-delete keeps {spared} {entries}");
+        (spared > 0).then(|| plain_fact(OsStr::from_bytes(path), &detail()))
+    }
+
     /// A path below the top from DST on: the transfer's root, from which patterns count.
     pub fn below_destination<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         let is_below = self.options.contents && self.root_name().is_some_and(|name| name != b".");

@@ -471,6 +471,14 @@ impl OpenDirectory {
         [self.names()[0], b"/"].concat()
     }
 
+    /// The path of the only root in the destination, or of that itself.
+    pub fn root_path(&self) -> Vec<u8> {
+        match self.shared.root_name().filter(|name| *name != b".") {
+            Some(name) => self.path(name),
+            None => self.own_path(),
+        }
+    }
+
     fn own_path(&self) -> Vec<u8> {
         let path = self.names().join(&b'/');
         if path.is_empty() { b"/".to_vec() } else { path }

@@ -299,3 +299,28 @@ fn what_stays_is_told_by_its_own_name() {
         assert!(lines[0].contains("into: --max-delete keeps ") && lines.len() == 2, "{lines:?}");
     }
 }
+
+/// Lets a command write nothing into `full`.
+const WITH_FULL_DISK: &str = "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=16k none full \
+    && { head -c 100000 /dev/zero >full/all 2>/dev/null; exec \"$@\"; }' - \"$@\"";
+
+/// SRC is gone by then, as is told.
+#[test]
+fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
+    for (to, option) in ["", "h"].into_iter().flat_map(|to| [(to, true), (to, false)]) {
+        let lab = Lab::new();
+        for name in ["from", "full"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        lab.0.file("from/file", b"1");
+        let mut options = vec!["--sync", "-r", "--manifest", "full/manifest"];
+        options.extend(option.then_some("--remove-source-files"));
+        let paths = ["from/".into(), side(&lab, to, "into")];
+        let ended =
+            rdcp(&lab, WITH_FULL_DISK, &[options.iter().map(OsString::from).collect(), paths.to_vec()].concat());
+        ended.expect(6).one_line("rdcp", &["full/manifest", "errno 28"]);
+        holds(&lab.join("into/file"), b"1");
+        assert_eq!(ended.stderr.contains("is gone from SRC"), option, "{}", ended.stderr);
+        assert_eq!(lab.join("from/file").exists(), !option);
+    }
+}

@@ -34,6 +34,12 @@ fn run(lab: &Lab, options: &[&str], (from, to): (&str, &str), destination: &str)
     fs::read_to_string(output).expect("text")
 }
 
+/// How a run ends.
+fn ended(lab: &Lab, arguments: &[&str]) -> Ended {
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    Process::spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null())).wait()
+}
+
 /// A number of `--stats`.
 #[track_caller]
 fn number(stats: &str, name: &str) -> u64 {
@@ -214,5 +220,55 @@ fn a_cache_does_no_harm() {
         // One that others may write to is not used, which is said; the copy goes on.
         fs::set_permissions(&cache, std::os::unix::fs::PermissionsExt::from_mode(0o622)).expect("ours");
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
+    }
+}
+
+/// A generation that is whole does not change any more, also once `latest` leads to a later one.
+#[test]
+fn an_older_generation_is_not_copied_into_again() {
+    for way in [("", ""), WAYS[0], WAYS[1], WAYS[2]] {
+        let lab = Lab::new();
+        plant(&lab);
+        for name in ["Mon", "Tue"] {
+            run(&lab, &["--sync", "-r", "--snapshot", name], way, "generations");
+        }
+        noise(&lab.join("source/new"), 100);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        for (source, name) in [("source/", "Mon"), ("source", "Mon"), ("source/", "Tue")] {
+            let (source, to) = (path(way.0, source), path(way.1, "generations"));
+            ended(&lab, &["--sync", "-r", "--snapshot", name, &source, &to])
+                .expect(1)
+                .one_line("rdcp", &[name, "whole", "choose another NAME"]);
+        }
+        assert!(!lab.join("generations/Mon/new").exists() && !lab.join("generations/Mon/source").exists());
+        assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Tue"));
+    }
+}
+
+/// One with entries that failed has its name, and can be used; the next run makes of it what the source is by then, so that it
+/// is as its manifest has it.
+#[test]
+fn a_generation_with_failed_entries_is_gone_on_with() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1], WAYS[2]] {
+        let lab = Lab::new();
+        plant(&lab);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let manifest = path("", "manifest");
+        let copy = || {
+            let options = ["--sync", "-r", "--snapshot", "Mon", "--manifest", &manifest];
+            let paths = [path(from, "source"), path(from, "late"), path(to, "generations")];
+            ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat())
+        };
+        copy().expect(8);
+        assert!(lab.join("generations/Mon/source/small").exists() && !lab.join("generations/latest").exists());
+        fs::remove_file(lab.join("source/small")).expect("it");
+        fs::remove_dir_all(lab.join("source/below")).expect("it");
+        noise(&lab.join("source/below"), 10);
+        fs::create_dir(lab.join("late")).expect("a directory");
+        copy().expect(0);
+        assert!(!lab.join("generations/Mon/source/small").exists());
+        assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Mon"));
+        ended(&lab, &["--check", &manifest, &path(to, "generations/Mon")]).expect(0);
+        copy().expect(1).one_line("rdcp", &["Mon", "whole"]);
     }
 }

@@ -5,7 +5,7 @@ mod rig;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -181,4 +181,45 @@ fn a_directory_of_another_host_is_checked_there() {
     fs::write(lab.join("copy/more"), "").expect("a file");
     let told = run(&lab, &["--check", "--json", "list", &copy], 7);
     assert!(told.contains(r#""host":"a""#) && told.contains(r#""differs":["extra"]"#), "{told}");
+}
+
+/// Nothing but a file is replaced by a manifest, which is said before anything is copied; a link keeps leading to the file, and
+/// the file its mode.
+#[test]
+fn only_files_are_replaced() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("from")).expect("a directory");
+    lab.0.file("from/file", b"1");
+    let name = |name: &str| lab.join(name).into_os_string().into_string().expect("UTF-8");
+    let (from, to) = (name("from"), name("to"));
+    let node = |path: &str, kind, device| {
+        rustix::fs::mknodat(rustix::fs::CWD, lab.join(path), kind, rustix::fs::Mode::from_raw_mode(0o600), device)
+    };
+    node("fifo", rustix::fs::FileType::Fifo, 0).expect("a FIFO");
+    symlink("fifo", lab.join("leads-to-fifo")).expect("a link");
+    let mut others = vec!["fifo", "leads-to-fifo"];
+    // As /dev/null. Only root can make one.
+    if node("null", rustix::fs::FileType::CharacterDevice, rustix::fs::makedev(1, 3)).is_ok() {
+        others.push("null");
+    }
+    for (other, option) in others.iter().flat_map(|other| [(other, "--manifest"), (other, "--manifest-b3sum")]) {
+        let before = fs::symlink_metadata(lab.join(other)).expect("it").file_type();
+        let told = run(&lab, &["-r", option, &name(other), &from, &to], 1);
+        assert!(told.contains("is no regular file") && told.contains(other), "{told}");
+        assert!(!lab.join("to").exists(), "{option} {other}");
+        assert_eq!(fs::symlink_metadata(lab.join(other)).expect("it").file_type(), before);
+    }
+    lab.0.file("manifest", b"older");
+    fs::set_permissions(lab.join("manifest"), fs::Permissions::from_mode(0o600)).expect("ours");
+    symlink("manifest", lab.join("leads-to-manifest")).expect("a link");
+    run(&lab, &["-r", "--manifest", &name("leads-to-manifest"), &from, &to], 0);
+    assert!(fs::symlink_metadata(lab.join("leads-to-manifest")).expect("it").is_symlink());
+    assert_eq!(fs::metadata(lab.join("manifest")).expect("it").permissions().mode() & 0o7777, 0o600);
+    run(&lab, &["--check", &name("manifest"), &to], 0);
+    // One file of two names.
+    fs::remove_dir_all(lab.join("to")).expect("it");
+    for (one, other) in [("new", "./new"), ("new", "from/../new"), ("manifest", "leads-to-manifest")] {
+        let told = run(&lab, &["-r", "--manifest", &name(one), "--manifest-b3sum", &name(other), &from, &to], 1);
+        assert!(told.contains("are two files") && !lab.join("to").exists(), "{told}");
+    }
 }

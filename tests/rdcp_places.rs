@@ -761,3 +761,30 @@ fn what_failed_and_what_would_be_copied_is_reported() {
     assert_eq!((end["exit"].as_u64(), end["failure"]["code"].as_str()), (Some(8), Some("partial")), "{end}");
     assert!(lines.iter().all(|line| line["schema"] == 1));
 }
+
+/// What a list names may be copied into a directory that its base has in it, but into nothing that is listed.
+#[test]
+fn a_list_is_copied_within_its_base() {
+    for host in ["", "h"] {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("s/a/b")).expect("directories");
+        lab.0.file("s/a/b/file", b"1");
+        lab.0.file("list", b"s/a\n");
+        let side = |name: &str| if host.is_empty() { lab.join(name).into_os_string() } else { lab.there(host, name) };
+        let copy = |options: &[&str], from: &str, to: &str| {
+            let options = ["--sync", "-r"].iter().chain(options).map(OsString::from).collect::<Vec<_>>();
+            lab.rdcp(&[options, vec![side(from), side(to)]].concat())
+        };
+        copy(&["-R"], "s/a/b", "d").expect(0);
+        let below = lab.join("s/a/b/file");
+        assert!(lab.join("d").join(below.strip_prefix("/").expect("absolute")).exists(), "{host}");
+        let list = format!("--files-from={}", lab.join("list").display());
+        copy(&[&list], "", "t").expect(0);
+        assert!(lab.join("t/s/a/b/file").exists(), "{host}");
+        for (options, from, to) in [(["-R"], "s/a", "s/a/b/new"), ([&*list], "", "s/a/new")] {
+            let ended = copy(&options, from, to);
+            ended.expect(1).one_line("rdcp", &["which is listed, has DST in it"]);
+            assert!(!lab.join(to).exists(), "{host}");
+        }
+    }
+}

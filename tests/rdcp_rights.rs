@@ -227,3 +227,100 @@ fn a_link_does_not_replace_what_it_leads_to() {
         holds(&lab.join("files/one"), b"data");
     }
 }
+
+/// As rsync does it: who owns a directory may remove what is in it, though its mode keeps even its owner from that. One that
+/// stays has its mode.
+#[test]
+fn directories_that_are_closed_to_their_owner_are_deleted() {
+    let options: [&[&str]; 4] =
+        [&["--delete"], &["--delete-after"], &["--delete", "--backup-dir=kept"], &["--delete", "--exclude=spared"]];
+    for (to, options) in ["", "h"].into_iter().flat_map(|to| options.map(|options| (to, options))) {
+        let lab = Lab::new();
+        let line = as_ordinary(&lab);
+        let plant = "mkdir -p from/d/plain && echo 1 >from/plain && cp -r from into && cd into && rm -r d plain \
+            && for name in 555 000 300; do mkdir -p d/$name/below && echo 1 >d/$name/below/file \
+                && echo 1 >d/$name/spared && chmod $name d/$name/below d/$name; done \
+            && mkdir plain && echo 1 >plain/file && chmod 555 plain";
+        fs::set_permissions(lab.join(""), fs::Permissions::from_mode(0o777)).expect("ours");
+        let mut command = std::process::Command::new("sh");
+        let mut planting = in_shell(&line, command.args(["-c", plant]));
+        Process::spawn(planting.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+        let arguments: Vec<OsString> = ["--sync", "-r"].iter().chain(options).map(OsString::from).collect();
+        let ended = rdcp(&lab, &line, &[arguments, vec!["from/".into(), side(&lab, to, "into")]].concat());
+        ended.expect(0);
+        holds(&lab.join("into/plain"), b"1\n");
+        for (name, mode) in [("555", 0o555), ("000", 0), ("300", 0o300)] {
+            let place = lab.join("into/d").join(name);
+            if options.contains(&"--exclude=spared") {
+                assert_eq!(fs::metadata(&place).expect("it stays").permissions().mode() & 0o777, mode, "{to} {name}");
+                assert!(place.join("spared").exists() && !place.join("below").exists() || !is_root(), "{to} {name}");
+            } else {
+                assert!(!place.exists(), "{to} {options:?} {name}");
+            }
+        }
+        open_all(&lab);
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// So that it can be removed.
+fn open_all(lab: &Lab) {
+    let opened = std::process::Command::new("chmod").args(["-R", "u+rwx"]).arg(lab.0.path()).status();
+    assert!(opened.expect("chmod").success());
+}
+
+/// What cannot be removed from SRC, and what is not deleted in DST, is told as that.
+#[test]
+fn what_stays_is_told_by_its_own_name() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        fs::set_permissions(lab.join(""), fs::Permissions::from_mode(0o777)).expect("ours");
+        fs::create_dir_all(lab.join("from/closed")).expect("directories");
+        lab.0.file("from/closed/file", b"1");
+        fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0o555)).expect("ours");
+        let line = as_ordinary(&lab);
+        let options = ["--sync", "-r", "--remove-source-files"].map(OsString::from);
+        let ended = rdcp(&lab, &line, &[&options[..], &["from/".into(), side(&lab, to, "into")]].concat());
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines[0].contains("cannot remove ") && lines[0].contains("from/closed/file: "), "{lines:?}");
+        assert!(lines[0].contains("(errno 13)") && !ended.stderr.contains("os error"), "{lines:?}");
+        fs::create_dir(lab.join("other")).expect("a directory");
+        lab.0.file("other/file", b"1");
+        for name in ["into/one", "into/two"] {
+            lab.0.file(name, b"1");
+        }
+        fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0o755)).expect("ours");
+        let options = ["--sync", "-r", "--delete", "--max-delete=0"].map(OsString::from);
+        let ended = rdcp(&lab, PLAIN, &[&options[..], &["other/".into(), side(&lab, to, "into")]].concat());
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines[0].contains("into: --max-delete keeps ") && lines.len() == 2, "{lines:?}");
+    }
+}
+
+/// Lets a command write nothing into `full`.
+const WITH_FULL_DISK: &str = "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=16k none full \
+    && { head -c 100000 /dev/zero >full/all 2>/dev/null; exec \"$@\"; }' - \"$@\"";
+
+/// SRC is gone by then, as is told.
+#[test]
+fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
+    for (to, option) in ["", "h"].into_iter().flat_map(|to| [(to, true), (to, false)]) {
+        let lab = Lab::new();
+        for name in ["from", "full"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        lab.0.file("from/file", b"1");
+        let mut options = vec!["--sync", "-r", "--manifest", "full/manifest"];
+        options.extend(option.then_some("--remove-source-files"));
+        let paths = ["from/".into(), side(&lab, to, "into")];
+        let ended =
+            rdcp(&lab, WITH_FULL_DISK, &[options.iter().map(OsString::from).collect(), paths.to_vec()].concat());
+        ended.expect(6).one_line("rdcp", &["full/manifest", "errno 28"]);
+        holds(&lab.join("into/file"), b"1");
+        assert_eq!(ended.stderr.contains("is gone from SRC"), option, "{}", ended.stderr);
+        assert_eq!(lab.join("from/file").exists(), !option);
+    }
+}

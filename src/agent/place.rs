@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use crate::control::endpoints;
 use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, escaped};
-use crate::fs::{PARTIAL, io_fact, name_beside, partial, plain_fact, std_fact};
+use crate::fs::{PARTIAL, UNFINISHED, io_fact, name_beside, partial, plain_fact, std_fact};
 use crate::options::{LATEST, TreeOptions};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
@@ -167,19 +168,32 @@ fn has_entries(path: &Path) -> bool {
 
 /// # Errors
 ///
-/// Exit 1 if the generation is whole, so that later ones are linked to it: that does not change any more.
+/// Exit 1 if the generation is whole, so that later ones may be linked to it: that does not change any more. It is, if it is
+/// not marked as unfinished, or `latest` leads to it.
 fn check_generation(path: &Path) -> Result<(), Fault> {
-    let identity = |found: Metadata| (found.dev(), found.ino());
-    let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST))).map(identity);
-    let itself = std::fs::symlink_metadata(bare(path)).map(identity);
-    match latest.ok().zip(itself.ok()) {
-        Some((latest, itself)) if latest == itself => {
-            let name = escaped(bare(path).as_os_str());
-            let detail = format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME");
-            Err(Fault::plain(Exit::Usage.code(), detail))
+    let identity = |found: &Metadata| (found.dev(), found.ino());
+    let Ok(itself) = std::fs::symlink_metadata(bare(path)) else { return Ok(()) };
+    let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST)));
+    let name = escaped(bare(path).as_os_str());
+    let detail = match () {
+        () if latest.is_ok_and(|latest| identity(&latest) == identity(&itself)) => {
+            format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME")
         }
-        _ => Ok(()),
-    }
+        () if itself.is_dir() && has_entries(bare(path)) && !is_unfinished(path) => {
+            format!(
+                "{name} is there and not marked as unfinished, so it is whole and is not changed: choose another NAME, or remove it"
+            )
+        }
+        () => return Ok(()),
+    };
+    Err(Fault::plain(Exit::Usage.code(), detail))
+}
+
+/// Whether a run that makes a generation has marked it, and has not come to its end.
+fn is_unfinished(path: &Path) -> bool {
+    let beside = |name: &OsStr| above(path).join(name_beside(name.as_bytes(), UNFINISHED));
+    let marker = bare(path).file_name().map(beside);
+    marker.is_some_and(|marker| std::fs::symlink_metadata(marker).is_ok_and(|found| found.is_file()))
 }
 
 /// The directory that a path names an entry of.
@@ -303,6 +317,9 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
     let usage = |detail: String| Fault::plain(Exit::Usage.code(), detail);
     for source in &asked.sources {
         let target = target(placed, source);
+        if let Some(listed) = listed_around(Path::new(OsStr::from_bytes(&source.path)), &asked.listed, &target) {
+            return Err(usage(listed));
+        }
         if asked.same_kernel && source.kind == Kind::Directory && lies_within(&target, source) {
             let path = escaped(OsStr::from_bytes(&source.path));
             return Err(usage(format!("cannot copy the directory {path} into itself")));
@@ -314,6 +331,10 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
             return Err(Fault { errno: SAME_FILE, ..usage(format!("{from} and {to} are the same file")) });
         }
+        // Of an unfinished generation, see `check_generation`: what is left in it gives way.
+        if asked.is_generation && !asked.exact {
+            continue;
+        }
         let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
             (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
             (false, true) => (Errno::ISDIR, "a file does not replace it"),
@@ -323,6 +344,22 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
         return Err(Fault::unwritable(&fact));
     }
     Ok(())
+}
+
+/// Why a target cannot be where it is to be: one of what is listed in a source, and copied with everything in it, has it in it,
+/// and would be copied into itself without end.
+pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) -> Option<String> {
+    if listed.is_empty() {
+        return None;
+    }
+    let target = std::path::absolute(target).ok()?;
+    let real = target.ancestors().find_map(|above| above.canonicalize().ok())?;
+    let holds = |path: &&ByteVec| {
+        let below = path.iter().position(|&byte| byte != b'/').map_or(&b""[..], |at| &path[at..]);
+        source.join(OsStr::from_bytes(below)).canonicalize().is_ok_and(|listed| real.starts_with(listed))
+    };
+    let path = escaped(OsStr::from_bytes(listed.iter().find(holds)?));
+    Some(format!("{path}, which is listed, has DST in it, and would be copied into itself"))
 }
 
 /// Whether the directory that a target will be made in is the source or below it.
@@ -367,6 +404,7 @@ mod tests {
                 same_kernel: true,
                 is_generation: false,
                 makes_path: false,
+                listed: Vec::new(),
             };
             let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
             let target = target(&placed, &asked.sources[0]);
@@ -432,6 +470,7 @@ mod tests {
             same_kernel: true,
             is_generation: false,
             makes_path: false,
+            listed: Vec::new(),
         };
         let real = std::fs::canonicalize(&scratch.0).expect("a directory");
         std::fs::create_dir(real.join("to")).expect("a directory");
@@ -512,6 +551,7 @@ mod tests {
             same_kernel: false,
             is_generation: false,
             makes_path: false,
+            listed: Vec::new(),
         };
         assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
     }
@@ -546,6 +586,7 @@ mod tests {
                 same_kernel: true,
                 is_generation: true,
                 makes_path: false,
+                listed: Vec::new(),
             };
             place(&asked, false).map(|placed| placed.directory).map_err(|fault| (fault.exit, fault.errno))
         };
@@ -566,11 +607,16 @@ mod tests {
         drop(made);
         assert!(scratch.0.join("new/one/file").exists());
         std::fs::create_dir(scratch.0.join("new/two")).expect("a directory");
-        assert!(placed(&["file"], "new/one", false).is_ok(), "it is not whole yet");
+        let marker = |name: &str| scratch.0.join("new").join(name_beside(name.as_bytes(), UNFINISHED));
+        let is_refused = |name: &str| placed(&["file"], &format!("new/{name}"), false) == Err((1, 0));
+        assert!(is_refused("one"), "it is whole");
+        std::fs::write(marker("one"), b"").expect("a file");
+        assert!(!is_refused("one"), "it is not whole yet");
+        assert!(!is_refused("two"), "nothing is in it");
         for target in ["one", "./one/", "../new/one"] {
             std::os::unix::fs::symlink(target, scratch.0.join("new/latest")).expect("a link");
             for (sources, exact) in [(["file"], false), (["dir/."], true)] {
-                assert_eq!(placed(&sources, "new/one", exact), Err((1, 0)));
+                assert_eq!(placed(&sources, "new/one", exact), Err((1, 0)), "a kill has kept the marker");
                 assert!(placed(&sources, "new/two", exact).is_ok());
             }
             std::fs::remove_file(scratch.0.join("new/latest")).expect("it");

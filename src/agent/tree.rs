@@ -19,7 +19,7 @@ use crate::control::frames::{
 use crate::control::tunnel::Emit;
 use crate::engine::tree::answer;
 use crate::engine::{Event, Summary};
-use crate::fault::Exit;
+use crate::fault::{Exit, os_number};
 use crate::options::TreeOptions;
 use crate::tree::Root;
 use crate::tree::count;
@@ -165,21 +165,24 @@ pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
     }
     let removed = spent.remove();
     sent.failed += removed.failed;
-    sent.failures.extend(removed.failures);
+    sent.unremoved.extend(removed.failures);
 }
 
 /// Names the entries of a tree that this end has failed with.
 pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
-    let sent = summary.sent_tree.iter().flat_map(|sent| sent.failures.iter().map(Fault::unreadable));
-    let received = summary.received_tree.iter();
-    let received = received.flat_map(|received| received.failures.iter().map(Fault::unwritable));
+    let sent = summary.sent_tree.iter().flat_map(|sent| {
+        sent.failures.iter().map(Fault::unreadable).chain(sent.unremoved.iter().map(Fault::unremovable))
+    });
+    let received = summary.received_tree.iter().flat_map(|received| {
+        received.failures.iter().map(Fault::unwritable).chain(received.spared.iter().map(Fault::undeleted))
+    });
     tell(sent.chain(received), emit);
     let sent = summary.sent_tree.iter().flat_map(|sent| sent.without.iter());
     for fact in sent.chain(summary.received_tree.iter().flat_map(|received| &received.without)) {
         let path = Path::new(OsStr::from_bytes(&fact.path)).display();
         emit(Message::Say(match fact.errno {
             0 => format!("{path} {}", String::from_utf8_lossy(&fact.detail)),
-            errno => format!("{path}: {}; nothing is linked to it", std::io::Error::from_raw_os_error(errno)),
+            errno => format!("{path}: {}; nothing is linked to it", os_number(errno)),
         }));
     }
     // What is not copied and is no failure.

@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
-use minicbor::bytes::ByteVec;
 
 use super::Arguments;
 use super::check::{self, CheckMedium};
@@ -22,6 +21,7 @@ use super::report::{Console, Digits, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::check_rails;
+use crate::agent::place::listed_around;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::engine::Summary;
@@ -360,10 +360,15 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
             let line = format!("{option} {}: name a file of this host", escaped(file));
             return Err(Failure::new(Exit::Usage, line));
         };
-        if targets.iter().any(|other| other.path.as_os_str() == path) {
+        let target = Target::new(path.into(), form);
+        if targets.iter().any(|other| other.is_same(&target)) {
             return Err(Failure::new(Exit::Usage, "--manifest and --manifest-b3sum are two files"));
         }
-        targets.push(Target { path: path.into(), form });
+        target.check().map_err(|fact| {
+            let reason = String::from_utf8_lossy(&fact.detail);
+            Failure::new(Exit::Usage, format!("cannot write the manifest {}: {reason}", escaped(file)))
+        })?;
+        targets.push(target);
     }
     Ok(targets)
 }
@@ -398,23 +403,8 @@ fn check_lists(only: &Only, source: &Spec, destination: &Spec) -> Result<(), Fai
     let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive) else {
         return Ok(());
     };
-    let there = std::path::absolute(destination).unwrap_or_else(|_| destination.into());
-    let Some(real) = there.ancestors().find_map(|above| above.canonicalize().ok()) else { return Ok(()) };
-    let holds = |path: &&ByteVec| {
-        let below = path.iter().position(|&byte| byte != b'/').map_or(&b""[..], |at| &path[at..]);
-        let listed = std::path::Path::new(source).join(OsStr::from_bytes(below)).canonicalize();
-        listed.is_ok_and(|listed| real.starts_with(listed))
-    };
-    match only.paths.iter().find(holds) {
-        Some(path) => {
-            let path = escaped(OsStr::from_bytes(path));
-            Err(Failure::new(
-                Exit::Usage,
-                format!("{path}, which is listed, has DST in it, and would be copied into itself"),
-            ))
-        }
-        None => Ok(()),
-    }
+    let around = listed_around(Path::new(source), &only.paths, Path::new(destination));
+    around.map_or(Ok(()), |reason| Err(Failure::new(Exit::Usage, reason)))
 }
 
 /// A side of the command line, with its host, for the page of `--report`.

@@ -5,13 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, flock, fstat, mkdirat, openat,
-    renameat, renameat_with, statat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, chmodat, flock, fstat, mkdirat,
+    openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::identity;
+use super::metadata::itself;
 
 /// Times that a name is tried again when another process makes it at the same moment.
 pub(crate) const TRIES_MAX: usize = 3;
@@ -281,11 +282,24 @@ pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, 
     }
 }
 
+/// The same, of one that its owner may have closed to itself.
+fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    match open_directory(&parent, name) {
+        Err(Errno::ACCESS) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let place = openat(&parent, name, flags, Mode::empty())?;
+            chmodat(CWD, itself(&place), Mode::RWXU, AtFlags::empty())?;
+            open_directory(parent, name)
+        }
+        opened => opened,
+    }
+}
+
 /// Removes an entry, with everything in it if it is a directory. No link leads out of it.
 pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {
-            remove_contents(&open_directory(&directory, name)?)?;
+            remove_contents(&open_to_empty(&directory, name)?)?;
             unlinkat(&directory, name, AtFlags::REMOVEDIR)
         }
         other => other,
@@ -307,7 +321,7 @@ pub(crate) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
             }
             continue;
         };
-        let inner = open_directory(&*here, name)?;
+        let inner = open_to_empty(&*here, name)?;
         if levels.len() > REMOVE_DEPTH_MAX {
             return Err(Errno::NAMETOOLONG);
         }

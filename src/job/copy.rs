@@ -270,7 +270,7 @@ impl<'a> Copy<'a> {
     /// Copies all sources: those of one host with one session, or a few where their paths do not fit into one message or
     /// where directories are to be merged.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
-        let mut rest = found;
+        let (mut rest, mut follows) = (found, false);
         // A long list takes several sessions.
         let mut lists = self.plan.only.as_ref().map(|only| only.batches(BATCH_BYTES_MAX / 2)).unwrap_or_default();
         while let Some((from, first)) = rest.first() {
@@ -301,12 +301,15 @@ impl<'a> Copy<'a> {
             }
             self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
             let ended = match placed {
-                Some(placed) if !is_stream => self.copy_tree((*from, some, only), to, placed, rest.is_empty()),
+                Some(placed) if !is_stream => {
+                    self.copy_tree((*from, some, only), to, placed, (follows, rest.is_empty()))
+                }
                 placed => self.copy_stream(*from, first, to, placed),
             };
             if !matches!(ended, Ok((_, None))) {
                 self.tell_kept("not finished");
             }
+            follows = true;
             self.hop = None;
             self.job.forget_hops();
             self.progress.end();
@@ -359,7 +362,7 @@ impl<'a> Copy<'a> {
         (from, found, only): (usize, &[(usize, Found)], Option<Only>),
         to: usize,
         placed: &Placed,
-        is_last: bool,
+        (follows, is_last): (bool, bool),
     ) -> Result<Outcomes, Failure> {
         let mut roots: Vec<_> = found.iter().map(|(_, found)| Root { only: only.clone(), ..root_of(found) }).collect();
         let mut names = names_of(placed, found);
@@ -376,7 +379,7 @@ impl<'a> Copy<'a> {
         // Within a host, reading both takes as long as copying.
         settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
-        settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none() };
+        settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none(), follows };
         if from == to {
             let job = frames::Job::Copy { roots, directory, names, settings };
             let end = EndOf { host: from, stage: None, name: self.label(from), job };

@@ -24,7 +24,8 @@ pub struct Generations {
     #[n(0)]
     pub link_dest: Vec<ByteVec>,
     /// Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that
-    /// leads to NAME once all has succeeded, and then NAME cannot be copied into again; DST is made if it is missing
+    /// leads to NAME once all has succeeded, and then NAME cannot be copied into again; until then the same command goes on
+    /// with it; DST is made if it is missing
     #[arg(long, value_name = "NAME", requires = "sync", conflicts_with = "in_place", value_parser = snapshot())]
     #[n(1)]
     pub snapshot: Option<ByteVec>,
@@ -48,6 +49,10 @@ pub struct Session {
     /// No other follows, and all before have succeeded.
     #[n(1)]
     pub is_last: bool,
+    /// Another of the same copy has gone before.
+    #[n(2)]
+    #[cbor(default)]
+    pub follows: bool,
 }
 
 impl Generations {

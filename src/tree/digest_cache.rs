@@ -35,6 +35,7 @@ use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::fault::printable;
 use crate::fs::plain_fact;
 use crate::options::TreeOptions;
 
@@ -72,7 +73,7 @@ pub(super) type Digest = [u8; 16];
 /// Why a file is no cache for us.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
-    #[error("is not used: {0}")]
+    #[error("is not used: {}", printable(&.0.to_string()))]
     System(#[from] io::Error),
     #[error("is not used: it is no file of our own that nobody else may write to")]
     Unsafe,

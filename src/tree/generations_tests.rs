@@ -11,7 +11,8 @@ use super::sync_tests::{Maker, PART_BYTES, copy, copy_as_dst, picture, scratch, 
 use super::walk::Sent;
 use super::{Root, local};
 use crate::fs::direct::Tally;
-use crate::options::{Generations, TreeOptions};
+use crate::fs::{UNFINISHED, name_beside};
+use crate::options::{Generations, Session, TreeOptions};
 
 fn linking(to: &[&str]) -> TreeOptions {
     let link_dest = to.iter().map(|path| path.as_bytes().to_vec().into()).collect();
@@ -335,4 +336,92 @@ fn a_new_tree_that_was_interrupted_goes_on() {
     let (sent, _) = tree.copy("to/one", &snapshot("one"), false);
     assert!(sent.bytes <= 5_000_000 - 2_500_000, "{sent:?}");
     assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/one")));
+}
+
+/// What the source has no more by the time that a generation is gone on with is not part of it, whatever kind of entry it was.
+#[test]
+fn an_unfinished_generation_becomes_what_the_source_is_by_then() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        fs::create_dir_all(tree.path("to")).expect("a directory");
+        fs::create_dir_all(tree.path("from/was-directory/deep")).expect("directories");
+        for name in ["same", "gone", "d/gone", "was-directory/deep/file", "was-file"] {
+            tree.write(&format!("from/{name}"), name.as_bytes());
+        }
+        let mut options = snapshot("one");
+        options.generations.session = Session { is_dst: true, is_last: false, follows: false };
+        copy(&tree.path("from"), &tree.path("to/one"), &options, is_local);
+        assert!(tree.path("to/one/gone").exists());
+        for name in ["gone", "d/gone", "was-file"] {
+            fs::remove_file(tree.path("from").join(name)).expect("it");
+        }
+        fs::remove_dir_all(tree.path("from/was-directory")).expect("it");
+        fs::create_dir(tree.path("from/was-file")).expect("a directory");
+        tree.write("from/was-directory", b"file");
+        let (sent, report) = tree.copy("to/one", &snapshot("one"), is_local);
+        assert_eq!((sent.bytes, report.failed), (4, 0), "what is there is not sent again");
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/one")));
+        assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+        assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
+    }
+}
+
+/// The same where several entries come into it, with several sessions: what one has brought is not removed by the next.
+#[test]
+fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        for (name, bytes) in [("a/d/file", "1"), ("a/gone/below", "2"), ("b/d/other", "3")] {
+            fs::create_dir_all(tree.path(name).parent().expect("one")).expect("directories");
+            tree.write(name, bytes.as_bytes());
+        }
+        fs::create_dir_all(tree.path("to/one")).expect("a directory");
+        let run = |names: &[&str], is_cut: bool| {
+            for (number, name) in names.iter().enumerate() {
+                let (from, follows, is_last) = (tree.path(name), number > 0, !is_cut && number + 1 == names.len());
+                let mut options = snapshot("one");
+                options.generations.session = Session { is_dst: false, is_last, follows };
+                let to = tree.path("to/one").join(from.file_name().expect("one"));
+                let (sent, report) = copy(&from, &to, &options, is_local);
+                assert_eq!((sent.failed, report.failed), (0, 0), "{name}: {:?} {:?}", sent.failures, report.failures);
+            }
+        };
+        run(&["a/gone", "a/d"], true);
+        assert!(tree.path("to/one/gone/below").exists() && tree.path("to/one/d/file").exists());
+        fs::remove_file(tree.path("a/d/file")).expect("it");
+        tree.write("a/d/new", b"4");
+        tree.write("to/one/a file", b"of a source that is not named any more");
+        // Those of one name are merged.
+        run(&["a/d", "b/d"], false);
+        let listed = picture(&tree.path("to/one")).into_keys().collect::<Vec<_>>();
+        assert_eq!(listed, ["d", "d/new", "d/other"].map(PathBuf::from));
+        assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+        assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
+    }
+}
+
+/// A kill between the switch of `latest` and the end leaves the marker of what is whole; it goes before `latest` leads on.
+#[test]
+fn a_marker_of_what_latest_leads_to_is_no_mark_any_more() {
+    let tree = Generation::new();
+    fs::create_dir(tree.path("to")).expect("a directory");
+    tree.write("from/file", b"file");
+    tree.copy("to/one", &snapshot("one"), false);
+    let marker = tree.path("to").join(name_beside(b"one", UNFINISHED));
+    fs::write(&marker, "").expect("a file");
+    fs::write(tree.path("to").join(name_beside(b"removed by its user", UNFINISHED)), "").expect("a file");
+    tree.copy("to/two", &snapshot("two"), false);
+    assert!(!marker.exists());
+    assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 3, "two generations and the link");
+}
+
+#[test]
+fn a_latest_that_leads_out_of_the_generations_is_told_as_what_it_is() {
+    let tree = Generation::new();
+    fs::create_dir_all(tree.path("to")).expect("a directory");
+    fs::create_dir(tree.path("outside")).expect("a directory");
+    symlink("../outside", tree.path("to/latest")).expect("a link");
+    let (_, report) = tree.copy("to/one", &snapshot("one"), false);
+    let [fact] = &report.without[..] else { panic!("{report:?}") };
+    assert!(fact.errno == 0 && String::from_utf8_lossy(&fact.detail).contains("leads out"), "{fact:?}");
 }

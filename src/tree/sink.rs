@@ -537,7 +537,7 @@ impl TreeSink {
         self.shared.check()?;
         top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
         self.shared.separate_moved();
-        let top_path = top.as_ref().map_or_else(Vec::new, |top| top.top_path());
+        let top_path = top.as_ref().map_or_else(Vec::new, |top| top.root_path());
         // The destination itself is flushed here, and may fail as all of this may.
         drop(top);
         self.shared.entries.iter().for_each(|entries| entries.flush());
@@ -546,13 +546,10 @@ impl TreeSink {
         self.switch();
         shared.check()?;
         let mut failures = shared.failures();
-        let spared = shared.spared.load(Relaxed);
-        if spared > 0 {
-            failures.count += spared;
-            let detail = format!("--max-delete keeps {spared} of what is to be deleted");
-            failures.first.keep(plain_fact(OsStr::from_bytes(&top_path), &detail));
-        }
+        let spared = shared.spared_fact(&top_path);
+        failures.count += u64::from(spared.is_some());
         Ok(Report {
+            spared,
             files: shared.files.load(Relaxed),
             directories: self.directories,
             others: shared.others.load(Relaxed),
@@ -624,7 +621,7 @@ impl TreeSink {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                             batch.list(number);
                         }
-                        let was_left = directory.make_way(&entry);
+                        let was_left = directory.make_way(&entry) || self.was_left(&directory, &entry);
                         // What comes before a hard link may be what it links to.
                         let is_last = matches!(entry, Record::HardLink { .. })
                             || self.is_for_threads(&entry)

@@ -101,6 +101,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         same_kernel: true,
         is_generation: false,
         makes_path: false,
+        listed: Vec::new(),
     };
     let stage = Stage {
         number: 2,

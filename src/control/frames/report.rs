@@ -59,6 +59,16 @@ impl Fault {
         Self::io(Exit::Destination.code(), "cannot write", fact)
     }
 
+    /// An entry of this host that was to be removed.
+    pub fn unremovable(fact: &IoFact) -> Self {
+        Self::io(Exit::Source.code(), "cannot remove", fact)
+    }
+
+    /// A directory of this host in which more was to be deleted.
+    pub fn undeleted(fact: &IoFact) -> Self {
+        Self::io(Exit::Destination.code(), "cannot delete all in", fact)
+    }
+
     /// The sending end of a broadcast's hop does not keep what the other has asked for.
     pub fn is_not_kept(&self) -> bool {
         self.own && self.path.is_empty() && self.errno == libc::ESTALE

@@ -1,5 +1,6 @@
 //! Files and trees: what was found, where it comes to lie, and how it is copied.
 
+use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
@@ -84,6 +85,11 @@ pub struct Place {
     #[n(6)]
     #[cbor(default)]
     pub makes_path: bool,
+    /// What is copied of the only source with everything in it, on the same kernel (`-R`, `--files-from`): DST may be in that
+    /// source, but in none of these.
+    #[n(7)]
+    #[cbor(default)]
+    pub listed: Vec<ByteVec>,
 }
 
 /// The answer to [`Place`].

@@ -150,7 +150,13 @@ impl Copy<'_> {
                 Some(Failure::new(Exit::Partial, line))
             }
             Ok(_) => None,
-            Err(fact) => Some(unwritable(&fact)),
+            Err(fact) => {
+                let mut failure = unwritable(&fact);
+                if let Some(line) = failure.message.as_mut().filter(|_| self.plan.tree.remove_source_files) {
+                    *line += "; all was copied, and what was copied is gone from SRC";
+                }
+                Some(failure)
+            }
         }
     }
 }

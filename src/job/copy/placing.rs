@@ -282,17 +282,26 @@ impl Copy<'_> {
         some: &[(usize, Found)],
         several: bool,
     ) -> Result<Result<Placed, Objection>, Failure> {
-        let asked = self.place_question(side, some, several)?;
+        let mut asked = self.place_question(side, some, several)?;
         // Only then can it be known.
         let may_be_itself = asked.same_kernel;
-        self.job.send(side, Message::Place(asked));
-        Ok(match self.job.answer(side, ANSWER_MAX)? {
-            Message::Failed(fault) => Err(Objection {
-                failure: self.unplaceable(side, some, several, &fault),
-                is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
-            }),
-            answer => Ok(self.placed(side, answer, several)?),
-        })
+        let is_one_kernel = || some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side));
+        let only = self.plan.only.as_ref().filter(|only| only.recursive && is_one_kernel());
+        let mut lists = only.map(|only| only.batches(BATCH_BYTES_MAX / 2)).unwrap_or_default();
+        loop {
+            asked.listed = lists.pop_front().map(|only| only.paths).unwrap_or_default();
+            self.job.send(side, Message::Place(asked.clone()));
+            match self.job.answer(side, ANSWER_MAX)? {
+                Message::Failed(fault) => {
+                    return Ok(Err(Objection {
+                        failure: self.unplaceable(side, some, several, &fault),
+                        is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
+                    }));
+                }
+                answer if lists.is_empty() => return Ok(Ok(self.placed(side, answer, several)?)),
+                answer => _ = self.placed(side, answer, several)?,
+            }
+        }
     }
 
     /// What a host is asked about its destination.
@@ -326,11 +335,13 @@ impl Copy<'_> {
             exact,
             sources: some.iter().map(becomes).collect(),
             // A list of paths may well be copied into the directory that they begin with.
-            same_kernel: !(standard || self.plan.only.is_some() && side == HERE)
+            same_kernel: !standard
+                && self.plan.only.is_none()
                 && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
             is_generation,
             // A stream opens what is there.
             makes_path: self.plan.tree.mkpath && !standard && !some.iter().any(|(_, found)| is_read(found)),
+            listed: Vec::new(),
         })
     }
 

@@ -4,7 +4,7 @@ use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -40,13 +40,39 @@ pub struct Target {
 }
 
 impl Target {
+    /// A file that is to be written to `path`. A link there keeps leading to the file.
+    pub fn new(path: PathBuf, form: Form) -> Self {
+        let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
+        let real = path.canonicalize().ok().filter(|_| is_link);
+        Self { path: real.unwrap_or(path), form }
+    }
+
     /// The directory that it is in, and its name there.
     fn split(&self) -> Result<(&Path, &[u8]), IoFact> {
         let name = self.path.file_name().filter(|_| !self.path.as_os_str().as_bytes().ends_with(b"/"));
         let Some(name) = name.filter(|_| !self.path.is_dir()) else {
             return Err(plain_fact(self.path.as_os_str(), "is a directory; name a file"));
         };
-        Ok((directory_of(&self.path), name.as_bytes()))
+        // Whatever has been put there by now: nothing but a file is replaced.
+        match self.path.symlink_metadata() {
+            Ok(found) if !found.is_file() => Err(plain_fact(self.path.as_os_str(), "it is no regular file")),
+            _ => Ok((directory_of(&self.path), name.as_bytes())),
+        }
+    }
+
+    /// Whether both are one file, however they are named.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let directory = |target: &Self| directory_of(&target.path).canonicalize().ok();
+        self.path == other.path
+            || self.path.file_name() == other.path.file_name()
+                && directory(self).is_some_and(|one| Some(one) == directory(other))
+    }
+
+    /// # Errors
+    ///
+    /// Why it cannot be a file.
+    pub fn check(&self) -> Result<(), IoFact> {
+        self.split().map(drop)
     }
 }
 
@@ -142,6 +168,8 @@ struct Partial<'a> {
     beside: String,
     file: OwnedFd,
     out: BufWriter<File>,
+    /// That of the file which it replaces.
+    mode: Option<u32>,
     is_published: bool,
 }
 
@@ -159,7 +187,8 @@ impl<'a> Partial<'a> {
         if target.form == Form::Manifest {
             out.write_all(&[FIRST_LINE, b"\n"].concat()).map_err(|error| failed(&error))?;
         }
-        Ok(Self { target, directory, beside, file, out, is_published: false })
+        let mode = target.path.metadata().ok().map(|found| found.mode() & 0o777);
+        Ok(Self { target, directory, beside, file, out, mode, is_published: false })
     }
 
     /// False: there is no line for this file.
@@ -182,7 +211,7 @@ impl<'a> Partial<'a> {
             }
             self.out.flush()?;
             let file = self.out.get_ref();
-            file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
+            file.set_permissions(Permissions::from_mode(self.mode.unwrap_or(0o666 & !umask())))?;
             file.sync_all()?;
             let name = self.target.path.file_name().unwrap_or_default();
             Ok(partial::publish(&self.directory, &*self.beside, &self.file, name)?)

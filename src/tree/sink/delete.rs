@@ -3,12 +3,14 @@
 //! Each entry is found and removed relative to the descriptor of its directory, and no link is followed: names may be
 //! exchanged meanwhile, and nothing outside is touched. A file system that is mounted below is not entered.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, openat, statat, unlinkat};
 use rustix::io::Errno;
@@ -17,7 +19,7 @@ use super::directory::OpenDirectory;
 use super::implied::open_beneath;
 use super::{Shared, itemize, unfinished};
 use crate::fs::metadata::{itself, open_up, restore_times};
-use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, unlinked_anywhere};
+use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::{Names, errno_of};
@@ -140,13 +142,48 @@ impl Remover<'_> {
         if depth == DEPTH_MAX {
             return Err(Errno::LOOP.into());
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = open_quietly(at, name, flags)?;
-        if is_other(&fstat(&directory)?, &stat) {
-            return Err(Errno::STALE.into());
+        let directory = self.open(at, name, &stat)?;
+        // As an earlier copy may have made it: its owner can empty it all the same.
+        let _ = if shared.options.dry_run { Ok(false) } else { open_up(&directory, &stat) };
+        let removed = self.remove_directory(at, name, path, depth, &directory);
+        let has_other_mode = || fstat(&directory).is_ok_and(|now| now.st_mode != stat.st_mode);
+        if !matches!(removed, Ok(true)) && !shared.options.dry_run && has_other_mode() {
+            let _ = fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777));
         }
+        removed
+    }
+
+    /// Opens a directory that is to be removed. One that its owner may not read is opened up.
+    fn open(&self, at: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let is_it = |opened: &OwnedFd| match fstat(opened) {
+            Ok(here) if identity(&here) != identity(stat) => Err(Errno::STALE),
+            here => here.map(drop),
+        };
+        let directory = match open_quietly(at, name, flags | OFlags::RDONLY) {
+            Err(Errno::ACCESS) if !self.shared.options.dry_run => {
+                let place = openat(at, name, flags | OFlags::PATH, Mode::empty())?;
+                is_it(&place)?;
+                open_closed(&place, stat)?
+            }
+            opened => opened?,
+        };
+        is_it(&directory)?;
+        Ok(directory)
+    }
+
+    /// Removes a directory that is open, with all in it but what is excluded.
+    fn remove_directory(
+        &self,
+        at: BorrowedFd<'_>,
+        name: &CStr,
+        path: &[u8],
+        depth: usize,
+        directory: &OwnedFd,
+    ) -> Result<bool, Fault> {
+        let shared = self.shared;
         let (mut is_empty, mut outcome) = (true, Ok(()));
-        let mut extraneous = Extraneous::of(&directory)?;
+        let mut extraneous = Extraneous::of(directory)?;
         let (has_leftovers, mut names) = (extraneous.has_leftovers, extraneous.take()?);
         while let Some((_, below)) = names.current() {
             let path = [path, b"/", below.to_bytes()].concat();
@@ -211,11 +248,22 @@ impl Remover<'_> {
     }
 }
 
-fn is_other(one: &Stat, other: &Stat) -> bool {
-    crate::fs::identity(one) != crate::fs::identity(other)
+/// Opens a directory that its owner has closed to itself, which is open as a place.
+fn open_closed(place: &OwnedFd, stat: &Stat) -> Result<OwnedFd, Errno> {
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777) | Mode::RWXU;
+    chmodat(CWD, itself(place), mode, AtFlags::empty())?;
+    openat(place, ".", OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 impl Shared {
+    /// What `--max-delete` has kept, in the destination of this path.
+    pub fn spared_fact(&self, path: &[u8]) -> Option<IoFact> {
+        let spared = self.spared.load(Relaxed);
+        let entries = if spared == 1 { "entry" } else { "entries" };
+        let detail = || format!("--max-delete keeps {spared} {entries}");
+        (spared > 0).then(|| plain_fact(OsStr::from_bytes(path), &detail()))
+    }
+
     /// A path below the top from DST on: the transfer's root, from which patterns count.
     pub fn below_destination<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         let is_below = self.options.contents && self.root_name().is_some_and(|name| name != b".");
@@ -343,15 +391,9 @@ fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) ->
     if identity(&stat) != expected {
         return Err(Errno::STALE);
     }
-    let open = || openat(&place, ".", flags | OFlags::RDONLY, Mode::empty());
-    let opened = match open() {
-        Err(Errno::ACCESS) if is_dry => return Ok((place, stat)),
-        Err(Errno::ACCESS) => {
-            let mode = Mode::from_raw_mode(stat.st_mode & 0o7777) | Mode::RWXU;
-            chmodat(CWD, itself(&place), mode, AtFlags::empty())?;
-            open()
-        }
-        opened => opened,
-    };
-    Ok((opened?, stat))
+    match openat(&place, ".", flags | OFlags::RDONLY, Mode::empty()) {
+        Err(Errno::ACCESS) if is_dry => Ok((place, stat)),
+        Err(Errno::ACCESS) => Ok((open_closed(&place, &stat)?, stat)),
+        opened => Ok((opened?, stat)),
+    }
 }

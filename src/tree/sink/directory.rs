@@ -146,7 +146,7 @@ impl OpenDirectory {
             let (is_new, fd) = (entered.is_none(), entered.map_or_else(rehearse::nowhere, Ok)?);
             Made { fd, is_new, was_left: false, unnamed: None }
         } else if parent.is_top() && name != b"." {
-            Self::make_at_top(parent, name)?
+            Self::make_at_top(parent, name, was_left)?
         } else {
             Self::make_below(parent, name, was_left, is_implied)?
         };
@@ -155,7 +155,7 @@ impl OpenDirectory {
         let options = &shared.options;
         let is_resumed = was_left && options.lists();
         let left = if was_left && !is_resumed { Some(Mutex::new(left::sweep(&fd)?)) } else { None };
-        let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
+        let was_closed = (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
             // As mkdir has it for a directory of all rights.
@@ -211,10 +211,10 @@ impl OpenDirectory {
 
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
-    fn make_at_top(parent: &Arc<Self>, name: &[u8]) -> Result<Made, Fault> {
-        match openat(&parent.fd, name, OPEN, Mode::empty()) {
+    fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
+        match parent.open(name, was_left) {
             Err(Errno::NOENT) => {}
-            there => return Ok(Made { fd: there?, is_new: false, was_left: false, unnamed: None }),
+            there => return Ok(Made { fd: there?, is_new: was_left, was_left, unnamed: None }),
         }
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open_tree(&parent.fd, &beside);
@@ -242,17 +242,24 @@ impl OpenDirectory {
             mkdirat(&parent.fd, name, Mode::RWXU)?;
             is_new = true;
         }
-        let mut opened = openat(&parent.fd, name, OPEN, Mode::empty());
-        if was_left && opened.as_ref().is_err_and(|error| *error == Errno::ACCESS) {
-            // It had got its mode already.
-            chmodat(&parent.fd, name, Mode::RWXU, AtFlags::empty())?;
-            opened = openat(&parent.fd, name, OPEN, Mode::empty());
-        }
+        let mut opened = parent.open(name, was_left);
         if is_implied && opened.is_err() {
             opened = Ok(parent.open_implied(name)?);
         }
         let was_left = was_left && !is_new;
         Ok(Made { fd: opened?, is_new: is_new || was_left, was_left, unnamed: None })
+    }
+
+    /// Opens a directory in it. One that an earlier transfer has left may have got its mode already.
+    fn open(&self, name: &[u8], was_left: bool) -> Result<OwnedFd, Errno> {
+        let open = || openat(&self.fd, name, OPEN, Mode::empty());
+        match open() {
+            Err(Errno::ACCESS) if was_left => {
+                chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty())?;
+                open()
+            }
+            opened => opened,
+        }
     }
 
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
@@ -462,6 +469,14 @@ impl OpenDirectory {
     /// The destination's path with a slash behind it.
     pub fn top_path(&self) -> Vec<u8> {
         [self.names()[0], b"/"].concat()
+    }
+
+    /// The path of the only root in the destination, or of that itself.
+    pub fn root_path(&self) -> Vec<u8> {
+        match self.shared.root_name().filter(|name| *name != b".") {
+            Some(name) => self.path(name),
+            None => self.own_path(),
+        }
     }
 
     fn own_path(&self) -> Vec<u8> {

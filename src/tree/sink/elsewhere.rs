@@ -87,7 +87,7 @@ pub(super) fn open_generations(
     let mut opened = Vec::new();
     match snapshot.map(Snapshot::latest) {
         Some(Ok(latest)) => opened.extend(latest.map(Arc::new)),
-        Some(Err(error)) => shared.remark(io_fact(OsStr::from_bytes(LATEST), error)),
+        Some(Err(fault)) => shared.remark(fault.into_fact(OsStr::from_bytes(LATEST))),
         None => {}
     }
     for path in &generations.link_dest {

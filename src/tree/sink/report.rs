@@ -28,6 +28,8 @@ pub struct Report {
     pub failed: u64,
     /// The first of those, with paths that begin with the destination's.
     pub failures: Vec<IoFact>,
+    /// What `--max-delete` has kept, which counts as one of those.
+    pub spared: Option<IoFact>,
     /// Earlier generations that cannot be used.
     pub without: Vec<IoFact>,
     /// Entries that were there already.

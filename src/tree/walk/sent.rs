@@ -25,6 +25,8 @@ pub struct Sent {
     pub failed: u64,
     /// The first of those.
     pub failures: First,
+    /// The first of what was to be removed from SRC and is still there; they count as failed.
+    pub unremoved: First,
     /// The first of what interrupted copies left, which is skipped.
     pub leftovers: First,
     /// What is not used, and why.
@@ -42,6 +44,7 @@ impl Sent {
         self.size_bytes += later.size_bytes;
         self.failed += later.failed;
         self.failures.extend(later.failures);
+        self.unremoved.extend(later.unremoved);
         self.leftovers.extend(later.leftovers);
         self.without.extend(later.without);
     }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::place::{Entry, Place};
 use super::{Recorder, Walk};
 use crate::fs::table::Table;
-use crate::fs::{Identity, identity, plain_fact, unlinked_anywhere};
+use crate::fs::{Identity, identity, io_fact, plain_fact, std_fact, unlinked_anywhere};
 use crate::options::TreeOptions;
 use crate::tree::first::First;
 
@@ -29,8 +29,8 @@ use crate::tree::first::First;
 const NUMBERS_BYTES: usize = 10 * 8;
 
 /// What is said of what stays.
-const HAS_CHANGED: &str = "is still there: it is not what was sent any more";
-const IS_ELSEWHERE: &str = "is still there: a link leads to it, or its directory is not where it was";
+const HAS_CHANGED: &str = "it is not what was sent any more";
+const IS_ELSEWHERE: &str = "a link leads to it, or its directory is not where it was";
 
 /// What an entry was when it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl Spent {
         let mut removed = Removed::default();
         if let Err(error) = self.remove_each(&mut removed) {
             removed.failed += 1;
-            removed.failures.keep(plain_fact(OsStr::new("SRC"), &format!("is not removed any further: {error}")));
+            removed.failures.keep(std_fact(OsStr::new("what is left of SRC"), &error));
         }
         removed
     }
@@ -166,13 +166,13 @@ impl Spent {
                 Err(Kept::Errno(Errno::NOENT)) => {}
                 Err(kept) => {
                     removed.failed += 1;
-                    let reason = match kept {
-                        Kept::Changed => HAS_CHANGED.to_owned(),
-                        Kept::Errno(Errno::LOOP | Errno::NOTDIR) => IS_ELSEWHERE.to_owned(),
-                        Kept::Errno(error) => format!("is still there: {}", io::Error::from(error)),
-                        Kept::Table(error) => format!("is still there: {error}"),
-                    };
-                    removed.failures.keep(plain_fact(OsStr::from_bytes(&at.path), &reason));
+                    let path = OsStr::from_bytes(&at.path);
+                    removed.failures.keep(match kept {
+                        Kept::Changed => plain_fact(path, HAS_CHANGED),
+                        Kept::Errno(Errno::LOOP | Errno::NOTDIR) => plain_fact(path, IS_ELSEWHERE),
+                        Kept::Errno(error) => io_fact(path, error),
+                        Kept::Table(error) => std_fact(path, &error),
+                    });
                 }
             }
         }

@@ -14,6 +14,7 @@ pub mod log;
 pub mod measure;
 pub mod options;
 mod signals;
+mod standard_error;
 pub mod transport;
 pub mod tree;
 

@@ -1,6 +1,7 @@
 //! Signals to this process, as events.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
@@ -13,12 +14,27 @@ const SAME_WITHIN: Duration = Duration::from_millis(200);
 /// Who asks so many times does not wait for an orderly end.
 const ASKED_MAX: u32 = 3;
 
-/// When the first signal came that asks this process to end.
-static ASKED: OnceLock<Instant> = OnceLock::new();
+/// Signals that come closer together than this are one request: a logout may send three.
+const REQUEST_APART: Duration = Duration::from_millis(500);
 
-/// How long ago that was, if one has come.
+/// A signal has come that asks this process to end. Set by the handler itself: nobody may be giving signals on.
+static IS_ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// How long ago that was first seen by this, if one has come.
 pub(crate) fn since_end() -> Option<Duration> {
-    ASKED.get().map(Instant::elapsed)
+    static SEEN: OnceLock<Instant> = OnceLock::new();
+    IS_ASKED.load(Ordering::Relaxed).then(|| SEEN.get_or_init(Instant::now).elapsed())
+}
+
+/// Notes from now on that one of these has come.
+fn note(signals: &[i32]) -> std::io::Result<()> {
+    static NOTED: Once = Once::new();
+    let mut noted = Ok(());
+    NOTED.call_once(|| {
+        let asking = signals.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal));
+        noted = asking.map(|&signal| signal_hook::flag::register(signal, Arc::clone(&IS_ASKED)).map(drop)).collect();
+    });
+    noted
 }
 
 /// Signals are given on as long as this is kept; then they come to nothing.
@@ -48,21 +64,19 @@ impl Drop for Forwarding {
 pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<Forwarding> {
     let ignored = ignored() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
-    let handled = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
-    let mut signals = Signals::new(handled.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))?;
+    let mut handled = vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
+    handled.retain(|signal| ignored >> (signal - 1) & 1 == 0);
+    note(&handled)?;
+    let mut signals = Signals::new(handled)?;
     let forwarding = Forwarding(signals.handle());
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
-        let (mut last, mut asked) = (None, 0);
+        let (mut last, mut asked) = (None, Requests::default());
         for signal in signals.forever() {
             // The write to a file that has grown too long for a limit of ours fails, and says so.
             if signal == SIGXFSZ || !is_new(&mut last, signal, Instant::now()) {
                 continue;
             }
-            if signal != SIGTSTP {
-                ASKED.get_or_init(Instant::now);
-                asked += 1;
-            }
-            if asked >= ASKED_MAX && !is_launched {
+            if signal != SIGTSTP && asked.are_enough(Instant::now()) && !is_launched {
                 // What was to hear of it stands still.
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
             }
@@ -72,6 +86,24 @@ pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + '
         }
     })?;
     Ok(forwarding)
+}
+
+/// How often this process was asked to end.
+#[derive(Default)]
+struct Requests {
+    count: u32,
+    last: Option<Instant>,
+}
+
+impl Requests {
+    /// One more signal asks for it: whether that was often enough.
+    fn are_enough(&mut self, now: Instant) -> bool {
+        if self.last.is_none_or(|last| now.duration_since(last) >= REQUEST_APART) {
+            self.last = Some(now);
+            self.count += 1;
+        }
+        self.count >= ASKED_MAX
+    }
 }
 
 /// Whether a signal is none that was given on just before; then it is the `last` that was.
@@ -103,6 +135,14 @@ pub(crate) fn stop_here() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_of_one_event_are_one_request() {
+        let (mut asked, begin) = (Requests::default(), Instant::now());
+        let mut are_enough = |ms| asked.are_enough(begin + Duration::from_millis(ms));
+        assert!([0, 5, 40, 400].into_iter().all(|ms| !are_enough(ms)), "a logout");
+        assert!(!are_enough(600) && !are_enough(900) && are_enough(1100));
+    }
 
     #[test]
     fn a_signal_that_comes_twice_at_once_is_one() {

@@ -204,6 +204,16 @@ fn a_signal_ends_all_of_it() {
     }
 }
 
+/// A pipe that nobody has read.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    let (read, mut write) = std::io::pipe().expect("a pipe");
+    fcntl_setfl(&write, OFlags::NONBLOCK).expect("a flag");
+    while write.write(&[b'x'; 4096]).is_ok() {}
+    fcntl_setfl(&write, OFlags::empty()).expect("a flag");
+    (read, write)
+}
+
 /// Standard error that nobody reads is waited for, but not by a signal.
 #[test]
 fn a_signal_does_not_wait_for_standard_error() {
@@ -212,10 +222,18 @@ fn a_signal_does_not_wait_for_standard_error() {
     one.arg("h:exec cat /dev/zero >&2");
     let mut many = lab.command(rdpipe(), "rsh", AGENT);
     many.args(["exec cat /dev/zero", "h[1-2]:exec cat"]);
-    for mut command in [lab.rdsh_by("rsh", &["h", "exec cat /dev/zero >&2"]), one, many] {
-        let (_unread, stderr) = std::io::pipe().expect("a pipe");
+    // What is said last, and what is logged, wait as well.
+    let mut last = lab.command(rdpipe(), "rsh", AGENT);
+    last.arg("exit 3");
+    let mut logged = lab.command(rdpipe(), "rsh", AGENT);
+    logged.env("RDMA_PIPE_LOG", "trace").args(["exec cat /dev/zero", "exec cat >/dev/null"]);
+    lab.script("noisy", "cat /dev/zero >&2 & exec sh -c \"exec $2\"");
+    let noisy = lab.rdsh_by("noisy", &["h", "exec sleep 100"]);
+    let all = lab.rdsh_by("rsh", &["h", "exec cat /dev/zero >&2"]);
+    for (mut command, code) in [(all, 143), (one, 143), (many, 143), (last, 3), (logged, 143), (noisy, 143)] {
+        let (_unread, stderr) = full_pipe();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().expect("it starts");
-        // Until the pipe is full, and what comes behind is waiting for it.
+        // Until something waits for it to be read.
         std::thread::sleep(Duration::from_secs(2));
         let begin = Instant::now();
         kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
@@ -230,7 +248,7 @@ fn a_signal_does_not_wait_for_standard_error() {
             }
         };
         let _ = child.wait();
-        assert_eq!(ended, Some(143), "{command:?} after {:?}", begin.elapsed());
+        assert_eq!(ended, Some(code), "{command:?} after {:?}", begin.elapsed());
         none_marked(lab.0.path(), GONE);
     }
 }

@@ -249,7 +249,10 @@ impl Book {
             // A log that cannot be written must not stop what it is about.
             let _ = match &mut out {
                 Out::Nowhere => Ok(()),
-                Out::StandardError => std::io::stderr().write_all(text.as_bytes()),
+                Out::StandardError => {
+                    crate::standard_error::write(text.as_bytes());
+                    Ok(())
+                }
                 Out::File(file) => file.write_all(text.as_bytes()),
             };
             let mut state = self.state();

@@ -26,7 +26,6 @@ pub mod recv;
 pub mod report;
 pub mod send;
 mod settings;
-mod standard_error;
 mod watch;
 mod words;
 mod wrong;
@@ -138,7 +137,7 @@ fn helper() -> Option<ExitCode> {
 
 /// Writes one line to standard error, in one piece: other processes may be writing there too.
 pub(crate) fn say(line: &str) {
-    standard_error::write(format!("{line}\n").as_bytes());
+    crate::standard_error::write(format!("{line}\n").as_bytes());
 }
 
 /// Writes one line of an error to standard error. `name`: the command's.

@@ -91,14 +91,16 @@ impl Arguments for ShellArguments {
     }
 }
 
-/// The host, with its user, of `ssh://user@host:port` as ssh(1) has it; anything else as it is.
+/// The host, with its user, of `ssh://user@host:port` as ssh(1) has it, an address without its brackets; anything else as it is.
 fn without_uri(host: &OsStr) -> OsString {
     let uri = host.as_bytes().strip_prefix(b"ssh://").map(|rest| rest.strip_suffix(b"/").unwrap_or(rest));
     let Some(authority) = uri else { return host.to_owned() };
     let at = authority.iter().rposition(|byte| *byte == b':');
     let is_port = |rest: &[u8]| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit);
     let named = at.filter(|&at| is_port(&authority[at + 1..])).map_or(authority, |at| &authority[..at]);
-    OsStr::from_bytes(named).to_owned()
+    let (user, name) = named.split_at(named.iter().rposition(|byte| *byte == b'@').map_or(0, |at| at + 1));
+    let address = name.strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]")).filter(|rest| rest.contains(&b':'));
+    OsString::from_vec([user, address.unwrap_or(name)].concat())
 }
 
 /// To its caller, a failure of ours is one of ssh's.
@@ -192,7 +194,7 @@ struct Console {
 
 impl shell::Observer for Console {
     fn pass_on(&mut self, bytes: &[u8]) {
-        super::standard_error::write(bytes);
+        crate::standard_error::write(bytes);
     }
 
     fn remark(&mut self, line: &str) {

@@ -11,7 +11,7 @@
 #![allow(unsafe_code, reason = "signals between fork and exec")]
 
 use std::ffi::{OsStr, OsString};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fault::escaped;
+use crate::standard_error;
 
 mod kinds;
 
@@ -311,7 +312,9 @@ impl Complaints {
                 if held.bytes.len() > HELD_BYTES_MAX {
                     held.passes = Passes::All;
                 }
-                held.pass_on();
+                let passed = held.take_passed();
+                drop(held);
+                standard_error::write(&passed);
             }
             into.lock().expect("no panic with it locked").is_over = true;
         })?;
@@ -321,7 +324,10 @@ impl Complaints {
     fn pass_on(&self, passes: Passes) {
         let mut held = self.0.lock().expect("no panic with it locked");
         held.passes = passes;
-        held.pass_on();
+        let passed = held.take_passed();
+        // Who waits for somebody to read it keeps nobody from what else is held.
+        drop(held);
+        standard_error::write(&passed);
     }
 
     fn take_last_line(&self) -> Option<String> {
@@ -336,9 +342,9 @@ impl Complaints {
 }
 
 impl Held {
-    fn pass_on(&mut self) {
+    fn take_passed(&mut self) -> Vec<u8> {
         if self.passes == Passes::Nothing {
-            return;
+            return Vec::new();
         }
         let (mut passed, mut kept) = (Vec::new(), Vec::new());
         for line in self.bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -349,9 +355,8 @@ impl Held {
                 passed.extend(line);
             }
         }
-        // Where our own standard error is closed nobody is listening.
-        let _ = std::io::stderr().write_all(&passed);
         self.bytes = kept;
+        passed
     }
 }
 
@@ -418,6 +423,7 @@ mod tests {
 
     #[test]
     fn of_what_ssh_says_as_it_fails_the_cause_is_at_hand_also_after_it_might_have_asked() {
+        use std::io::Write;
         const CUT: &str = "kex_exchange_identification: Connection closed by remote host\r\n\
                            Connection closed by UNKNOWN port 65535\r\n";
         const ADDED: &str = "Warning: Permanently added 'gate' (ED25519) to the list of known hosts.\r\n";

@@ -387,7 +387,7 @@ impl Spool {
 
     /// A buffer for a segment of full length; for a shorter one, its memory is within the bounds then.
     fn buffer_for(&self, state: &mut State, bytes: usize) -> Option<Buffer> {
-        if bytes == SEGMENT_BYTES {
+        if room_for(bytes) == SEGMENT_BYTES {
             return state.spare.pop().or_else(|| state.blank.pop());
         }
         while !self.has_memory_for(state, room_for(bytes))
@@ -400,7 +400,7 @@ impl Spool {
 
     /// Keeps a buffer for another segment.
     fn reclaim(&self, state: &mut State, memory: Memory) {
-        let Memory::Whole(buffer) = memory else { return };
+        let Memory::Whole(buffer, _) = memory else { return };
         if self.has_memory_for(state, SEGMENT_BYTES) {
             state.spare.push(buffer);
         } else {
@@ -477,11 +477,11 @@ impl SpoolInput {
     ///
     /// As [`SpoolInput::append`].
     pub fn append_from(&self, buffer: &mut Buffer, length: usize, over: &AtomicBool) -> Result<(), Gone> {
-        if length != SEGMENT_BYTES {
+        if room_for(length) != SEGMENT_BYTES {
             return self.append(&buffer.payload()[..length], over);
         }
         let take = |mut spare: Option<Buffer>| match spare.take_if(|spare| buffer.exchange(spare)) {
-            Some(taken) => Memory::Whole(taken),
+            Some(taken) => Memory::Whole(taken, length),
             None => Memory::copy_of(&buffer.payload()[..length], spare),
         };
         self.put(length, take, over)
@@ -610,10 +610,11 @@ impl SpoolOutput {
         };
         let mut end = state.places.end.min(at + bytes_max as u64);
         let first = state.find(at);
-        let segment_end = state.segments[first].end();
-        if segment_end < end && segment_end - at >= bytes_max as u64 / 2 {
-            // What lies in one piece can be sealed from there.
-            end = segment_end;
+        let cut = state.segments[first].end();
+        let can_step = |next: &Arc<Segment>| next.data().len().is_multiple_of(bytes_max);
+        if cut < end && cut.is_multiple_of(PAGE_BYTES) && state.segments.get(first + 1).is_some_and(can_step) {
+            // From there on all that is sent at once lies in one piece, and can be sealed where it is.
+            end = cut;
         }
         if end < state.places.end && end / PAGE_BYTES > at / PAGE_BYTES {
             // Where pages begin for this host, they begin for the next.
@@ -633,14 +634,13 @@ impl SpoolOutput {
         drop(chunk);
         let spool = &*self.spool;
         let mut state = spool.state();
-        if state.output != self.turn {
-            return Err(Gone);
-        }
-        if let Some(next) = &mut state.places.next {
+        let has_turn = state.output == self.turn;
+        if let Some(next) = state.places.next.as_mut().filter(|_| has_turn) {
             next.reader = Some(end);
         }
+        // Also what is not needed any more by another's word, and was only held by the chunk.
         spool.let_go(&mut state);
-        Ok(())
+        has_turn.then_some(()).ok_or(Gone)
     }
 
     /// Takes an answer of the host behind, as the peer sent it.
@@ -714,8 +714,13 @@ impl AsRef<[u8]> for Slice {
 
 impl Drop for Slice {
     fn drop(&mut self) {
-        self.segment = None;
-        self.spool.let_go(&mut self.spool.state());
+        let alone = self.segment.take().and_then(|segment| Arc::try_unwrap(segment).ok());
+        let mut state = self.spool.state();
+        if let Some(segment) = alone {
+            // The stream has gone on without this tree.
+            self.spool.reclaim(&mut state, segment.memory);
+        }
+        self.spool.let_go(&mut state);
     }
 }
 

@@ -147,7 +147,7 @@ impl pipeline::Observer for HopsConsole<'_> {
     }
 
     fn pass_on(&mut self, bytes: &[u8]) {
-        self.beside_bars(|| crate::cli::standard_error::write(bytes));
+        self.beside_bars(|| crate::standard_error::write(bytes));
     }
 
     fn progress(&mut self, hops: &[Hop]) {

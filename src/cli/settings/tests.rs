@@ -85,6 +85,10 @@ fn sections_are_for_the_hosts_that_are_named() {
         let shell = files.words::<ShellArguments>(&format!("rdsh {host} ls"));
         assert_eq!(shell, format!("rdsh --encrypt=always --lanes=1 {host} ls"));
     }
+    let files = Files::new("[host.'fe80::*']\nlanes = 4\n", "");
+    for host in ["ssh://[fe80::1]:22", "ssh://me@[fe80::1]", "fe80::1"] {
+        assert_eq!(files.words::<ShellArguments>(&format!("rdsh {host} ls")), format!("rdsh --lanes=4 {host} ls"));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! that when hosts fail, is decided by [`Chain`]. Here hosts are started and asked, hops are begun and ended as the chain
 //! says, and what comes of every host is put together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
@@ -96,6 +96,8 @@ struct Run {
     /// Hops of the chain, and of ordinary copies.
     links: Links,
     copies: HashMap<usize, (Node, Node)>,
+    /// What hosts have said to keep of a tree that they have given up, in bytes.
+    kept: HashMap<usize, u64>,
 }
 
 impl Copy<'_> {
@@ -140,6 +142,7 @@ impl Copy<'_> {
             proof: None,
             links: Links::default(),
             copies: HashMap::new(),
+            kept: HashMap::new(),
         };
         let listener = self.begin_to_listen();
         let mut has_said = false;
@@ -454,6 +457,9 @@ impl Copy<'_> {
                 let line = format!("{}: {}", self.label(host), crate::fault::escaped(line.as_ref()));
                 self.say(&line);
             }
+            Message::Kept(kept) => {
+                run.kept.insert(host, kept.bytes);
+            }
             _ => {}
         }
     }
@@ -520,24 +526,28 @@ impl Copy<'_> {
         }
         let is_chain = !self.plan.tree.sync;
         let is_open = |node: &Node| !self.job.hosts[run.host(*node)].gone && run.target(*node).report.is_none();
-        let mut left = (1..=run.nodes.len()).filter(|node| is_chain && is_open(node)).count();
-        let (mut kept_bytes, deadline) = (0, Instant::now() + STOP_MAX);
-        while left > 0 || run.copies.keys().any(|&hop| self.job.is_heard(hop)) {
+        let open = (1..=run.nodes.len()).filter(|node| is_chain && is_open(node));
+        let mut left: HashSet<usize> = open.map(|node| run.host(node)).collect();
+        let (mut kept, deadline) = (run.kept.clone(), Instant::now() + STOP_MAX);
+        while !left.is_empty() || run.copies.keys().any(|&hop| self.job.is_heard(hop)) {
             match self.job.next(deadline) {
-                Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _))
-                    if is_chain && host != run.source =>
-                {
-                    left = left.saturating_sub(1);
+                Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _)) => {
+                    left.remove(&host);
                 }
-                Some(Update::Host(_, Message::Kept(kept)) | Update::End(_, _, Message::Kept(kept))) => {
-                    kept_bytes += kept.bytes;
+                Some(Update::Host(host, Message::Kept(said))) => {
+                    kept.insert(host, said.bytes);
+                }
+                Some(Update::End(hop, side, Message::Kept(said))) => {
+                    kept.insert(self.job.hops[hop].host(side), said.bytes);
                 }
                 Some(Update::Signal(again)) if again != libc::SIGTSTP => break,
                 Some(_) => {}
                 None => break,
             }
         }
-        kept_bytes
+        // One that has had to begin anew may have it all by now.
+        let lacks = |host: &usize| run.node_of(*host).is_some_and(|node| run.target(node).done_after.is_none());
+        kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum()
     }
 
     fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
@@ -545,7 +555,7 @@ impl Copy<'_> {
         let (done, all) = (all.clone().filter(|target| target.done_after.is_some()).count(), all.count());
         let with = if self.plan.tree.sync { "" } else { " with --sync" };
         let kept = match kept_bytes {
-            0 => String::new(),
+            0 => "; nothing kept on the others to resume".to_owned(),
             bytes => format!("; {} kept on the others together, run again{with} to resume", size_words(bytes)),
         };
         self.say(&format!("interrupted; {done} of {all} hosts have it all{kept}"));

@@ -23,8 +23,8 @@ pub(super) struct Segment {
 /// What a segment is in. Bytes begin at a page, so that they can be written from where they are.
 #[derive(Debug)]
 pub(super) enum Memory {
-    /// A segment of full length, in a buffer of as many bytes.
-    Whole(Buffer),
+    /// A segment that takes as much room as one of full length, in a buffer: so many bytes of it.
+    Whole(Buffer, usize),
     /// Any other: behind so many bytes that are not used.
     Part { bytes: Vec<u8>, skip: usize },
 }
@@ -32,8 +32,8 @@ pub(super) enum Memory {
 impl Memory {
     pub fn copy_of(bytes: &[u8], spare: Option<Buffer>) -> Self {
         if let Some(mut buffer) = spare {
-            buffer.payload_mut().copy_from_slice(bytes);
-            return Self::Whole(buffer);
+            buffer.payload_mut()[..bytes.len()].copy_from_slice(bytes);
+            return Self::Whole(buffer, bytes.len());
         }
         let mut memory: Vec<u8> = Vec::with_capacity(room_for(bytes.len()) + PAGE_BYTES as usize);
         let skip = memory.as_ptr().align_offset(PAGE_BYTES as usize);
@@ -44,7 +44,7 @@ impl Memory {
 
     pub fn data(&self) -> &[u8] {
         match self {
-            Self::Whole(buffer) => buffer.payload(),
+            Self::Whole(buffer, length) => &buffer.payload()[..*length],
             Self::Part { bytes, skip } => &bytes[*skip..],
         }
     }

@@ -1,0 +1,97 @@
+//! Standard error, which may be a pipe that nobody reads, or a terminal that ^S has stopped. That is waited for, but not once a signal
+//! asks this process to end: who waits is who would hear of the signal.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, TryLockError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::signals;
+
+/// A pipe that can be written to at all takes as much without waiting: `PIPE_BUF` of pipe(7). A terminal may wait in the middle of
+/// it, until the third signal.
+const PIECE_BYTES: usize = 4096;
+
+/// How often it is looked whether a signal has come.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long after a signal somebody may take to read on.
+const LAST_MAX: Duration = Duration::from_millis(500);
+
+/// What one thread writes comes in one piece. Not the standard library's own lock, which waits without end.
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// Writes all of it, at once if it is no more than a line or two: other processes may be writing there too.
+pub(crate) fn write(bytes: &[u8]) {
+    let is_over = || signals::since_end().is_some_and(|since| since >= LAST_MAX);
+    while !bytes.is_empty() {
+        match WRITING.try_lock() {
+            Err(TryLockError::WouldBlock) if is_over() => return,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_EVERY / 10),
+            _locked => return write_unless(rustix::stdio::stderr(), bytes, is_over),
+        }
+    }
+}
+
+/// Until all is written, nobody can read it any more, or `is_over` while it cannot be written.
+fn write_unless(target: BorrowedFd<'_>, mut bytes: &[u8], is_over: impl Fn() -> bool) {
+    let look_every = Timespec::try_from(LOOK_EVERY).expect("a short time");
+    let mut wait = Timespec::default();
+    while !bytes.is_empty() {
+        match poll(&mut [PollFd::new(&target, PollFlags::OUT)], Some(&wait)) {
+            Ok(0) | Err(Errno::INTR) => {
+                if is_over() {
+                    return;
+                }
+                wait = look_every;
+                continue;
+            }
+            _ => {}
+        }
+        match rustix::io::write(target, &bytes[..bytes.len().min(PIECE_BYTES)]) {
+            Ok(count) => bytes = &bytes[count..],
+            // It is another process's as well, which has filled it, or made it one that does not wait.
+            Err(Errno::INTR | Errno::AGAIN) if !is_over() => {}
+            // Where standard error is closed nobody is listening.
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_is_read_gets_all_of_it() {
+        let (mut read, write) = std::io::pipe().expect("a pipe");
+        let bytes: Vec<u8> = (0..300_000_u32).map(|at| at as u8).collect();
+        let given = bytes.clone();
+        let writing = std::thread::spawn(move || write_unless(OwnedFd::from(write).as_fd(), &given, || false));
+        let mut got = Vec::new();
+        read.read_to_end(&mut got).expect("it ends");
+        writing.join().expect("no panic");
+        assert!(got == bytes);
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_not_waited_for_when_that_is_over() {
+        let (_read, write) = std::io::pipe().expect("a pipe");
+        let begin = Instant::now();
+        write_unless(write.as_fd(), &vec![0; 300_000], || begin.elapsed() > Duration::from_millis(100));
+        assert!((Duration::from_millis(100)..Duration::from_secs(3)).contains(&begin.elapsed()));
+    }
+
+    #[test]
+    fn a_pipe_that_is_closed_is_no_wait() {
+        let (read, write) = std::io::pipe().expect("a pipe");
+        drop(read);
+        write_unless(write.as_fd(), &[0; 9000], || false);
+    }
+}

@@ -44,7 +44,11 @@ const WATCH_MAX: Duration = Duration::from_millis(500);
 /// touched for the first time and windows grow, and a fast line that was taken for a slow one gets compressed chunks.
 const SETTLED: f64 = 1.25;
 
-/// A line that is what others wait for hardly ever waits: for one chunk in so many at most, while it is measured; and not
+/// Or this long after it was first measured: one whose sender has no more than a few chunks at a time is seldom seen to be busy
+/// all the time, and is taken for faster and slower by turns.
+const SETTLED_AFTER: Duration = Duration::from_millis(500);
+
+/// A line that is what others wait for hardly ever waits: for one chunk, or one in so many, while it is measured; and not
 /// for most of them, where there is to be compression at all.
 const BUSY_PARTS: u32 = 8;
 const BUSY_MIN: f64 = 0.25;
@@ -64,6 +68,8 @@ pub struct Chooser {
     threads: f64,
     /// Bytes a second that the line has taken lately, while it was what others waited for; 0 before that is known.
     line: f64,
+    /// When it was first known.
+    known_since: Option<Duration>,
     /// It does not become faster any more.
     is_settled: bool,
     /// In how many parts of one it was that lately.
@@ -94,6 +100,7 @@ impl Chooser {
         Self {
             threads,
             line: 0.0,
+            known_since: None,
             is_settled: false,
             busy: 0.0,
             watch: Watch::default(),
@@ -138,7 +145,8 @@ impl Chooser {
             return;
         }
         let rate = self.watch.bytes as f64 / took.as_secs_f64();
-        let was_busy = BUSY_PARTS * self.watch.busy >= (BUSY_PARTS - 1) * self.watch.chunks;
+        let waited = self.watch.chunks - self.watch.busy;
+        let was_busy = waited <= (self.watch.chunks / BUSY_PARTS).max(1);
         self.watch = Watch { since: now, ..Watch::default() };
         // A line that waited now and then carries more than this.
         if was_busy || self.line > 0.0 && rate > self.line {
@@ -146,7 +154,9 @@ impl Chooser {
             let weight = if self.is_settled { LINE_WEIGHT } else { 1.0 };
             self.line += (rate - self.line) * weight;
             self.is_settled |= was > 0.0 && rate < was * SETTLED;
+            self.known_since.get_or_insert(now);
         }
+        self.is_settled |= self.known_since.is_some_and(|since| now.saturating_sub(since) >= SETTLED_AFTER);
     }
 
     /// A chunk was compressed by `method` in this time.
@@ -269,6 +279,20 @@ mod tests {
         assert_eq!(chooser.choose(), Some(Method::Lz4), "one chunk is the price of knowing");
         chooser.note_compressed(Method::Lz4, CHUNK, CHUNK / 2, Duration::from_secs_f64(CHUNK as f64 / 400e6));
         assert_eq!(chooser.choose(), None);
+    }
+
+    #[test]
+    fn a_slow_line_that_waits_now_and_then_is_known_soon() {
+        let mut chooser = Chooser::new(2);
+        let mut now = Duration::ZERO;
+        // Four chunks each: MB/s, and how many of them have found the line busy.
+        for (rate, busy) in [(8.8, 4), (7.6, 1), (8.4, 2), (13.9, 4), (6.8, 2)] {
+            for chunk in 0..4 {
+                now += Duration::from_secs_f64(CHUNK as f64 / rate / 1e6);
+                chooser.note_ready(now, CHUNK, chunk < busy);
+            }
+            assert!(chooser.choose().is_some() == (now > Duration::from_millis(1200)), "{now:?}");
+        }
     }
 
     #[test]

@@ -31,8 +31,8 @@ fn note(signals: &[i32]) -> std::io::Result<()> {
     static NOTED: Once = Once::new();
     let mut noted = Ok(());
     NOTED.call_once(|| {
-        let asking = signals.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal));
-        noted = asking.map(|&signal| signal_hook::flag::register(signal, Arc::clone(&IS_ASKED)).map(drop)).collect();
+        let mut asking = signals.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal));
+        noted = asking.try_for_each(|&signal| signal_hook::flag::register(signal, Arc::clone(&IS_ASKED)).map(drop));
     });
     noted
 }

@@ -25,14 +25,18 @@ static WRITING: Mutex<()> = Mutex::new(());
 
 /// Writes all of it, at once if it is no more than a line or two: other processes may be writing there too.
 pub(crate) fn write(bytes: &[u8]) {
+    if bytes.is_empty() {
+        return;
+    }
     let is_over = || signals::since_end().is_some_and(|since| since >= LAST_MAX);
-    while !bytes.is_empty() {
+    let _locked = loop {
         match WRITING.try_lock() {
             Err(TryLockError::WouldBlock) if is_over() => return,
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_EVERY / 10),
-            _locked => return write_unless(rustix::stdio::stderr(), bytes, is_over),
+            locked => break locked,
         }
-    }
+    };
+    write_unless(rustix::stdio::stderr(), bytes, is_over);
 }
 
 /// Until all is written, nobody can read it any more, or `is_over` while it cannot be written.

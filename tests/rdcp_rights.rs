@@ -272,7 +272,7 @@ fn open_all(lab: &Lab) {
     assert!(opened.expect("chmod").success());
 }
 
-/// What cannot be removed from SRC, and what is not deleted in DST, is told as that.
+/// Messages name what could not be removed from SRC, and DST where `--max-delete` has kept something.
 #[test]
 fn what_stays_is_told_by_its_own_name() {
     for to in ["", "h"] {
@@ -304,7 +304,7 @@ fn what_stays_is_told_by_its_own_name() {
 const WITH_FULL_DISK: &str = "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=16k none full \
     && { head -c 100000 /dev/zero >full/all 2>/dev/null; exec \"$@\"; }' - \"$@\"";
 
-/// SRC is gone by then, as is told.
+/// By then SRC has been removed, and the message says so.
 #[test]
 fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
     for (to, option) in ["", "h"].into_iter().flat_map(|to| [(to, true), (to, false)]) {

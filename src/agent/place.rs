@@ -175,16 +175,14 @@ fn check_generation(path: &Path) -> Result<(), Fault> {
     let Ok(itself) = std::fs::symlink_metadata(bare(path)) else { return Ok(()) };
     let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST)));
     let name = escaped(bare(path).as_os_str());
-    let detail = match () {
-        () if latest.is_ok_and(|latest| identity(&latest) == identity(&itself)) => {
-            format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME")
-        }
-        () if itself.is_dir() && has_entries(bare(path)) && !is_unfinished(path) => {
-            format!(
-                "{name} is there and not marked as unfinished, so it is whole and is not changed: choose another NAME, or remove it"
-            )
-        }
-        () => return Ok(()),
+    let detail = if latest.is_ok_and(|latest| identity(&latest) == identity(&itself)) {
+        format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME")
+    } else if itself.is_dir() && has_entries(bare(path)) && !is_unfinished(path) {
+        format!(
+            "{name} is there and not marked as unfinished, so it is whole and is not changed: choose another NAME, or remove it"
+        )
+    } else {
+        return Ok(());
     };
     Err(Fault::plain(Exit::Usage.code(), detail))
 }

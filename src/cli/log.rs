@@ -247,14 +247,11 @@ impl Book {
                 text += &format!("({left_out} lines are left out here: they came faster than they were read)\n");
             }
             // A log that cannot be written must not stop what it is about.
-            let _ = match &mut out {
-                Out::Nowhere => Ok(()),
-                Out::StandardError => {
-                    crate::standard_error::write(text.as_bytes());
-                    Ok(())
-                }
-                Out::File(file) => file.write_all(text.as_bytes()),
-            };
+            match &mut out {
+                Out::Nowhere => {}
+                Out::StandardError => crate::standard_error::write(text.as_bytes()),
+                Out::File(file) => drop(file.write_all(text.as_bytes())),
+            }
             let mut state = self.state();
             if is_closing {
                 state.is_over = true;

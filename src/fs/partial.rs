@@ -287,12 +287,16 @@ fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     match open_directory(&parent, name) {
         Err(Errno::ACCESS) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let place = openat(&parent, name, flags, Mode::empty())?;
-            chmodat(CWD, itself(&place), Mode::RWXU, AtFlags::empty())?;
-            open_directory(parent, name)
+            open_closed(&openat(&parent, name, flags, Mode::empty())?, Mode::empty())
         }
         opened => opened,
     }
+}
+
+/// Opens a directory that its owner has closed to itself, and that is open as a place; `mode` is what it has besides.
+pub(crate) fn open_closed(place: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
+    chmodat(CWD, itself(place), mode | Mode::RWXU, AtFlags::empty())?;
+    openat(place, ".", OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Removes an entry, with everything in it if it is a directory. No link leads out of it.

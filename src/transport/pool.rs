@@ -10,7 +10,7 @@
 //! back ([`Buffer::give_back_if_idle`]): what a burst or a longer line has needed once is not kept to the end.
 //!
 //! Two buffers may exchange the memory of their payloads ([`Buffer::exchange`]), so that what has arrived in one can be kept
-//! without being copied. Not where RDMA may be used: a device is told where in the mapping a buffer is.
+//! without being copied. This is not done where RDMA may be used, because the device knows each buffer by its address.
 
 #![allow(unsafe_code, reason = "the mapping that buffers are made of")]
 

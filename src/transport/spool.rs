@@ -183,7 +183,7 @@ pub enum Taken {
     Gone,
 }
 
-/// What is to be sent next.
+/// What [`SpoolOutput::next`] has for the host behind.
 #[derive(Debug)]
 pub enum Outgoing {
     /// Some of the stream.

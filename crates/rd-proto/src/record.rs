@@ -141,14 +141,10 @@ impl PayloadKeys {
     ///
     /// As [`PayloadKeys::seal`], and if the lengths differ.
     pub fn seal_from(&self, header: &mut ChunkHeader, plain: &[u8], payload: &mut [u8]) {
-        if header.sealed {
-            self.protect(header, payload, Some(plain));
-        } else {
-            payload.copy_from_slice(plain);
-            self.protect(header, payload, None);
-        }
+        self.protect(header, payload, Some(plain));
     }
 
+    /// What is to be protected stands in `payload`, unless it is `plain`.
     fn protect(&self, header: &mut ChunkHeader, payload: &mut [u8], plain: Option<&[u8]>) {
         assert_eq!(header.wire_bytes as usize, payload.len(), "the header states the payload's length");
         assert!(header.sealed || self.accept == Accept::Checksummed, "this transfer is encrypted");
@@ -160,6 +156,9 @@ impl PayloadKeys {
                 None => cipher.seal(&nonce, &covered, payload),
             }
         } else {
+            if let Some(plain) = plain {
+                payload.copy_from_slice(plain);
+            }
             self.checksum.of(&covered, payload)
         };
     }

@@ -550,6 +550,7 @@ impl Copy<'_> {
         kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum()
     }
 
+    /// Says what an interrupted copy has come to, and how it goes on.
     fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
         let all = run.targets.iter().filter(|target| !target.is_replaced);
         let (done, all) = (all.clone().filter(|target| target.done_after.is_some()).count(), all.count());

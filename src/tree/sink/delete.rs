@@ -12,13 +12,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
 use super::{Shared, itemize, unfinished};
-use crate::fs::metadata::{itself, open_up, restore_times};
+use crate::fs::metadata::{open_up, restore_times};
 use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
@@ -164,7 +164,7 @@ impl Remover<'_> {
             Err(Errno::ACCESS) if !self.shared.options.dry_run => {
                 let place = openat(at, name, flags | OFlags::PATH, Mode::empty())?;
                 is_it(&place)?;
-                open_closed(&place, stat)?
+                partial::open_closed(&place, Mode::from_raw_mode(stat.st_mode & 0o7777))?
             }
             opened => opened?,
         };
@@ -246,13 +246,6 @@ impl Remover<'_> {
         shared.deleted.fetch_sub(1, Relaxed);
         Ok(false)
     }
-}
-
-/// Opens a directory that its owner has closed to itself, which is open as a place.
-fn open_closed(place: &OwnedFd, stat: &Stat) -> Result<OwnedFd, Errno> {
-    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777) | Mode::RWXU;
-    chmodat(CWD, itself(place), mode, AtFlags::empty())?;
-    openat(place, ".", OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 impl Shared {
@@ -393,7 +386,7 @@ fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) ->
     }
     match openat(&place, ".", flags | OFlags::RDONLY, Mode::empty()) {
         Err(Errno::ACCESS) if is_dry => Ok((place, stat)),
-        Err(Errno::ACCESS) => Ok((open_closed(&place, &stat)?, stat)),
+        Err(Errno::ACCESS) => Ok((partial::open_closed(&place, Mode::from_raw_mode(stat.st_mode & 0o7777))?, stat)),
         opened => Ok((opened?, stat)),
     }
 }

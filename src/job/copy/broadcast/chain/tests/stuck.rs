@@ -132,7 +132,7 @@ fn a_while_in_which_the_caller_was_stopped_does_not_count() {
     assert_eq!(chain.tree(2), Tree::Open);
 }
 
-/// A node that has just taken the rest of the stream when it is told to leave still makes its tree, and waits for the proof.
+/// A node that is told to leave just after it has taken the rest of the stream still completes its tree, and waits for the proof.
 #[test]
 fn one_that_has_all_when_it_is_told_to_leave_is_proven() {
     let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);

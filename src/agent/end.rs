@@ -26,6 +26,7 @@ use crate::control::frames::{Begin, Endpoint, Fault, Job, MANIFEST_WINDOW, Messa
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
+use crate::engine::link::LastWord;
 use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, escaped, os};
@@ -175,8 +176,8 @@ impl End {
                 })
             }
             _ => {
-                let (output, made) = (Mutex::default(), Mutex::default());
-                let run = Run { emit, is_remote, begin, moves, output, goes, events, shared, made };
+                let (output, made, last_word) = (Mutex::default(), Mutex::default(), Mutex::default());
+                let run = Run { emit, is_remote, begin, moves, output, goes, events, shared, made, last_word };
                 Box::new(move || run.run())
             }
         };
@@ -388,6 +389,8 @@ struct Run {
     shared: Arc<Shared>,
     /// A directory that was made to copy into.
     made: Mutex<Option<place::Made>>,
+    /// What the other end has been told, kept until the caller has been told as well.
+    last_word: Mutex<Option<LastWord>>,
 }
 
 /// What one end of a session moves.
@@ -510,7 +513,8 @@ impl Run {
                 }
                 Ok(report)
             }
-            Err(not_begun) => {
+            Err(mut not_begun) => {
+                *self.last_word.lock().expect("no panic with it locked") = not_begun.last_word.take();
                 let fault = Fault { own: !not_begun.is_peers, ..plain(&words::not_begun(&not_begun)) };
                 Err(stage_fault.filter(|_| fault.own).unwrap_or(fault))
             }

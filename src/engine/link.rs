@@ -196,14 +196,26 @@ pub fn send_plain(stream: &mut TcpStream, control: &mut ControlChannel, plain: &
     stream.write_all(&record).map_err(|error| LinkError::os("send", &error))
 }
 
-/// Sends one control frame and closes, without taking the frame back from a peer that is sending itself.
-pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) {
-    if send_frame(stream, control, frame).is_err() || stream.shutdown(Shutdown::Write).is_err() {
-        return;
+/// A connection over which the last frame has been sent. Closing it with bytes unread would be a reset, which may overtake
+/// that frame: so dropping this reads until the peer closes in its turn, for at most [`LAST_WORD_MAX`].
+#[derive(Debug)]
+pub struct LastWord {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        while read_exact(&mut self.stream, &mut [0; 1], self.deadline).is_ok() {}
     }
-    // Closing with bytes unread is a reset, which may overtake what was sent: read until the peer closes in its turn.
-    let deadline = Instant::now() + LAST_WORD_MAX;
-    while read_exact(stream, &mut [0; 1], deadline).is_ok() {}
+}
+
+/// Sends one control frame and no more. `None`: the peer has gone.
+pub fn send_last(stream: &TcpStream, control: &mut ControlChannel, frame: &Frame) -> Option<LastWord> {
+    let mut stream = stream.try_clone().ok()?;
+    send_frame(&mut stream, control, frame).ok()?;
+    stream.shutdown(Shutdown::Write).ok()?;
+    Some(LastWord { stream, deadline: Instant::now() + LAST_WORD_MAX })
 }
 
 /// Makes a lane of an authenticated connection.

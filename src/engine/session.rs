@@ -10,7 +10,7 @@ use rd_proto::control::{Cause, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, 
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
 
-use super::link::{LinkError, send_last};
+use super::link::{LastWord, LinkError, send_last};
 use super::listen::Registry;
 use super::logged::{self, Detail, Logged};
 use super::open::{Agreement, Disagreement, OpenError, agree, open};
@@ -103,6 +103,8 @@ pub struct NotBegun {
     pub peer: String,
     /// It is the peer, or the connection to it: a listener may wait for another.
     pub is_peers: bool,
+    /// Whoever waits to hear why is told before this is dropped: that may take a second.
+    pub last_word: Option<LastWord>,
 }
 
 /// Why there is nothing to move.
@@ -160,20 +162,20 @@ impl Session<'_> {
         let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
             Ok(agreement) => agreement,
             Err(Disagreement::Link(error)) => {
-                return Err(NotBegun { obstacle: error.into(), peer: first.peer_name, is_peers: true });
+                return Err(NotBegun { obstacle: error.into(), peer: first.peer_name, is_peers: true, last_word: None });
             }
             Err(Disagreement::Refused(refusal, offers)) => {
                 let [ours, theirs] = *offers;
                 let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
                 let obstacle = no_device.unwrap_or(Obstacle::Refused(refusal));
-                return Err(NotBegun { obstacle, peer: first.peer(&theirs, listening.is_some()), is_peers: true });
+                return Err(NotBegun { obstacle, peer: first.peer(&theirs, listening.is_some()), is_peers: true, last_word: None });
             }
         };
         let Agreement { ours, theirs, agreed } = &agreement;
         let peer = first.peer(theirs, listening.is_some());
         let [buffers, _] = self.transfer.buffers(agreed.chunk_bytes, None);
         logged::agreed(about, agreed, buffers, [ours.rdma, theirs.rdma]);
-        let ours_is = |obstacle| NotBegun { obstacle, peer: peer.clone(), is_peers: false };
+        let ours_is = |(obstacle, last_word)| NotBegun { obstacle, peer: peer.clone(), is_peers: false, last_word };
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.reports_for_both {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());
             self.observer.observe(SessionEvent::NoDevice { host });
@@ -199,7 +201,7 @@ impl Session<'_> {
         let (reconnect, size_bytes) = (agreed.reconnect, size_bytes.or(theirs.size_bytes));
         let opened = open(&first.stream, &first.established, agreement, self.transfer, listening, &self.post);
         let opened = opened.map_err(|error| match error {
-            OpenError::Lost(_) => NotBegun { obstacle: error.into(), peer: peer.clone(), is_peers: true },
+            OpenError::Lost(_) => NotBegun { is_peers: true, ..ours_is((error.into(), None)) },
             error => ours_is(give_up(&mut first, role, error.into())),
         })?;
         if let Some(short) = &opened.shortage {
@@ -212,7 +214,7 @@ impl Session<'_> {
         let FirstLane { stream, established, .. } = first;
         let channel = (self.post, self.events);
         let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);
-        let summary = summary.map_err(|error| ours_is(error.into()))?;
+        let summary = summary.map_err(|error| ours_is((error.into(), None)))?;
         Ok(Ended { summary, peer })
     }
 }
@@ -240,13 +242,12 @@ impl From<OpenError> for Obstacle {
 }
 
 /// For the peer the session has begun: without a word it would wait for this end to come back.
-fn abort(first: &mut FirstLane, obstacle: Obstacle, cause: Cause) -> Obstacle {
-    send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
-    obstacle
+fn abort(first: &mut FirstLane, obstacle: Obstacle, cause: Cause) -> (Obstacle, Option<LastWord>) {
+    (obstacle, send_last(&first.stream, &mut first.established.control, &Frame::Abort(cause)))
 }
 
 /// The same, where it is not what is to be read or written that this end lacks: no path is named.
-fn give_up(first: &mut FirstLane, role: Role, obstacle: Obstacle) -> Obstacle {
+fn give_up(first: &mut FirstLane, role: Role, obstacle: Obstacle) -> (Obstacle, Option<LastWord>) {
     let fact = plain_fact("".as_ref(), &obstacle.to_string());
     let cause = match role {
         Role::Sender => Cause::Source(fact),

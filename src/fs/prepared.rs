@@ -5,7 +5,7 @@ use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub(crate) struct Prepared {
     directory: File,
     beside: String,
     file: OwnedFd,
+    /// That of the file which it replaces.
+    mode: Option<u32>,
 }
 
 impl Prepared {
@@ -38,7 +40,17 @@ impl Prepared {
         let (file, _) =
             partial::patiently(Instant::now() + HELD_MAX, || false, || partial::open(&directory, &beside, false))
                 .map_err(|blocked| io::Error::from(blocked.error))?;
-        Ok(Self { path, directory, beside, file })
+        let mode = path.metadata().ok().map(|found| found.mode() & 0o777);
+        Ok(Self { path, directory, beside, file, mode })
+    }
+
+    /// To write to it before it is published.
+    ///
+    /// # Errors
+    ///
+    /// No descriptor is left.
+    pub(crate) fn file(&self) -> io::Result<File> {
+        Ok(File::from(self.file.try_clone()?))
     }
 
     /// Where it will be.
@@ -46,15 +58,15 @@ impl Prepared {
         &self.path
     }
 
-    /// Writes it, and gives it its name.
+    /// Writes `rest` to its end, and gives it its name, and the mode of the file that it replaces.
     ///
     /// # Errors
     ///
     /// What the system answered.
-    pub(crate) fn publish(&self, text: &[u8]) -> io::Result<()> {
-        let mut file = File::from(self.file.try_clone()?);
-        file.write_all(text)?;
-        file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
+    pub(crate) fn publish(&self, rest: &[u8]) -> io::Result<()> {
+        let mut file = self.file()?;
+        file.write_all(rest)?;
+        file.set_permissions(Permissions::from_mode(self.mode.unwrap_or(0o666 & !umask())))?;
         file.sync_all()?;
         partial::publish(&self.directory, &*self.beside, &self.file, self.path.file_name().unwrap_or_default())?;
         Ok(())

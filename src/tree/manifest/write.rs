@@ -1,25 +1,19 @@
 //! Manifests that are written: entries in any order in, files that appear when they are whole out.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 
 use super::{Entry, FIRST_LINE, Kind, key};
-use crate::fs::partial::{self, remove_named};
+use crate::fs::prepared::Prepared;
 use crate::fs::sort::Sorter;
-use crate::fs::{PARTIAL, directory_of, name_beside, plain_fact, std_fact, umask};
+use crate::fs::{directory_of, plain_fact, std_fact};
 
 /// Bytes written at once.
 const WRITE_BYTES: usize = 256 << 10;
-
-/// How long to wait for another process that writes to the same file.
-const HELD_MAX: Duration = Duration::from_secs(6);
 
 /// What the lines are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +128,7 @@ impl Writer {
     /// What stopped it; files that are done have their names.
     pub fn finish(self) -> Result<Written, IoFact> {
         let Self { targets, sorter, .. } = self;
-        let mut files = targets.iter().map(Partial::open).collect::<Result<Vec<_>, _>>()?;
+        let mut files = targets.iter().map(Output::open).collect::<Result<Vec<_>, _>>()?;
         let mut written = Written::default();
         let merge = || -> io::Result<()> {
             let mut sorted = sorter.finish()?;
@@ -161,34 +155,25 @@ impl Writer {
     }
 }
 
-/// A file that is being written beside its name.
-struct Partial<'a> {
+/// A file that is being written.
+struct Output<'a> {
     target: &'a Target,
-    directory: File,
-    beside: String,
-    file: OwnedFd,
+    file: Prepared,
     out: BufWriter<File>,
-    /// That of the file which it replaces.
-    mode: Option<u32>,
-    is_published: bool,
 }
 
-impl<'a> Partial<'a> {
+impl<'a> Output<'a> {
     fn open(target: &'a Target) -> Result<Self, IoFact> {
-        let (directory, name) = target.split()?;
-        let failed = |error: &io::Error| std_fact(target.path.as_os_str(), error);
-        let directory = File::open(directory).map_err(|error| failed(&error))?;
-        let beside = name_beside(name, PARTIAL);
-        let open = || partial::open(&directory, &beside, false);
-        let (file, _) = partial::patiently(Instant::now() + HELD_MAX, || false, open)
-            .map_err(|blocked| failed(&blocked.error.into()))?;
-        let out = file.try_clone().map_err(|error| failed(&error))?;
-        let mut out = BufWriter::with_capacity(WRITE_BYTES, File::from(out));
-        if target.form == Form::Manifest {
-            out.write_all(&[FIRST_LINE, b"\n"].concat()).map_err(|error| failed(&error))?;
-        }
-        let mode = target.path.metadata().ok().map(|found| found.mode() & 0o777);
-        Ok(Self { target, directory, beside, file, out, mode, is_published: false })
+        target.check()?;
+        let open = || {
+            let file = Prepared::open(&target.path)?;
+            let mut out = BufWriter::with_capacity(WRITE_BYTES, file.file()?);
+            if target.form == Form::Manifest {
+                out.write_all(&[FIRST_LINE, b"\n"].concat())?;
+            }
+            Ok(Self { target, file, out })
+        };
+        open().map_err(|error: io::Error| std_fact(target.path.as_os_str(), &error))
     }
 
     /// False: there is no line for this file.
@@ -206,29 +191,11 @@ impl<'a> Partial<'a> {
 
     fn publish(mut self, entries: u64) -> Result<(), IoFact> {
         let mut publish = || {
-            if self.target.form == Form::Manifest {
-                writeln!(self.out, "end {entries}")?;
-            }
             self.out.flush()?;
-            let file = self.out.get_ref();
-            file.set_permissions(Permissions::from_mode(self.mode.unwrap_or(0o666 & !umask())))?;
-            file.sync_all()?;
-            let name = self.target.path.file_name().unwrap_or_default();
-            Ok(partial::publish(&self.directory, &*self.beside, &self.file, name)?)
+            let last = if self.target.form == Form::Manifest { format!("end {entries}\n") } else { String::new() };
+            self.file.publish(last.as_bytes())
         };
-        self.is_published = true;
-        publish().map_err(|error: io::Error| {
-            self.is_published = false;
-            std_fact(self.target.path.as_os_str(), &error)
-        })
-    }
-}
-
-impl Drop for Partial<'_> {
-    fn drop(&mut self) {
-        if !self.is_published {
-            remove_named(&self.directory, &*self.beside, &self.file);
-        }
+        publish().map_err(|error| std_fact(self.target.path.as_os_str(), &error))
     }
 }
 

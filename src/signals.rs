@@ -1,11 +1,11 @@
 //! Signals to this process, as events.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
-use signal_hook::iterator::{Handle, Signals};
+use signal_hook::iterator::Signals;
 
 /// A signal that comes again so soon is the same: timeout(1) sends its own to the command and to the group that it is in.
 /// Who asks twice takes longer.
@@ -26,23 +26,22 @@ pub(crate) fn since_end() -> Option<Duration> {
     IS_ASKED.load(Ordering::Relaxed).then(|| SEEN.get_or_init(Instant::now).elapsed())
 }
 
-/// Notes from now on that one of these has come.
-fn note(signals: &[i32]) -> std::io::Result<()> {
-    static NOTED: Once = Once::new();
-    let mut noted = Ok(());
-    NOTED.call_once(|| {
-        let mut asking = signals.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal));
-        noted = asking.try_for_each(|&signal| signal_hook::flag::register(signal, Arc::clone(&IS_ASKED)).map(drop));
-    });
-    noted
+/// What signals are given to, one at a time; which it is by number.
+type Taker = Arc<dyn Fn(i32) -> bool + Send + Sync>;
+
+/// The last of them.
+static TAKER: Mutex<Option<(u64, Taker)>> = Mutex::new(None);
+
+fn taker() -> MutexGuard<'static, Option<(u64, Taker)>> {
+    TAKER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Signals are given on as long as this is kept; then they come to nothing.
+/// Signals are given on as long as this is kept. Then they do what they do to a process that handles none.
 #[must_use]
-pub(crate) struct Forwarding(Handle);
+pub(crate) struct Forwarding(u64);
 
 impl Forwarding {
-    /// Goes on until the process ends.
+    /// Goes on until the process ends, or nobody takes them any more.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -50,25 +49,42 @@ impl Forwarding {
 
 impl Drop for Forwarding {
     fn drop(&mut self) {
-        // Its thread would wait for the next signal: a process that copies again and again would have ever more of them.
-        self.0.close();
+        // Another may have come since.
+        taker().take_if(|(number, _)| *number == self.0);
     }
 }
 
-/// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own, until it returns
-/// false. `is_launched`: the process that has started this one ignores SIGINT.
+/// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own, instead of to what took
+/// them before. `handle` returns false once nobody waits for them. `is_launched`: the process that has started this one
+/// ignores SIGINT.
 ///
 /// # Errors
 ///
 /// Neither a handler nor a thread can be had.
-pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<Forwarding> {
+pub(crate) fn forward(
+    is_launched: bool,
+    handle: impl Fn(i32) -> bool + Send + Sync + 'static,
+) -> std::io::Result<Forwarding> {
+    static COUNT: Mutex<u64> = Mutex::new(0);
+    let mut count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
+    if *count == 0 {
+        listen(is_launched)?;
+    }
+    *count += 1;
+    *taker() = Some((*count, Arc::new(handle)));
+    Ok(Forwarding(*count))
+}
+
+/// Starts the thread.
+fn listen(is_launched: bool) -> std::io::Result<()> {
     let ignored = ignored() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
     let mut handled = vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
     handled.retain(|signal| ignored >> (signal - 1) & 1 == 0);
-    note(&handled)?;
+    for &signal in handled.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal)) {
+        signal_hook::flag::register(signal, Arc::clone(&IS_ASKED))?;
+    }
     let mut signals = Signals::new(handled)?;
-    let forwarding = Forwarding(signals.handle());
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         let (mut last, mut asked) = (None, Requests::default());
         for signal in signals.forever() {
@@ -76,16 +92,15 @@ pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + '
             if signal == SIGXFSZ || !is_new(&mut last, signal, Instant::now()) {
                 continue;
             }
-            if signal != SIGTSTP && asked.are_enough(Instant::now()) && !is_launched {
-                // What was to hear of it stands still.
+            // Else what was to hear of it stands still.
+            let is_in_time = signal == SIGTSTP || is_launched || !asked.are_enough(Instant::now());
+            let taker = taker().as_ref().map(|(_, taker)| Arc::clone(taker));
+            if !is_in_time || !taker.is_some_and(|take| take(signal)) {
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
-            }
-            if !handle(signal) {
-                return;
             }
         }
     })?;
-    Ok(forwarding)
+    Ok(())
 }
 
 /// How often this process was asked to end.

@@ -527,6 +527,30 @@ fn a_signal_ends_it() {
     assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
 }
 
+#[test]
+fn a_shell_that_refuses_the_login_says_why() {
+    let far = Far::new();
+    // As nologin(8) does.
+    fs::create_dir(far.join("refusing")).expect("a directory");
+    far.program("refusing/ssh", "#!/bin/sh\nprintf 'Welcome.\\nThis account is \\033[1mnot available.\\n'\nexit 1\n");
+    let ended = Process::spawn(&mut far.command("refusing/ssh", &[])).wait();
+    ended
+        .expect(3)
+        .one_line("rdcp", &["no agent answers on far", "exit code 1: This account is \\u{1b}[1mnot available."]);
+}
+
+#[test]
+fn a_directory_of_the_programs_name_makes_way() {
+    let far = Far::new();
+    far.sends();
+    let agent = far.agent();
+    fs::remove_file(&agent).expect("ours");
+    fs::create_dir(&agent).expect("a directory");
+    assert_eq!(far.copy(&[]).expect(0).stderr.lines().count(), 1, "it was sent, and nothing else is said");
+    assert!(agent.is_file());
+    far.finds();
+}
+
 /// `timeout` sends its signal to the launcher too, whose end may be heard first.
 #[test]
 fn a_signal_that_reaches_the_launcher_first() {

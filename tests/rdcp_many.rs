@@ -63,6 +63,23 @@ impl Lab {
     }
 }
 
+/// Each launcher goes on for a while after its agent has ended.
+#[test]
+fn launchers_end_side_by_side() {
+    const HOSTS: usize = 8;
+    let lab = Lab::new();
+    lab.script("slow", "sh -c \"exec $2\"; sleep 0.9");
+    let source = lab.0.file("source", b"1");
+    for source in [source, lab.join("missing")] {
+        let start = Instant::now();
+        let mut command = lab.command(rdcp(), "slow", AGENT);
+        let mut process = Process::spawn(command.arg(&source).args(lab.to(HOSTS)).stdin(Stdio::null()));
+        process.wait().expect(if source.ends_with("missing") { 5 } else { 0 });
+        let seconds = start.elapsed().as_secs_f64();
+        assert!(seconds < 0.7 * HOSTS as f64, "{seconds} s: one after the other");
+    }
+}
+
 #[test]
 fn a_tree_comes_to_all_hosts() {
     for hosts in [2, 5] {

@@ -11,7 +11,7 @@ use flume::bounded;
 use super::json::{At, Differs, Event, Failed};
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::Reporter;
+use super::report::{Moved, Reporter};
 use crate::control::frames::Report;
 use crate::fault::{Exit, Failure, escaped, os_number, printable};
 use crate::job::check::{Check, Stopped};
@@ -54,7 +54,8 @@ pub(crate) fn check(
     let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
     let is_json_on_stdout =
         options.json.as_ref().is_some_and(|path| path == Path::new("-")) || options.json_fd == Some(1);
-    let reporter = Reporter::open("rdcp", options, false)?;
+    let moved = [Moved::File("the manifest", Path::new(&file)), Moved::File("DIR", Path::new(directory))];
+    let reporter = Reporter::open("rdcp", options, if host.is_empty() { &moved } else { &moved[..1] })?;
     let mut checking = Checking {
         reporter: &reporter,
         host,

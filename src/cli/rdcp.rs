@@ -17,7 +17,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
-use super::report::{Console, Digits, Style, here, reported, stats};
+use super::report::{Console, Digits, Moved, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::check_rails;
@@ -347,6 +347,15 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What a place is to a report: where it is on this host.
+fn is_moved<'a>((spec, what, standard): (&'a Spec, &'static str, Moved<'a>)) -> Option<Moved<'a>> {
+    match spec {
+        Spec::Standard => Some(standard),
+        Spec::Here(path) => Some(Moved::File(what, Path::new(path))),
+        Spec::There(..) => None,
+    }
+}
+
 /// The files that `--manifest` and `--manifest-b3sum` name.
 fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
     let asked = [
@@ -468,7 +477,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             super::say("rdcp: the list is empty: nothing is copied");
         }
         let nothing = Ended { summary: Summary::default(), failure: None, copied: None, hosts: Vec::new() };
-        return reported("rdcp", &arguments.report, false, |_| Ok(nothing));
+        return reported("rdcp", &arguments.report, &[], |_| Ok(nothing));
     }
     if only.is_some() && !targets.is_empty() {
         return Err(usage("-R copies to one host at a time: name one, or leave it out"));
@@ -500,7 +509,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         note_hosts(&sources, &destination);
     }
     if !arguments.report.quiet && named_again > 0 {
-        super::say(&format!("rdcp: hosts that are named again, {named_again} times, get one copy each"));
+        let which = if named_again == 1 { "1 target is".to_owned() } else { format!("{named_again} targets are") };
+        super::say(&format!("rdcp: {which} named again, and copied to once"));
     }
     let hosts = sources.iter().chain([&destination]).chain(&targets).map(Spec::host);
     let is_for_slurm = !targets.is_empty() || arguments.targets.is_allocation();
@@ -547,13 +557,23 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         transfer: &arguments.transfer,
         verbose: arguments.report.is_verbose(),
     };
-    let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
     let (sources, selected) = (plan.sources.clone(), plan.only.clone());
+    let destination = Some(plan.destination.clone()).filter(|_| !plan.dry_run);
+    let mut moved: Vec<Moved<'_>> = Vec::new();
+    moved.extend(plan.tree.itemize_changes.then_some(Moved::Output));
+    moved.extend(sources.iter().map(|spec| (spec, "SRC", Moved::Input)).filter_map(is_moved));
+    moved.extend(destination.iter().map(|spec| (spec, "DST", Moved::Output)).filter_map(is_moved));
+    let written = [
+        ("--manifest", arguments.manifest.as_deref().map(Path::new)),
+        ("--manifest-b3sum", arguments.manifest_b3sum.as_deref().map(Path::new)),
+        ("--hosts-failed", arguments.targets.hosts_failed.as_deref()),
+    ];
+    moved.extend(written.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
     let failed = RefCell::new(Vec::new());
     let mut copy = |touched: Option<Only>| {
         // A manifest is of all, and what -R names is all that is copied.
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
-        reported("rdcp", &arguments.report, carries_data, |reporter| {
+        reported("rdcp", &arguments.report, &moved, |reporter| {
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.set_route(places(&plan.sources), places(all)));

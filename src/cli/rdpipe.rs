@@ -13,7 +13,7 @@ use super::hosts;
 use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::{HopsConsole, Reporter};
+use super::report::{HopsConsole, Moved, Reporter};
 use super::words::check_rails;
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
@@ -187,7 +187,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         let planned = planned::planned(&plan);
         let report = &arguments.report;
         if report.json.is_some() || report.json_fd.is_some() {
-            return Reporter::open("rdpipe", report, false)?.last(&json::Event::WouldRun(planned));
+            return Reporter::open("rdpipe", report, &[])?.last(&json::Event::WouldRun(planned));
         }
         let text: String = planned_lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
@@ -199,7 +199,8 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     if matches!(output, Some(Output::Standard | Output::Hop)) {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
     }
-    let reporter = Reporter::open("rdpipe", &arguments.report, true)?;
+    let moved = [Moved::Output, Moved::Input];
+    let reporter = Reporter::open("rdpipe", &arguments.report, if is_fed { &moved } else { &moved[..1] })?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let mut console = HopsConsole::new(&reporter, may_draw);
     let Ran { stages, hops, failure } = match Pipeline::new(&plan, &mut console) {

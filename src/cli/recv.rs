@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::report::{NonBlocking, Reporter, Terminal, here, reported};
+use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
 use super::words::not_listening;
 use crate::agent::words;
@@ -96,7 +96,8 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
     let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();
-    reported("rdrecv", &arguments.report, file.is_none(), |reporter| {
+    let moved = file.as_ref().map_or(Moved::Output, |path| Moved::File("FILE", Path::new(path)));
+    reported("rdrecv", &arguments.report, &[moved], |reporter| {
         let to = file.as_ref().map_or_else(|| standard::OUTPUT.to_owned(), |path| escaped(path));
         reporter.record(|record| record.set_route(vec![("the sender".to_owned(), String::new())], vec![here(to)]));
         let mut ended = transfer(&arguments, reporter, port, key, file.as_ref(), text_only)?;

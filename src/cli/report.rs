@@ -5,6 +5,7 @@ mod hosts;
 mod itemize;
 pub(crate) mod line;
 mod nonblocking;
+mod outputs;
 mod page;
 mod record;
 pub(super) mod screen;
@@ -37,6 +38,7 @@ pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
+pub(crate) use outputs::Moved;
 use page::{CameTo, Page};
 use record::{Record, Weight};
 use screen::Screen;
@@ -400,15 +402,14 @@ pub(crate) fn here(path: String) -> (String, String) {
     (format!("{} (this host)", escaped(name.as_ref())), path)
 }
 
-/// Runs the transfer of `command` and tells how it went, also where no session began. `carries_data`: standard output is where
-/// the data goes.
+/// Runs the transfer of `command` and tells how it went, also where no session began.
 pub(crate) fn reported(
     command: &'static str,
     options: &ReportOptions,
-    carries_data: bool,
+    moved: &[Moved<'_>],
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
-    let reporter = Reporter::open(command, options, carries_data)?;
+    let reporter = Reporter::open(command, options, moved)?;
     let (summary, failure, copied) = match transfer(&reporter) {
         Ok(Ended { summary, failure, copied, .. }) => (Some(summary), failure, copied),
         Err(failure) => (None, Some(failure), None),
@@ -439,23 +440,29 @@ pub struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Opens what the report is written to. `carries_data`: standard output is where the data goes.
+    /// Opens what the report is written to.
     ///
     /// # Errors
     ///
-    /// Exit 1 if it cannot be opened, or is standard output and carries data.
-    pub fn open(command: &'static str, options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
+    /// Exit 1 if it cannot be opened, or is what the command moves.
+    pub(crate) fn open(
+        command: &'static str,
+        options: &'a ReportOptions,
+        moved: &[Moved<'_>],
+    ) -> Result<Self, Failure> {
+        let is_on_output = options.json.as_deref() == Some(Path::new("-")) || options.json_fd == Some(1);
+        if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output)) {
+            let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
+            return Err(Failure::new(Exit::Usage, line));
+        }
+        outputs::check(options, moved)?;
         let page = options.page.as_ref().map(|path| Page::open(path)).transpose()?;
         let trace = options.trace.as_ref().map(|path| Trace::open(path)).transpose()?;
         let is_kept = page.is_some() || trace.is_some();
         let record = is_kept.then(|| Arc::new(Mutex::new(Record::new(command))));
         let (name, opened) = match (&options.json, options.json_fd) {
-            (Some(path), _) if *path != Path::new("-") => (escaped(path.as_os_str()), File::create(path)),
-            (None, Some(1)) | (Some(_), _) if carries_data => {
-                let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
-                return Err(Failure::new(Exit::Usage, line));
-            }
-            (Some(_), _) | (None, Some(1)) => ("standard output".to_owned(), standard::output()),
+            _ if is_on_output => ("standard output".to_owned(), standard::output()),
+            (Some(path), _) => (escaped(path.as_os_str()), File::create(path)),
             (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
             (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
@@ -511,6 +518,10 @@ impl<'a> Reporter<'a> {
         let json::Event::End(end) = &event else { return told };
         let Some(record) = &self.record else { return told };
         let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, summary, copied });
+        if came_to.exit() == Exit::Usage.code() {
+            // Nothing was done of which there could be a report. One that may not be where it was to be is not written there.
+            return told;
+        }
         let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
         let kept = super::log::kept();
         let traced = self.trace.as_ref().map_or(Ok(()), |trace| trace.finish(&record, &kept, came_to.exit()));

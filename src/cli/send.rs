@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::report::{NonBlocking, Reporter, Terminal, here, reported};
+use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::words::{check_rails, unreached};
 use crate::agent::words;
 use crate::engine::link::LinkError;
@@ -123,7 +123,9 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
-    reported("rdsend", &arguments.report, false, |reporter| {
+    let source = file.as_ref().filter(|path| *path != "-");
+    let moved = source.map_or(Moved::Input, |path| Moved::File("FILE", Path::new(path)));
+    reported("rdsend", &arguments.report, &[moved], |reporter| {
         let from = file.as_ref().map_or_else(|| standard::INPUT.to_owned(), |path| escaped(path));
         let to = format!("port {port}");
         reporter.record(|record| record.set_route(vec![here(from)], vec![(escaped(&host), to)]));

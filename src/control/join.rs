@@ -21,6 +21,8 @@ use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
+use crate::fault::{escaped, printable};
+
 /// Bytes of one message at most: a host with a path, or a sentence.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
@@ -103,17 +105,18 @@ fn directory() -> Result<PathBuf, String> {
         Some(runtime) => runtime.join("rdma-pipe"),
         None => std::env::temp_dir().join(format!("rdma-pipe-{uid}")),
     };
-    made(&path).map(|()| path.clone()).map_err(|reason| format!("{}: {reason}", path.display()))
+    made(&path).map(|()| path.clone()).map_err(|reason| format!("{}: {reason}", escaped(path.as_os_str())))
 }
 
 /// Makes a directory that is this user's alone, or finds that it is.
 fn made(path: &Path) -> Result<(), String> {
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.to_string()),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(printable(&error.to_string())),
         _ => {}
     }
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let stat = openat(CWD, path, flags, Mode::empty()).and_then(fstat).map_err(|error| error.to_string())?;
+    let stat =
+        openat(CWD, path, flags, Mode::empty()).and_then(fstat).map_err(|error| printable(&error.to_string()))?;
     match stat.st_uid == geteuid().as_raw() && stat.st_mode & 0o077 == 0 {
         true => Ok(()),
         false => Err("it must be yours, with mode 0700: others could reach what is there".to_owned()),
@@ -159,7 +162,7 @@ impl JoinListener {
     fn start_in(directory: &Path, name: &str, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
         remove_stale(directory);
         let (name, path) = (name.to_owned(), socket_of(directory, name));
-        let failed = |error: io::Error| format!("{}: {error}", path.display());
+        let failed = |error: io::Error| format!("{}: {}", escaped(path.as_os_str()), printable(&error.to_string()));
         let listener = UnixListener::bind(&path).map_err(failed)?;
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed)?;
         let is_over = Arc::new(AtomicBool::new(false));
@@ -232,7 +235,7 @@ fn ask_in(
     if !is_name(name) {
         return Err(JoinError::NoJob);
     }
-    let failed = |error: io::Error| JoinError::Io(error.to_string());
+    let failed = |error: io::Error| JoinError::Io(printable(&error.to_string()));
     let path = socket_of(directory, name);
     let mut stream = UnixStream::connect(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => JoinError::NoJob,
@@ -274,7 +277,7 @@ fn read_exact(mut stream: &UnixStream, mut into: &mut [u8], deadline: Instant) -
         if left.is_zero() {
             return Err(JoinError::Silent);
         }
-        stream.set_read_timeout(Some(left)).map_err(|error| JoinError::Io(error.to_string()))?;
+        stream.set_read_timeout(Some(left)).map_err(|error| JoinError::Io(printable(&error.to_string())))?;
         match stream.read(into) {
             Ok(0) => return Err(JoinError::Closed),
             Ok(count) => into = &mut into[count..],

@@ -173,7 +173,7 @@ impl Launcher {
         Ok(Launched {
             stdin,
             stdout,
-            process: Process { child, complaints: Complaints::collect(stderr, Arc::clone(&self.0))? },
+            process: Process { child, complaints: Complaints::collect(stderr, Arc::clone(&self.0))?, is_asked: false },
         })
     }
 }
@@ -227,6 +227,8 @@ pub struct Launched {
 pub struct Process {
     child: Child,
     complaints: Complaints,
+    /// It was to end by now.
+    is_asked: bool,
 }
 
 impl Process {
@@ -246,6 +248,27 @@ impl Process {
                 return None;
             }
             std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Has all of these end, which have `limit` to do so by themselves, and are asked to then. Dropping them waits no longer.
+    pub fn end_all(mut processes: Vec<&mut Self>, limit: Duration) {
+        processes.retain(|process| !process.is_asked);
+        Self::wait_all(&mut processes, limit);
+        for process in &mut processes {
+            process.is_asked = true;
+            // One that asks for a password has to give the terminal its echo back.
+            if let Ok(None) = process.child.try_wait() {
+                let _ = kill_process(Pid::from_child(&process.child), Signal::TERM);
+            }
+        }
+        Self::wait_all(&mut processes, TERM_MAX);
+    }
+
+    fn wait_all(processes: &mut [&mut Self], limit: Duration) {
+        let deadline = Instant::now() + limit;
+        for process in processes {
+            process.wait(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -272,11 +295,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that asks for a password has to give the terminal its echo back.
-        if let Ok(None) = self.child.try_wait() {
-            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-            self.wait(TERM_MAX);
-        }
+        Self::end_all(vec![self], Duration::ZERO);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -352,7 +371,7 @@ impl Held {
             if self.passes == Passes::Questions && self.launcher.explains(text).is_some() {
                 kept.extend(line);
             } else if !self.launcher.is_noise(text) {
-                passed.extend(line);
+                passed.extend(harmless(line));
             }
         }
         self.bytes = kept;
@@ -360,9 +379,34 @@ impl Held {
     }
 }
 
+/// Text in which nothing commands a terminal: through the launcher comes what the host writes to standard error as well.
+fn harmless(text: &[u8]) -> Vec<u8> {
+    let mut harmless = Vec::with_capacity(text.len());
+    for chunk in text.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if character.is_control() && !"\n\r\t".contains(character) {
+                harmless.extend(character.escape_default().to_string().bytes());
+            } else {
+                harmless.extend(character.encode_utf8(&mut [0; 4]).bytes());
+            }
+        }
+        // Another encoding: in most of them these are letters, and the rest are controls.
+        let letters = chunk.invalid().iter().map(|&byte| if byte < 0xa0 { b'?' } else { byte });
+        harmless.extend(letters);
+    }
+    harmless
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_that_a_host_says_commands_a_terminal() {
+        let said = b"caf\xc3\xa9\t50 %\r\n\x1b]0;title\x07\x1b[2J\xc2\x9b1m \xe9\x9b\n";
+        let told = b"caf\xc3\xa9\t50 %\r\n\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}1m \xe9?\n";
+        assert_eq!(harmless(said), told);
+    }
 
     #[test]
     fn ssh_is_to_notice_a_host_that_is_cut_off() {

@@ -206,16 +206,24 @@ pub struct LastWord {
 
 impl Drop for LastWord {
     fn drop(&mut self) {
-        while read_exact(&mut self.stream, &mut [0; 1], self.deadline).is_ok() {}
+        await_close(&mut self.stream, self.deadline);
     }
 }
 
-/// Sends one control frame and no more. `None`: the peer has gone.
-pub fn send_last(stream: &TcpStream, control: &mut ControlChannel, frame: &Frame) -> Option<LastWord> {
-    let mut stream = stream.try_clone().ok()?;
-    send_frame(&mut stream, control, frame).ok()?;
+fn await_close(stream: &mut TcpStream, deadline: Instant) {
+    while read_exact(stream, &mut [0; 1], deadline).is_ok() {}
+}
+
+/// Sends one control frame and no more. What is still to be waited for is waited for here where the connection cannot be kept.
+pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) -> Option<LastWord> {
+    send_frame(stream, control, frame).ok()?;
     stream.shutdown(Shutdown::Write).ok()?;
-    Some(LastWord { stream, deadline: Instant::now() + LAST_WORD_MAX })
+    let deadline = Instant::now() + LAST_WORD_MAX;
+    let kept = stream.try_clone();
+    if kept.is_err() {
+        await_close(stream, deadline);
+    }
+    Some(LastWord { stream: kept.ok()?, deadline })
 }
 
 /// Makes a lane of an authenticated connection.

@@ -603,7 +603,7 @@ pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError
         Ok(()) | Err(PerfError::Peer { .. }) => {}
         // The peer wants to send: refused as a transfer would be.
         Err(PerfError::Link(LinkError::Frame(_))) => {
-            drop(send_last(&link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer)));
+            drop(send_last(&mut link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer)));
         }
         Err(error) => {
             let (exit, reason) = (error.exit().code(), printable(&error.to_string()).into_bytes());

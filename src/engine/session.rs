@@ -162,13 +162,23 @@ impl Session<'_> {
         let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
             Ok(agreement) => agreement,
             Err(Disagreement::Link(error)) => {
-                return Err(NotBegun { obstacle: error.into(), peer: first.peer_name, is_peers: true, last_word: None });
+                return Err(NotBegun {
+                    obstacle: error.into(),
+                    peer: first.peer_name,
+                    is_peers: true,
+                    last_word: None,
+                });
             }
             Err(Disagreement::Refused(refusal, offers)) => {
                 let [ours, theirs] = *offers;
                 let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
                 let obstacle = no_device.unwrap_or(Obstacle::Refused(refusal));
-                return Err(NotBegun { obstacle, peer: first.peer(&theirs, listening.is_some()), is_peers: true, last_word: None });
+                return Err(NotBegun {
+                    obstacle,
+                    peer: first.peer(&theirs, listening.is_some()),
+                    is_peers: true,
+                    last_word: None,
+                });
             }
         };
         let Agreement { ours, theirs, agreed } = &agreement;
@@ -243,7 +253,7 @@ impl From<OpenError> for Obstacle {
 
 /// For the peer the session has begun: without a word it would wait for this end to come back.
 fn abort(first: &mut FirstLane, obstacle: Obstacle, cause: Cause) -> (Obstacle, Option<LastWord>) {
-    (obstacle, send_last(&first.stream, &mut first.established.control, &Frame::Abort(cause)))
+    (obstacle, send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause)))
 }
 
 /// The same, where it is not what is to be read or written that this end lacks: no path is named.

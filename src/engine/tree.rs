@@ -1,8 +1,9 @@
 //! Trees: the thread that hands chunks to the sink of a tree, in order.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use flume::{Sender as Post, bounded, unbounded};
+use flume::{RecvTimeoutError, Sender as Post, bounded, unbounded};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::tree::Answer;
 
@@ -36,6 +37,10 @@ impl Drop for Chunk {
 /// Answers that wait for the loop to send them; a thread of the sink with one more waits.
 const ANSWERS_WAITING: usize = 64;
 
+/// How often it is looked whether a thread of the sink has met what stops everything, while no chunk comes: the sender may be
+/// waiting for an answer that will not come any more.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 /// How a sink answers the sender, through the loop; and whether that has ended: then answers are dropped, and nobody waits.
 pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync + 'static) {
     let (answers, queue) = bounded(ANSWERS_WAITING);
@@ -58,13 +63,23 @@ pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync
 pub fn start(mut sink: TreeSink, post: Post<Event>) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
     let (jobs, queue) = unbounded();
     let thread = std::thread::Builder::new().name("tree".to_owned()).stack_size(256 << 10).spawn(move || {
-        while let Ok(job) = queue.recv() {
-            let buffer = match job {
-                SinkJob::Take(buffer) => buffer,
-                SinkJob::Commit => {
+        let mut is_refused = false;
+        loop {
+            let buffer = match queue.recv_timeout(LOOK_EVERY) {
+                Ok(SinkJob::Take(buffer)) => buffer,
+                Ok(SinkJob::Commit) => {
                     let _ = post.send(Event::Committed(sink.finish().map(|report| Some(Box::new(report)))));
                     continue;
                 }
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(refused) = sink.check()
+                        && !std::mem::replace(&mut is_refused, true)
+                    {
+                        let _ = post.send(Event::Refused(refused));
+                    }
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
             };
             let header = ChunkHeader::decode(buffer.header()).expect("opened before");
             let chunk =

@@ -133,6 +133,8 @@ struct Beginning {
     heard: Mutex<Instant>,
     /// Why it will not.
     failed: Mutex<Option<NotBegun>>,
+    /// The last line that something else has written to its standard output.
+    noise: Mutex<Option<String>>,
 }
 
 /// Whether launchers for so many hosts may ask the user for passwords as they like: several on one terminal would not be
@@ -404,7 +406,8 @@ impl Remote {
             while !process.has_said_all() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            complaint = process.last_complaint();
+            let noise = || beginning.noise.lock().expect("no panic with it locked").take();
+            complaint = process.last_complaint().or_else(noise);
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
         if self.is_unasking && would_ask {
@@ -448,13 +451,21 @@ impl Running {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // The agent ends as its standard input does, and the launcher with it.
-        self.close();
-        let may_be_asking = self.may_be_asking();
-        if let Some(running) = self.running.as_mut().filter(|_| !may_be_asking) {
-            running.process.wait(EXIT_MAX);
-        }
+        end_all(std::iter::once(self));
     }
+}
+
+/// Ends agents and their launchers, all at once.
+pub(super) fn end_all<'a>(remotes: impl Iterator<Item = &'a mut Remote>) {
+    let (mut asking, mut ending) = (Vec::new(), Vec::new());
+    for remote in remotes {
+        // The agent ends as its standard input does, and the launcher with it.
+        remote.close();
+        let list = if remote.may_be_asking() { &mut asking } else { &mut ending };
+        list.extend(remote.running.as_mut().map(|running| &mut running.process));
+    }
+    Process::end_all(asking, Duration::ZERO);
+    Process::end_all(ending, EXIT_MAX);
 }
 
 /// Ends our launchers where we are killed: cut off from its host, one would wait for the network's own time-outs.
@@ -509,7 +520,8 @@ fn begin(
     // Nothing else is written there before the agent has said who it is.
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
     let outbox = Outbox::start(stdin, b"").map_err(failed)?;
-    let beginning = Arc::new(Beginning { heard: Mutex::new(Instant::now()), failed: Mutex::new(None) });
+    let heard = Mutex::new(Instant::now());
+    let beginning = Arc::new(Beginning { heard, failed: Mutex::default(), noise: Mutex::default() });
     let shared = Arc::clone(&beginning);
     let asked = Asked::default();
     let mut log = LogOfHost::new(&label, asked.clone());
@@ -520,10 +532,15 @@ fn begin(
         };
         let mut stdout = BufReader::with_capacity(128 << 10, stdout);
         let begun = match request {
-            Some(request) => match request.serve(&mut stdout, upload, &shared.heard) {
-                Ok(begun) => begun,
-                Err(failure) => return give_up(NotBegun::Failed(failure)),
-            },
+            Some(request) => {
+                let mut noise = None;
+                let begun = request.serve(&mut stdout, upload, &shared.heard, &mut noise);
+                *shared.noise.lock().expect("no panic with it locked") = noise;
+                match begun {
+                    Ok(begun) => begun,
+                    Err(failure) => return give_up(NotBegun::Failed(failure)),
+                }
+            }
             None => {
                 drop(upload);
                 skip_to_magic(&mut stdout)

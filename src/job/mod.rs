@@ -628,10 +628,26 @@ impl Job {
             match (&mut host.link, number) {
                 (Link::Here(agent), None) => agent.finish(),
                 (Link::Here(agent), Some(number)) => agent.stop(number),
-                (Link::There(remote), _) => remote.close(),
+                (Link::There(_), _) => {}
             }
         }
+        self.end_hosts();
         self.hosts.truncate(1);
+    }
+
+    fn end_hosts(&mut self) {
+        launching::end_all(self.hosts.iter_mut().filter_map(|host| match &mut host.link {
+            Link::There(remote) => Some(&mut **remote),
+            Link::Here(_) => None,
+        }));
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Who asks again does not wait for them.
+        self.signals = None;
+        self.end_hosts();
     }
 }
 
@@ -650,6 +666,18 @@ pub(crate) fn name_at(host: &OsStr, path: &[u8]) -> String {
         (false, Some(below)) => format!("{}:{below}", escaped(host)),
         (false, None) => format!("{}:{path}", escaped(host)),
     }
+}
+
+/// A line about a host, which may name it already.
+fn line_of(label: &str, line: &str) -> String {
+    let is_part = |character: char| character.is_alphanumeric() || "-_".contains(character);
+    let is_named = line.match_indices(label).any(|(at, _)| {
+        let (before, behind) = (&line[..at], &line[at + label.len()..]);
+        !before.ends_with(|last| is_part(last) || last == '.')
+            && !behind.starts_with(is_part)
+            && !behind.strip_prefix('.').is_some_and(|rest| rest.starts_with(is_part))
+    });
+    if is_named { line.to_owned() } else { format!("{label}: {line}") }
 }
 
 /// What went wrong on a host, for a person; the host is empty where it is this one.
@@ -702,6 +730,20 @@ mod tests {
         job.updates.push_back(Update::Host(late, Message::Watched));
         job.hosts[late].gone = false;
         assert_eq!(job.answer(asked, Duration::from_secs(1)).expect_err("unasked").exit, Exit::Protocol);
+    }
+
+    #[test]
+    fn a_line_about_a_host_names_it_once() {
+        for (label, line, told) in [
+            ("h1", "lost h1; the others go on", "lost h1; the others go on"),
+            ("h1", "h1:/x: cannot be written", "h1:/x: cannot be written"),
+            ("h1.net", "lost h1.net.", "lost h1.net."),
+            ("h1", "h10 does not answer", "h1: h10 does not answer"),
+            ("h1", "lost h1.net", "h1: lost h1.net"),
+            ("a", "it does not answer", "a: it does not answer"),
+        ] {
+            assert_eq!(line_of(label, line), told);
+        }
     }
 
     #[test]

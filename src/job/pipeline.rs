@@ -165,7 +165,7 @@ impl<'a> Pipeline<'a> {
         }
         let failure = ran.err().or_else(|| self.judge());
         self.job.close(failure.is_some().then(|| self.signal.unwrap_or(libc::SIGTERM as u8)));
-        Ran { stages: self.stages, hops: self.job.hops, failure }
+        Ran { stages: self.stages, hops: std::mem::take(&mut self.job.hops), failure }
     }
 
     fn run_parts(&mut self) -> Result<(), Failure> {

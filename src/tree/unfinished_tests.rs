@@ -111,6 +111,23 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
     }
 }
 
+/// A source that was written to in the same tick of the clock in which its copy was cut: both have the same time.
+#[test]
+fn what_is_half_written_may_have_its_time_by_chance() {
+    for (bytes, is_local) in [(SMALL, true), (SMALL, false), (LARGE, true), (LARGE, false)] {
+        let scratch = scratch();
+        let [from, to, marker] = paths(scratch.path());
+        fs::write(&from, contents(bytes)).expect("a file");
+        File::create(&marker).expect("a marker");
+        fs::write(&to, vec![0; bytes]).expect("a file");
+        let time = fs::metadata(&to).and_then(|it| it.modified()).expect("a time");
+        File::options().write(true).open(&from).and_then(|file| file.set_modified(time)).expect("a time");
+        let report = copy(scratch.path(), &sync(), is_local);
+        assert_eq!((report.failed, report.files), (0, 1), "{bytes} {is_local}: {report:?}");
+        assert!(fs::read(&to).expect("it") == contents(bytes) && !marker.exists(), "{bytes} {is_local}");
+    }
+}
+
 /// The time and the size are those of the source, but it was marked: killed in the last moment, or touched since.
 #[test]
 fn a_marked_file_that_is_the_same_loses_its_marker() {

@@ -1,6 +1,6 @@
 //! How the two ends end together: by signals, by a killed peer, by a closed output.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -63,6 +63,24 @@ fn a_signal_while_the_sink_stands_still() {
         here.wait().expect(130).within(SOON);
         there.wait().expect(4).within(SOON);
     }
+}
+
+/// The session is over, and its report waits for somebody to read it.
+#[test]
+fn a_signal_while_nobody_reads_the_report() {
+    let scratch = Scratch::new();
+    let (mut recv, port) = start_recv::<&str>(&[], Some(&scratch.join("target")));
+    let (_read, mut write) = std::io::pipe().expect("a pipe");
+    let bytes = rustix::pipe::fcntl_getpipe_size(&write).expect("its size");
+    write.write_all(&vec![0; bytes]).expect("as much as it takes");
+    let mut command = rdsend();
+    command.args(["--json", "127.0.0.1", &port.to_string(), KEY]).arg(scratch.file("source", b"all"));
+    let mut send = Process::spawn(command.stdin(Stdio::null()).stdout(write));
+    recv.wait().expect(0);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(send.is_running(), "nobody has read it");
+    send.signal(Signal::TERM);
+    send.wait().expect(143).within(SOON);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What the options do, as far as one machine can show it.
 
 use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::rig::*;
@@ -280,6 +282,55 @@ fn the_connect_timeout_is_ten_seconds_by_default() {
     start_send::<&str>(&[], free_port(), None).wait().expect(3);
     let seconds = start.elapsed().as_secs_f64();
     assert!((9.5..13.0).contains(&seconds), "{seconds}");
+}
+
+/// Nothing that is moved is overwritten by a report, nor is one report by another.
+#[test]
+fn a_report_is_a_file_of_its_own() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", b"precious");
+    std::os::unix::fs::symlink("source", scratch.join("link")).expect("a link");
+    std::fs::create_dir(scratch.join("tree")).expect("a directory");
+    let refused = |mut command: Command, arguments: &[&str], name: &str, parts: &[&str]| {
+        command.current_dir(scratch.path()).args(arguments).stdin(Stdio::null());
+        ended(&mut command).expect(1).one_line(name, parts);
+        assert_eq!(std::fs::read(&source).expect("it"), b"precious", "{arguments:?}");
+    };
+    for name in ["source", "./source", "link"] {
+        for option in ["--json", "--report", "--trace"] {
+            let report = format!("{option}={name}");
+            let parts = [option, "that is FILE as well"];
+            refused(rdsend(), &[&report, "127.0.0.1", "1", KEY, "source"], "rdsend", &parts);
+            refused(rdrecv(), &[&report, "0", KEY, "source"], "rdrecv", &parts);
+            refused(rdcp(), &[&report, "source", "copy"], "rdcp", &[option, "that is SRC as well"]);
+            refused(rdcp(), &[&report, "/dev/null", "source"], "rdcp", &[option, "that is DST as well"]);
+        }
+    }
+    refused(rdrecv(), &["--json=new", "0", KEY, "new"], "rdrecv", &["--json new", "FILE"]);
+    refused(
+        rdsend(),
+        &["--json=new", "--trace=new", "127.0.0.1", "1", KEY, "source"],
+        "rdsend",
+        &["--trace new", "--json"],
+    );
+    refused(rdcp(), &["-r", "--json=new", "--manifest=./new", "tree", "copy"], "rdcp", &["--json new", "--manifest"]);
+    for redirected in ["\"$@\" <source", "\"$@\" >>source"] {
+        let mut command = if redirected.contains('<') { rdsend() } else { rdrecv() };
+        let is_sender = redirected.contains('<');
+        let words: &[&str] = if is_sender { &["127.0.0.1", "1", KEY] } else { &["0", KEY] };
+        let command = in_shell(redirected, command.arg("--json=source").args(words));
+        let (name, what) = if is_sender { ("rdsend", "standard input") } else { ("rdrecv", "standard output") };
+        refused(command, &[], name, &["--json source", what]);
+    }
+    let mut command = rdrecv();
+    let command = in_shell("\"$@\" | cat", command.args(["--json=/dev/stdout", "0", KEY]));
+    let output = { command }.stderr(Stdio::piped()).output().expect("run");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output as well"), "{output:?}");
+    // What is no file may be several things.
+    let target = scratch.join("target");
+    let (mut recv, port) = start_recv(&["--json=/dev/null"], Some(&target));
+    start_send(&["--json=/dev/null"], port, Some(Path::new("/dev/null"))).wait().expect(0);
+    recv.wait().expect(0);
 }
 
 #[test]

@@ -164,6 +164,24 @@ fn a_full_disk_deletes_nothing_where_it_failed() {
     }
 }
 
+/// What stops all comes up while the sender waits for an answer, and not for room for what it sends.
+#[test]
+fn a_disk_that_can_hold_no_more_files_ends_the_copy() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not run: needs root to mount a small file system");
+    }
+    for way in WAYS {
+        let lab = Lab::new();
+        let _small = Small::mount(&lab.join("dst"), "4m,nr_inodes=4");
+        plant(&lab, &["src/compared", "dst/compared"]);
+        for number in 0..20 {
+            fs::create_dir(lab.join("src").join(format!("d{number}"))).expect("a directory");
+        }
+        let ended = run(&lab, way, &[], false);
+        assert_eq!(ended.code, 6, "{way:?}: {ended:?}");
+    }
+}
+
 /// Directories become links that lead out, and directories again, between their listing and the deletion.
 #[test]
 fn deletion_follows_no_link() {

@@ -15,7 +15,7 @@ use crate::fault::{Exit, Failure, escaped};
 /// As the copy to this host ends; exit 3 where there is no such job, 4 where it ends without saying what became of the host.
 pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Result<(), Failure> {
     let [target] = paths else { return Err(Failure::new(Exit::Usage, "--join takes one argument: HOST or HOST:PATH")) };
-    let reporter = Reporter::open("rdcp", options, false)?;
+    let reporter = Reporter::open("rdcp", options, &[])?;
     let request = JoinRequest { target: target.as_bytes().to_vec() };
     // Progress is shown where the copy runs.
     let (failure, last_line) = match ask(job, &request, |_| {}) {

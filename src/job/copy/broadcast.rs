@@ -19,6 +19,7 @@ use crate::engine::Summary;
 use crate::fault::{Exit, Failure};
 use crate::job::arrivals::some_failed;
 use crate::job::hop::Side;
+use crate::job::line_of;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
 use crate::job::{EndOf, HERE, Round, Update};
@@ -578,15 +579,17 @@ impl Copy<'_> {
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
+                let label = crate::fault::escaped(spec.host());
+                let own =
+                    failure.as_ref().and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
                 let failure = failure.or_else(|| source_failure.clone()).unwrap_or_else(|| {
                     let line = why_failed(why, has_any);
                     let because = unmet.map(|unmet| format!(" ({unmet})")).unwrap_or_default();
                     Failure::new(Exit::LinkLost, format!("{line}{because}"))
                 });
                 first.get_or_insert(failure.exit);
-                let label = crate::fault::escaped(spec.host());
-                let line = failure.message.clone().unwrap_or_default();
-                let line = if line.contains(&label) { line } else { format!("{label}: {line}") };
+                let line =
+                    own.unwrap_or_else(|| format!("{label}: {}", failure.message.as_deref().unwrap_or_default()));
                 self.tell_failed(&Failure { message: Some(line), ..failure.clone() });
                 hosts.push(HostEnded { spec, failure: Some(failure) });
                 continue;

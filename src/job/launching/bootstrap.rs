@@ -203,7 +203,7 @@ impl Request {
              e=$( (head -c $n >$t) 2>&1) || no write \"$d there: ${{e##*: }}\"; \
              is_right $t || no cut; \
              e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
-             [ -L $f ] && rm -f $f; \
+             [ -L $f ] && rm -f $f; [ -d $f ] && rm -rf ./$f; \
              e=$(mv -f $t $f 2>&1) || no write \"$e\"; t=; trap - HUP INT TERM PIPE; \
              for o in $a-*; do [ \"$o\" = $f ] || rm -rf \"./$o\"; done; \
              echo \"{MARK}sent\"; exec ./$f"
@@ -211,7 +211,8 @@ impl Request {
         format!("sh -c '{cached}{sent}'").into()
     }
 
-    /// Gives the host what it asks for, until the agent begins to speak. `heard` is when it last took or said something.
+    /// Gives the host what it asks for, until the agent begins to speak. `heard` is when it last took or said something, `noise` the
+    /// last line of what others have said before the agent: a shell that refuses the login says so there.
     ///
     /// # Errors
     ///
@@ -221,20 +222,28 @@ impl Request {
         stdout: &mut impl BufRead,
         mut stdin: File,
         heard: &Mutex<Instant>,
+        noise: &mut Option<String>,
     ) -> Result<Result<(), ChannelError>, Failure> {
         let mut lines = stdout.take((NOISE_BYTES_MAX + MAGIC.len()) as u64);
         loop {
             let mut line = Vec::new();
             // A line ends where the magic does.
-            match lines.read_until(b'\n', &mut line) {
+            let end = match lines.read_until(b'\n', &mut line) {
                 Ok(_) if line.ends_with(MAGIC) => return Ok(Ok(())),
-                Ok(_) if line.ends_with(b"\n") => {}
+                Ok(_) if line.ends_with(b"\n") => None,
                 Ok(_) if lines.limit() == 0 => return Ok(Err(ChannelError::NoMagic)),
-                Ok(_) => return Ok(Err(ChannelError::Closed)),
+                Ok(_) => Some(ChannelError::Closed),
                 Err(error) => return Ok(Err(error.into())),
-            }
+            };
             let line = String::from_utf8_lossy(&line);
-            let Some((_, answer)) = line.trim_end().split_once(MARK) else { continue };
+            let answer = line.trim_end().split_once(MARK);
+            if answer.is_none() && line.contains(char::is_alphanumeric) {
+                *noise = Some(line.trim().chars().take(REASON_CHARS_MAX).collect());
+            }
+            if let Some(end) = end {
+                return Ok(Err(end));
+            }
+            let Some((_, answer)) = answer else { continue };
             let (what, about) = answer.split_once(' ').unwrap_or((answer, ""));
             match what {
                 "ask" => {
@@ -409,7 +418,7 @@ mod tests {
         let (mut read, write) = std::io::pipe().expect("a pipe");
         let taken = std::thread::spawn(move || read.read_to_end(&mut Vec::new()).expect("a pipe"));
         let stdin = File::from(std::os::fd::OwnedFd::from(write));
-        let outcome = request(Otherwise::Send).serve(&mut said, stdin, &Mutex::new(Instant::now()));
+        let outcome = request(Otherwise::Send).serve(&mut said, stdin, &Mutex::new(Instant::now()), &mut None);
         (taken.join().expect("no panic"), outcome)
     }
 

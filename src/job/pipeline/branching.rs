@@ -8,6 +8,7 @@ use crate::fault::{Exit, Failure};
 use crate::job::arrivals::some_failed;
 use crate::job::copy::broadcast::branches::{Branches, Feed, Lag, Standing};
 use crate::job::event::{self, Event};
+use crate::job::line_of;
 use crate::job::told;
 
 /// How one stream goes to several hosts.
@@ -192,12 +193,9 @@ impl Pipeline<'_> {
     fn branch_failure(&self, number: usize) -> Option<Failure> {
         let stage = &self.stages[number];
         let label = grammar::label(&stage.spec.host);
-        let named = |failure: Failure| match &failure.message {
-            Some(line) if line.contains(&label) => failure,
-            line => {
-                let line = format!("{label}: {}", line.as_deref().unwrap_or("has failed"));
-                Failure { message: Some(line), ..failure }
-            }
+        let named = |failure: Failure| {
+            let line = line_of(&label, failure.message.as_deref().unwrap_or("has failed"));
+            Failure { message: Some(line), ..failure }
         };
         if let Some(failure) = &stage.failure {
             return Some(named(failure.clone()));

@@ -225,7 +225,7 @@ impl Elsewhere {
 
     /// No copy that was cut has left it half-written, as far as its time does not say that.
     fn is_whole(&self, options: &TreeOptions) -> bool {
-        let is_told_by_time = self.moved.is_some() || !is_looked_for(options);
+        let is_told_by_time = self.moved.is_some() || !is_looked_for(options, &self.stat);
         is_told_by_time
             || open_below(&self.directory, &self.path, OFlags::PATH)
                 .is_ok_and(|(above, name)| !is_marked_in(&*above, &name))

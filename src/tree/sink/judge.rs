@@ -179,7 +179,7 @@ fn verdict(
     let is_kept = (options.ignore_existing || options.update && is_newer) && !directory.is_resumed();
     // Its size and its time say nothing where it is half-written: what is compared is its contents.
     let is_regular = FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
-    let is_marked = is_regular && (is_kept || unfinished::is_looked_for(options)) && directory.is_marked(name);
+    let is_marked = is_regular && (is_kept || unfinished::is_looked_for(options, &old)) && directory.is_marked(name);
     if is_left || is_kept && !is_marked && (options.ignore_existing || is_regular) {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);

@@ -81,10 +81,18 @@ fn goes_by_less(options: &TreeOptions) -> bool {
     options.append_verify || options.sizes.size_only || options.modify_window > 0
 }
 
-/// Whether markers count for files that seem to be the same: where files are written in place, or compared by less than their
-/// exact time, which those that are not whole do not have.
-pub(super) fn is_looked_for(options: &TreeOptions) -> bool {
-    options.in_place || goes_by_less(options)
+/// Whether the marker of a file that seems to be the same counts: where files are written in place, or compared by less than
+/// their exact time, which those that are not whole hardly ever have; or where it may have that time by chance.
+pub(super) fn is_looked_for(options: &TreeOptions, file: &Stat) -> bool {
+    options.in_place || goes_by_less(options) || may_be_written_last(file)
+}
+
+/// Whether nothing may have happened to a file since it was written to: what is whole has been given its time after that. A
+/// source that is written to in the same tick of the clock has the same time as what is half-written, to the nanosecond; in the
+/// same two seconds, where times are kept no better.
+fn may_be_written_last(file: &Stat) -> bool {
+    let (modified, changed) = ((file.st_mtime, file.st_mtime_nsec), (file.st_ctime, file.st_ctime_nsec));
+    modified == changed || modified.1 == 0 && modified.0.abs_diff(changed.0) <= 2
 }
 
 /// Whether the file of a name in a directory is marked.

@@ -15,6 +15,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::placing::batch;
 use crate::job::copy::{ANSWER_MAX, entries};
 use crate::job::event::{self, Event};
+use crate::job::line_of;
 use crate::job::plan::Spec;
 use crate::job::progress::{HostStanding, size_words};
 use crate::job::targets::{HOSTS_MAX, is_list};
@@ -178,7 +179,9 @@ impl Copy<'_> {
                 Some(listener)
             }
             Err(reason) => {
-                self.say(&format!("no host can be added with --join: {reason}"));
+                if self.plan.verbose || self.observer.is_watched() {
+                    self.say(&format!("no host can be added with --join: {reason}"));
+                }
                 None
             }
         }
@@ -334,11 +337,14 @@ impl Run {
                 JoinOutcome { exit: Exit::Partial.code(), line }
             }
             (failure, ..) => {
-                let failure = failure.clone().or_else(|| self.source_failure.clone());
-                let exit = failure.as_ref().map_or(Exit::LinkLost, |failure| failure.exit);
-                let line = failure.and_then(|failure| failure.message);
-                let line = line.unwrap_or_else(|| super::why_failed(target.why, false).to_owned());
-                let line = if line.contains(&label) { line } else { format!("{label}: {line}") };
+                let any = failure.as_ref().or(self.source_failure.as_ref());
+                let exit = any.map_or(Exit::LinkLost, |failure| failure.exit);
+                let own =
+                    failure.as_ref().and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
+                let line = own.unwrap_or_else(|| {
+                    let line = any.and_then(|failure| failure.message.as_deref());
+                    format!("{label}: {}", line.unwrap_or_else(|| super::why_failed(target.why, false)))
+                });
                 JoinOutcome { exit: exit.code(), line }
             }
         }

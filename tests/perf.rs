@@ -398,9 +398,32 @@ fn command_lines_that_make_no_sense() {
         &["model", "--plot", "x.gif"],
         &["--compare", "x.json"],
         &["h", "--relay"],
+        &["h", "rails", "--via", "lo"],
+        &["mem", "--size", "4K"],
+        &["mem", "--once"],
+        &["model", "--transport", "tcp"],
+        &["disk", ".", "--all"],
+        &["h", "lat", "--bidirectional"],
+        &["h", "--key-file", "nokey"],
+        &["h:7000", "-J", "far"],
+        &["serve", "--json"],
     ] {
         let wrong = run(rdperf().args(arguments));
         assert_eq!((wrong.ended.code, wrong.text.as_str()), (1, ""), "{arguments:?}: {}", wrong.ended.stderr);
     }
     run(rdperf().args(["model", "--compare", "missing.json", "--plot", "x.svg"])).ended.expect(5);
+}
+
+/// What a file sets for all commands is left out where it means nothing, and said to be by `--show-config`.
+#[test]
+fn settings_that_mean_nothing_for_it_are_left_out() {
+    let scratch = Scratch::new();
+    let file = scratch.file("config.toml", b"port-range = '7000-7001'\nrelay = true\nduration = '0.02'\n");
+    let set = |arguments: &[&str]| run(rdperf().args(arguments).env("RDMA_PIPE_CONFIG", &file));
+    set(&["mem"]).ended.expect(0);
+    let shown = set(&["mem", "--show-config"]);
+    shown.ended.expect(0);
+    assert!(shown.text.contains("left out: --port-range does not go with mem"), "{}", shown.text);
+    assert!(shown.text.contains("duration = \"0.02\""), "{}", shown.text);
+    set(&["mem", "--size", "4K"]).ended.expect(1).one_line("rdperf", &["--size does not go with mem"]);
 }

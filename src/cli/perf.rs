@@ -27,6 +27,7 @@ mod limits;
 mod local;
 mod rails;
 pub(crate) mod serve;
+mod uses;
 mod wire;
 
 /// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
@@ -200,6 +201,15 @@ enum Mode {
     Rails,
 }
 
+/// Modes by their words.
+const MODES: [(&str, Mode); 5] = [
+    ("bw", Mode::Bandwidth),
+    ("lat", Mode::Latency),
+    ("ping", Mode::Ping),
+    ("qps", Mode::Connections),
+    ("rails", Mode::Rails),
+];
+
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdperf", || super::with_arguments(words, |arguments| perf(&arguments)))
@@ -207,17 +217,27 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 impl Arguments for PerfArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
-        let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
-        match task(&words, true) {
+        match asked(given) {
             Ok(Task::Wire(Target::Server(host, _) | Target::Launched(host), _)) => vec![host],
             Ok(Task::Limits(Target::Server(host, _) | Target::Launched(host), _)) => vec![host],
             _ => Vec::new(),
         }
     }
 
+    fn refused(given: &ArgMatches) -> Option<String> {
+        let task = asked(given).ok()?;
+        super::uses::refused(uses::USES, &Self::command(), given, &task, &uses::name(&task))
+    }
+
     fn explain(error: &clap::Error) -> Option<Failure> {
         renamed(error)
     }
+}
+
+/// What a command line asks for, before it is known whether it can be taken.
+fn asked(given: &ArgMatches) -> Result<Task, Failure> {
+    let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
+    task(&words, given.contains_id("compare"))
 }
 
 /// Letters of perftest's, which older releases took and which mean something else in the other commands.
@@ -317,14 +337,7 @@ fn limited(word: &OsStr) -> Result<Task, Failure> {
 }
 
 fn mode(word: &str) -> Option<Mode> {
-    Some(match word {
-        "bw" => Mode::Bandwidth,
-        "lat" => Mode::Latency,
-        "ping" => Mode::Ping,
-        "qps" => Mode::Connections,
-        "rails" => Mode::Rails,
-        _ => return None,
-    })
+    MODES.iter().find(|(known, _)| *known == word).map(|(_, mode)| *mode)
 }
 
 /// `HOST`, `HOST:PORT`, `[ADDRESS]`, `[ADDRESS]:PORT`.

@@ -1,8 +1,6 @@
 //! `rdperf`: measures the wire between two hosts, and the storage and memory of this one.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,10 +23,13 @@ use crate::options::{Transport, parse_bytes, parse_ports};
 
 mod limits;
 mod local;
+mod output;
 mod rails;
 pub(crate) mod serve;
 mod uses;
 mod wire;
+
+use output::Output;
 
 /// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
 const ALL: std::ops::RangeInclusive<u32> = 1..=23;
@@ -273,8 +274,10 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     }
     // Before anything is measured: they can be read.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
+    let task = task(&arguments.positionals, !others.is_empty())?;
+    let outputs = output::open(output)?;
     fs::raise_open_files();
-    let (mut report, failure) = match task(&arguments.positionals, !others.is_empty())? {
+    let (mut report, failure) = match task {
         Task::Serve(port) => return serve::serve(arguments, port),
         Task::Wire(target, mode) => wire::measure(arguments, &target, mode)?,
         Task::Limits(target, path) => (limits::measure(arguments, &target, &path)?, None),
@@ -287,8 +290,8 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         report.sign();
     }
     // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
-    let told = if report == Report::new() { Ok(()) } else { write(output, &report) };
-    let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
+    let told = if report == Report::new() { Ok(()) } else { tell(output, outputs.json.as_ref(), &report) };
+    let drawn = outputs.plot.as_ref().map_or(Ok(()), |plot| draw(plot, &report, &others, &output.compare));
     failure.map_or(Ok(()), Err).and(told).and(drawn)
 }
 
@@ -401,7 +404,7 @@ fn read_report(path: &Path) -> Result<Report, Failure> {
 }
 
 /// Draws a report, and others beside it under the names of their files.
-fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
+fn draw(output: &Output, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
     let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
     let mut all: Vec<(String, &Report)> = Vec::new();
     if *report != Report::new() {
@@ -414,7 +417,7 @@ fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> R
             "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
         ));
     };
-    write_file(path, text.as_bytes())
+    output.write(text.as_bytes())
 }
 
 impl LoadOptions {
@@ -440,22 +443,17 @@ impl LoadOptions {
     }
 }
 
-/// Writes what was measured, as asked.
-fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
-    let Some(path) = &options.json else { return print(&report.to_text()) };
-    let text = report.to_json() + "\n";
-    if path.as_os_str() == "-" {
-        return print(&text);
+/// Tells what was measured, as asked: by a table also where the file of `--json` cannot be written.
+fn tell(options: &OutputOptions, json: Option<&Output>, report: &Report) -> Result<(), Failure> {
+    let line = || report.to_json() + "\n";
+    match json {
+        None if options.json.is_some() => print(&line()),
+        None => print(&report.to_text()),
+        Some(file) => {
+            let written = file.write(line().as_bytes());
+            print(&report.to_text()).and(written)
+        }
     }
-    write_file(path, text.as_bytes())?;
-    print(&report.to_text())
-}
-
-fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {
-    File::create(path).and_then(|mut file| file.write_all(bytes)).map_err(|error| {
-        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        Failure::new(Exit::Destination, format!("cannot write {}: {errno}", escaped(path.as_os_str())))
-    })
 }
 
 #[cfg(test)]

@@ -645,7 +645,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number: f64 = number.parse().map_err(|_| "not a number".to_owned())?;
     let bytes = number * factor as f64;
-    if (1.0..=u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
+    // 2^64, which `u64::MAX` becomes as well, is one too many.
+    if (1.0..u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
 }
 
 /// Two ports, first and last.
@@ -673,7 +674,8 @@ mod tests {
         assert_eq!(parse_bytes("10m"), Ok(10 << 20));
         assert_eq!(parse_bytes("1.5M"), Ok(3 << 19));
         assert_eq!(parse_bytes("2GB"), Ok(2_000_000_000));
-        for bad in ["", "M", "0", "-1", "1X", "1e9", "99999999T"] {
+        assert_eq!(parse_bytes("17179869183G"), Ok(17_179_869_183 << 30));
+        for bad in ["", "M", "0", "-1", "1X", "1e9", "99999999T", "17179869184G"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
     }

@@ -398,9 +398,94 @@ fn command_lines_that_make_no_sense() {
         &["model", "--plot", "x.gif"],
         &["--compare", "x.json"],
         &["h", "--relay"],
+        &["h", "rails", "--via", "lo"],
+        &["mem", "--size", "4K"],
+        &["mem", "--once"],
+        &["model", "--transport", "tcp"],
+        &["disk", ".", "--all"],
+        &["h", "lat", "--bidirectional"],
+        &["h", "--key-file", "nokey"],
+        &["h:7000", "-J", "far"],
+        &["serve", "--json"],
     ] {
         let wrong = run(rdperf().args(arguments));
         assert_eq!((wrong.ended.code, wrong.text.as_str()), (1, ""), "{arguments:?}: {}", wrong.ended.stderr);
     }
     run(rdperf().args(["model", "--compare", "missing.json", "--plot", "x.svg"])).ended.expect(5);
+}
+
+/// What a file sets for all commands is left out where it means nothing, and said to be by `--show-config`.
+#[test]
+fn settings_that_mean_nothing_for_it_are_left_out() {
+    let scratch = Scratch::new();
+    let file = scratch.file("config.toml", b"port-range = '7000-7001'\nrelay = true\nduration = '0.02'\n");
+    let set = |arguments: &[&str]| run(rdperf().args(arguments).env("RDMA_PIPE_CONFIG", &file));
+    set(&["mem"]).ended.expect(0);
+    let shown = set(&["mem", "--show-config"]);
+    shown.ended.expect(0);
+    assert!(shown.text.contains("left out: --port-range does not go with mem"), "{}", shown.text);
+    assert!(shown.text.contains("duration = \"0.02\""), "{}", shown.text);
+    set(&["mem", "--size", "4K"]).ended.expect(1).one_line("rdperf", &["--size does not go with mem"]);
+}
+
+/// Nobody listens where these would measure: that they say what is wrong with the file shows that they looked at it first.
+#[test]
+fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+    let scratch = Scratch::new();
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let missing = scratch.join("no/such.svg").display().to_string();
+    for option in [format!("--json={missing}"), format!("--plot={missing}")] {
+        let measured = measure_at(free, &[&option]);
+        measured.ended.expect(1).one_line("rdperf", &["cannot write", "no/such.svg", "No such file"]);
+    }
+    measure_at(free, &[&format!("--json={}", scratch.path().display())]).ended.expect(1);
+    // What was there stays where nothing was measured.
+    let file = scratch.file("it.json", b"as it was");
+    measure_at(free, &[&format!("--json={}", file.display())]).ended.expect(3);
+    assert_eq!((fs::read(&file).expect("there"), scratch.names()), (b"as it was".to_vec(), vec!["it.json".to_owned()]));
+}
+
+#[test]
+fn a_report_may_go_to_a_device_a_fifo_or_standard_output() {
+    let scratch = Scratch::new();
+    let mem = |json: &str| run(rdperf().args(["mem", "--duration", "0.02", &format!("--json={json}")]));
+    // The figures are printed also where the report cannot be written in the end.
+    let full = mem("/dev/full");
+    full.ended.expect(6).one_line("rdperf", &["cannot write /dev/full", "No space"]);
+    assert!(full.text.contains("MiB/s") || full.text.contains("MB/s"), "{}", full.text);
+    mem("/dev/null").ended.expect(0);
+    let both = mem("/dev/stdout");
+    both.ended.expect(0);
+    assert!(both.text.starts_with("{\"rdperf\":1,") && both.text.lines().count() > 2, "{}", both.text);
+    // The same where standard output is a file.
+    let file = scratch.join("out");
+    let mut command = rdperf();
+    command.args(["mem", "--duration", "0.02", "--json=/dev/stdout"]);
+    let mut redirected = in_shell(&format!("exec \"$@\" >'{}'", file.display()), &command);
+    Process::spawn(redirected.stdin(Stdio::null())).wait().expect(0);
+    let text = fs::read_to_string(&file).expect("written");
+    assert!(text.starts_with("{\"rdperf\":1,") && text.lines().count() > 2, "{text}");
+    let fifo = scratch.join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let reader = {
+        let fifo = fifo.clone();
+        std::thread::spawn(move || fs::read_to_string(fifo))
+    };
+    mem(&fifo.display().to_string()).ended.expect(0);
+    assert!(reader.join().expect("no panic").expect("text").starts_with("{\"rdperf\":1,"));
+}
+
+#[test]
+fn a_signal_leaves_nothing_beside_the_report() {
+    let server = Server::with(&["--verbose"]);
+    let scratch = Scratch::new();
+    let mut command = rdperf();
+    command.args([&format!("127.0.0.1:{}", server.port), "bw", "--duration", "60"]).env("RD_KEY", KEY);
+    command.arg(format!("--json={}", scratch.join("it.json").display()));
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    server.process.line_with("measures");
+    assert_eq!(scratch.names().len(), 1, "it has been made");
+    process.signal(rustix::process::Signal::INT);
+    process.wait().expect(130);
+    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }

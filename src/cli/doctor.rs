@@ -6,12 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{ArgMatches, Parser};
+use clap::{ArgMatches, CommandFactory, Parser};
 
 use super::options::CommonOptions;
 use super::rdcp::HostOptions;
 use super::rdcp::targets::hosts_named;
-use super::{Arguments, print};
+use super::uses::Use;
+use super::{Arguments, print, uses};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::Setup;
 use crate::job::examine::{Examination, NoWay, drill};
@@ -68,7 +69,7 @@ pub struct DoctorArguments {
     fix_script: bool,
     /// Cut a connection, flip a bit, fill a disk and kill the agent in copies to HOST of its own, and say whether each was
     /// noticed and survived; all of it is in a directory of its own on each host, and is removed
-    #[arg(long, conflicts_with_all = ["fix_script", "seconds", "within"])]
+    #[arg(long, conflicts_with = "fix_script")]
     drill: bool,
     /// Seconds to measure the bandwidth to HOST, or of each pair of several hosts and each direction; 0 leaves it out
     /// [default: 2, or 1 of pairs]
@@ -89,6 +90,49 @@ pub struct DoctorArguments {
     common: CommonOptions,
 }
 
+/// What a command line asks to examine.
+enum Task {
+    Here,
+    Host,
+    /// A list, however many it names.
+    Hosts,
+    Drill,
+}
+
+/// What each option means something for. How a host is reached may be said where there is none: it is the same for all.
+const USES: &[Use<Task>] = &[
+    (
+        &[
+            "color",
+            "show_config",
+            "hosts",
+            "json",
+            "fix_script",
+            "drill",
+            "rsh",
+            "launcher",
+            "parallel",
+            "port",
+            "identity",
+            "jump",
+            "configuration",
+            "option",
+            "agent",
+            "no_bootstrap",
+            "bootstrap",
+        ],
+        |_| true,
+        "everything",
+    ),
+    (
+        &["seconds", "transport", "port_range", "via"],
+        |task| matches!(task, Task::Host | Task::Hosts),
+        "measuring the way to HOST",
+    ),
+    (&["within"], |task| matches!(task, Task::Hosts), "several hosts"),
+    (&["relay"], |task| !matches!(task, Task::Here), "HOST"),
+];
+
 /// The exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0 all is well; 1 usage; 10 warnings: it works, but worse than it could; \
     11 failures: something does not work; 128+n ended by signal n; 141 standard output was closed";
@@ -101,6 +145,17 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 impl Arguments for DoctorArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
         given.get_one::<OsString>("host").and_then(|host| parse_hosts(host).ok()).unwrap_or_default()
+    }
+
+    fn refused(given: &ArgMatches) -> Option<String> {
+        let host = given.get_one::<OsString>("host").map(|host| parse_host(host)).transpose().ok()?;
+        let (task, name) = match host {
+            _ if given.get_flag("drill") => (Task::Drill, "--drill"),
+            Some(host) if !is_list(&host) => (Task::Host, "one HOST"),
+            None if !given.contains_id("hosts") => (Task::Here, "this host alone"),
+            _ => (Task::Hosts, "several hosts"),
+        };
+        uses::refused(USES, &Self::command(), given, &task, name)
     }
 }
 

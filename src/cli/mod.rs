@@ -26,6 +26,7 @@ pub mod recv;
 pub mod report;
 pub mod send;
 mod settings;
+mod uses;
 mod watch;
 mod words;
 mod wrong;
@@ -153,6 +154,11 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
     /// Overwrites KEY where the system shows the command line.
     fn conceal(_: &clap::ArgMatches) {}
 
+    /// What is wrong with a command line that can be parsed: options that do not go with what it asks for.
+    fn refused(_: &clap::ArgMatches) -> Option<String> {
+        None
+    }
+
     /// What is wrong with a command line, where the command knows better.
     fn explain(_: &clap::Error) -> Option<Failure> {
         None
@@ -169,6 +175,9 @@ fn with_arguments<T: Arguments>(
     let settings = Settings::new::<T>(&mut definition, words, &Sources::of_process())?;
     color::set(&settings.words);
     let parsed = definition.try_get_matches_from_mut(&settings.words);
+    if let Some(line) = parsed.as_ref().ok().and_then(T::refused) {
+        return Err(Failure::new(Exit::Usage, line));
+    }
     if parsed.as_ref().is_ok_and(|matches| matches.get_flag("show_config")) {
         return print(&settings.shown(&mut definition));
     }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 
 use super::color::When;
+use crate::fault::{Exit, Failure};
 
 /// Options that all commands have.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -99,6 +100,20 @@ pub fn parse_port(text: &OsString) -> Result<u16, String> {
     text.to_str()
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| format!("PORT must be a number from 0 to 65535, not {:?}", crate::fault::escaped(text)))
+}
+
+/// FILE as a positional argument.
+///
+/// # Errors
+///
+/// Exit 1 where it has no name: `"$file"` in a script that never set it.
+pub(crate) fn check_file(file: Option<&OsString>) -> Result<(), Failure> {
+    match file {
+        Some(path) if path.is_empty() => {
+            Err(Failure::new(Exit::Usage, "FILE is empty; name one, or leave it out for standard input or output"))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,6 @@
 //! `rdperf`: measures the wire between two hosts, and the storage and memory of this one.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,9 +23,13 @@ use crate::options::{Transport, parse_bytes, parse_ports};
 
 mod limits;
 mod local;
+mod output;
 mod rails;
 pub(crate) mod serve;
+mod uses;
 mod wire;
+
+use output::Output;
 
 /// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
 const ALL: std::ops::RangeInclusive<u32> = 1..=23;
@@ -200,6 +202,15 @@ enum Mode {
     Rails,
 }
 
+/// Modes by their words.
+const MODES: [(&str, Mode); 5] = [
+    ("bw", Mode::Bandwidth),
+    ("lat", Mode::Latency),
+    ("ping", Mode::Ping),
+    ("qps", Mode::Connections),
+    ("rails", Mode::Rails),
+];
+
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdperf", || super::with_arguments(words, |arguments| perf(&arguments)))
@@ -207,17 +218,27 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 impl Arguments for PerfArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
-        let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
-        match task(&words, true) {
+        match asked(given) {
             Ok(Task::Wire(Target::Server(host, _) | Target::Launched(host), _)) => vec![host],
             Ok(Task::Limits(Target::Server(host, _) | Target::Launched(host), _)) => vec![host],
             _ => Vec::new(),
         }
     }
 
+    fn refused(given: &ArgMatches) -> Option<String> {
+        let task = asked(given).ok()?;
+        super::uses::refused(uses::USES, &Self::command(), given, &task, &uses::name(&task))
+    }
+
     fn explain(error: &clap::Error) -> Option<Failure> {
         renamed(error)
     }
+}
+
+/// What a command line asks for, before it is known whether it can be taken.
+fn asked(given: &ArgMatches) -> Result<Task, Failure> {
+    let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
+    task(&words, given.contains_id("compare"))
 }
 
 /// Letters of perftest's, which older releases took and which mean something else in the other commands.
@@ -253,8 +274,10 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     }
     // Before anything is measured: they can be read.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
+    let task = task(&arguments.positionals, !others.is_empty())?;
+    let outputs = output::open(output)?;
     fs::raise_open_files();
-    let (mut report, failure) = match task(&arguments.positionals, !others.is_empty())? {
+    let (mut report, failure) = match task {
         Task::Serve(port) => return serve::serve(arguments, port),
         Task::Wire(target, mode) => wire::measure(arguments, &target, mode)?,
         Task::Limits(target, path) => (limits::measure(arguments, &target, &path)?, None),
@@ -267,8 +290,8 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         report.sign();
     }
     // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
-    let told = if report == Report::new() { Ok(()) } else { write(output, &report) };
-    let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
+    let told = if report == Report::new() { Ok(()) } else { tell(output, outputs.json.as_ref(), &report) };
+    let drawn = outputs.plot.as_ref().map_or(Ok(()), |plot| draw(plot, &report, &others, &output.compare));
     failure.map_or(Ok(()), Err).and(told).and(drawn)
 }
 
@@ -317,14 +340,7 @@ fn limited(word: &OsStr) -> Result<Task, Failure> {
 }
 
 fn mode(word: &str) -> Option<Mode> {
-    Some(match word {
-        "bw" => Mode::Bandwidth,
-        "lat" => Mode::Latency,
-        "ping" => Mode::Ping,
-        "qps" => Mode::Connections,
-        "rails" => Mode::Rails,
-        _ => return None,
-    })
+    MODES.iter().find(|(known, _)| *known == word).map(|(_, mode)| *mode)
 }
 
 /// `HOST`, `HOST:PORT`, `[ADDRESS]`, `[ADDRESS]:PORT`.
@@ -388,7 +404,7 @@ fn read_report(path: &Path) -> Result<Report, Failure> {
 }
 
 /// Draws a report, and others beside it under the names of their files.
-fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
+fn draw(output: &Output, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
     let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
     let mut all: Vec<(String, &Report)> = Vec::new();
     if *report != Report::new() {
@@ -401,7 +417,7 @@ fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> R
             "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
         ));
     };
-    write_file(path, text.as_bytes())
+    output.write(text.as_bytes())
 }
 
 impl LoadOptions {
@@ -427,22 +443,17 @@ impl LoadOptions {
     }
 }
 
-/// Writes what was measured, as asked.
-fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
-    let Some(path) = &options.json else { return print(&report.to_text()) };
-    let text = report.to_json() + "\n";
-    if path.as_os_str() == "-" {
-        return print(&text);
+/// Tells what was measured, as asked: by a table also where the file of `--json` cannot be written.
+fn tell(options: &OutputOptions, json: Option<&Output>, report: &Report) -> Result<(), Failure> {
+    let line = || report.to_json() + "\n";
+    match json {
+        None if options.json.is_some() => print(&line()),
+        None => print(&report.to_text()),
+        Some(file) => {
+            let written = file.write(line().as_bytes());
+            print(&report.to_text()).and(written)
+        }
     }
-    write_file(path, text.as_bytes())?;
-    print(&report.to_text())
-}
-
-fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {
-    File::create(path).and_then(|mut file| file.write_all(bytes)).map_err(|error| {
-        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        Failure::new(Exit::Destination, format!("cannot write {}: {errno}", escaped(path.as_os_str())))
-    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::Arguments;
 use super::key;
-use super::options::{KeyOptions, ReportOptions, parse_port};
+use super::options::{KeyOptions, ReportOptions, check_file, parse_port};
 use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
 use super::words::not_listening;
@@ -93,6 +93,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    check_file(file.as_ref())?;
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
     let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::Arguments;
 use super::key;
-use super::options::{KeyOptions, ReportOptions, parse_port};
+use super::options::{KeyOptions, ReportOptions, check_file, parse_port};
 use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::words::{check_rails, unreached};
 use crate::agent::words;
@@ -123,6 +123,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
+    check_file(file.as_ref())?;
     let source = file.as_ref().filter(|path| *path != "-");
     let moved = source.map_or(Moved::Input, |path| Moved::File("FILE", Path::new(path)));
     reported("rdsend", &arguments.report, &[moved], |reporter| {

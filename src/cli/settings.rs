@@ -177,7 +177,10 @@ impl Settings {
         let mut settings =
             Self { typed: words.clone(), words, taken: Vec::new(), left_out: Vec::new(), files: Vec::new() };
         // What is wrong with it, or its help, needs no settings.
-        let Ok(given) = command.try_get_matches_from_mut(&settings.words) else { return Ok(settings) };
+        let given = match command.try_get_matches_from_mut(&settings.words) {
+            Ok(given) if T::refused(&given).is_none() => given,
+            _ => return Ok(settings),
+        };
         // A file may be slow to come.
         T::conceal(&given);
         let usage = |line: String| Failure::new(Exit::Usage, line);
@@ -210,7 +213,7 @@ impl Settings {
             .filter_map(|option| option.get_long().map(str::to_owned))
             .collect();
         weaker.retain(|setting| keys.insert(setting.key.clone()));
-        settings.take(command, weaker)?;
+        settings.take::<T>(command, weaker)?;
         settings.words = settings.with(|setting| matches!(setting.origin, Origin::File(..)), &[]);
         Ok(settings)
     }
@@ -223,20 +226,24 @@ impl Settings {
     }
 
     /// Takes what goes with the command line and with what is taken already. One may need another that comes later.
-    fn take(&mut self, command: &mut Command, mut weaker: Vec<Setting>) -> Result<(), Failure> {
+    fn take<T: Arguments>(&mut self, command: &mut Command, mut weaker: Vec<Setting>) -> Result<(), Failure> {
         loop {
             let count = weaker.len();
             self.left_out.clear();
             for setting in std::mem::take(&mut weaker) {
-                match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
-                    Ok(_) => self.taken.push(setting),
-                    Err(error) if is_about_others(&error) => {
-                        self.left_out.push((setting.clone(), wrong::reason(&error)));
-                        weaker.push(setting);
-                    }
+                let reason = match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
+                    Ok(given) => T::refused(&given),
+                    Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
                     Err(error) => {
                         let line = format!("{}: {}", setting.origin, wrong::reason(&error));
                         return Err(Failure::new(Exit::Usage, line));
+                    }
+                };
+                match reason {
+                    None => self.taken.push(setting),
+                    Some(reason) => {
+                        self.left_out.push((setting.clone(), reason));
+                        weaker.push(setting);
                     }
                 }
             }

@@ -70,8 +70,8 @@ impl Target {
                 }
             },
             Err(Errno::NOENT) => {
-                if rustix::fs::lstat(path).is_ok() {
-                    // A link that leads nowhere.
+                if path.as_os_str().is_empty() || rustix::fs::lstat(path).is_ok() {
+                    // No name, or a link that leads nowhere.
                     return Err(fact(Errno::NOENT));
                 }
                 path.to_owned()

@@ -47,6 +47,20 @@ fn an_empty_key() {
 }
 
 #[test]
+fn a_file_without_a_name() {
+    // Before a receiver listens: a sender that has come would hear of it.
+    ended(rdrecv().args(["0", KEY, ""])).expect(1).one_line("rdrecv", &["FILE is empty"]);
+    ended(rdsend().args(["127.0.0.1", "9", KEY, ""])).expect(1).one_line("rdsend", &["FILE is empty"]);
+}
+
+#[test]
+fn a_size_that_is_one_too_large() {
+    // 2^64 bytes.
+    let ended = ended(rdrecv().args(["0", KEY, "--buffer", "17179869184G"]));
+    ended.expect(1).one_line("rdrecv", &["--buffer 17179869184G: out of range"]);
+}
+
+#[test]
 fn no_key_and_no_terminal_to_ask_at() {
     // setsid: without a controlling terminal, /dev/tty cannot be opened.
     let mut command = rdsend();

@@ -3,12 +3,20 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use clap::CommandFactory;
+
 use super::words::{Examined, Fix, words};
-use super::{Line, Section, output};
+use super::{DoctorArguments, Line, Section, USES, output};
+use crate::cli::uses;
 use crate::measure::finding::{Outcome, What};
 use crate::measure::matrix::{Matrix, Measured};
 use crate::measure::recorded::facts;
 use crate::measure::{Facts, Level, Speed};
+
+#[test]
+fn every_option_is_for_something() {
+    uses::hold_to(USES, &DoctorArguments::command());
+}
 
 fn bad(name: &str) -> Vec<Line> {
     let section = super::of_host("this host", "here", &facts(name));

@@ -24,9 +24,6 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
             "rails: an rdperf serve answers one measurement at a time; give HOST alone, and ssh starts the other end",
         );
     };
-    if arguments.hosts.via.is_some() {
-        return usage("--via: rails measures every network that both hosts are on");
-    }
     let load = &arguments.load;
     let mut launched = wire::launch(arguments, host)?;
     let first = launched.reach()?;

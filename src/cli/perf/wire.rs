@@ -264,12 +264,8 @@ pub(super) fn medium(driver: &Driver) -> &'static str {
 
 /// Starts the other end.
 pub(super) fn launch(arguments: &PerfArguments, host: &OsStr) -> Result<Launched, Failure> {
-    let hosts = &arguments.hosts;
-    if hosts.relay {
-        return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
-    }
     let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
-    Launched::start(hosts.setup("rdperf", [host], false, false)?, host, ports)
+    Launched::start(arguments.hosts.setup("rdperf", [host], false, false)?, host, ports)
 }
 
 /// Reaches the other end and opens a measurement.

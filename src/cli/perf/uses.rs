@@ -1,0 +1,152 @@
+//! What each option means something for.
+
+use super::Mode::{Bandwidth, Both, Connections, Latency, Ping, Rails};
+use super::Target::{Launched, Server};
+use super::Task::{self, Compare, Limits, Memory, Model, Serve, Storage, Wire};
+use super::{MODES, Target};
+use crate::cli::uses::Use;
+
+pub(super) const USES: &[Use<Task>] = &[
+    (&["color", "show_config", "verbose"], |_| true, "everything"),
+    (&["all"], |task| matches!(task, Wire(_, Both | Bandwidth | Latency | Ping | Rails)), "bw, lat, ping and rails"),
+    (
+        &["size"],
+        |task| matches!(task, Storage(_) | Wire(_, Both | Bandwidth | Latency | Ping | Rails)),
+        "bw, lat, ping, rails and disk",
+    ),
+    (&["iterations"], |task| matches!(task, Wire(..)), "bw, lat, ping, qps and rails"),
+    (&["duration"], |task| !matches!(task, Serve(_) | Model | Compare), "what takes time"),
+    (
+        &["qp"],
+        |task| matches!(task, Limits(..) | Wire(_, Both | Bandwidth | Connections | Rails)),
+        "bw, qps, rails and limits",
+    ),
+    (&["depth"], |task| matches!(task, Wire(..) | Limits(..) | Storage(_)), "HOST and disk"),
+    (&["bidirectional", "reverse"], |task| matches!(task, Wire(_, Both | Bandwidth | Rails)), "bw and rails"),
+    (&["poll", "transport"], |task| matches!(task, Wire(..) | Limits(..)), "HOST"),
+    (&["source"], |task| matches!(task, Limits(..)), "limits"),
+    (&["json"], |task| !matches!(task, Serve(_) | Compare), "what measures"),
+    (&["plot", "compare"], |task| !matches!(task, Serve(_)), "what measures"),
+    (&["clients", "sram", "left"], |task| matches!(task, Model), "model"),
+    (&["once"], |task| matches!(task, Serve(_)), "serve"),
+    (&["port_range"], |task| matches!(task, Serve(_)) || is_launched(task), "serve, and HOST without PORT"),
+    (
+        &["key_file", "key_fd"],
+        |task| matches!(task, Serve(_) | Wire(Server(..), _) | Limits(Server(..), _)),
+        "serve and HOST:PORT",
+    ),
+    (
+        &[
+            "rsh",
+            "launcher",
+            "parallel",
+            "port",
+            "identity",
+            "jump",
+            "configuration",
+            "option",
+            "agent",
+            "no_bootstrap",
+            "bootstrap",
+        ],
+        is_launched,
+        "HOST without PORT",
+    ),
+    (
+        &["via"],
+        |task| is_launched(task) && !matches!(task, Wire(_, Rails)),
+        "HOST without PORT, by one network: rails measures every one",
+    ),
+    (&["relay"], |_| false, "copies: what goes through ssh says nothing of the wire"),
+];
+
+/// The launcher starts the other end.
+fn is_launched(task: &Task) -> bool {
+    matches!(task, Wire(Launched(_), _) | Limits(Launched(_), _))
+}
+
+/// What a task is called.
+pub(super) fn name(task: &Task) -> String {
+    let other_end = |target: &Target| match target {
+        Launched(_) => "HOST",
+        Server(..) => "HOST:PORT",
+    };
+    match task {
+        Serve(_) => "serve".to_owned(),
+        Storage(_) => "disk".to_owned(),
+        Memory => "mem".to_owned(),
+        Model => "model".to_owned(),
+        Compare => "--compare alone".to_owned(),
+        Limits(target, _) => format!("{} limits", other_end(target)),
+        Wire(target, mode) => {
+            let mode = MODES.iter().find(|(_, known)| known == mode).map(|(word, _)| format!(" {word}"));
+            format!("{}{}", other_end(target), mode.unwrap_or_default())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::perf::PerfArguments;
+    use crate::cli::{Arguments, uses};
+
+    #[test]
+    fn every_option_is_for_something() {
+        uses::hold_to(USES, &PerfArguments::command());
+    }
+
+    #[test]
+    fn what_means_nothing_is_refused_by_name() {
+        let said = |line: &str| {
+            let given = PerfArguments::command().try_get_matches_from(line.split(' '));
+            PerfArguments::refused(&given.unwrap_or_else(|error| panic!("{line}: {error}")))
+        };
+        for (line, expected) in [
+            ("mem --size 4K", "--size does not go with mem; it is for bw, lat, ping, rails and disk"),
+            ("mem --all", "--all does not go with mem; it is for bw, lat, ping and rails"),
+            ("mem --port-range 1-2", "--port-range does not go with mem; it is for serve, and HOST without PORT"),
+            ("disk . --transport tcp", "--transport does not go with disk; it is for HOST"),
+            ("disk . --all", "--all does not go with disk; it is for bw, lat, ping and rails"),
+            ("model --reverse", "--reverse does not go with model; it is for bw and rails"),
+            ("h lat --once", "--once does not go with HOST lat; it is for serve"),
+            ("lat h --qp 2", "--qp does not go with HOST lat; it is for bw, qps, rails and limits"),
+            ("h lat --bidirectional", "--bidirectional does not go with HOST lat; it is for bw and rails"),
+            ("h --key-file nokey", "--key-file does not go with HOST; it is for serve and HOST:PORT"),
+            ("h:7 -J x bw", "-J does not go with HOST:PORT bw; it is for HOST without PORT"),
+            ("h:7 limits --agent x", "--agent does not go with HOST:PORT limits; it is for HOST without PORT"),
+            (
+                "h rails --via e0",
+                "--via does not go with HOST rails; it is for HOST without PORT, by one network: rails measures every one",
+            ),
+            (
+                "h:7 --relay",
+                "--relay does not go with HOST:PORT; it is for copies: what goes through ssh says nothing of the wire",
+            ),
+            ("h qps --all", "--all does not go with HOST qps; it is for bw, lat, ping and rails"),
+            ("serve --json", "--json does not go with serve; it is for what measures"),
+            ("--plot x.svg --compare x --json", "--json does not go with --compare alone; it is for what measures"),
+        ] {
+            assert_eq!(said(&format!("rdperf {line}")).as_deref(), Some(expected), "{line}");
+        }
+        for line in [
+            "mem --duration 1 --json --plot x.svg -v",
+            "model --clients 3 --sram 1M --left 0.5 --json",
+            "disk . --size 4K --depth 2 --duration 1",
+            "serve 7000 --once --port-range 1-2 --key-file x -v",
+            "h lat --depth 16 --poll --transport rdma --iterations 3 --all",
+            "h ping --size 2 --iterations 3 -J x -P 3 -o x --via e0",
+            "h --qp 2 --reverse --size 4",
+            "h qps --iterations 3 --qp 3 --depth 2",
+            "h rails --all --qp 2 --bidirectional --port-range 1-9",
+            "h:7 limits --source x --qp 2 --key-fd 3",
+            // What these words mean is not known: that is said by what reads them.
+            "--once",
+            "h nothing --once",
+        ] {
+            assert_eq!(said(&format!("rdperf {line}")), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Options that mean nothing for what a command is asked to do. They are refused: whoever gives one takes it for heeded.
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
+
+/// Options by their ids, the tasks that they mean something for, and those in words.
+pub(super) type Use<T> = (&'static [&'static str], fn(&T) -> bool, &'static str);
+
+/// What is wrong with a command line, if an option on it means nothing for `task`, which is called `name`.
+pub(super) fn refused<T>(
+    uses: &[Use<T>],
+    command: &Command,
+    given: &ArgMatches,
+    task: &T,
+    name: &str,
+) -> Option<String> {
+    let unused = uses.iter().filter(|(_, is_for, _)| !is_for(task));
+    let mut options = unused.flat_map(|(options, _, words)| options.iter().map(move |option| (option, words)));
+    let (id, words) = options.find(|(id, _)| given.value_source(id) == Some(ValueSource::CommandLine))?;
+    let option = command.get_arguments().find(|option| option.get_id() == id)?;
+    let letter = option.get_short().map(|letter| format!("-{letter}"));
+    let option = option.get_long().map(|word| format!("--{word}")).or(letter)?;
+    Some(format!("{option} does not go with {name}; it is for {words}"))
+}
+
+/// Each option of a command is in its table, once.
+#[cfg(test)]
+pub(super) fn hold_to<T>(uses: &[Use<T>], command: &Command) {
+    let ids = command.get_arguments().filter(|option| !option.is_positional()).map(|option| option.get_id().as_str());
+    let (mut ids, mut known) =
+        (ids.collect::<Vec<_>>(), uses.iter().flat_map(|(options, ..)| options.iter().copied()).collect::<Vec<_>>());
+    ids.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(ids, known);
+}

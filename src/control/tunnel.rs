@@ -7,8 +7,8 @@
 //! # Flow control
 //!
 //! Each direction of each connection may have [`WINDOW_BYTES`] on its way; credit is given back as the other socket has
-//! taken bytes. So what waits anywhere is bounded, and a caller that passes messages on between two agents need not
-//! look at them.
+//! taken bytes. So what waits anywhere is bounded. A caller that passes messages on between two agents counts what is on its way
+//! ([`Passage`]): one that sends without regard to its credit would have the other one taken for too slow.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -32,6 +32,13 @@ const CONNECTIONS_MAX: usize = 64;
 
 /// How long connecting to this host's own listener may take.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// Messages of one connection that may be on their way in one direction: with fewer bytes in each than a lane sends, they would
+/// take more memory than what they hold.
+const MESSAGES_MAX: u32 = 32 << 10;
+
+/// Connections that a caller knows, with those that are over and of which not all has been taken.
+const KNOWN_MAX: usize = 4096;
 
 /// The pause when a connection cannot be accepted, as for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -233,6 +240,93 @@ impl Tunnel {
     }
 }
 
+/// What is on its way between two ends through a caller's channels.
+#[derive(Default)]
+pub struct Passage {
+    connections: HashMap<u32, Passed>,
+}
+
+/// What is on its way of one connection, from each end.
+#[derive(Default)]
+struct Passed {
+    bytes: [u32; 2],
+    messages: [u32; 2],
+    has_closed: [bool; 2],
+}
+
+/// What is to be done with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passing {
+    /// It goes on to the other end.
+    On,
+    /// It is about nothing that is there.
+    Dropped,
+    /// This connection is not opened: the end that asks is told so.
+    Refused(u32),
+    /// This connection ends: both ends are told so.
+    Ended(u32),
+    /// The end that sends it does not keep to its credit.
+    Overrun,
+}
+
+impl Passage {
+    /// Counts a message of one end, 0 or 1, for the other.
+    pub fn pass(&mut self, from: usize, message: &Message) -> Passing {
+        let to = 1 - from;
+        match message {
+            Message::TunnelOpen(id) if self.connections.contains_key(id) => Passing::Dropped,
+            Message::TunnelOpen(id) if !self.has_room() => Passing::Refused(*id),
+            Message::TunnelOpen(id) => {
+                self.connections.insert(*id, Passed::default());
+                Passing::On
+            }
+            Message::TunnelData { id, bytes } => {
+                let Some(passed) = self.connections.get_mut(id).filter(|passed| !passed.has_closed[from]) else {
+                    return Passing::Dropped;
+                };
+                passed.bytes[from] = passed.bytes[from].saturating_add(bytes.len() as u32);
+                passed.messages[from] += 1;
+                if passed.bytes[from] > WINDOW_BYTES {
+                    return Passing::Overrun;
+                }
+                passed.has_closed[from] = passed.messages[from] > MESSAGES_MAX;
+                if passed.has_closed[from] { Passing::Ended(*id) } else { Passing::On }
+            }
+            Message::TunnelCredit { id, bytes } => {
+                let passed = self.connections.get_mut(id).filter(|passed| passed.messages[to] > 0);
+                let Some(passed) = passed else { return Passing::Dropped };
+                passed.messages[to] -= 1;
+                passed.bytes[to] = passed.bytes[to].saturating_sub(*bytes);
+                self.forget_if_over(*id);
+                Passing::On
+            }
+            Message::TunnelClose(id) => {
+                let Some(passed) = self.connections.get_mut(id).filter(|passed| !passed.has_closed[from]) else {
+                    return Passing::Dropped;
+                };
+                passed.has_closed[from] = true;
+                self.forget_if_over(*id);
+                Passing::On
+            }
+            _ => Passing::On,
+        }
+    }
+
+    /// One more connection may be opened. What those that are over have left on its way takes the place of others.
+    fn has_room(&self) -> bool {
+        let over = |passed: &&Passed| passed.has_closed == [true; 2];
+        let left: u64 = self.connections.values().filter(over).map(|it| u64::from(it.bytes[0].max(it.bytes[1]))).sum();
+        let open = self.connections.values().filter(|passed| !over(passed)).count() as u64;
+        self.connections.len() < KNOWN_MAX && open + left / u64::from(WINDOW_BYTES) < CONNECTIONS_MAX as u64
+    }
+
+    fn forget_if_over(&mut self, id: u32) {
+        if self.connections.get(&id).is_some_and(|it| it.has_closed == [true; 2] && it.bytes == [0; 2]) {
+            self.connections.remove(&id);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,5 +422,64 @@ mod tests {
         }
         assert!(end.state().connections[&7].inbound.is_none(), "ended");
         drop((served, messages));
+    }
+
+    fn data(id: u32, bytes: usize) -> Message {
+        Message::TunnelData { id, bytes: vec![0; bytes] }
+    }
+
+    /// What is sent beyond the credit is its sender's fault, and none of what honest ends do is anybody's.
+    #[test]
+    fn a_caller_finds_who_sends_without_credit() {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let mut passage = Passage::default();
+            assert_eq!(passage.pass(from, &data(7, 1)), Passing::Dropped, "it was not opened");
+            assert_eq!(passage.pass(from, &Message::TunnelOpen(7)), Passing::On);
+            for _ in 0..100 {
+                for _ in 0..WINDOW_BYTES as usize / DATA_BYTES_MAX {
+                    assert_eq!(passage.pass(from, &data(7, DATA_BYTES_MAX)), Passing::On);
+                }
+                for _ in 0..WINDOW_BYTES as usize / DATA_BYTES_MAX {
+                    let credit = Message::TunnelCredit { id: 7, bytes: DATA_BYTES_MAX as u32 };
+                    assert_eq!(passage.pass(to, &credit), Passing::On);
+                }
+            }
+            let credit = Message::TunnelCredit { id: 7, bytes: 1 };
+            assert_eq!(passage.pass(to, &credit), Passing::Dropped, "nothing is on its way");
+            assert_eq!(passage.pass(from, &data(7, WINDOW_BYTES as usize)), Passing::On);
+            assert_eq!(passage.pass(from, &data(7, 1)), Passing::Overrun);
+        }
+    }
+
+    /// Nor can what waits for one end be made much by many connections, messages of nothing, or the like.
+    #[test]
+    fn a_caller_bounds_what_waits_for_an_end() {
+        let mut passage = Passage::default();
+        let mut windows = 0;
+        for id in 0..1000 {
+            passage.pass(0, &Message::TunnelOpen(id));
+            windows += usize::from(passage.pass(0, &data(id, WINDOW_BYTES as usize)) == Passing::On);
+            // The other end has closed it, and what was sent is still on its way.
+            passage.pass(0, &Message::TunnelClose(id));
+            passage.pass(1, &Message::TunnelClose(id));
+        }
+        assert_eq!(windows, CONNECTIONS_MAX);
+        assert_eq!(passage.pass(0, &Message::TunnelOpen(1000)), Passing::Refused(1000));
+
+        let mut passage = Passage::default();
+        passage.pass(0, &Message::TunnelOpen(1));
+        let passed = (0..1_000_000).map(|_| passage.pass(0, &data(1, 1)));
+        let passed: Vec<Passing> = passed.filter(|passing| *passing != Passing::Dropped).collect();
+        assert!(passed.len() == MESSAGES_MAX as usize + 1 && passed.last() == Some(&Passing::Ended(1)));
+
+        // A connection that is over, and of which all has been taken, makes room for another.
+        let mut passage = Passage::default();
+        for id in 0..10_000 {
+            assert_eq!(passage.pass(0, &Message::TunnelOpen(id)), Passing::On);
+            assert_eq!(passage.pass(0, &data(id, 9)), Passing::On);
+            assert_eq!(passage.pass(0, &Message::TunnelClose(id)), Passing::On);
+            assert_eq!(passage.pass(1, &Message::TunnelClose(id)), Passing::On);
+            assert_eq!(passage.pass(1, &Message::TunnelCredit { id, bytes: 9 }), Passing::On);
+        }
     }
 }

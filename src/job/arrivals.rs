@@ -268,7 +268,7 @@ impl Job {
     pub(super) fn setting_aside<T>(
         &mut self,
         host: usize,
-        mut take: impl FnMut(&Self, Option<Update>) -> Option<T>,
+        mut take: impl FnMut(&mut Self, Option<Update>) -> Option<T>,
         deadline: Instant,
     ) -> T {
         let mut aside = VecDeque::new();

@@ -1,6 +1,7 @@
 //! A copy: its sources, where each of them goes, one session for each host and directory, and what came of it.
 
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,14 @@ const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
+/// What the user is told of another host: entries that have failed, and lines. An honest end names no more of one tree, and
+/// has little else to say; a hostile one has no end.
+const FAILURES_MAX: u64 = 1000;
+const LINES_MAX: u64 = 300;
+
+/// What is longer than this counts as several.
+const TOLD_BYTES: usize = 8 << 10;
+
 /// Bytes of sources in one message. Beside them the patterns of --exclude and --include fit, and what has bounds of its
 /// own: a directory, a host, settings.
 const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX - RULES_BYTES_MAX - (16 << 10);
@@ -66,6 +75,24 @@ pub(crate) trait Observer: super::Observer {
     fn entry_printer(&self, is_push: bool) -> TakeEntries;
 }
 
+/// How much a host has told the user, and how much more it would have.
+#[derive(Default)]
+struct Told {
+    failures: u64,
+    lines: u64,
+    unsaid: u64,
+}
+
+impl Told {
+    /// Counts one of those of which there are `most`. False if it is one too many.
+    fn may_say(count: &mut u64, bytes: usize, most: u64, unsaid: &mut u64) -> bool {
+        let is_said = *count < most;
+        *count = count.saturating_add(1 + (bytes / TOLD_BYTES) as u64);
+        *unsaid = unsaid.saturating_add(u64::from(!is_said));
+        is_said
+    }
+}
+
 /// A copy that is being made.
 pub(crate) struct Copy<'a> {
     plan: &'a Plan<'a>,
@@ -83,6 +110,8 @@ pub(crate) struct Copy<'a> {
     first_failed: Option<Exit>,
     /// Sources that are not copied, and have been named.
     left_out: u64,
+    /// What other hosts have told, by their names: one that is added again is the same.
+    told_by_host: BTreeMap<OsString, Told>,
     /// Entries that stand at the destination now.
     arrived: u64,
     copied: Copied,
@@ -112,6 +141,7 @@ impl<'a> Copy<'a> {
             failed: 0,
             first_failed: None,
             left_out: 0,
+            told_by_host: BTreeMap::new(),
             arrived: 0,
             copied: Copied::default(),
             told: Instant::now(),
@@ -152,6 +182,7 @@ impl<'a> Copy<'a> {
         self.progress.expect(known.then_some(Amount { entries, directories: 0, bytes: size_bytes }));
         let failure = self.copy_all(&found, destination, placed.as_ref());
         self.observer.finish();
+        self.tell_unsaid();
         let failure = failure.err().or_else(|| self.partial(&found));
         let failure = self.end_manifest(manifest.as_ref(), failure);
         let copied = self.came_to(failure.as_ref());
@@ -214,11 +245,7 @@ impl<'a> Copy<'a> {
         let Some(hop) = self.hop else { return };
         let host = self.job.hops[hop].host(side);
         match message {
-            Message::Say(line) => {
-                let line = escaped(OsStr::new(&line));
-                let line = if host == HERE { line } else { format!("{}: {line}", self.label(host)) };
-                self.say(&line);
-            }
+            Message::Say(line) => self.say_for(host, &line),
             Message::Progress { bytes, waits, tree } => self.hear_progress(hop, side, bytes, &waits, tree),
             Message::Kept(kept) if self.job.hops[hop].sides().last() == Some(&side) => self.kept = Some(kept),
             Message::Notice { code, index, generation, reason } if side == self.told_by => {
@@ -238,6 +265,28 @@ impl<'a> Copy<'a> {
 
     fn say(&mut self, line: &str) {
         self.observer.remark(line);
+    }
+
+    /// Says a line of an agent.
+    fn say_for(&mut self, host: usize, line: &str) {
+        let shown = escaped(OsStr::new(line));
+        if host == HERE {
+            return self.say(&shown);
+        }
+        let Told { lines, unsaid, .. } = self.told_by_host.entry(self.job.hosts[host].name.clone()).or_default();
+        if Told::may_say(lines, shown.len(), LINES_MAX, unsaid) {
+            self.say(&format!("{}: {shown}", self.label(host)));
+        }
+    }
+
+    /// Says of how much each host had more to say than the user was told.
+    fn tell_unsaid(&mut self) {
+        for (name, Told { unsaid, .. }) in std::mem::take(&mut self.told_by_host) {
+            if unsaid > 0 {
+                let lines = if unsaid == 1 { "line" } else { "lines" };
+                self.say(&format!("and {unsaid} more {lines} from {}, not shown", escaped(&name)));
+            }
+        }
     }
 
     /// Says an error, also with `--quiet`.
@@ -415,7 +464,11 @@ impl<'a> Copy<'a> {
     fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
             let failure = self.failure(host, fault);
-            self.tell_failed(&failure);
+            let bytes = failure.message.as_ref().map_or(0, String::len);
+            let Told { failures, unsaid, .. } = self.told_by_host.entry(self.job.hosts[host].name.clone()).or_default();
+            if host == HERE || Told::may_say(failures, bytes, FAILURES_MAX, unsaid) {
+                self.tell_failed(&failure);
+            }
         }
     }
 

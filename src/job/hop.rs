@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Setup;
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
+use crate::control::tunnel::Passage;
 use crate::engine::Waits;
 use crate::engine::reach::resolve;
 use crate::fault::{Exit, escaped};
@@ -68,6 +69,8 @@ pub(crate) struct Hop {
     reason: String,
     deadline: Instant,
     pub(crate) tunneled: bool,
+    /// What its ends have on its way through the channels.
+    pub(crate) passage: Passage,
     /// Which ends have agreed with the other, and which are ready to begin.
     agreed: [bool; 2],
     ready: [bool; 2],
@@ -135,6 +138,7 @@ impl Hop {
             reason: String::new(),
             deadline: Instant::now() + CONNECT_MAX,
             tunneled: false,
+            passage: Passage::default(),
             agreed: [false; 2],
             ready: [false; 2],
             bytes: 0,

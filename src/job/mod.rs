@@ -381,6 +381,7 @@ impl Job {
 
     /// The next thing that a command has to decide about; `None` where there is none by `deadline`.
     fn next(&mut self, deadline: Instant) -> Option<Update> {
+        let mut unheeded = 0;
         loop {
             if let Some(update) = self.updates.pop_front() {
                 return Some(update);
@@ -393,20 +394,26 @@ impl Job {
             let due = self.hops.iter().filter_map(Hop::due).chain(self.arrivals_due()).min();
             let due = due.map_or(deadline, |due| due.min(deadline));
             match self.heard.recv_deadline(due) {
-                Ok((host, heard)) => self.hear(host, heard),
-                Err(RecvTimeoutError::Timeout) => {
-                    let now = Instant::now();
-                    for hop in 0..self.hops.len() {
-                        if self.hops[hop].due().is_some_and(|due| due <= now) {
-                            let next = self.hops[hop].late();
-                            self.advance(hop, next);
-                        }
-                    }
-                    if now >= deadline && self.updates.is_empty() {
-                        return None;
+                Ok((host, heard)) => {
+                    self.hear(host, heard);
+                    // One that is not listened to any more, and talks on, does not keep the time from passing.
+                    unheeded += 1;
+                    if unheeded < UPDATES_MAX || Instant::now() < due {
+                        continue;
                     }
                 }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
+            }
+            let now = Instant::now();
+            for hop in 0..self.hops.len() {
+                if self.hops[hop].due().is_some_and(|due| due <= now) {
+                    let next = self.hops[hop].late();
+                    self.advance(hop, next);
+                }
+            }
+            if now >= deadline && self.updates.is_empty() {
+                return None;
             }
         }
     }
@@ -428,6 +435,10 @@ impl Job {
         }
         if self.remote(host).is_some_and(|remote| remote.is_unreached()) {
             // It was said when it was given up.
+            return;
+        }
+        if host != HERE && self.hosts[host].gone && matches!(heard, Heard::Message(_)) {
+            // It is lost for what it has said before, or does not take what is sent to it.
             return;
         }
         match heard {
@@ -461,7 +472,7 @@ impl Job {
         match message {
             message if message.is_tunnel() => {
                 // An end that has been given no tunnel must not fill the other one's channel.
-                if self.hops[hop].tunneled {
+                if self.hops[hop].tunneled && !self.hosts[self.hops[hop].host(side.other())].gone {
                     self.pass_on(hop, side, message);
                 }
             }
@@ -558,13 +569,25 @@ impl Job {
     ///
     /// Exit 3 if it does not answer within `limit`, 4 if it is lost, 128+n for a signal to this process.
     fn answer(&mut self, host: usize, limit: Duration) -> Result<Message, Failure> {
-        let deadline = Instant::now() + limit;
+        self.answer_by(host, limit, Instant::now() + limit)
+    }
+
+    /// The same, where `limit` has been running.
+    ///
+    /// # Errors
+    ///
+    /// As [`Job::answer`].
+    fn answer_by(&mut self, host: usize, limit: Duration, deadline: Instant) -> Result<Message, Failure> {
         self.setting_aside(
             host,
             |job, update| match update {
                 Some(Update::Host(from, message)) if from == host => Some(Ok(message)),
                 // It was given up, and answers too late.
                 Some(Update::Host(other, _)) if job.hosts[other].gone => None,
+                Some(Update::Host(other, _)) if job.fails_alone => {
+                    job.lose(other, Some(job.unexpected(other)));
+                    None
+                }
                 Some(Update::Host(other, _)) => Some(Err(job.unexpected(other))),
                 // Of a session that is over.
                 Some(Update::Unmet(..)) => None,
@@ -713,14 +736,18 @@ mod tests {
     use super::*;
     use crate::job::launching::Otherwise;
 
-    #[test]
-    fn a_host_that_answers_too_late_fails_no_other() {
+    /// Of hosts none of which is started.
+    fn job() -> Job {
         let launcher = Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command");
         let agent = AgentChoice { command: "rddoctor", program: "a".into(), otherwise: Otherwise::Fail, remark: None };
-        // None is started.
         let (parallel, via) = (0, Vec::new());
         let setup = Setup { launcher, agent, parallel, relay: false, via, name: None, may_ask: false };
-        let mut job = Job::without_signals(setup, false);
+        Job::without_signals(setup, false)
+    }
+
+    #[test]
+    fn a_host_that_answers_too_late_fails_no_other() {
+        let mut job = job();
         let [late, asked] = ["late", "asked"].map(|name| job.host(OsStr::new(name)).expect("a host"));
         job.hosts[late].gone = true;
         for host in [late, asked] {
@@ -730,6 +757,40 @@ mod tests {
         job.updates.push_back(Update::Host(late, Message::Watched));
         job.hosts[late].gone = false;
         assert_eq!(job.answer(asked, Duration::from_secs(1)).expect_err("unasked").exit, Exit::Protocol);
+    }
+
+    /// Where hosts fail alone, one that says what it was not asked for is lost, and no other.
+    #[test]
+    fn a_host_that_speaks_unasked_fails_no_other() {
+        let mut job = job();
+        job.fails_alone = true;
+        let [loud, asked] = ["loud", "asked"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+        for host in [loud, loud, asked] {
+            job.updates.push_back(Update::Host(host, Message::Watched));
+        }
+        assert_eq!(job.answer(asked, Duration::from_secs(1)).expect("its own"), Message::Watched);
+        let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
+        assert_eq!((lost, failure.exit, job.updates.len()), (loud, Exit::Protocol, 0));
+        assert!(job.hosts[loud].gone && !job.hosts[asked].gone);
+    }
+
+    /// One that sends through the channels what it has no credit for is lost, and not the one that cannot take it so fast.
+    #[test]
+    fn a_host_that_floods_a_tunnel_is_lost_alone() {
+        let mut job = job();
+        let hosts = ["floods", "slow"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+        let (names, ends) = (["floods".to_owned(), "slow".to_owned()], [0, 1]);
+        let route = Route { hosts, names, stages: [None; 2], ends, is_within: false, waits_for_go: false };
+        let hop = job.add(Hop::new(route, HERE, false, &job.setup));
+        job.hops[hop].tunneled = true;
+        job.hear_end(hop, Side::From, Message::TunnelOpen(0));
+        let mut sent = 0;
+        while job.updates.is_empty() && sent < 4096 {
+            job.hear_end(hop, Side::From, Message::TunnelData { id: 0, bytes: vec![0; 64 << 10] });
+            sent += 1;
+        }
+        let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
+        assert_eq!((lost, failure.exit, sent), (hosts[0], Exit::Protocol, 33));
     }
 
     #[test]

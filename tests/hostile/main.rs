@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use rd_proto::tree::{Metadata, Record, Special};
 use rdma_pipe::control::channel::{Outbox, receive, skip_to_magic};
-use rdma_pipe::control::frames::{Found, Job, Kind, MAGIC, Message, Report};
+use rdma_pipe::control::frames::{Fault, Found, Job, Kind, MAGIC, Message, Report};
 use rig::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
@@ -33,6 +33,9 @@ const RECORDS: &str = "RD_HOSTILE_RECORDS";
 const NAMES: &str = "RD_HOSTILE_NAMES";
 const KIND: &str = "RD_HOSTILE_KIND";
 const SAYS: &str = "RD_HOSTILE_SAYS";
+
+/// It has no end of things to say: of a copy, or of what was asked for.
+const FLOODS: &str = "RD_HOSTILE_FLOODS";
 
 /// It says that it has sent everything, whatever became of it; with "lost" it has its agent killed in the middle.
 const CLAIMS: &str = "RD_HOSTILE_CLAIMS";
@@ -85,6 +88,10 @@ fn be_hostile() -> ExitCode {
         let (end, message) = of_end(message);
         match message {
             Message::Find { patterns, links } => match std::env::var_os(NAMES) {
+                Some(_) if std::env::var(FLOODS).is_ok_and(|what| what == "found") => loop {
+                    to_caller.send(Message::Found(Vec::new()));
+                    std::thread::sleep(Duration::from_millis(100));
+                },
                 Some(names) => answer(&to_caller, &names),
                 None => to_agent.send(Message::Find { patterns, links }),
             },
@@ -94,6 +101,14 @@ fn be_hostile() -> ExitCode {
                 }
                 if let Ok(text) = std::env::var(SAYS) {
                     to_caller.send(for_end(end, Message::Say(text)));
+                }
+                if std::env::var_os(FLOODS).is_some() {
+                    let fault = |number| Fault { path: format!("f{number}").into_bytes(), ..Fault::plain(5, "lost") };
+                    for number in 0..2000 {
+                        to_caller.send(for_end(end, Message::Say(format!("line {number}"))));
+                        let faults = vec![Fault { what: "cannot read".to_owned(), ..fault(number) }];
+                        to_caller.send(for_end(end, Message::EntriesFailed(faults)));
+                    }
                 }
                 to_agent.send(for_end(end, Message::Begin(begin)));
             }
@@ -150,6 +165,7 @@ const CASES: &[Case] = &[
     ("names_that_were_not_asked_for", names_that_were_not_asked_for),
     ("no_more_than_a_file_without_r", no_more_than_a_file_without_r),
     ("what_is_printed_is_printable", what_is_printed_is_printable),
+    ("more_than_anybody_would_read", more_than_anybody_would_read),
     ("a_sender_that_claims_success", a_sender_that_claims_success),
     ("the_receiver_can_be_honest", receiver::the_receiver_can_be_honest),
     ("a_receiver_that_lies_about_what_it_has", receiver::a_receiver_that_lies_about_what_it_has),
@@ -548,6 +564,22 @@ fn what_is_printed_is_printable() {
             .env(SAYS, "said \x1b[31m\r\n\x07 line");
     });
     assert!(ended.expect(8).stderr.contains("said "), "{}", ended.stderr);
+}
+
+/// Of what it says the user is told so much, and how much more there was; and who has found nothing is not asked for ever.
+fn more_than_anybody_would_read() {
+    let lab = Lab::new();
+    let records = encoded(&[directory(b"x"), file(b"y"), LEAVE, END]);
+    let ended = lab.copy(&records, |command| {
+        command.args(["-r", "evil:x", "dst"]).env(NAMES, "x").env(KIND, "directory").env(FLOODS, "copy");
+    });
+    let count = |words: &str| ended.stderr.lines().filter(|line| line.contains(words)).count();
+    assert_eq!((count("evil: line "), count("cannot read evil:f")), (300, 1000), "{}", ended.stderr);
+    assert!(ended.stderr.contains("and 2700 more lines from evil, not shown"), "{}", ended.stderr);
+    let ended = lab.copy(&records, |command| {
+        command.args(["-r", "evil:x", "dst"]).env(NAMES, "x").env(FLOODS, "found");
+    });
+    assert!(ended.expect(9).stderr.contains("does not keep to the protocol"), "{}", ended.stderr);
 }
 
 /// What it says of the copy does not stand against what this host knows of it.

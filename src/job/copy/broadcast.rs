@@ -158,6 +158,7 @@ impl Copy<'_> {
         let ended = self.run_broadcast(&mut run);
         drop(listener);
         self.observer.finish();
+        self.tell_unsaid();
         ended.map(|()| self.came_to_broadcast(run))
     }
 
@@ -454,10 +455,7 @@ impl Copy<'_> {
                 target.report = Some(*report);
             }
             Message::EntriesFailed(faults) => self.tell_failures(host, &faults),
-            Message::Say(line) => {
-                let line = format!("{}: {}", self.label(host), crate::fault::escaped(line.as_ref()));
-                self.say(&line);
-            }
+            Message::Say(line) => self.say_for(host, &line),
             Message::Kept(kept) => {
                 run.kept.insert(host, kept.bytes);
             }
@@ -530,7 +528,8 @@ impl Copy<'_> {
         let open = (1..=run.nodes.len()).filter(|node| is_chain && is_open(node));
         let mut left: HashSet<usize> = open.map(|node| run.host(node)).collect();
         let (mut kept, deadline) = (run.kept.clone(), Instant::now() + STOP_MAX);
-        while !left.is_empty() || run.copies.keys().any(|&hop| self.job.is_heard(hop)) {
+        // One that talks on and does not end is waited for no longer than one that is silent.
+        while Instant::now() < deadline && (!left.is_empty() || run.copies.keys().any(|&hop| self.job.is_heard(hop))) {
             match self.job.next(deadline) {
                 Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _)) => {
                     left.remove(&host);

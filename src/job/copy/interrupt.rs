@@ -42,7 +42,8 @@ impl Copy<'_> {
         self.job.stop(hop, number);
         let deadline = Instant::now() + STOP_MAX;
         while self.job.is_heard(hop) {
-            match self.job.next(deadline) {
+            // One that talks on and does not end is waited for no longer than one that is silent.
+            match self.job.next(deadline).filter(|_| Instant::now() < deadline) {
                 Some(Update::End(_, side, said @ (Message::Say(_) | Message::Kept(_)))) => self.hear(side, said),
                 // Asked twice: no more waiting.
                 Some(Update::Signal(again)) if again != libc::SIGTSTP => return false,

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 
@@ -17,6 +18,9 @@ use crate::job::plan::Spec;
 
 /// Memory for what is found on other hosts, in bytes: some hundred thousand paths.
 const FOUND_BYTES_MAX: usize = 64 << 20;
+
+/// How slowly, in bytes a second, what is found may come from another host.
+const NAMES_RATE: u64 = 4 << 10;
 
 /// What a destination has against sources.
 struct Objection {
@@ -69,23 +73,32 @@ impl Copy<'_> {
             let asked = patterns.clone();
             self.job.send(side, Message::Find { patterns, links: self.plan.recursive && !self.plan.tree.copy_links });
             let before = all.len();
+            let (asked_at, mut answered_bytes) = (Instant::now(), 0);
+            let (names_max, missing_before) = (asked.len().saturating_mul(names::MATCHES_MAX), self.left_out);
             loop {
-                match self.job.answer(side, ANSWER_MAX)? {
-                    Message::Found(found) => {
+                // It has looked at all of them before it answers. Only what it then names may take longer to come.
+                let for_names = Duration::from_secs(answered_bytes / NAMES_RATE);
+                match self.job.answer_by(side, ANSWER_MAX, asked_at + ANSWER_MAX + for_names)? {
+                    Message::Found(found) if !found.is_empty() => {
                         self.check_found(side, &asked, &found)?;
                         self.tell_literal(side, &asked, &found);
+                        answered_bytes += found.iter().map(|found| message_bytes(found) as u64).sum::<u64>();
                         let bytes = |found: &Found| found.path.len() + found.name.len() + size_of::<(usize, Found)>();
                         found_bytes += if side == HERE { 0 } else { found.iter().map(bytes).sum() };
                         if found_bytes > FOUND_BYTES_MAX {
                             return Err(self.too_much_found(side));
                         }
                         all.extend(found.into_iter().map(|found| (side, found)));
-                        if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
+                        if all.len() - before > names_max {
                             return Err(self.job.unexpected(side));
                         }
                     }
-                    Message::EntriesFailed(missing) => {
+                    Message::EntriesFailed(missing) if !missing.is_empty() => {
                         self.left_out = self.left_out.saturating_add(missing.len() as u64);
+                        if self.left_out - missing_before > names_max as u64 {
+                            return Err(self.job.unexpected(side));
+                        }
+                        answered_bytes += missing.iter().map(|fault| fault.path.len() as u64).sum::<u64>();
                         self.tell_failures(side, &missing);
                     }
                     Message::FoundAll => break,

@@ -18,6 +18,7 @@ use rd_proto::session::Notice;
 
 use crate::agent::end;
 use crate::control::frames::{self, Action, Input, Message, Output, Stage};
+use crate::control::tunnel::Passing;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::hop::Side;
@@ -88,8 +89,20 @@ impl Tamper {
 }
 
 impl Job {
-    /// Passes a message of a tunnel on to the other end, in a drill with damage.
+    /// Passes a message of a tunnel on to the other end, in a drill with damage. Who sends more than its credit is lost: it would
+    /// be the other one, for not taking all of that.
     pub(in crate::job) fn pass_on(&mut self, hop: usize, side: Side, message: Message) {
+        let host = self.hops[hop].host(side);
+        match self.hops[hop].passage.pass(side as usize, &message) {
+            Passing::On => {}
+            Passing::Dropped => return,
+            Passing::Refused(id) => return self.send_end(hop, side, &Message::TunnelClose(id)),
+            Passing::Ended(id) => {
+                self.send_end(hop, side, &Message::TunnelClose(id));
+                return self.send_end(hop, side.other(), &Message::TunnelClose(id));
+            }
+            Passing::Overrun => return self.lose(host, Some(self.unexpected(host))),
+        }
         let (message, back) = match &mut self.tamper {
             Some(tamper) => tamper.pass(side, message),
             None => (message, None),

@@ -15,7 +15,7 @@
 //! * What nodes say of themselves is believed no further than the node before them and the length of the stream allow
 //!   (`chain/claims.rs`).
 //! * Nothing waits without a deadline: a link that carries nothing although there is something to send is given up after
-//!   the time that the user allows.
+//!   the time that the user allows, and a node that has only to end its own part is not believed for ever that it is at it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -170,6 +170,8 @@ struct Member {
     /// When that had last grown by much, and how much it was then.
     wrote_much: (Duration, u64),
     is_unwritten: bool,
+    /// Since when nothing is left to it but to end its own part: it is out, or has all and its proof.
+    last_since: Option<Duration>,
     /// How fast it takes the stream: by its own word, and by that of those before it.
     taken: Pace,
     given: Pace,
@@ -245,6 +247,7 @@ impl Member {
             wrote: now,
             wrote_much: (now, 0),
             is_unwritten: false,
+            last_since: None,
             taken: Pace::from(now),
             given: Pace::from(now),
             slow_since: None,
@@ -481,12 +484,14 @@ impl Chain {
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
         let member = &mut self.members[node];
         member.spoke = now;
-        // What has taken all is still to finish it.
-        if written > member.written || received == written && !has_all {
+        // What has taken all is still to finish it. It does not lack anything again.
+        let had_all = has_all || member.says_all;
+        if written > member.written || received == written && !had_all {
             member.wrote = now;
         }
-        // Where others wait for it, it is not enough to say a byte more now and then.
-        if !has_all || written >= member.wrote_much.1.saturating_add((self.spool_bytes / 8).max(1)) {
+        // Where others wait for it, it is not enough to say a byte more now and then. What it lacks is in its spool, and no more.
+        let least = member.wrote_much.1.max(received.max(member.said).saturating_sub(self.spool_bytes));
+        if !had_all || written >= least.saturating_add((self.spool_bytes / 8).max(1)) {
             member.wrote_much = (now, written);
         }
         (member.written, member.is_unwritten) = (written, written < received);
@@ -550,6 +555,7 @@ impl Chain {
                 member.spoke += slept;
                 member.wrote += slept;
                 member.wrote_much.0 += slept;
+                member.last_since = member.last_since.map(|since| since + slept);
             }
         }
         self.ticked = now;

@@ -25,6 +25,11 @@ const IDLE_PERMILLE: u16 = 500;
 /// A disk that has written nothing for so long, although there is something, will not.
 const DISK_MAX: Duration = Duration::from_secs(30);
 
+/// For so long a node that has all may write little more of it; and what it has then is to be on its disk, or read from there
+/// again, in as long as a slow one takes for all of it: bytes a second.
+const FINISH_MAX: Duration = Duration::from_secs(120);
+const FINISH_RATE: u64 = 8 << 20;
+
 /// A node that says nothing for so long, and is not being copied to, will not be heard of again.
 const SILENT_MAX: Duration = Duration::from_secs(12);
 
@@ -69,6 +74,7 @@ impl Chain {
         self.give_up_source(now, limit);
         self.give_up_disks(now);
         self.give_up_silent(now, limit);
+        self.give_up_endless(now, limit);
     }
 
     fn give_up_source(&mut self, now: Duration, limit: Duration) {
@@ -140,6 +146,37 @@ impl Chain {
             if is_silent || is_stranded {
                 self.take_out(node, Why::CutOff);
                 self.members[node].tree = Tree::Failed;
+            }
+        }
+    }
+
+    /// Those that have only to end their own part, and do not, however much they say meanwhile.
+    fn give_up_endless(&mut self, now: Duration, limit: Duration) {
+        // Where a command takes the stream, it ends when that does.
+        if self.lag != Lag::Copied {
+            return;
+        }
+        let for_all = Duration::from_secs(self.length.unwrap_or(0) / FINISH_RATE);
+        for node in 1..self.members.len() {
+            let member = &mut self.members[node];
+            let is_last = member.is_out || member.has_all && self.has_proof;
+            let is_due = is_last && member.tree == Tree::Open && !member.is_over;
+            member.last_since = is_due.then(|| member.last_since.unwrap_or(now));
+            let Some(since) = member.last_since else { continue };
+            let has_passed = |since: Duration, most: Duration| now.saturating_sub(since) > most.max(limit);
+            let is_endless = match member.has_all {
+                true => {
+                    has_passed(member.wrote_much.0.max(since), FINISH_MAX) && has_passed(since, FINISH_MAX + for_all)
+                }
+                // It was told to leave what it has.
+                false => has_passed(since, DISK_MAX),
+            };
+            if is_endless {
+                self.members[node].tree = Tree::Failed;
+                match self.order.contains(&node) {
+                    true => self.take_out(node, Why::DiskStill),
+                    false => self.actions.push_back(Action::Out(node, Why::DiskStill)),
+                }
             }
         }
     }

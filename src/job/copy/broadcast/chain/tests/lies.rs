@@ -94,3 +94,69 @@ fn words_that_have_waited_are_no_rate() {
     let (rate, peak) = (chain.members[1].rate(), chain.members[1].peak());
     assert!((90.0..=110.0).contains(&rate) && (90.0..=110.0).contains(&peak), "{rate} {peak}");
 }
+
+/// One that is out, or says that it has all, and only talks on: it is not waited for without end, whatever it says.
+#[test]
+fn one_that_talks_on_and_never_ends_is_given_up() {
+    let state = |received, written, has_all| BroadcastState { received, written, has_all, ..BroadcastState::default() };
+    type Words = fn(u64) -> (u64, u64, bool);
+    let told: [(Words, u64); 6] = [
+        (|_| (0, 0, false), 60),
+        // It was out before it says that it has all.
+        (|second| if second < 20 { (0, 0, false) } else { (100, 100, true) }, 200),
+        (|_| (100, 100, true), 160),
+        (|second| (100, 100, second % 2 == 0), 160),
+        (|second| (100, (second / 20).min(99), true), 160),
+        // By as much as counts, from nothing on.
+        (|second| (100, (second / 10).min(99), second % 2 == 0), 1200),
+    ];
+    for (at, (words, limit)) in told.into_iter().enumerate() {
+        let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+        chain.proof(100, true);
+        let mut given_up = None;
+        for tenths in 0..10 * limit {
+            let now = Duration::from_millis(100 * tenths);
+            chain.state(SOURCE, &BroadcastState { passed: 100, ..state(100, 0, true) }, now);
+            let (received, written, has_all) = words(tenths / 10);
+            chain.state(2, &state(received, written, has_all), now);
+            chain.tick(now);
+            while let Some(action) = chain.poll() {
+                match action {
+                    Action::Connect { link, .. } => chain.link_up(link, now),
+                    Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
+                    Action::Leave(node) if node != 2 => chain.tree_over(node, false),
+                    _ => {}
+                }
+            }
+            for node in [1, 3] {
+                chain.state(node, &state(100, 100, true), now);
+                chain.tree_over(node, true);
+            }
+            if chain.has_ended() {
+                given_up = Some(now);
+                break;
+            }
+        }
+        assert!(given_up.is_some_and(|after| after >= Duration::from_secs(30)), "{at}: {given_up:?} {chain:?}");
+        assert!(chain.tree(2) == Tree::Failed && [1, 3].iter().all(|&node| chain.tree(node) == Tree::Done), "{at}");
+    }
+}
+
+/// What was written has to get to a disk: the more it is, the longer that may take.
+#[test]
+fn one_that_has_much_to_finish_is_waited_for() {
+    let length = 3000 * (8 << 20);
+    let mut chain = Chain::new(2, SPOOL, STALL, Duration::ZERO);
+    chain.proof(length, true);
+    let ended = (0..4000).find(|&second| {
+        let now = Duration::from_secs(second);
+        for node in [SOURCE, 1] {
+            let state =
+                BroadcastState { received: length, written: length, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, now);
+        }
+        chain.tick(now);
+        chain.has_ended()
+    });
+    assert!(ended.is_some_and(|second| (3120..3130).contains(&second)), "{ended:?}");
+}

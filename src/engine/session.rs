@@ -162,13 +162,23 @@ impl Session<'_> {
         let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
             Ok(agreement) => agreement,
             Err(Disagreement::Link(error)) => {
-                return Err(NotBegun { obstacle: error.into(), peer: first.peer_name, is_peers: true, last_word: None });
+                return Err(NotBegun {
+                    obstacle: error.into(),
+                    peer: first.peer_name,
+                    is_peers: true,
+                    last_word: None,
+                });
             }
             Err(Disagreement::Refused(refusal, offers)) => {
                 let [ours, theirs] = *offers;
                 let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
                 let obstacle = no_device.unwrap_or(Obstacle::Refused(refusal));
-                return Err(NotBegun { obstacle, peer: first.peer(&theirs, listening.is_some()), is_peers: true, last_word: None });
+                return Err(NotBegun {
+                    obstacle,
+                    peer: first.peer(&theirs, listening.is_some()),
+                    is_peers: true,
+                    last_word: None,
+                });
             }
         };
         let Agreement { ours, theirs, agreed } = &agreement;

@@ -5,7 +5,7 @@ mod rig;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -190,6 +190,7 @@ fn a_device_is_not_written_to_otherwise() {
         assert!(ended.code != 0 && ended.stderr.contains(part), "{options:?}: {} {}", ended.code, ended.stderr);
     };
     refused(&["--sync"], &image, &to, "only with --in-place");
+    refused(&["--in-place"], &image, &to, "only with --sync");
     refused(&["--sync", "--in-place"], &large, &to, "smaller");
     same(&device.contents(), &old);
     let opened = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
@@ -230,6 +231,7 @@ fn what_is_in_a_device_is_copied() {
     let mut bytes = noise(5 * MIB as usize);
     let device = Loop::new(&lab, "disk", &bytes);
     let to = lab.join("copy.img");
+    let umask = 0o666 & !fs::metadata(lab.0.file("any", b"")).expect("a file").mode();
     let from = {
         let mut from = std::ffi::OsString::from("h:");
         from.push(&device.0);
@@ -238,6 +240,10 @@ fn what_is_in_a_device_is_copied() {
     for turn in 0..3_u8 {
         rdcp(&lab, &["--sync"], &from, to.as_os_str()).expect(0);
         same(&fs::read(&to).expect("a copy"), &bytes);
+        // The rights are those of a file, as it is copied without --sync, and stay.
+        let mode = fs::metadata(&to).expect("it").mode() & 0o7777;
+        assert_eq!(mode, if turn == 0 { 0o666 & !umask } else { 0o640 });
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o640)).expect("ours");
         // What is mounted there changes it so: the time of its node stays.
         bytes[2_000_000] = turn;
         let mut disk = File::options().write(true).open(lab.join("disk")).expect("a file");

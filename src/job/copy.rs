@@ -426,6 +426,11 @@ impl<'a> Copy<'a> {
         let contents = root.is_some_and(|root| self.is_root(root));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
         // Within a host, reading both takes as long as copying.
+        // The rights of a device's node say nothing of a file: one that is there keeps its own.
+        if !self.plan.recursive && found.iter().all(|(_, found)| found.kind == Kind::Block) {
+            settings.mode &= !settings.chmod.is_empty();
+            settings.owner &= settings.chown.is_some();
+        }
         settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none(), follows };

@@ -16,6 +16,18 @@ struct Change {
     only_directories: Option<bool>,
     /// `X`: no bit to execute for a file that had none.
     is_conditional: bool,
+    /// `g=u`: the bits come from the mode itself.
+    copied: Option<Copied>,
+}
+
+/// What one class may do, for others.
+#[derive(Clone, Copy, Debug)]
+struct Copied {
+    /// Where the bits of that class are.
+    shift: u32,
+    /// Where they go.
+    to: u32,
+    is_taken_away: bool,
 }
 
 impl Chmod {
@@ -33,6 +45,10 @@ impl Chmod {
         let may_execute = is_directory || mode & 0o111 != 0;
         let concerned = self.0.iter().filter(|change| change.only_directories.is_none_or(|only| only == is_directory));
         concerned.fold(mode, |mode, change| {
+            if let Some(Copied { shift, to, is_taken_away }) = change.copied {
+                let bits = 0o111 * (mode >> shift & 7) & to;
+                return if is_taken_away { mode & !bits } else { mode & change.kept | bits };
+            }
             let set = if change.is_conditional && !may_execute { change.set & !0o111 } else { change.set };
             mode & change.kept | set
         })
@@ -65,6 +81,9 @@ impl Change {
             }
             rest = after;
         };
+        if let [class @ (b'u' | b'g' | b'o')] = rest {
+            return Ok(Self::copy(*class, who, sign, only_directories, umask));
+        }
         let (mut what, mut special, mut is_conditional) = (0, 0, false);
         for &letter in rest {
             match letter {
@@ -74,7 +93,7 @@ impl Change {
                 b'X' => (what, is_conditional) = (what | 1, true),
                 b's' => special |= if set_id == 0 { 0o4000 } else { set_id },
                 b't' => special |= 0o1000,
-                _ => return Err("behind +, - and = come r, w, x, X, s and t"),
+                _ => return Err("behind +, - and = come r, w, x, X, s and t, or one of u, g and o"),
             }
         }
         let bits = special + if who == 0 { (0o111 * what) & !umask } else { who * what };
@@ -84,13 +103,27 @@ impl Change {
             b'-' => (ALL & !bits, 0),
             _ => (ALL & !whole & !if special == 0 { 0 } else { set_id }, bits),
         };
-        Ok(Self { kept, set, only_directories, is_conditional })
+        Ok(Self { kept, set, only_directories, is_conditional, copied: None })
+    }
+
+    /// Gives `who` what a class may do. As with rsync, `=` leaves no set-id or sticky bit of theirs.
+    fn copy(class: u8, who: u32, sign: u8, only_directories: Option<bool>, umask: u32) -> Self {
+        let shift = match class {
+            b'u' => 6,
+            b'g' => 3,
+            _ => 0,
+        };
+        let (whole, to) = if who == 0 { (ALL, 0o777 & !umask) } else { (who * 7, who * 7) };
+        let special = (who & 0o100) << 5 | (who & 0o010) << 7 | (who & 0o001) << 9;
+        let kept = if sign == b'=' { ALL & !whole & !special } else { ALL };
+        let copied = Some(Copied { shift, to, is_taken_away: sign == b'-' });
+        Self { kept, set: 0, only_directories, is_conditional: false, copied }
     }
 
     fn octal(digits: &[u8], only_directories: Option<bool>) -> Result<Self, &'static str> {
         let text = std::str::from_utf8(digits).ok().and_then(|text| u32::from_str_radix(text, 8).ok());
         let set = text.filter(|&mode| mode <= ALL).ok_or("an octal mode is at most 7777")?;
-        Ok(Self { kept: 0, set, only_directories, is_conditional: false })
+        Ok(Self { kept: 0, set, only_directories, is_conditional: false, copied: None })
     }
 }
 
@@ -113,11 +146,23 @@ mod tests {
             ("u=", 0o777, false, 0o077),
             ("+w", 0o444, false, 0o644),
             ("o=rx", 0o777, false, 0o775),
+            // As rsync 3.5 has them.
+            ("g=u", 0o754, true, 0o774),
+            ("u=g", 0o641, false, 0o441),
+            ("u+o", 0o641, false, 0o741),
+            ("g-u", 0o641, false, 0o601),
+            ("go=u", 0o7654, false, 0o4666),
+            ("ug=o", 0o7754, true, 0o1444),
+            ("a=g", 0o7754, true, 0o555),
+            ("=u", 0o7654, false, 0o644),
+            ("-u", 0o7654, false, 0o7010),
+            ("u=g,o=u", 0o754, true, 0o555),
+            ("Dg=u", 0o641, false, 0o641),
         ] {
             let chmod = Chmod::parse(text, 0o022).expect("changes");
             assert_eq!(chmod.applied(mode, is_directory), expected, "{text} of {mode:o}");
         }
-        for bad in ["", "u", "755,", "u+q", "8", "DF+x", "u755", "77777", "7x"] {
+        for bad in ["", "u", "755,", "u+q", "8", "DF+x", "u755", "77777", "7x", "g=ur", "o=ug", "g=u+w"] {
             assert!(Chmod::parse(bad, 0o022).is_err(), "{bad}");
         }
     }

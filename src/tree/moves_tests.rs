@@ -3,10 +3,12 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use super::sink::Report;
 use super::sync_tests::{Maker, copy, picture, scratch, sync};
 use super::walk::Sent;
+use crate::fs::{PARTIAL, name_beside, partial};
 use crate::options::{Generations, Session, TreeOptions};
 
 fn moving() -> TreeOptions {
@@ -256,5 +258,32 @@ fn shuffle(maker: &mut Maker, top: &Path) {
         0 => cp(&from, &to),
         1 if !from.is_dir() => fs::hard_link(&from, &to).expect("a link"),
         _ => fs::rename(&from, &to).expect("renamed"),
+    }
+}
+
+/// The old name is at the source as well, and gets another time while it is copied: its contents are proven once more.
+#[test]
+fn what_gets_another_time_while_it_is_copied_is_copied_once_more() {
+    for is_local in [false, true] {
+        let trees = Trees::new();
+        trees.write("b", b"12345");
+        trees.copy(&moving(), is_local);
+        let old = trees.to("a");
+        fs::rename(trees.to("b"), &old).expect("renamed");
+        // While another transfer holds the name that it is written under, it has been opened and is not copied yet.
+        let top = fs::File::open(trees.to("")).expect("there");
+        let (held, _) = partial::open(&top, &name_beside(b"b", PARTIAL), false).expect("made");
+        let options = TreeOptions { delete: false, delete_after: false, ..moving() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_secs(1));
+                let file = fs::File::options().write(true).open(&old).expect("it");
+                file.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
+                drop(held);
+            });
+            trees.copy(&options, is_local);
+        });
+        assert_eq!(fs::read(trees.to("b")).expect("it"), b"12345");
+        assert_eq!(fs::metadata(&old).expect("it").modified().expect("a time"), SystemTime::UNIX_EPOCH);
     }
 }

@@ -434,10 +434,13 @@ impl Copy<'_> {
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
         let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
         let name = self.name(*side, &found.path);
-        let message = match placed.filter(|placed| placed.is_block && tree.sync) {
+        // What is written to a device block by block, with both options.
+        let is_image = matches!(found.kind, Kind::File | Kind::Block) && !self.is_standard(*side, found);
+        let message = match placed.filter(|placed| placed.is_block && is_image && (tree.sync || tree.in_place)) {
             Some(placed) => {
                 let device = self.name(to, target(placed, found).as_os_str().as_bytes());
-                format!("--sync writes to the block device {device} only with --in-place")
+                let (given, other) = if tree.sync { ("--sync", "--in-place") } else { ("--in-place", "--sync") };
+                format!("{given} writes to the block device {device} only with {other}")
             }
             None => format!("{option} is for files and trees, and {name} is copied as a stream"),
         };

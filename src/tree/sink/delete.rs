@@ -283,7 +283,7 @@ impl Shared {
         };
         let has_all = self.options.generations.session.is_last && unsent == 0 && self.failures().count == 0;
         let deleted = match !has_all {
-            true => Err(Fault::Detail("--delete-after has deleted nothing, since not all was copied")),
+            true => Err(Fault::Detail("nothing has been deleted, since not all was copied")),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
         };
         if let Err(fault) = deleted {

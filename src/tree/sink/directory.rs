@@ -212,16 +212,29 @@ impl OpenDirectory {
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
+        let is_there =
+            |there: Result<OwnedFd, Errno>| Ok(Made { fd: there?, is_new: was_left, was_left, unnamed: None });
         match parent.open(name, was_left) {
             Err(Errno::NOENT) => {}
-            there => return Ok(Made { fd: there?, is_new: was_left, was_left, unnamed: None }),
+            there => return is_there(there),
         }
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open_tree(&parent.fd, &beside);
-        let (fd, was_left) = parent.shared.patiently(parent, &beside, open)?;
+        let (fd, has_left) = parent.shared.patiently(parent, &beside, open)?;
+        // Another copy that was making it has finished while this one waited: it is there now, as for any later copy.
+        match parent.open(name, was_left) {
+            Err(Errno::NOENT) => {}
+            there => {
+                if partial::is_named(&parent.fd, &*beside, &fd) {
+                    // What an earlier copy has left in it stays.
+                    let _ = unlinkat(&parent.fd, &*beside, AtFlags::REMOVEDIR);
+                }
+                return is_there(there);
+            }
+        }
         let partial = CString::new(beside).map_err(|_| Errno::INVAL)?;
         let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec() });
-        Ok(Made { fd, is_new: true, was_left, unnamed })
+        Ok(Made { fd, is_new: true, was_left: has_left, unnamed })
     }
 
     fn make_below(parent: &Self, name: &[u8], was_left: bool, is_implied: bool) -> Result<Made, Fault> {
@@ -734,5 +747,41 @@ mod tests {
         assert_eq!(report.failed, 1);
         assert_eq!(names(&scratch.path().join("new")), ["theirs"]);
         assert_eq!(names(&scratch.path().join(name_beside(b"new", PARTIAL))), ["file"]);
+    }
+
+    /// Another copy was making it, and finished while this one waited for it: this one goes on in what is there.
+    #[test]
+    fn a_copy_that_has_waited_for_another_one_goes_on_in_what_that_has_made() {
+        for has_left in [false, true] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| scratch.path().join(name);
+            let beside = name_beside(b"new", PARTIAL);
+            let top = fs::File::open(scratch.path()).expect("there");
+            let (held, _) = partial::open_tree(&top, &beside).expect("made");
+            fs::write(at(&beside).join("theirs"), "theirs").expect("a file");
+            let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                    if has_left {
+                        // A third one, killed, has left something.
+                        fs::create_dir(at("made")).expect("made");
+                        fs::write(at("made/theirs"), "theirs").expect("a file");
+                        fs::rename(at("made"), at("new")).expect("published");
+                    } else {
+                        fs::rename(at(&beside), at("new")).expect("published");
+                    }
+                    drop(held);
+                });
+                sink.push(0, 0, chunk(&[directory(b"new"), file(b"file")])).expect("taken");
+            });
+            sink.push(0, 0, chunk(&[Record::Leave, Record::End { failures: 0 }])).expect("taken");
+            let report = sink.finish().expect("whole");
+            assert_eq!(report.failed, 0, "{:?}", report.failures);
+            assert_eq!(names(&at("new")), ["file", "theirs"]);
+            // Nothing is left of this one; what was left before is not its own to remove.
+            let there = if has_left { vec![beside, "new".to_owned()] } else { vec!["new".to_owned()] };
+            assert_eq!(names(scratch.path()), there);
+        }
     }
 }

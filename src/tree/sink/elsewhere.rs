@@ -39,6 +39,9 @@ use crate::tree::entries::{Effect, FileKind};
 use crate::tree::walk::INLINE_BYTES_MAX;
 use crate::tree::{Fault, metadata};
 
+/// How often a file is copied, if it changes while it is.
+const TRIES: u32 = 3;
+
 /// A file that may be what is to come.
 pub(super) struct Elsewhere {
     directory: Arc<OwnedFd>,
@@ -208,19 +211,23 @@ impl Elsewhere {
         Self { directory: Arc::clone(directory), path, stat, moved: Some(moved), digest: None }
     }
 
-    /// Opens it to be read, if it is what was found still.
+    /// Opens it to be read, if it is what was found still, or has the contents that the sender knows of.
     pub fn open(&self) -> Option<(OwnedFd, Stat)> {
-        if let Some(held) = self.moved.as_ref().and_then(|moved| moved.held.as_ref()) {
-            let file = held.file.try_clone().ok()?;
-            let stat = fstat(&file).ok()?;
-            // Its old name may be at the source as well, and have got another time meanwhile.
-            let is_it = is_same(&stat, &self.stat)
-                || self.digest.is_some() && stat.st_size == self.stat.st_size && digest(&file, &stat) == self.digest;
-            return is_it.then_some((file, stat));
-        }
-        let (above, name) = open_below(&self.directory, &self.path, OFlags::PATH).ok()?;
-        let opened = open_regular(above.as_fd(), &name);
-        opened.filter(|(_, stat)| is_same(stat, &self.stat))
+        let (file, stat) = match self.moved.as_ref().and_then(|moved| moved.held.as_ref()) {
+            Some(held) => {
+                let file = held.file.try_clone().ok()?;
+                let stat = fstat(&file).ok()?;
+                (file, stat)
+            }
+            None => {
+                let (above, name) = open_below(&self.directory, &self.path, OFlags::PATH).ok()?;
+                open_regular(above.as_fd(), &name)?
+            }
+        };
+        // Its old name may be at the source as well, and have got another time meanwhile.
+        let is_it = is_same(&stat, &self.stat)
+            || self.digest.is_some() && stat.st_size == self.stat.st_size && digest(&file, &stat) == self.digest;
+        is_it.then_some((file, stat))
     }
 
     /// No copy that was cut has left it half-written, as far as its time does not say that.
@@ -249,10 +256,19 @@ impl Elsewhere {
         if self.link(shared, directory, name, described)? {
             return Ok(true);
         }
-        let Some((file, stat)) = self.open() else { return Ok(false) };
-        copy(shared, directory, name, described, &file, &stat)?;
-        self.count(shared);
-        Ok(true)
+        for _ in 0..TRIES {
+            let Some((file, stat)) = self.open() else { return Ok(false) };
+            match copy(shared, directory, name, described, &file, &stat) {
+                // Another thread may have given its old name another time meanwhile: then it is proven once more.
+                Err(Fault::System(Errno::STALE)) => {}
+                copied => {
+                    copied?;
+                    self.count(shared);
+                    return Ok(true);
+                }
+            }
+        }
+        Err(Errno::STALE.into())
     }
 
     /// Makes the name a hard link to it; `false` where that cannot be: it has other metadata, has gone, is on another file

@@ -17,6 +17,10 @@ const ASKED_MAX: u32 = 3;
 /// Signals that come closer together than this are one request: a logout may send three.
 const REQUEST_APART: Duration = Duration::from_millis(500);
 
+/// How long a process goes on after a signal that nobody takes any more: what it says last waits for a reader no longer than half
+/// of that.
+const LAST_MAX: Duration = Duration::from_secs(1);
+
 /// A signal has come that asks this process to end. Set by the handler itself: nobody may be giving signals on.
 static IS_ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
@@ -36,7 +40,7 @@ fn taker() -> MutexGuard<'static, Option<(u64, Taker)>> {
     TAKER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Signals are given on as long as this is kept. Then they do what they do to a process that handles none.
+/// Signals are given on as long as this is kept. Then they do what they do to a process that handles none, a second later.
 #[must_use]
 pub(crate) struct Forwarding(u64);
 
@@ -95,9 +99,14 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
             // Else what was to hear of it stands still.
             let is_in_time = signal == SIGTSTP || is_launched || !asked.are_enough(Instant::now());
             let taker = taker().as_ref().map(|(_, taker)| Arc::clone(taker));
-            if !is_in_time || !taker.is_some_and(|take| take(signal)) {
-                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            if is_in_time && taker.is_some_and(|take| take(signal)) {
+                continue;
             }
+            if is_in_time && signal != SIGTSTP {
+                // All has been done but to say so.
+                std::thread::sleep(LAST_MAX);
+            }
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     })?;
     Ok(())

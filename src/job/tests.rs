@@ -1,0 +1,88 @@
+//! What a job does with what it hears.
+
+use super::*;
+use crate::job::launching::Otherwise;
+
+/// Of hosts none of which is started.
+fn job() -> Job {
+    let launcher = Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command");
+    let agent = AgentChoice { command: "rddoctor", program: "a".into(), otherwise: Otherwise::Fail, remark: None };
+    let (parallel, via) = (0, Vec::new());
+    let setup = Setup { launcher, agent, parallel, relay: false, via, name: None, may_ask: false };
+    Job::without_signals(setup, false)
+}
+
+#[test]
+fn a_host_that_answers_too_late_fails_no_other() {
+    let mut job = job();
+    let [late, asked] = ["late", "asked"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+    job.hosts[late].gone = true;
+    for host in [late, asked] {
+        job.updates.push_back(Update::Host(host, Message::Watched));
+    }
+    assert_eq!(job.answer(asked, Duration::from_secs(1)).expect("its own"), Message::Watched);
+    job.updates.push_back(Update::Host(late, Message::Watched));
+    job.hosts[late].gone = false;
+    assert_eq!(job.answer(asked, Duration::from_secs(1)).expect_err("unasked").exit, Exit::Protocol);
+}
+
+/// Where hosts fail alone, one that says what it was not asked for is lost, and no other.
+#[test]
+fn a_host_that_speaks_unasked_fails_no_other() {
+    let mut job = job();
+    job.fails_alone = true;
+    let [loud, asked] = ["loud", "asked"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+    for host in [loud, loud, asked] {
+        job.updates.push_back(Update::Host(host, Message::Watched));
+    }
+    assert_eq!(job.answer(asked, Duration::from_secs(1)).expect("its own"), Message::Watched);
+    let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
+    assert_eq!((lost, failure.exit, job.updates.len()), (loud, Exit::Protocol, 0));
+    assert!(job.hosts[loud].gone && !job.hosts[asked].gone);
+}
+
+/// One that sends through the channels what it has no credit for is lost, and not the one that cannot take it so fast.
+#[test]
+fn a_host_that_floods_a_tunnel_is_lost_alone() {
+    let mut job = job();
+    let hosts = ["floods", "slow"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+    let (names, ends) = (["floods".to_owned(), "slow".to_owned()], [0, 1]);
+    let route = Route { hosts, names, stages: [None; 2], ends, is_within: false, waits_for_go: false };
+    let hop = job.add(Hop::new(route, HERE, false, &job.setup));
+    job.hops[hop].tunneled = true;
+    job.hear_end(hop, Side::From, Message::TunnelOpen(0));
+    let mut sent = 0;
+    while job.updates.is_empty() && sent < 4096 {
+        job.hear_end(hop, Side::From, Message::TunnelData { id: 0, bytes: vec![0; 64 << 10] });
+        sent += 1;
+    }
+    let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
+    assert_eq!((lost, failure.exit, sent), (hosts[0], Exit::Protocol, 33));
+}
+
+#[test]
+fn a_line_about_a_host_names_it_once() {
+    for (label, line, told) in [
+        ("h1", "lost h1; the others go on", "lost h1; the others go on"),
+        ("h1", "h1:/x: cannot be written", "h1:/x: cannot be written"),
+        ("h1.net", "lost h1.net.", "lost h1.net."),
+        ("h1", "h10 does not answer", "h1: h10 does not answer"),
+        ("h1", "lost h1.net", "h1: lost h1.net"),
+        ("a", "it does not answer", "a: it does not answer"),
+    ] {
+        assert_eq!(line_of(label, line), told);
+    }
+}
+
+#[test]
+fn paths_are_named_as_they_would_be_typed() {
+    for (host, path, name) in [
+        ("", "./x", "./x"),
+        ("", "a//b", "a/b"),
+        ("h", "./x", "h:x"),
+        ("h", "/tmp//new//x", "h:/tmp/new/x"),
+        ("u@h", ".", "u@h:."),
+    ] {
+        assert_eq!(name_at(OsStr::new(host), path.as_bytes()), name);
+    }
+}

@@ -46,7 +46,7 @@ impl Chmod {
         let concerned = self.0.iter().filter(|change| change.only_directories.is_none_or(|only| only == is_directory));
         concerned.fold(mode, |mode, change| {
             if let Some(Copied { shift, to, is_taken_away }) = change.copied {
-                let bits = 0o111 * (mode >> shift & 7) & to;
+                let bits = (0o111 * (mode >> shift & 7)) & to;
                 return if is_taken_away { mode & !bits } else { mode & change.kept | bits };
             }
             let set = if change.is_conditional && !may_execute { change.set & !0o111 } else { change.set };
@@ -114,7 +114,7 @@ impl Change {
             _ => 0,
         };
         let (whole, to) = if who == 0 { (ALL, 0o777 & !umask) } else { (who * 7, who * 7) };
-        let special = (who & 0o100) << 5 | (who & 0o010) << 7 | (who & 0o001) << 9;
+        let special = ((who & 0o100) << 5) | ((who & 0o010) << 7) | ((who & 0o001) << 9);
         let kept = if sign == b'=' { ALL & !whole & !special } else { ALL };
         let copied = Some(Copied { shift, to, is_taken_away: sign == b'-' });
         Self { kept, set: 0, only_directories, is_conditional: false, copied }

@@ -712,7 +712,12 @@ impl Recorder {
                 Err(error) => return Err(error.into()),
             }
         };
-        let stat = described(&file)?;
+        let mut stat = described(&file)?;
+        if kind == FileType::BlockDevice {
+            // The rights of its node say nothing of a file, which gets those of a new one.
+            let umask = if self.options.mode { crate::fs::umask() } else { 0 };
+            stat.st_mode = (stat.st_mode & !0o7777) | (0o666 & !umask);
+        }
         let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
     }

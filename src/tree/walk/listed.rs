@@ -300,9 +300,6 @@ impl Recorder {
             (_, stat) = self.open(entry, kind, None, OFlags::empty())?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             (stat.st_mtime, stat.st_mtime_nsec) = (now.as_secs() as i64, now.subsec_nanos().into());
-            // Nor do its node's rights say anything of a file.
-            let umask = if self.options.mode { crate::fs::umask() } else { 0 };
-            stat.st_mode = stat.st_mode & !0o7777 | 0o666 & !umask;
         } else if kind != FileType::RegularFile {
             return Err(REPLACED);
         }

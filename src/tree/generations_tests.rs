@@ -5,6 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use super::sink::{Destination, Names, Report, TreeSink};
 use super::source::{Next, TreeSource};
 use super::sync_tests::{Maker, PART_BYTES, copy, copy_as_dst, picture, scratch, sync};
@@ -413,6 +415,21 @@ fn a_marker_of_what_latest_leads_to_is_no_mark_any_more() {
     tree.copy("to/two", &snapshot("two"), false);
     assert!(!marker.exists());
     assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 3, "two generations and the link");
+}
+
+/// It was missing, or not whole, when it was looked at, and another run has finished it since: that one does not change any more.
+#[test]
+fn a_generation_that_another_run_has_finished_meanwhile_stays() {
+    let tree = Generation::new();
+    fs::create_dir(tree.path("to")).expect("a directory");
+    tree.write("from/file", b"file");
+    tree.copy("to/one", &snapshot("one"), false);
+    let mut destination = Destination::from(snapshot("one"));
+    destination.names = Names::Only(b"one".to_vec());
+    destination.options.generations.session.is_dst = true;
+    let refused = TreeSink::new(&tree.path("to"), destination, Box::new(|_| {})).map(drop).expect_err("it is whole");
+    assert_eq!((refused.path.as_slice(), refused.errno), (&b"one"[..], Errno::EXIST.raw_os_error()));
+    assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
 }
 
 #[test]

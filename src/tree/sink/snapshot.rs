@@ -28,6 +28,8 @@ use crate::tree::Fault;
 
 const NO_MARKER: &str = "what marks the generation as unfinished cannot be made beside it";
 
+const FINISHED: &str = "another run has finished this generation meanwhile, so it is not changed: choose another NAME";
+
 const NOT_CLEARED: &str = "what an interrupted run has left in it, and SRC has no more, cannot be removed";
 
 const LEADS_OUT: &str = "leads out of the directory of generations; nothing is linked to what is there";
@@ -90,6 +92,7 @@ impl Snapshot {
         if !options.dry_run {
             let marked = snapshot.mark(options).map_err(|error| match error {
                 Errno::BUSY => Fault::Explained(error, partial::HELD),
+                Errno::EXIST => Fault::Explained(error, FINISHED),
                 error => Fault::Explained(error, NO_MARKER),
             });
             marked.map_err(|fault| fault.into_fact(path))?;
@@ -108,6 +111,11 @@ impl Snapshot {
             fsync(&self.generations)?;
         }
         self.was_left = was_there;
+        if !was_there && !options.generations.session.follows && !self.is_void() {
+            // Looked at before, it was missing, or marked.
+            self.unmark();
+            return Err(Errno::EXIST);
+        }
         if self.is_dst || !was_there || options.generations.session.follows {
             return Ok(());
         }

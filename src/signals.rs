@@ -30,17 +30,25 @@ pub(crate) fn since_end() -> Option<Duration> {
     IS_ASKED.load(Ordering::Relaxed).then(|| SEEN.get_or_init(Instant::now).elapsed())
 }
 
-/// What signals are given to, one at a time; which it is by number.
+/// What signals are given to.
 type Taker = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 
-/// The last of them.
-static TAKER: Mutex<Option<(u64, Taker)>> = Mutex::new(None);
+/// Who takes signals, by number: all of them. One job may run within another, as each copy of `--watch` does.
+static TAKERS: Mutex<Vec<(u64, Taker)>> = Mutex::new(Vec::new());
 
-fn taker() -> MutexGuard<'static, Option<(u64, Taker)>> {
-    TAKER.lock().unwrap_or_else(PoisonError::into_inner)
+fn takers() -> MutexGuard<'static, Vec<(u64, Taker)>> {
+    TAKERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Signals are given on as long as this is kept. Then they do what they do to a process that handles none, a second later.
+/// Whether somebody takes a signal.
+fn is_taken(signal: i32) -> bool {
+    // Not with the lock held: what is given to one may have it go.
+    let all: Vec<Taker> = takers().iter().map(|(_, taker)| Arc::clone(taker)).collect();
+    all.into_iter().fold(false, |is_taken, take| take(signal) || is_taken)
+}
+
+/// Signals are given on as long as this is kept. Where nobody takes them they do what they do to a process that handles none, a
+/// second later.
 #[must_use]
 pub(crate) struct Forwarding(u64);
 
@@ -53,14 +61,12 @@ impl Forwarding {
 
 impl Drop for Forwarding {
     fn drop(&mut self) {
-        // Another may have come since.
-        taker().take_if(|(number, _)| *number == self.0);
+        takers().retain(|(number, _)| *number != self.0);
     }
 }
 
-/// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own, instead of to what took
-/// them before. `handle` returns false once nobody waits for them. `is_launched`: the process that has started this one
-/// ignores SIGINT.
+/// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own. `handle` returns false once
+/// nobody waits for them. `is_launched`: the process that has started this one ignores SIGINT.
 ///
 /// # Errors
 ///
@@ -75,7 +81,7 @@ pub(crate) fn forward(
         listen(is_launched)?;
     }
     *count += 1;
-    *taker() = Some((*count, Arc::new(handle)));
+    takers().push((*count, Arc::new(handle)));
     Ok(Forwarding(*count))
 }
 
@@ -98,13 +104,15 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
             }
             // Else what was to hear of it stands still.
             let is_in_time = signal == SIGTSTP || is_launched || !asked.are_enough(Instant::now());
-            let taker = taker().as_ref().map(|(_, taker)| Arc::clone(taker));
-            if is_in_time && taker.is_some_and(|take| take(signal)) {
+            if is_in_time && is_taken(signal) {
                 continue;
             }
             if is_in_time && signal != SIGTSTP {
-                // All has been done but to say so.
+                // All has been done but to say so. Or what comes next is about to begin.
                 std::thread::sleep(LAST_MAX);
+                if is_taken(signal) {
+                    continue;
+                }
             }
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }

@@ -534,9 +534,10 @@ fn a_shell_that_refuses_the_login_says_why() {
     fs::create_dir(far.join("refusing")).expect("a directory");
     far.program("refusing/ssh", "#!/bin/sh\nprintf 'Welcome.\\nThis account is \\033[1mnot available.\\n'\nexit 1\n");
     let ended = Process::spawn(&mut far.command("refusing/ssh", &[])).wait();
-    ended
-        .expect(3)
-        .one_line("rdcp", &["no agent answers on far", "exit code 1: This account is \\u{1b}[1mnot available."]);
+    ended.expect(3).one_line(
+        "rdcp",
+        &["no agent answers on far", "exit code 1: it last wrote: This account is \\u{1b}[1mnot available."],
+    );
 }
 
 #[test]

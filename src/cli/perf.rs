@@ -29,8 +29,6 @@ pub(crate) mod serve;
 mod uses;
 mod wire;
 
-use output::Output;
-
 /// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
 const ALL: std::ops::RangeInclusive<u32> = 1..=23;
 
@@ -275,7 +273,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     // Before anything is measured: they can be read.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
     let task = task(&arguments.positionals, !others.is_empty())?;
-    let outputs = output::open(output)?;
+    output::check(output)?;
     fs::raise_open_files();
     let (mut report, failure) = match task {
         Task::Serve(port) => return serve::serve(arguments, port),
@@ -290,8 +288,8 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         report.sign();
     }
     // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
-    let told = if report == Report::new() { Ok(()) } else { tell(output, outputs.json.as_ref(), &report) };
-    let drawn = outputs.plot.as_ref().map_or(Ok(()), |plot| draw(plot, &report, &others, &output.compare));
+    let told = if report == Report::new() { Ok(()) } else { tell(output, &report) };
+    let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
     failure.map_or(Ok(()), Err).and(told).and(drawn)
 }
 
@@ -404,7 +402,7 @@ fn read_report(path: &Path) -> Result<Report, Failure> {
 }
 
 /// Draws a report, and others beside it under the names of their files.
-fn draw(output: &Output, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
+fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
     let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
     let mut all: Vec<(String, &Report)> = Vec::new();
     if *report != Report::new() {
@@ -417,7 +415,7 @@ fn draw(output: &Output, report: &Report, others: &[Report], names: &[PathBuf]) 
             "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
         ));
     };
-    output.write(text.as_bytes())
+    output::write(path, text.as_bytes())
 }
 
 impl LoadOptions {
@@ -444,13 +442,13 @@ impl LoadOptions {
 }
 
 /// Tells what was measured, as asked: by a table also where the file of `--json` cannot be written.
-fn tell(options: &OutputOptions, json: Option<&Output>, report: &Report) -> Result<(), Failure> {
+fn tell(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
     let line = || report.to_json() + "\n";
-    match json {
-        None if options.json.is_some() => print(&line()),
+    match &options.json {
         None => print(&report.to_text()),
-        Some(file) => {
-            let written = file.write(line().as_bytes());
+        Some(path) if path.as_os_str() == "-" => print(&line()),
+        Some(path) => {
+            let written = output::write(path, line().as_bytes());
             print(&report.to_text()).and(written)
         }
     }

@@ -560,15 +560,26 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let (sources, selected) = (plan.sources.clone(), plan.only.clone());
     let destination = Some(plan.destination.clone()).filter(|_| !plan.dry_run);
     let mut moved: Vec<Moved<'_>> = Vec::new();
-    moved.extend(plan.tree.itemize_changes.then_some(Moved::Output));
+    moved.extend(plan.tree.itemize_changes.then_some(Moved::Lines));
     moved.extend(sources.iter().map(|spec| (spec, "SRC", Moved::Input)).filter_map(is_moved));
     moved.extend(destination.iter().map(|spec| (spec, "DST", Moved::Output)).filter_map(is_moved));
-    let written = [
+    // What comes into a directory has a name of its own there.
+    let inside: Vec<PathBuf> = match &destination {
+        Some(Spec::Here(directory)) if Path::new(directory).is_dir() => sources
+            .iter()
+            .filter_map(|spec| Some(Path::new(directory).join(Path::new(spec.path()).file_name()?)))
+            .collect(),
+        _ => Vec::new(),
+    };
+    moved.extend(inside.iter().map(|path| Moved::File("what DST gets", path)));
+    let named = [
+        ("--files-from", arguments.files_from.as_deref().map(Path::new)),
+        ("--hosts", arguments.targets.hosts.as_deref().map(Path::new)),
         ("--manifest", arguments.manifest.as_deref().map(Path::new)),
         ("--manifest-b3sum", arguments.manifest_b3sum.as_deref().map(Path::new)),
         ("--hosts-failed", arguments.targets.hosts_failed.as_deref()),
     ];
-    moved.extend(written.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
+    moved.extend(named.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
     let failed = RefCell::new(Vec::new());
     let mut copy = |touched: Option<Only>| {
         // A manifest is of all, and what -R names is all that is copied.

@@ -192,15 +192,16 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         let text: String = planned_lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
     }
+    let is_put_out = matches!(output, Some(Output::Standard | Output::Hop));
     // Closed, it would be /dev/null: nothing, and well.
     if is_fed {
         standard::named_input().map_err(|fact| words::source(&fact))?;
     }
-    if matches!(output, Some(Output::Standard | Output::Hop)) {
+    if is_put_out {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
     }
-    let moved = [Moved::Output, Moved::Input];
-    let reporter = Reporter::open("rdpipe", &arguments.report, if is_fed { &moved } else { &moved[..1] })?;
+    let moved: Vec<_> = is_fed.then_some(Moved::Input).into_iter().chain(is_put_out.then_some(Moved::Output)).collect();
+    let reporter = Reporter::open("rdpipe", &arguments.report, &moved)?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let mut console = HopsConsole::new(&reporter, may_draw);
     let Ran { stages, hops, failure } = match Pipeline::new(&plan, &mut console) {

@@ -38,7 +38,7 @@ pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
-pub(crate) use outputs::Moved;
+pub(crate) use outputs::{Moved, are_one_file};
 use page::{CameTo, Page};
 use record::{Record, Weight};
 use screen::Screen;
@@ -451,7 +451,7 @@ impl<'a> Reporter<'a> {
         moved: &[Moved<'_>],
     ) -> Result<Self, Failure> {
         let is_on_output = options.json.as_deref() == Some(Path::new("-")) || options.json_fd == Some(1);
-        if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output)) {
+        if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output | Moved::Lines)) {
             let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
             return Err(Failure::new(Exit::Usage, line));
         }

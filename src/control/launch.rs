@@ -371,12 +371,22 @@ impl Held {
             if self.passes == Passes::Questions && self.launcher.explains(text).is_some() {
                 kept.extend(line);
             } else if !self.launcher.is_noise(text) {
+                let (line, part) = line.split_at(line.len() - unfinished(line));
                 passed.extend(harmless(line));
+                // The rest of it comes with the next piece.
+                kept.extend(part);
             }
         }
         self.bytes = kept;
         passed
     }
+}
+
+/// How many bytes at the end are the beginning of a character in UTF-8.
+fn unfinished(text: &[u8]) -> usize {
+    let rest = text.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let is_begun = std::str::from_utf8(rest).is_err_and(|error| error.error_len().is_none());
+    if is_begun { rest.len() } else { 0 }
 }
 
 /// Text in which nothing commands a terminal: through the launcher comes what the host writes to standard error as well.
@@ -406,6 +416,16 @@ mod tests {
         let said = b"caf\xc3\xa9\t50 %\r\n\x1b]0;title\x07\x1b[2J\xc2\x9b1m \xe9\x9b\n";
         let told = b"caf\xc3\xa9\t50 %\r\n\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}1m \xe9?\n";
         assert_eq!(harmless(said), told);
+        for (text, bytes) in [
+            (&b"a\xe2\x80"[..], 2),
+            (b"\xe2\x80\x93\xe2", 1),
+            (b"\xe2\x80\x93", 0),
+            (b"\xe9", 1),
+            (b"\x80", 0),
+            (b"", 0),
+        ] {
+            assert_eq!(unfinished(text), bytes, "{text:?}");
+        }
     }
 
     #[test]

@@ -39,8 +39,8 @@ const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// What the user is told of another host: entries that have failed, and lines. An honest end names no more of one tree, and
-/// has little else to say; a hostile one has no end.
+/// What the user is told of another host: entries that have failed, but for the sources that were named, and lines. An honest end
+/// names no more of one tree, and has little else to say; a hostile one has no end.
 const FAILURES_MAX: u64 = 1000;
 const LINES_MAX: u64 = 300;
 
@@ -158,9 +158,12 @@ impl<'a> Copy<'a> {
     ///
     /// Why nothing was begun. What happens later is in what is returned.
     pub(crate) fn run(mut self) -> Result<Ended, Failure> {
-        if !self.plan.targets.is_empty() {
-            return self.broadcast();
-        }
+        let ended = if self.plan.targets.is_empty() { self.copy() } else { self.broadcast() };
+        self.tell_unsaid();
+        ended
+    }
+
+    fn copy(&mut self) -> Result<Ended, Failure> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let destination = self.host_of(&self.plan.destination)?;
         self.job.greet()?;
@@ -173,7 +176,8 @@ impl<'a> Copy<'a> {
         if self.plan.dry_run && !self.plan.tree.sync {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
-            return Ok(Ended { summary: self.total, failure, copied: None, hosts: Vec::new() });
+            let summary = std::mem::take(&mut self.total);
+            return Ok(Ended { summary, failure, copied: None, hosts: Vec::new() });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
@@ -182,11 +186,10 @@ impl<'a> Copy<'a> {
         self.progress.expect(known.then_some(Amount { entries, directories: 0, bytes: size_bytes }));
         let failure = self.copy_all(&found, destination, placed.as_ref());
         self.observer.finish();
-        self.tell_unsaid();
         let failure = failure.err().or_else(|| self.partial(&found));
         let failure = self.end_manifest(manifest.as_ref(), failure);
         let copied = self.came_to(failure.as_ref());
-        Ok(Ended { summary: self.total, failure, copied, hosts: Vec::new() })
+        Ok(Ended { summary: std::mem::take(&mut self.total), failure, copied, hosts: Vec::new() })
     }
 
     /// What it all came to; `None` where it was given up, and beside data on standard output unless it is asked for.
@@ -281,10 +284,15 @@ impl<'a> Copy<'a> {
 
     /// Says of how much each host had more to say than the user was told.
     fn tell_unsaid(&mut self) {
-        for (name, Told { unsaid, .. }) in std::mem::take(&mut self.told_by_host) {
+        for (name, Told { unsaid, failures, .. }) in std::mem::take(&mut self.told_by_host) {
             if unsaid > 0 {
                 let lines = if unsaid == 1 { "line" } else { "lines" };
-                self.say(&format!("and {unsaid} more {lines} from {}, not shown", escaped(&name)));
+                let line = format!("and {unsaid} more {lines} from {}, not shown", escaped(&name));
+                if failures > FAILURES_MAX {
+                    let exit = self.first_failed.unwrap_or(Exit::Partial);
+                    self.observer.event(&Event::Failed(event::Failed::new(&Failure::new(exit, line.as_str()))));
+                }
+                self.complain(&line);
             }
         }
     }
@@ -425,12 +433,12 @@ impl<'a> Copy<'a> {
         let directory = placed.directory.clone();
         let contents = root.is_some_and(|root| self.is_root(root));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
-        // Within a host, reading both takes as long as copying.
         // The rights of a device's node say nothing of a file: one that is there keeps its own.
         if !self.plan.recursive && found.iter().all(|(_, found)| found.kind == Kind::Block) {
             settings.mode &= !settings.chmod.is_empty();
             settings.owner &= settings.chown.is_some();
         }
+        // Within a host, reading both takes as long as copying.
         settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none(), follows };

@@ -406,7 +406,9 @@ impl Remote {
             while !process.has_said_all() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(2));
             }
+            // That may be the reason, or a greeting.
             let noise = || beginning.noise.lock().expect("no panic with it locked").take();
+            let noise = || noise().map(|line| format!("it last wrote: {line}"));
             complaint = process.last_complaint().or_else(noise);
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));

@@ -326,6 +326,17 @@ fn a_report_is_a_file_of_its_own() {
     let command = in_shell("\"$@\" | cat", command.args(["--json=/dev/stdout", "0", KEY]));
     let output = { command }.stderr(Stdio::piped()).output().expect("run");
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard output as well"), "{output:?}");
+    // What comes into DST, and the report that standard output is.
+    refused(rdcp(), &["--json=tree/source", "source", "tree"], "rdcp", &["--json tree/source", "what DST gets"]);
+    let mut command = rdcp();
+    let command = in_shell("\"$@\" >page.html", command.args(["--json=-", "--report=page.html", "source", "copy"]));
+    refused(command, &[], "rdcp", &["--report page.html", "--json"]);
+    // Lines of ours and a report may come by one pipe.
+    let mut command = rdcp();
+    let command =
+        in_shell("\"$@\" 2>&1 | cat", command.args(["-r", "--itemize-changes", "--json-fd=2", "source", "copy"]));
+    let output = { command }.current_dir(scratch.path()).output().expect("run");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\"event\":\"end\""), "{output:?}");
     // What is no file may be several things.
     let target = scratch.join("target");
     let (mut recv, port) = start_recv(&["--json=/dev/null"], Some(&target));

@@ -34,7 +34,7 @@ pub struct TargetOptions {
     /// Copy to each host that FILE, or standard input (-), names, one a line, where DST is the path; @GROUP asks ClusterShell's
     /// nodeset, and slurm stands for the nodes of the allocation
     #[arg(long, value_name = "FILE|@GROUP|slurm")]
-    hosts: Option<OsString>,
+    pub(super) hosts: Option<OsString>,
     /// Write the hosts that failed to FILE, for --hosts; if none did, FILE is removed
     #[arg(long, value_name = "FILE", conflicts_with = "watch")]
     pub(super) hosts_failed: Option<PathBuf>,

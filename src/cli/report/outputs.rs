@@ -15,6 +15,8 @@ pub(crate) enum Moved<'a> {
     Input,
     /// Standard output.
     Output,
+    /// Lines of the command's own on standard output: only in a file they would be overwritten.
+    Lines,
     /// A file of this host, and what it is.
     File(&'static str, &'a Path),
 }
@@ -41,11 +43,21 @@ impl Which {
         Self::found(&file.metadata().ok()?)
     }
 
-    /// A terminal, or the null device, may be several things at once; a directory is no report.
+    /// A terminal, a socket or the null device may be several things at once; a directory is no report.
     fn found(found: &Metadata) -> Option<Self> {
-        let is_one = !found.is_dir() && !found.file_type().is_char_device();
+        let kind = found.file_type();
+        let is_one = kind.is_file() || kind.is_block_device() || kind.is_fifo();
         is_one.then(|| Self::There(found.dev(), found.ino()))
     }
+}
+
+fn is_file(file: std::io::Result<File>) -> bool {
+    file.and_then(|file| file.metadata()).is_ok_and(|found| found.is_file())
+}
+
+/// Whether two names are those of one file.
+pub(crate) fn are_one_file(one: &Path, other: &Path) -> bool {
+    Which::of(one).is_some_and(|which| Some(which) == Which::of(other))
 }
 
 /// Refuses reports of which two are one file, or one is what is moved: it would be overwritten before or after that.
@@ -54,11 +66,13 @@ impl Which {
 ///
 /// Exit 1.
 pub(super) fn check(options: &ReportOptions, moved: &[Moved<'_>]) -> Result<(), Failure> {
-    let named = |path: &Path| (escaped(path.as_os_str()), Which::of(path));
     let asked = [("--json", &options.json), ("--report", &options.page), ("--trace", &options.trace)];
     let paths = asked.iter().filter_map(|(option, path)| Some((*option, path.as_deref()?)));
-    let mut reports: Vec<_> =
-        paths.filter(|(_, path)| *path != Path::new("-")).map(|(option, path)| (option, named(path))).collect();
+    let named = |path: &Path| match path == Path::new("-") {
+        true => (standard::OUTPUT.to_owned(), Which::open(standard::output())),
+        false => (escaped(path.as_os_str()), Which::of(path)),
+    };
+    let mut reports: Vec<_> = paths.map(|(option, path)| (option, named(path))).collect();
     if let Some(number) = options.json_fd {
         reports.push(("--json-fd", (number.to_string(), Which::open(standard::given(number)))));
     }
@@ -67,6 +81,7 @@ pub(super) fn check(options: &ReportOptions, moved: &[Moved<'_>]) -> Result<(), 
         .map(|one| match one {
             Moved::Input => (standard::INPUT, Which::open(standard::input())),
             Moved::Output => (standard::OUTPUT, Which::open(standard::output())),
+            Moved::Lines => (standard::OUTPUT, Which::open(standard::output()).filter(|_| is_file(standard::output()))),
             Moved::File(what, path) => (*what, Which::of(path)),
         })
         .collect();

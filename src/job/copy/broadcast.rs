@@ -107,7 +107,7 @@ impl Copy<'_> {
     /// # Errors
     ///
     /// Why nothing was begun. What happens later is in what is returned.
-    pub(super) fn broadcast(mut self) -> Result<Ended, Failure> {
+    pub(super) fn broadcast(&mut self) -> Result<Ended, Failure> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let source = sources[0];
         if sources.iter().any(|&host| host != source) {
@@ -158,7 +158,6 @@ impl Copy<'_> {
         let ended = self.run_broadcast(&mut run);
         drop(listener);
         self.observer.finish();
-        self.tell_unsaid();
         ended.map(|()| self.came_to_broadcast(run))
     }
 
@@ -568,7 +567,7 @@ impl Copy<'_> {
     }
 
     /// What it all came to.
-    fn came_to_broadcast(mut self, run: Run) -> Ended {
+    fn came_to_broadcast(&mut self, run: Run) -> Ended {
         let Run { targets, began, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut first) = (0, None);
@@ -716,6 +715,7 @@ impl Run {
 fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
     match (why, has_any) {
         (Some(Why::DiskStill), _) => "its disk has written nothing for too long",
+        (Some(Why::Endless), _) => "it had no more to do than to finish, and has not in a long time",
         (Some(Why::SourceLost), false) => "the host with the sources is lost, and no other has all of it",
         (_, true) => "it does not answer any more: it is cut off, stopped, or down",
         (_, false) => "nobody that is left has all of it to give",

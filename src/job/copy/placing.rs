@@ -74,6 +74,7 @@ impl Copy<'_> {
             self.job.send(side, Message::Find { patterns, links: self.plan.recursive && !self.plan.tree.copy_links });
             let before = all.len();
             let (asked_at, mut answered_bytes) = (Instant::now(), 0);
+            let mut unanswered = asked.len();
             let (names_max, missing_before) = (asked.len().saturating_mul(names::MATCHES_MAX), self.left_out);
             loop {
                 // It has looked at all of them before it answers. Only what it then names may take longer to come.
@@ -99,7 +100,11 @@ impl Copy<'_> {
                             return Err(self.job.unexpected(side));
                         }
                         answered_bytes += missing.iter().map(|fault| fault.path.len() as u64).sum::<u64>();
-                        self.tell_failures(side, &missing);
+                        // What the user has named is named again, however much it is.
+                        let (named, others) = missing.split_at(missing.len().min(unanswered));
+                        unanswered -= named.len();
+                        named.iter().for_each(|fault| self.tell_failed(&self.failure(side, fault)));
+                        self.tell_failures(side, others);
                     }
                     Message::FoundAll => break,
                     Message::Failed(fault) => return Err(self.failure(side, &fault)),

@@ -303,7 +303,9 @@ impl<'a> Branches<'a> {
             Some(Why::TooFar) => "two hosts were lost at once, and what it lacks is kept by nobody".to_owned(),
             Some(Why::SourceLost) => "where the stream is made was lost, and no host has all of it".to_owned(),
             Some(Why::Lied) => "it says what cannot be: it is not to be trusted".to_owned(),
-            Some(Why::Failed | Why::DiskStill | Why::Misled | Why::Forged) => "its node could not go on".to_owned(),
+            Some(Why::Failed | Why::DiskStill | Why::Endless | Why::Misled | Why::Forged) => {
+                "its node could not go on".to_owned()
+            }
             None => "the stream has not come to its end".to_owned(),
         }
     }

@@ -91,6 +91,8 @@ pub(super) enum Why {
     Failed,
     /// Its disk has written nothing for long.
     DiskStill,
+    /// It had only to end its own part, and has not.
+    Endless,
     /// The source is lost, and no node before it has all.
     SourceLost,
     /// What it was given is not what the source has sent.

@@ -25,10 +25,14 @@ const IDLE_PERMILLE: u16 = 500;
 /// A disk that has written nothing for so long, although there is something, will not.
 const DISK_MAX: Duration = Duration::from_secs(30);
 
-/// For so long a node that has all may write little more of it; and what it has then is to be on its disk, or read from there
-/// again, in as long as a slow one takes for all of it: bytes a second.
-const FINISH_MAX: Duration = Duration::from_secs(120);
-const FINISH_RATE: u64 = 8 << 20;
+/// For so long a node that has all may write little more of it, as where a server makes each of many small files last; and what
+/// it has then is to be on its disk, or read from there again, in as long as a very slow one takes for all of it: bytes a second.
+/// Nobody else waits for it, so that it is long costs nothing but time.
+const FINISH_MAX: Duration = Duration::from_secs(30 * 60);
+const FINISH_RATE: u64 = 1 << 20;
+
+/// One that was told to leave may be in the middle of a write, or make a file last.
+const LEAVE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// A node that says nothing for so long, and is not being copied to, will not be heard of again.
 const SILENT_MAX: Duration = Duration::from_secs(12);
@@ -169,13 +173,13 @@ impl Chain {
                     has_passed(member.wrote_much.0.max(since), FINISH_MAX) && has_passed(since, FINISH_MAX + for_all)
                 }
                 // It was told to leave what it has.
-                false => has_passed(since, DISK_MAX),
+                false => has_passed(since, LEAVE_MAX),
             };
             if is_endless {
                 self.members[node].tree = Tree::Failed;
                 match self.order.contains(&node) {
-                    true => self.take_out(node, Why::DiskStill),
-                    false => self.actions.push_back(Action::Out(node, Why::DiskStill)),
+                    true => self.take_out(node, Why::Endless),
+                    false => self.actions.push_back(Action::Out(node, Why::Endless)),
                 }
             }
         }

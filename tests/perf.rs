@@ -439,6 +439,9 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
         measured.ended.expect(1).one_line("rdperf", &["cannot write", "no/such.svg", "No such file"]);
     }
     measure_at(free, &[&format!("--json={}", scratch.path().display())]).ended.expect(1);
+    let one = scratch.join("one.svg").display().to_string();
+    let measured = measure_at(free, &[&format!("--json={one}"), &format!("--plot={one}")]);
+    measured.ended.expect(1).one_line("rdperf", &["--json and --plot are one file"]);
     // What was there stays where nothing was measured.
     let file = scratch.file("it.json", b"as it was");
     measure_at(free, &[&format!("--json={}", file.display())]).ended.expect(3);
@@ -473,19 +476,4 @@ fn a_report_may_go_to_a_device_a_fifo_or_standard_output() {
     };
     mem(&fifo.display().to_string()).ended.expect(0);
     assert!(reader.join().expect("no panic").expect("text").starts_with("{\"rdperf\":1,"));
-}
-
-#[test]
-fn a_signal_leaves_nothing_beside_the_report() {
-    let server = Server::with(&["--verbose"]);
-    let scratch = Scratch::new();
-    let mut command = rdperf();
-    command.args([&format!("127.0.0.1:{}", server.port), "bw", "--duration", "60"]).env("RD_KEY", KEY);
-    command.arg(format!("--json={}", scratch.join("it.json").display()));
-    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
-    server.process.line_with("measures");
-    assert_eq!(scratch.names().len(), 1, "it has been made");
-    process.signal(rustix::process::Signal::INT);
-    process.wait().expect(130);
-    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }

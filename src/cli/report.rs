@@ -38,7 +38,7 @@ pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
-pub(crate) use outputs::{Moved, are_one_file};
+pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};
 use record::{Record, Weight};
 use screen::Screen;

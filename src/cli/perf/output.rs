@@ -8,9 +8,9 @@ use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
 use super::OutputOptions;
-use crate::cli::report::are_one_file;
+use crate::cli::report::{are_one_file, is_output};
 use crate::fault::{Exit, Failure, escaped, os, printable};
-use crate::fs::directory_of;
+use crate::fs::{directory_of, standard};
 
 /// Refuses files that cannot be written, or that are one.
 ///
@@ -40,7 +40,9 @@ pub(super) fn check(options: &OutputOptions) -> Result<(), Failure> {
 ///
 /// Exit 6.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let written = File::create(path).and_then(|mut file| file.write_all(bytes));
+    // Opened by its name, a file that the tables go to as well would be written from its beginning on.
+    let opened = if is_output(path) { standard::output() } else { File::create(path) };
+    let written = opened.and_then(|mut file| file.write_all(bytes));
     written.map_err(|error| unwritable(Exit::Destination, path, &error))
 }
 

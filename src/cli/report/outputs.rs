@@ -60,6 +60,11 @@ pub(crate) fn are_one_file(one: &Path, other: &Path) -> bool {
     Which::of(one).is_some_and(|which| Some(which) == Which::of(other))
 }
 
+/// Whether a name is that of the file, or pipe, that standard output is.
+pub(crate) fn is_output(path: &Path) -> bool {
+    Which::of(path).is_some_and(|which| Some(which) == Which::open(standard::output()))
+}
+
 /// Refuses reports of which two are one file, or one is what is moved: it would be overwritten before or after that.
 ///
 /// # Errors

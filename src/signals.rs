@@ -44,7 +44,7 @@ fn takers() -> MutexGuard<'static, Vec<(u64, Taker)>> {
 fn is_taken(signal: i32) -> bool {
     // Not with the lock held: what is given to one may have it go.
     let all: Vec<Taker> = takers().iter().map(|(_, taker)| Arc::clone(taker)).collect();
-    all.into_iter().fold(false, |is_taken, take| take(signal) || is_taken)
+    all.iter().filter(|take| take(signal)).count() > 0
 }
 
 /// Signals are given on as long as this is kept. Where nobody takes them they do what they do to a process that handles none, a

@@ -52,8 +52,7 @@ pub(crate) fn check(
     }
     let (host, directory) = (directory.host(), directory.path());
     let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
-    let is_json_on_stdout =
-        options.json.as_ref().is_some_and(|path| path == Path::new("-")) || options.json_fd == Some(1);
+    let is_json_on_stdout = options.is_json_on_output();
     let moved = [Moved::File("the manifest", Path::new(&file)), Moved::File("DIR", Path::new(directory))];
     let reporter = Reporter::open("rdcp", options, if host.is_empty() { &moved } else { &moved[..1] })?;
     let mut checking = Checking {

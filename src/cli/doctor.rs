@@ -11,7 +11,7 @@ use clap::{ArgMatches, CommandFactory, Parser};
 use super::options::CommonOptions;
 use super::rdcp::HostOptions;
 use super::rdcp::targets::hosts_named;
-use super::uses::Use;
+use super::uses::{LAUNCHING, Use};
 use super::{Arguments, print, uses};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::Setup;
@@ -101,29 +101,8 @@ enum Task {
 
 /// What each option means something for. How a host is reached may be said where there is none: it is the same for all.
 const USES: &[Use<Task>] = &[
-    (
-        &[
-            "color",
-            "show_config",
-            "hosts",
-            "json",
-            "fix_script",
-            "drill",
-            "rsh",
-            "launcher",
-            "parallel",
-            "port",
-            "identity",
-            "jump",
-            "configuration",
-            "option",
-            "agent",
-            "no_bootstrap",
-            "bootstrap",
-        ],
-        |_| true,
-        "everything",
-    ),
+    (&["color", "show_config", "hosts", "json", "fix_script", "drill"], |_| true, "everything"),
+    (LAUNCHING, |_| true, "everything"),
     (
         &["seconds", "transport", "port_range", "via"],
         |task| matches!(task, Task::Host | Task::Hosts),

@@ -13,9 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-
-use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::fault::{Exit, Failure, escaped, printable};
 use crate::log::{self, Entry, Level};
 
 /// The variable that asks for a log.
@@ -119,7 +117,7 @@ pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
             let mut options = File::options();
             let opened = options.create(true).append(true).mode(0o600).open(Path::new(&file));
             Out::File(opened.map_err(|error| {
-                let reason = Errno::from_io_error(&error).map_or_else(|| printable(&error.to_string()), os);
+                let reason = printable(&error.to_string());
                 usage(format!("{VARIABLE}: cannot write {}: {reason}", escaped(&file)))
             })?)
         }

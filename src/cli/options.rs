@@ -85,6 +85,11 @@ impl ReportOptions {
         settled
     }
 
+    /// `--json` writes to standard output.
+    pub(crate) fn is_json_on_output(&self) -> bool {
+        self.json.as_deref().is_some_and(|path| path == "-") || self.json_fd == Some(1)
+    }
+
     /// `-v`, at least.
     pub fn is_verbose(&self) -> bool {
         self.verbosity > 0

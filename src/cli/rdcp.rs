@@ -518,7 +518,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
     let (report, tree) = (&arguments.report, &mut arguments.tree);
     tree.dry_run = arguments.dry_run && tree.sync;
-    let is_json_there = report.json.as_deref() == Some(Path::new("-")) || report.json_fd == Some(1);
+    let is_json_there = report.is_json_on_output();
     // As with rsync, nothing with -q.
     tree.itemize_changes &= !report.quiet;
     // And names alone with -v.

@@ -19,13 +19,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rd_proto::session::{LONG_LINE, Notice, TCP_LANES_DEFAULT};
-use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 
 use super::options::ReportOptions;
 use super::{color, json};
-use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::fault::{Exit, Failure, escaped, printable};
 use crate::job::entries::TakeEntries;
 use crate::job::hop::{Hop, Side};
 use crate::job::progress::{Copied, Ended, HostShown, Rate, Shown, size_words};
@@ -450,7 +449,7 @@ impl<'a> Reporter<'a> {
         options: &'a ReportOptions,
         moved: &[Moved<'_>],
     ) -> Result<Self, Failure> {
-        let is_on_output = options.json.as_deref() == Some(Path::new("-")) || options.json_fd == Some(1);
+        let is_on_output = options.is_json_on_output();
         if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output | Moved::Lines)) {
             let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
             return Err(Failure::new(Exit::Usage, line));
@@ -645,6 +644,5 @@ fn published(file: &Prepared, text: &[u8]) -> Result<(), Failure> {
 }
 
 fn unreportable(exit: Exit, name: &str, error: &std::io::Error) -> Failure {
-    let reason = Errno::from_io_error(error).map_or_else(|| printable(&error.to_string()), os);
-    Failure::new(exit, format!("cannot write the report to {name}: {reason}"))
+    Failure::new(exit, format!("cannot write the report to {name}: {}", printable(&error.to_string())))
 }

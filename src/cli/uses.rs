@@ -1,7 +1,22 @@
-//! Options that mean nothing for what a command is asked to do. They are refused: whoever gives one takes it for heeded.
+//! Options that mean nothing for what a command is asked to do. They are refused: who gives one expects it to do something.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
+
+/// How another host is reached, and the agent there started.
+pub(super) const LAUNCHING: &[&str] = &[
+    "rsh",
+    "launcher",
+    "parallel",
+    "port",
+    "identity",
+    "jump",
+    "configuration",
+    "option",
+    "agent",
+    "no_bootstrap",
+    "bootstrap",
+];
 
 /// Options by their ids, the tasks that they mean something for, and those in words.
 pub(super) type Use<T> = (&'static [&'static str], fn(&T) -> bool, &'static str);

@@ -254,16 +254,16 @@ struct Passed {
     has_closed: [bool; 2],
 }
 
-/// What is to be done with a message.
+/// What to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passing {
     /// It goes on to the other end.
     On,
     /// It is about nothing that is there.
     Dropped,
-    /// This connection is not opened: the end that asks is told so.
+    /// This connection is not opened; the end that asks gets a CLOSE.
     Refused(u32),
-    /// This connection ends: both ends are told so.
+    /// This connection ends; both ends get a CLOSE.
     Ended(u32),
     /// The end that sends it does not keep to its credit.
     Overrun,

@@ -103,7 +103,7 @@ pub struct NotBegun {
     pub peer: String,
     /// It is the peer, or the connection to it: a listener may wait for another.
     pub is_peers: bool,
-    /// Whoever waits to hear why is told before this is dropped: that may take a second.
+    /// To be dropped after the failure has been reported: dropping it may take a second.
     pub last_word: Option<LastWord>,
 }
 

@@ -39,8 +39,8 @@ const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// What the user is told of another host: entries that have failed, but for the sources that were named, and lines. An honest end
-/// names no more of one tree, and has little else to say; a hostile one has no end.
+/// Limits on what is printed for another host: failed entries, apart from the sources that the user named, and lines. An honest end
+/// stays below both; a hostile one could go on for ever.
 const FAILURES_MAX: u64 = 1000;
 const LINES_MAX: u64 = 300;
 

@@ -566,7 +566,8 @@ fn what_is_printed_is_printable() {
     assert!(ended.expect(8).stderr.contains("said "), "{}", ended.stderr);
 }
 
-/// Of what it says the user is told so much, and how much more there was; and who has found nothing is not asked for ever.
+/// A limited number of its failures and lines is printed, and then how many more there were; and an answer that names nothing does
+/// not renew the time for the next.
 fn more_than_anybody_would_read() {
     let lab = Lab::new();
     let records = encoded(&[directory(b"x"), file(b"y"), LEAVE, END]);

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::OutputOptions;
 use crate::cli::report::{are_one_file, is_output};
-use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::fault::{Exit, Failure, escaped, printable};
 use crate::fs::{directory_of, standard};
 
 /// Refuses files that cannot be written, or that are one.
@@ -47,6 +47,6 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 fn unwritable(exit: Exit, path: &Path, error: &io::Error) -> Failure {
-    let reason = Errno::from_io_error(error).map_or_else(|| printable(&error.to_string()), os);
-    Failure::new(exit, format!("cannot write {}: {reason}", escaped(path.as_os_str())))
+    let (name, reason) = (escaped(path.as_os_str()), printable(&error.to_string()));
+    Failure::new(exit, format!("cannot write {name}: {reason}"))
 }

@@ -4,7 +4,7 @@ use super::Mode::{Bandwidth, Both, Connections, Latency, Ping, Rails};
 use super::Target::{Launched, Server};
 use super::Task::{self, Compare, Limits, Memory, Model, Serve, Storage, Wire};
 use super::{MODES, Target};
-use crate::cli::uses::Use;
+use crate::cli::uses::{LAUNCHING, Use};
 
 pub(super) const USES: &[Use<Task>] = &[
     (&["color", "show_config", "verbose"], |_| true, "everything"),
@@ -35,23 +35,7 @@ pub(super) const USES: &[Use<Task>] = &[
         |task| matches!(task, Serve(_) | Wire(Server(..), _) | Limits(Server(..), _)),
         "serve and HOST:PORT",
     ),
-    (
-        &[
-            "rsh",
-            "launcher",
-            "parallel",
-            "port",
-            "identity",
-            "jump",
-            "configuration",
-            "option",
-            "agent",
-            "no_bootstrap",
-            "bootstrap",
-        ],
-        is_launched,
-        "HOST without PORT",
-    ),
+    (LAUNCHING, is_launched, "HOST without PORT"),
     (
         &["via"],
         |task| is_launched(task) && !matches!(task, Wire(_, Rails)),

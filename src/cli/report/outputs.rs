@@ -1,7 +1,6 @@
 //! The files that a command writes beside what it moves: each is one of its own, and none is what is moved.
 
 use std::fs::{File, Metadata};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -38,9 +37,8 @@ impl Which {
         }
     }
 
-    fn open(file: std::io::Result<impl AsFd>) -> Option<Self> {
-        let file = File::from(file.ok()?.as_fd().try_clone_to_owned().ok()?);
-        Self::found(&file.metadata().ok()?)
+    fn open(file: std::io::Result<File>) -> Option<Self> {
+        Self::found(&file.ok()?.metadata().ok()?)
     }
 
     /// A terminal, a socket or the null device may be several things at once; a directory is no report.
@@ -49,10 +47,6 @@ impl Which {
         let is_one = kind.is_file() || kind.is_block_device() || kind.is_fifo();
         is_one.then(|| Self::There(found.dev(), found.ino()))
     }
-}
-
-fn is_file(file: std::io::Result<File>) -> bool {
-    file.and_then(|file| file.metadata()).is_ok_and(|found| found.is_file())
 }
 
 /// Whether two names are those of one file.
@@ -86,7 +80,10 @@ pub(super) fn check(options: &ReportOptions, moved: &[Moved<'_>]) -> Result<(), 
         .map(|one| match one {
             Moved::Input => (standard::INPUT, Which::open(standard::input())),
             Moved::Output => (standard::OUTPUT, Which::open(standard::output())),
-            Moved::Lines => (standard::OUTPUT, Which::open(standard::output()).filter(|_| is_file(standard::output()))),
+            Moved::Lines => {
+                let file = standard::output().and_then(|file| file.metadata()).ok().filter(Metadata::is_file);
+                (standard::OUTPUT, file.as_ref().and_then(Which::found))
+            }
             Moved::File(what, path) => (*what, Which::of(path)),
         })
         .collect();

@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 
 use super::line_of;
-use crate::fault::{Exit, Failure, escaped, os};
+use crate::fault::{Exit, Failure, escaped, printable};
 use crate::fs::prepared::Prepared;
 use crate::job::plan::Spec;
 
@@ -41,7 +41,7 @@ impl FailedHosts {
 }
 
 fn cannot_write(exit: Exit, path: &Path, error: &io::Error) -> Failure {
-    let reason = rustix::io::Errno::from_io_error(error).map_or_else(|| error.to_string(), os);
+    let reason = printable(&error.to_string());
     Failure::new(exit, format!("--hosts-failed {}: {reason}", escaped(path.as_os_str())))
 }
 

@@ -197,7 +197,7 @@ pub fn send_plain(stream: &mut TcpStream, control: &mut ControlChannel, plain: &
 }
 
 /// A connection over which the last frame has been sent. Closing it with bytes unread would be a reset, which may overtake
-/// that frame: so dropping this reads until the peer closes in its turn, for at most [`LAST_WORD_MAX`].
+/// that frame: so dropping this reads until the peer closes in its turn, for at most `LAST_WORD_MAX`.
 #[derive(Debug)]
 pub struct LastWord {
     stream: TcpStream,

@@ -151,6 +151,38 @@ fn both_directions_several_connections_the_other_way_and_polling() {
 }
 
 #[test]
+fn no_room_for_threads_is_said_and_the_server_goes_on() {
+    // Root has no such limit, so it becomes somebody who runs nothing else.
+    assert!(rustix::process::geteuid().is_root(), "run as root");
+    let limited = |threads: u32, command: &Command| {
+        let mut limited = Command::new("prlimit");
+        limited.arg(format!("--nproc={threads}:{threads}"));
+        limited.args(["setpriv", "--reuid=64997", "--regid=64997", "--clear-groups"]);
+        limited
+            .arg(command.get_program())
+            .args(command.get_args())
+            .envs([("RD_KEY", KEY), ("RDMA_PIPE_CONFIG", "none")]);
+        limited
+    };
+    let both = |port: u16| {
+        let mut command = rdperf();
+        command.arg(format!("127.0.0.1:{port}")).args(["bw", "--bidirectional", "--qp", "32", "--duration", "0.05"]);
+        command
+    };
+    let server = Server::start();
+    let measured = run(&mut limited(48, &both(server.port)));
+    measured.ended.expect(3).one_line("rdperf", &["thread", "Resource temporarily unavailable"]);
+    server.measure(&["bw", "--iterations", "5"]).ended.expect(0);
+
+    let mut command = rdperf();
+    command.args(["serve", "0"]);
+    let process = Process::spawn(limited(48, &command).stdin(Stdio::null()));
+    let served = Server { port: process.port(), process };
+    run(both(served.port).env("RD_KEY", KEY)).ended.expect(3);
+    served.measure(&["bw", "--iterations", "5"]).ended.expect(0);
+}
+
+#[test]
 fn throughput_against_the_number_of_connections() {
     let server = Server::start();
     let report = server.measure(&["qps", "--qp", "6", "--duration", "0.05", "--json"]).json();

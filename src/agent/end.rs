@@ -429,6 +429,8 @@ impl Run {
             Err(fault) => Report { fault: Some(fault), ..Report::default() },
         };
         drop(self.shared.listener.lock().expect("no panic with it locked").take());
+        // A lane that has come too late and waits there holds the channel, and the channel holds it.
+        drop(self.events.drain());
         drop(self.made.lock().expect("no panic with it locked").take());
         let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
         self.shared.lost.store(is_lost, Ordering::Relaxed);

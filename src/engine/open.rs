@@ -19,13 +19,13 @@ use super::rails::Rail;
 use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rails, rdma, run};
 use crate::fs::direct::write::available_bytes;
 use crate::options::{RailChoice, TransferOptions};
-use crate::transport::rdma::{Adapters, RegisterError};
+use crate::transport::rdma::{Adapters, CONNECTION_LOCKED_BYTES, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, tcp, unmapped};
 
 /// The smallest pool that RDMA is worth having with, in bytes.
 const POOL_BYTES_MIN: u64 = 4 << 20;
 
-/// Locked memory left for what lanes register beside the pool, in bytes.
+/// The least locked memory that is left for what lanes register beside the pool, in bytes.
 const MEMLOCK_MARGIN_BYTES: u64 = 1 << 20;
 
 /// Both ends' offers, and what follows from them.
@@ -265,8 +265,10 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
         let Err(limit_bytes) = registered else {
             return Ok(Mapped { pool, buffers, first: count, adapters: Some(adapters), shortage });
         };
-        // Lanes register some memory of their own.
-        let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
+        // Lanes register some memory of their own. Rather fewer of them than no pool.
+        let lanes_bytes = u64::from(agreed.rdma_lanes) * CONNECTION_LOCKED_BYTES as u64;
+        let lanes_bytes = lanes_bytes.min(limit_bytes.saturating_sub(POOL_BYTES_MIN)).max(MEMLOCK_MARGIN_BYTES);
+        let room = limit_bytes.saturating_sub(lanes_bytes) / agreed.chunk_bytes as u64;
         count = if room < u64::from(count) { room as u32 } else { count / 2 };
         let mut usable_bytes = bytes(count);
         if count < 2 || usable_bytes < POOL_BYTES_MIN {

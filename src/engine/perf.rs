@@ -28,7 +28,7 @@ use super::rails::Rail;
 use super::rdma::candidates;
 use crate::fault::{Exit, printable};
 use crate::transport::bundle::tcp::TcpGroup;
-use crate::transport::bundle::{Assignment, Flow, Group, Measured, Progress, Settings, Task};
+use crate::transport::bundle::{Assignment, Flow, Group, Measured, NO_THREAD, Progress, STACK_BYTES, Settings, Task};
 use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
 use crate::transport::rdma::{ConnectError, pairs};
 use crate::transport::{LaneError, Medium, unmapped};
@@ -66,9 +66,6 @@ const RECEIVE_BYTES_TOGETHER: usize = 64 << 20;
 /// A thread for each TCP connection: no more than these.
 pub const TCP_CONNECTIONS_MAX: u32 = 4096;
 
-/// Stack of a thread that sends and receives.
-const STACK_BYTES: usize = 128 << 10;
-
 /// Why a measurement ended early.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PerfError {
@@ -77,7 +74,7 @@ pub enum PerfError {
     Link(#[from] LinkError),
     /// A connection that is measured.
     #[error(transparent)]
-    Lane(#[from] LaneError),
+    Lane(LaneError),
     /// RDMA connections did not come up.
     #[error(transparent)]
     Rdma(#[from] ConnectError),
@@ -105,6 +102,15 @@ pub enum PerfError {
         /// Its error.
         error: Errno,
     },
+}
+
+impl From<LaneError> for PerfError {
+    fn from(error: LaneError) -> Self {
+        match error {
+            LaneError::Os { what: what @ NO_THREAD, error } => Self::Os { what, error },
+            lost => Self::Lane(lost),
+        }
+    }
 }
 
 impl PerfError {
@@ -529,7 +535,7 @@ fn go(
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
                     progress.stop();
-                    return Err(PerfError::os("cannot start a thread", &error));
+                    return Err(PerfError::os(NO_THREAD, &error));
                 }
             }
         }

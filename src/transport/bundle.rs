@@ -17,6 +17,12 @@ use super::LaneError;
 
 pub mod tcp;
 
+/// Stack of a thread that sends and receives.
+pub const STACK_BYTES: usize = 128 << 10;
+
+/// What failed where the system has refused such a thread: no connection has been lost.
+pub const NO_THREAD: &str = "cannot start a thread";
+
 /// The longest that a thread sleeps before it checks whether the run is over.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(10);
 

@@ -34,12 +34,15 @@ pub struct Pool {
     memory: MmapRaw,
     buffer_bytes: usize,
     count: u32,
+    /// No page has bytes of two buffers, so one buffer's pages can be given back.
+    has_pages_of_their_own: bool,
     /// A device may have its pages.
     is_pinned: AtomicBool,
 }
 
 impl Pool {
-    /// Maps a pool of `count` buffers of `buffer_bytes` (a multiple of the page size), and hands out all its buffers.
+    /// Maps a pool of `count` buffers of `buffer_bytes`, and hands out all its buffers. Where `buffer_bytes` is no multiple of
+    /// this system's page size (4 to 64 KiB; the peer may have another), no pages are given back before the whole pool is.
     ///
     /// # Errors
     ///
@@ -54,7 +57,9 @@ impl Pool {
         for advice in [Advice::DontFork, Advice::DontDump] {
             memory.advise(advice).map_err(refused)?;
         }
-        let pool = Arc::new(Self { memory, buffer_bytes, count, is_pinned: AtomicBool::new(false) });
+        let has_pages_of_their_own = buffer_bytes.is_multiple_of(rustix::param::page_size());
+        let is_pinned = AtomicBool::new(false);
+        let pool = Arc::new(Self { memory, buffer_bytes, count, has_pages_of_their_own, is_pinned });
         let new = |id| {
             let payload = Payload { pool: Arc::clone(&pool), slot: id, pages: Pages::None };
             Buffer { pool: Arc::clone(&pool), id, is_unread: false, payload }
@@ -82,6 +87,11 @@ impl Pool {
     /// Start and length of the whole mapping, payloads and headers: what RDMA registers.
     pub fn mapping(&self) -> (NonNull<u8>, usize) {
         (NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is not at 0"), self.memory.len())
+    }
+
+    /// Whether the pages of one buffer may be given back.
+    fn may_give_back(&self) -> bool {
+        self.has_pages_of_their_own && !self.is_pinned.load(Ordering::Relaxed)
     }
 
     fn payload_ptr(&self, id: u32) -> *mut u8 {
@@ -117,13 +127,13 @@ struct Payload {
 impl Payload {
     /// True if there were pages, and the system has them now.
     fn give_back(&mut self) -> bool {
-        if self.pages == Pages::None || self.pool.is_pinned.load(Ordering::Relaxed) {
+        if self.pages == Pages::None || !self.pool.may_give_back() {
             return false;
         }
         self.pages = Pages::None;
         let (start, length) = (self.slot as usize * self.pool.buffer_bytes, self.pool.buffer_bytes);
-        // SAFETY: the range is this slot's payload, whole pages within the mapping, and this handle is the only one
-        // to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
+        // SAFETY: the range is this slot's payload, whole pages (`may_give_back`) within the mapping, and this handle is
+        // the only one to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
         unsafe { self.pool.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) }.is_ok()
     }
 }
@@ -185,14 +195,15 @@ impl Buffer {
         is_possible
     }
 
-    /// Gives the pages of the payload back to the system, unless RDMA has the pool: its bytes are zero then. True if there were any.
+    /// Gives the pages of the payload back to the system, unless RDMA has the pool or its buffers share pages: its bytes are zero
+    /// then. True if there were any.
     pub fn give_back(&mut self) -> bool {
         self.payload.give_back()
     }
 
     /// Gives the pages of the payload back to the system if it has not been written to since this was last called; its
     /// bytes are zero then. To be called at intervals of a buffer whose content nobody wants any more. Does nothing where
-    /// RDMA has the pool. True if pages were given back.
+    /// RDMA has the pool or its buffers share pages. True if pages were given back.
     pub fn give_back_if_idle(&mut self) -> bool {
         match self.payload.pages {
             Pages::None => false,
@@ -305,6 +316,25 @@ mod tests {
         assert!(!one[0].exchange(&mut longer[0]) && !longer[0].exchange(&mut one[0]));
         pool.pin();
         assert!(!one[0].exchange(&mut like[0]) && !like[0].exchange(&mut one[0]));
+    }
+
+    #[test]
+    fn buffers_that_share_a_page_keep_it() {
+        // As chunks of 96 KiB do where pages have 64 KiB.
+        let bytes = rustix::param::page_size() * 3 / 2;
+        let (pool, mut buffers) = Pool::new(4, NonZeroUsize::new(bytes).expect("some")).expect("a pool");
+        for buffer in &mut buffers {
+            buffer.payload_mut().fill(7);
+            *buffer.header_mut() = [3; CHUNK_HEADER_BYTES];
+        }
+        for at in [1, 2] {
+            assert!(!buffers[at].give_back_if_idle() && !buffers[at].give_back_if_idle() && !buffers[at].give_back());
+        }
+        drop(buffers.drain(1..3));
+        for buffer in &buffers {
+            assert!(buffer.payload().iter().all(|byte| *byte == 7) && buffer.header().iter().all(|byte| *byte == 3));
+        }
+        assert_eq!(pool.count(), 4);
     }
 
     #[test]

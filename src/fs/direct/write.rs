@@ -159,16 +159,33 @@ fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
 }
 
 /// Memory that can be had without swapping, as the kernel estimates it, and no more than this process's control groups
-/// allow. `root`: where /proc and /sys are.
+/// leave. `root`: where /proc and /sys are.
 pub fn available_bytes(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let mut least = line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1 << 10);
-    for (_, limit) in group_limits(root, "memory", ["memory.max", "memory.limit_in_bytes"]) {
-        least = least.min(limit);
+    for files in [["memory.max", "memory.limit_in_bytes"], ["memory.high"; 2]] {
+        for (group, limit) in group_limits(root, "memory", files) {
+            least = least.min(limit.saturating_sub(used_bytes(&group)));
+        }
     }
     Some(least)
+}
+
+/// What the processes of a control group have taken of its memory. Cached files count for the group as well, and make room:
+/// `active_file` and `inactive_file` of cgroup-v2.rst, with `total_` before them in version 1.
+fn used_bytes(group: &Path) -> u64 {
+    let read = |file: &str| fs::read_to_string(group.join(file)).ok();
+    let Some(usage) = read("memory.current").or_else(|| read("memory.usage_in_bytes")) else { return 0 };
+    let stat = read("memory.stat").unwrap_or_default();
+    let is_total = stat.lines().any(|line| line.starts_with("total_"));
+    let cached = stat.lines().filter_map(|line| {
+        let (name, bytes) = line.split_once(' ')?;
+        let name = if is_total { name.strip_prefix("total_")? } else { name };
+        ["active_file", "inactive_file"].contains(&name).then(|| bytes.trim().parse::<u64>().ok())?
+    });
+    usage.trim().parse::<u64>().unwrap_or(0).saturating_sub(cached.sum())
 }
 
 #[cfg(test)]

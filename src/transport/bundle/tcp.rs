@@ -1,14 +1,15 @@
 //! A bundle's group over TCP: one connection, with blocking calls, as a TCP lane makes them.
 
 use std::net::TcpStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::{
-    Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, Progress, Task, WARM_UP, fill_pattern, latency_histogram,
-    record_half,
+    Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, NO_THREAD, Progress, STACK_BYTES, Task, WARM_UP,
+    fill_pattern, latency_histogram, record_half,
 };
 use crate::transport::{LaneError, tcp};
 
@@ -242,11 +243,15 @@ impl Group for TcpGroup {
                     Ok(meter)
                 };
                 let (out, back) = if sends && receives {
-                    std::thread::scope(|scope| {
-                        let out = scope.spawn(out);
+                    thread::scope(|scope| {
+                        let thread = thread::Builder::new().name("perf".to_owned()).stack_size(STACK_BYTES);
+                        let out = thread.spawn_scoped(scope, out).map_err(|error| LaneError::Os {
+                            what: NO_THREAD,
+                            error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+                        })?;
                         let back = wire.stream_in(plan, incoming);
-                        (out.join().expect("no panic in it"), back)
-                    })
+                        Ok::<_, LaneError>((out.join().expect("no panic in it"), back))
+                    })?
                 } else if receives {
                     (out(), wire.stream_in(plan, incoming))
                 } else {

@@ -456,6 +456,8 @@ impl Lanes {
             } else if let Some(path) = self.path {
                 actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
+            // Rails may have been found while it was dialled, and its place been given to another.
+            self.keep_lanes(path_of(lane), now, actions);
         }
         self.note_rail(lane, true, now, actions);
         self.note_payload(now, actions);
@@ -658,6 +660,8 @@ impl Lanes {
                 self.spoke(lane, now);
                 actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
+            // Rails may have been found while it was dialled, and its place been given to another.
+            self.keep_lanes(path_of(lane), now, actions);
         }
         if path == Path::Tcp {
             for place in &mut self.places[..usize::from(RDMA_LANE_FIRST)] {

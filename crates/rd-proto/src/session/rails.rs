@@ -363,6 +363,36 @@ mod tests {
         assert_eq!(rails, [0, 1, 1], "and one of the other: {lanes:?}");
     }
 
+    #[test]
+    fn lanes_that_are_dialled_when_rails_are_found_make_room_for_them() {
+        let agreed = pair(|ours, _| (ours.policy, ours.lanes) = (Policy::Tcp, 16)).expect("agreed");
+        let mut sender = Sender::new(agreed, true, 32);
+        let act = |sender: &mut Sender, now| {
+            sender.handle_timeout(now);
+            sender.advance(now);
+            std::iter::from_fn(|| sender.poll_action()).collect::<Vec<_>>()
+        };
+        sender.handle_lane_up(LaneId { index: 0, generation: 0 }, TICK);
+        let dialled = dials(&act(&mut sender, TICK));
+        assert_eq!(dialled.len(), 15, "all that were asked for");
+        sender.handle_rails(Path::Tcp, 2, true, TICK);
+        dialled.iter().for_each(|&lane| sender.handle_lane_up(lane, TICK));
+        let actions = act(&mut sender, TICK);
+        let is_retired =
+            |action: &Action| if let Action::Send(lane, Frame::Retired) = action { Some(lane.index) } else { None };
+        assert_eq!(of(&actions, is_retired), (8..16).collect::<Vec<_>>(), "their places are the other rail's");
+        // They have sent nothing, so they go as soon as they may.
+        let now = TICK + Duration::from_secs(2);
+        (0..16).for_each(|index| sender.handle_heard(LaneId { index, generation: u32::from(index > 0) }, now));
+        let closed =
+            of(&act(&mut sender, now), |action| if let Action::Close(lane) = action { Some(*lane) } else { None });
+        assert_eq!(closed.len(), 8, "{closed:?}");
+        closed.iter().for_each(|&lane| sender.handle_lane_down(lane, now));
+        let rails: Vec<u8> =
+            dials(&act(&mut sender, now + TICK)).iter().map(|lane| sender.core_ref().rail_of(*lane)).collect();
+        assert_eq!(rails, [1; 8]);
+    }
+
     /// A sender whose payload goes by one RDMA lane, and what it does next.
     fn on_rdma(lanes: u8) -> (Sender, impl Fn(&mut Sender, Duration) -> Vec<Action>) {
         let agreed = pair(|ours, theirs| {

@@ -193,8 +193,18 @@ fn memory_as_the_kernel_and_control_groups_tell_it() {
     put("sys/fs/cgroup/b/c/memory.max", "max\n");
     put("sys/fs/cgroup/b/memory.max", "800000\n");
     assert_eq!(available(), Some(800_000), "that of a group above counts");
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "700000\n");
-    assert_eq!(available(), Some(700_000));
+    put("sys/fs/cgroup/b/memory.current", "300000\n");
+    assert_eq!(available(), Some(500_000), "what others have taken is not left");
+    put("sys/fs/cgroup/b/memory.stat", "anon 90000\nfile 210000\ninactive_file 150000\nactive_file 50000\n");
+    assert_eq!(available(), Some(700_000), "cached files make room");
+    put("sys/fs/cgroup/b/memory.high", "750000\n");
+    assert_eq!(available(), Some(650_000), "from here on the kernel slows it down");
+    put("sys/fs/cgroup/b/memory.high", "max\n");
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "600000\n");
+    assert_eq!(available(), Some(600_000));
+    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "500000\n");
+    put("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 250000\ntotal_active_file 50000\n");
+    assert_eq!(available(), Some(400_000));
     put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
-    assert_eq!(available(), Some(700_000));
+    assert_eq!(available(), Some(400_000));
 }

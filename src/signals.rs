@@ -87,10 +87,11 @@ pub(crate) fn forward(
 
 /// Starts the thread.
 fn listen(is_launched: bool) -> std::io::Result<()> {
-    let ignored = ignored() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
-    let mut handled = vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
-    handled.retain(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut handled = not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ]);
+    if is_launched && !handled.contains(&SIGINT) {
+        handled.push(SIGINT);
+    }
     for &signal in handled.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal)) {
         signal_hook::flag::register(signal, Arc::clone(&IS_ASKED))?;
     }
@@ -147,11 +148,13 @@ fn is_new(last: &mut Option<(i32, Instant)>, signal: i32, now: Instant) -> bool 
     !is_same
 }
 
-/// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).
-fn ignored() -> u64 {
+/// Those of some signals that this process does not ignore: SigIgn of proc_pid_status(5).
+pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    signals.retain(|signal| ignored >> (signal - 1) & 1 == 0);
+    signals
 }
 
 /// Stops this process, as a terminal's ^Z does, until it is continued. Several threads that ask at once stop it once.

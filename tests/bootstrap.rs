@@ -218,7 +218,7 @@ fn one_that_was_changed_is_replaced() {
 }
 
 #[test]
-fn another_version_is_replaced_also_while_it_runs() {
+fn another_version_goes_that_nobody_has_used_for_days_also_while_it_runs() {
     let far = Far::new();
     fs::create_dir_all(far.cache()).expect("directories");
     fs::set_permissions(far.cache(), fs::Permissions::from_mode(0o700)).expect("ours");
@@ -230,12 +230,19 @@ fn another_version_is_replaced_also_while_it_runs() {
     for path in [&stale, &fresh] {
         fs::write(path, "x").expect("ours");
     }
-    let touched = Command::new("touch").args(["-d", "2 hours ago"]).arg(&stale).status();
-    assert!(touched.expect("coreutils").success());
+    // Another caller may be about to start it.
+    let used = far.cache().join(format!("rdma-pipe-agent-{}", "1".repeat(64)));
+    fs::write(&used, "x").expect("ours");
+    for (path, options) in [(&stale, ["-d", "2 hours ago"]), (&old, ["-ad", "3 days ago"])] {
+        let touched = Command::new("touch").args(options).arg(path).status();
+        assert!(touched.expect("coreutils").success());
+    }
     far.sends();
-    assert!(running.is_running() && !old.exists() && !stale.exists() && fresh.exists());
+    assert!(running.is_running() && !old.exists() && !stale.exists() && fresh.exists() && used.exists());
     running.signal(Signal::KILL);
-    fs::remove_file(fresh).expect("ours");
+    for path in [fresh, used] {
+        fs::remove_file(path).expect("ours");
+    }
     far.agent();
 }
 

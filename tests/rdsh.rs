@@ -280,6 +280,10 @@ fn a_lost_line_is_255() {
     lab.script("away", "echo 'no route to host' >&2; exit 255");
     let ended = Process::spawn(&mut lab.rdsh_by("away", &["h", "true"])).wait();
     ended.expect(255).one_line("rdsh", &["cannot reach h", "no route to host"]);
+    let bait = lab.join("bait");
+    let option = format!("-oProxyCommand=touch {}", bait.display());
+    let ended = Process::spawn(&mut lab.rdsh_by("rsh", &["--no-bootstrap", "--", &option, "true"])).wait();
+    ended.expect(255).one_line("rdsh", &["-oProxyCommand", "begins with a dash"]);
     for (arguments, part) in [(&["--no-such"][..], "no option --no-such"), (&[], "HOST is needed")] {
         let ended = Process::spawn(&mut lab.rdsh_by("rsh", arguments)).wait();
         assert!(ended.expect(255).stderr.starts_with("rdsh: ") && ended.stderr.contains(part), "{}", ended.stderr);

@@ -39,7 +39,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["agent", "control", "engine", "measure", "tree", "transport", "fs", "fault", "log", "options", "signals"],
     ),
     ("agent", &["control", "engine", "measure", "tree", "transport", "fs", "fault", "log", "options", "signals"]),
-    ("control", &["tree", "transport", "fs", "fault", "log", "options", "standard_error"]),
+    ("control", &["tree", "transport", "fs", "fault", "log", "options", "signals", "standard_error"]),
     ("engine", &["tree", "transport", "fs", "fault", "log", "options", "signals"]),
     ("measure", &["tree", "transport", "fs", "fault", "log", "options"]),
     ("tree", &["fs", "fault", "log", "options"]),

@@ -119,6 +119,10 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     if launcher.name() == "rdsh" {
         return Err(Failure::new(Exit::Usage, "rdsh is to start itself; give it an ssh by --rsh"));
     }
+    // It came behind "--", but what is started by --rsh may not know that.
+    if let Some(host) = arguments.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")) {
+        return Err(Failure::new(Exit::Usage, format!("{}: no host's name begins with a dash", escaped(host))));
+    }
     let command = arguments.command.join(OsStr::new(" ")).into_vec();
     let mut console = Console { is_verbose: arguments.ssh.is_verbose() };
     let reason = match &arguments.host {
@@ -173,9 +177,7 @@ impl ShellArguments {
         // It has been split before, for the launcher.
         let words = shell_words::split(&self.rsh().to_string_lossy()).unwrap_or_default();
         let mut ssh = std::process::Command::new(&words[0]);
-        // A host that could be an option has come behind "--".
-        let dashes = self.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")).map(|_| "--");
-        ssh.args(&words[1..]).args(self.ssh.words()).args(dashes).args(&self.host).args(&self.command);
+        ssh.args(&words[1..]).args(self.ssh.words()).args(&self.host).args(&self.command);
         super::log::finish();
         let errno = os(rustix::io::Errno::from_io_error(&ssh.exec()).unwrap_or(rustix::io::Errno::IO));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))

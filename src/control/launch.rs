@@ -65,6 +65,10 @@ pub trait Launch: std::fmt::Debug + Send + Sync {
     fn explains(&self, _line: &str) -> Option<Explains> {
         None
     }
+    /// What it has said before a cause that says less: `text` is all that is at hand.
+    fn reason_of(&self, _cause: &str, _text: &str) -> Option<String> {
+        None
+    }
     /// It never asks on the terminal, so it needs not be in front there, and an interrupt from there is not for it.
     fn is_apart(&self) -> bool {
         false
@@ -356,7 +360,8 @@ impl Complaints {
         let is_word = |line: &&str| line.contains(char::is_alphanumeric) && !held.launcher.is_noise(line);
         let mut lines = text.lines().rev().map(str::trim).filter(is_word).peekable();
         let last = lines.peek().copied();
-        lines.find(|line| held.launcher.explains(line) != Some(Explains::Nothing)).or(last).map(str::to_owned)
+        let cause = lines.find(|line| held.launcher.explains(line) != Some(Explains::Nothing)).or(last)?;
+        Some(held.launcher.reason_of(cause, &text).unwrap_or_else(|| cause.to_owned()))
     }
 }
 
@@ -505,6 +510,21 @@ mod tests {
             ("Connection closed by 10.0.0.1 port 22\r\n".to_owned(), "closed by 10.0.0.1"),
             (format!("{ADDED}me@gate: Permission denied (publickey).\r\n{CUT}"), "me@gate: Permission denied"),
             (format!("{ADDED}{CUT}"), "Connection closed by UNKNOWN port 65535"),
+            (format!("Host key verification failed.\r\n{CUT}"), "Host key verification failed."),
+            (
+                "No ED25519 host key is known for h and you have requested strict checking.\r\n\
+                 Host key verification failed.\r\n"
+                    .to_owned(),
+                "No ED25519 host key is known for h",
+            ),
+            (
+                "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n\
+                 Offending ED25519 key in /etc/known:1\r\n  remove with:\r\n  ssh-keygen -f /etc/known -R h\r\n\
+                 Host key for h has changed and you have requested strict checking.\r\n\
+                 Host key verification failed.\r\n"
+                    .to_owned(),
+                "Host key for h has changed and you have requested strict checking",
+            ),
         ] {
             for may_ask in [false, true] {
                 let launcher = Launcher::new(program.as_os_str(), Vec::new()).expect("words");
@@ -521,6 +541,8 @@ mod tests {
                 }
                 let said = launched.process.last_complaint().unwrap_or_default();
                 assert!(said.contains(expected), "{may_ask}: {said}");
+                let is_told_where = says.contains("Offending") && !may_ask;
+                assert_eq!(said.contains("(Offending ED25519 key in /etc/known:1)"), is_told_where, "{said}");
             }
         }
     }

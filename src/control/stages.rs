@@ -31,7 +31,7 @@ use super::frames::{
 use super::names::home_expanded;
 use super::tunnel::Emit;
 use crate::fault::Exit;
-use crate::fs::{io_fact, standard};
+use crate::fs::{identity, io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 pub use guard::Warden;
 use guard::{End, Guard, LINGER_MAX, Launch, Running};
@@ -47,7 +47,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// The shortest wait, so that what is left of a time is not waited for in many.
 const LOOK_AGAIN_MIN: Duration = Duration::from_millis(1);
 
-/// This program, where its path is not known or it has been replaced.
+/// This program, whatever stands under its path.
 const OWN: &str = "/proc/self/exe";
 
 /// What the session that goes out of a stage reads.
@@ -81,7 +81,6 @@ pub struct Stages {
     is_agent: bool,
     /// Standard error of the stages goes to the caller; else it is this process's own.
     tells_stderr: bool,
-    program: PathBuf,
     held: HashMap<u32, Held>,
 }
 
@@ -95,7 +94,7 @@ struct Held {
 impl Stages {
     /// `emit` takes what stages report. What they write to standard error, if that goes to the caller, may wait there for its reader.
     pub fn new(emit: Emit, is_agent: bool, tells_stderr: bool) -> Self {
-        Self { emit, is_agent, tells_stderr, program: own_program(), held: HashMap::new() }
+        Self { emit, is_agent, tells_stderr, held: HashMap::new() }
     }
 
     /// Takes a stage, which is not started yet. One that an agent cannot have is answered with its end.
@@ -148,7 +147,6 @@ impl Stages {
                 emit: Arc::clone(&self.emit),
                 is_agent: self.is_agent,
                 tells_stderr: self.tells_stderr,
-                program: self.program.clone(),
                 inlet: held.inlet.take(),
                 outlet: held.outlet.take(),
                 left: None,
@@ -194,7 +192,6 @@ struct Run {
     emit: Emit,
     is_agent: bool,
     tells_stderr: bool,
-    program: PathBuf,
     stage: Stage,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
@@ -279,7 +276,7 @@ impl Run {
 
     fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
         let (opening, Call { words, standard }) =
-            Opening::new(&self.program, redirection, side).map_err(|error| cannot_start(&error))?;
+            Opening::new(redirection, side).map_err(|error| cannot_start(&error))?;
         let running = self.start(words, standard)?;
         opening.finish(&running, redirection).map_err(|reason| {
             let (exit, what) = match side {
@@ -297,7 +294,7 @@ impl Run {
         let shell = self.stage.shell.iter().map(|word| OsString::from_vec(word.to_vec()));
         let words: Vec<OsString> = shell.chain(["-c".into()]).chain(words).collect();
         let shares_group = !self.is_agent && has_terminal();
-        let started = Guard::start(&self.program, Launch { words: &words, standard, shares_group })
+        let started = Guard::start(Launch { words: &words, standard, shares_group })
             .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a guard: {error}")))?;
         let (guard, running) =
             started.map_err(|error| fault(CANNOT_RUN, "cannot run", Path::new(&words[0]), &error.into()))?;
@@ -450,10 +447,12 @@ fn touch(file: &File, path: &Path) -> Result<(), Fault> {
     file.set_modified(now).map_err(|error| fault(Exit::Destination.code(), "cannot touch", path, &error))
 }
 
-/// This program, to be a helper of this process.
-pub fn own_program() -> PathBuf {
-    let program = std::env::current_exe().ok().filter(|path| path.exists());
-    program.unwrap_or_else(|| OWN.into())
+/// This program, to be a helper of this process: by its path where that is still this program, and not one that was
+/// installed since, or nothing.
+fn own_program() -> PathBuf {
+    let which = |path: &Path| rustix::fs::stat(path).as_ref().map(identity).ok();
+    let is_own = |path: &PathBuf| which(path).is_some_and(|found| Some(found) == which(Path::new(OWN)));
+    std::env::current_exe().ok().filter(is_own).unwrap_or_else(|| OWN.into())
 }
 
 /// Whether there is a terminal that a command could ask for something on.

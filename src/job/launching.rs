@@ -15,7 +15,7 @@ use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
 use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::logs::{Asked, LogOfHost};
-use crate::control::stages::{Warden, own_program};
+use crate::control::stages::Warden;
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::log::{self, Step};
 
@@ -484,7 +484,7 @@ fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched
     let mut warden = WARDEN.lock().expect("no panic with it locked");
     if warden.is_none() {
         // Without one it all works as well.
-        *warden = Warden::start(&own_program()).ok();
+        *warden = Warden::start().ok();
     }
     if let Some(warden) = &mut *warden {
         warden.watch(launched.process.id());

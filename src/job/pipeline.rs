@@ -529,7 +529,7 @@ impl<'a> Pipeline<'a> {
         failures.extend(self.judge_branches());
         // What the stream is read from has failed as a stage and as the source of all branches.
         failures.dedup_by(|one, before| one.message.is_some() && one.message == before.message);
-        let Some(last) = failures.pop() else {
+        let Some(mut last) = failures.pop() else {
             // No command need have noticed.
             let unread = self.hops().any(|hop| hop.stages[1].is_none() && hop.was_closed());
             return unread.then_some(Failure::silent(Exit::SinkClosed));
@@ -537,7 +537,20 @@ impl<'a> Pipeline<'a> {
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
             self.observer.complain(line);
         }
+        if let (Some(line), Some(cut)) = (&mut last.message, self.cut_off()) {
+            *line += &format!("; {cut} was ended, having moved nothing for {} s", REST_MAX.as_secs());
+        }
         Some(last)
+    }
+
+    /// The last stage behind one that has failed which was at work on what had come to it, and was ended.
+    fn cut_off(&self) -> Option<String> {
+        let is_asked = |stage: &Stage| stage.end.as_ref().is_some_and(|end| end.asked);
+        let has_failed = |StageEnd { report, .. }: &StageEnd| report.fault.is_some() || report.code != Some(0);
+        let failed =
+            self.stages.iter().position(|stage| !is_asked(stage) && stage.end.as_ref().is_some_and(has_failed))?;
+        let cut = self.stages.iter().enumerate().skip(failed + 1).rfind(|(_, stage)| is_asked(stage))?;
+        self.branches.is_none().then(|| format!("{}: {}", cut.1.spec.label(), quoted(&cut.1.spec.text)))
     }
 
     /// Our own standard input could not be read, or our own standard output not written: no stage's failure.

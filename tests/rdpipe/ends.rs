@@ -275,3 +275,38 @@ fn a_signal_is_heard_through_a_flood_of_standard_error() {
         lab.deserted(GONE);
     }
 }
+
+#[test]
+fn what_was_ignored_at_the_start_is_ignored_by_its_commands() {
+    let lab = Lab::new();
+    let mut command = lab.rdpipe_by("rsh");
+    command.args(["kill -HUP $$; kill -INT $$; echo on", "cat"]).stdin(Stdio::null());
+    // As nohup does, and a script in the background.
+    run(in_shell("trap '' HUP INT; exec \"$@\"", &command).current_dir(lab.0.path()).stdout(Stdio::piped()))
+        .quietly_gives("on\n");
+    run(&mut command).fails(129, &["signal 1 (SIGHUP)"]);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn its_program_may_be_replaced_meanwhile() {
+    let lab = Lab::new();
+    let (program, [one, two]) = (lab.join("program"), ["one", "two"].map(|name| lab.join(name)));
+    for is_replaced in [false, true] {
+        fs::copy(PROGRAM, &program).expect("room");
+        let mut command = Command::new(&program);
+        command.arg("rdpipe").arg(":sleep 1; echo one").arg(format!(":> {}", one.display()));
+        command.arg(":echo two").arg(format!(":> {}", two.display()));
+        command.env("RDMA_PIPE_CONFIG", "none").stdin(Stdio::null()).stdout(Stdio::piped());
+        let process = Process::spawn(&mut command);
+        std::thread::sleep(Duration::from_millis(500));
+        fs::remove_file(&program).expect("there");
+        if is_replaced {
+            fs::copy("/bin/false", &program).expect("room");
+        }
+        finish(process, PATIENCE).quietly_gives("");
+        assert_eq!((lab.text_of("one"), lab.text_of("two")), ("one\n".to_owned(), "two\n".to_owned()));
+        let _ = fs::remove_file(&program);
+    }
+    lab.deserted(GONE);
+}

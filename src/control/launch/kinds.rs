@@ -14,12 +14,17 @@ const SSH_CAUSES: [&str; 7] = [
     "ssh: connect to host ",
     "ssh: Could not resolve hostname ",
     "channel 0: open failed: ",
-    "Host key verification failed",
+    SSH_KEY_REFUSED,
     "Connection closed by ",
     "Connection reset by ",
     "Received disconnect from ",
 ];
 const SSH_REFUSED: &str = ": Permission denied (";
+
+/// Why it does not take a host's key: said before [`SSH_KEY_REFUSED`], with the old key's place where it was another one before.
+const SSH_KEY_REFUSED: &str = "Host key verification failed";
+const SSH_KEY_REASON: &str = "you have requested strict checking";
+const SSH_OLD_KEY: &str = "Offending ";
 
 /// What it says where the command that was to connect it has failed, and has said why; and what it has done before.
 const SSH_FOLLOWS: [&str; 8] = [
@@ -118,6 +123,16 @@ impl Launch for Shell {
         is_ssh.then(|| Launcher(Arc::new(same())))
     }
 
+    fn reason_of(&self, cause: &str, text: &str) -> Option<String> {
+        let find = |words| text.lines().map(str::trim).find(|line| line.contains(words));
+        let is_key = self.is_ssh() && cause.starts_with(SSH_KEY_REFUSED);
+        let reason = is_key.then(|| find(SSH_KEY_REASON)).flatten()?.trim_end_matches('.');
+        Some(match find(SSH_OLD_KEY) {
+            Some(old) => format!("{reason} ({old}); if the host was set up anew, remove that key"),
+            None => reason.to_owned(),
+        })
+    }
+
     fn explains(&self, line: &str) -> Option<Explains> {
         let begins = |beginnings: &[&str]| beginnings.iter().any(|beginning| line.starts_with(beginning));
         if !self.is_ssh() {
@@ -125,7 +140,9 @@ impl Launch for Shell {
         } else if begins(&SSH_FOLLOWS) {
             Some(Explains::Nothing)
         } else {
-            (begins(&SSH_CAUSES) || line.contains(SSH_REFUSED)).then_some(Explains::Cause)
+            let is_cause =
+                begins(&SSH_CAUSES) || [SSH_REFUSED, SSH_KEY_REASON].iter().any(|words| line.contains(words));
+            is_cause.then_some(Explains::Cause)
         }
     }
 }

@@ -16,7 +16,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +32,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, k
 
 use super::descriptors;
 use crate::fs::{Identity, identity};
+use crate::signals;
 
 /// The argument that makes a program a guard.
 pub const WORD: &str = "--guard";
@@ -126,22 +126,22 @@ pub struct Guard {
 pub struct Running(Arc<OwnedFd>);
 
 /// Starts a guard's process, with its own arguments behind [`WORD`].
-fn spawn(program: &Path, word: &str, stdin: Stdio) -> std::io::Result<Child> {
-    let mut command = Command::new(program);
+fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
+    let mut command = Command::new(super::own_program());
     command.arg(WORD).arg(word).process_group(0);
     command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
 impl Guard {
-    /// Has a guard run a command: `program` is one of ours.
+    /// Has a guard run a command.
     ///
     /// # Errors
     ///
     /// The outer one: no guard could be started. The inner one: the command cannot be run.
-    pub fn start(program: &Path, launch: Launch<'_>) -> std::io::Result<Result<(Self, Running), Errno>> {
+    pub fn start(launch: Launch<'_>) -> std::io::Result<Result<(Self, Running), Errno>> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let group = if launch.shares_group { getpgrp().as_raw_nonzero().to_string() } else { OWN_GROUP.to_owned() };
-        let child = spawn(program, &group, theirs.into())?;
+        let child = spawn(&group, theirs.into())?;
         let socket = Arc::new(ours);
         let running = Running(Arc::clone(&socket));
         let guard = Self { child, socket, lingers: false };
@@ -240,13 +240,13 @@ const OWN_GROUP: &str = "group";
 const WARDEN: &str = "processes";
 
 impl Warden {
-    /// Starts one: `program` is one of ours.
+    /// Starts one.
     ///
     /// # Errors
     ///
     /// What the system answered.
-    pub fn start(program: &Path) -> std::io::Result<Self> {
-        let mut child = spawn(program, WARDEN, Stdio::piped())?;
+    pub fn start() -> std::io::Result<Self> {
+        let mut child = spawn(WARDEN, Stdio::piped())?;
         let stdin = child.stdin.take().expect("a pipe was asked for");
         Ok(Self { stdin })
     }
@@ -364,7 +364,10 @@ fn tell(answer: Answer) {
 /// The guard's own process: `arguments` are those behind [`WORD`].
 pub fn main(arguments: &[OsString]) {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU};
-    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU] {
+    // What was ignored when the pipeline was started stays so for its commands, as under nohup; a handler would be lost as they
+    // are run.
+    let handled = signals::not_ignored([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU].to_vec());
+    for signal in handled {
         // What reaches the group is meant for the others.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }

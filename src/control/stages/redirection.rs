@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use flume::{Receiver, bounded};
 use rustix::fs::{Stat, fstat};
@@ -56,20 +56,21 @@ pub struct Call {
 }
 
 impl Opening {
-    /// `program`: one of ours, which the shell becomes.
-    ///
     /// # Errors
     ///
     /// What the system answered.
-    pub fn new(program: &Path, redirection: &[u8], side: Side) -> std::io::Result<(Self, Call)> {
+    pub fn new(redirection: &[u8], side: Side) -> std::io::Result<(Self, Call)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let number = if side == Side::Input { "0" } else { "1" };
-        // The program's path is no part of the text: it comes as $1.
+        // The program's path is no part of the text: it comes as $1. Where that is another program by now, or none, the shell's
+        // parent is one of ours, a guard.
+        let own = super::own_program();
+        let program = if own.as_os_str() == super::OWN { &b"exec /proc/$PPID/exe"[..] } else { b"exec \"$1\"" };
         // A line that ends would keep the last word from the program, too.
         let redirection = redirection.strip_suffix(b"\n").unwrap_or(redirection);
-        let parts = [b"exec \"$1\"", WORD.as_bytes(), number.as_bytes(), redirection, LAST.as_bytes()];
+        let parts = [program, WORD.as_bytes(), number.as_bytes(), redirection, LAST.as_bytes()];
         let script = parts.join(&b' ');
-        let words = vec![OsString::from_vec(script), "rdpipe".into(), program.into()];
+        let words = vec![OsString::from_vec(script), "rdpipe".into(), own.into()];
         let (complaints, stderr) = std::io::pipe()?;
         let standard = match side {
             Side::Input => [descriptors::null()?, theirs, stderr.into()],

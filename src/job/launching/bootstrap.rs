@@ -190,7 +190,8 @@ impl Request {
             return format!("sh -c '{cached}no none'").into();
         }
         // An empty script shows whether programs can be run there before one is sent. Of an upload that is cut off, by
-        // which time there is no shell to remove anything, the next one removes what is left.
+        // which time there is no shell to remove anything, the next one removes what is left. Agents of other releases go that
+        // nobody has used for two days: one that was, another caller may be about to start.
         let sent = format!(
             "command -v sha256sum >/dev/null 2>&1 || no sum; \
              find . -name \".new.*\" -mmin +60 -exec rm -f {{}} + 2>/dev/null; \
@@ -200,12 +201,13 @@ impl Request {
              $t 2>/dev/null </dev/null || {{ m=$(df -P . 2>/dev/null | tail -n 1); m=/${{m##* /}}; \
              grep -q \" $m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$m\"; no exec \"$d\"; }}; \
              echo \"{MARK}want $(uname -s) $(uname -m) $(getconf GNU_LIBC_VERSION 2>/dev/null)\"; \
-             e=$( (head -c $n >$t) 2>&1) || no write \"$d there: ${{e##*: }}\"; \
+             e=$( (head -c $n >$t) 2>&1) || {{ e=${{e##*: }}; \
+             no write \"$d there: ${{e:-cut off, perhaps by a limit on the size of files (ulimit -f)}}\"; }}; \
              is_right $t || no cut; \
              e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
              [ -L $f ] && rm -f $f; [ -d $f ] && rm -rf ./$f; \
              e=$(mv -f $t $f 2>&1) || no write \"$e\"; t=; trap - HUP INT TERM PIPE; \
-             for o in $a-*; do [ \"$o\" = $f ] || rm -rf \"./$o\"; done; \
+             find . -name \"$a-*\" -amin +2880 -exec rm -rf {{}} + 2>/dev/null; \
              echo \"{MARK}sent\"; exec ./$f"
         );
         format!("sh -c '{cached}{sent}'").into()

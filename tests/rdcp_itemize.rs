@@ -194,3 +194,34 @@ fn a_dry_run_says_what_it_is() {
     }
     assert!(lab.made(&["source"]).is_empty());
 }
+
+/// A file that was renamed is told of under its new name, also beforehand.
+#[test]
+fn what_was_moved_has_a_line() {
+    let lab = Lab::new();
+    for (from, to) in WAYS {
+        for name in ["source", "copy"] {
+            let _ = fs::remove_dir_all(lab.join(name));
+            fs::create_dir_all(lab.join(name)).expect("a directory");
+        }
+        for (size, name) in [(9000, "small"), (2 << 20, "large")] {
+            fs::write(lab.join("source").join(name), noise(size)).expect("room");
+        }
+        let copied = Command::new("cp").args(["-a", "source/.", "copy"]).current_dir(lab.0.path()).status();
+        assert!(copied.expect("coreutils").success());
+        for name in ["small", "large"] {
+            fs::rename(lab.join("source").join(name), lab.join("source").join(format!("new-{name}"))).expect("there");
+        }
+        for option in ["-n", "-v"] {
+            let mut command = itemized(&lab, (from, to), "copy");
+            let mut process = Process::spawn(command.args(["--find-moves", "--delete", option]));
+            let mut text = String::new();
+            process.stdout().read_to_string(&mut text).expect("text");
+            process.wait().expect(0);
+            let mut lines: Vec<&str> = text.lines().filter(|line| !line.ends_with("./")).collect();
+            lines.sort_unstable();
+            let expected = ["*deleting   large", "*deleting   small", "cf          new-large", "cf          new-small"];
+            assert_eq!(lines, expected, "{from} {to} {option}");
+        }
+    }
+}

@@ -304,6 +304,45 @@ fn what_stays_is_told_by_its_own_name() {
 const WITH_FULL_DISK: &str = "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=16k none full \
     && { head -c 100000 /dev/zero >full/all 2>/dev/null; exec \"$@\"; }' - \"$@\"";
 
+/// Lets a command write to a file system that keeps no attributes.
+const WITHOUT_XATTRS: &str =
+    "exec unshare --user --map-root-user --mount sh -c 'mount -t ramfs none into && exec \"$@\"' - \"$@\"";
+
+/// An access control list in the kernel's form: acl(5), and posix_acl_xattr.h. One user more may read.
+fn acl() -> Vec<u8> {
+    let entries = [(1_u16, 6_u16, u32::MAX), (2, 4, 0), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)];
+    let entries = entries
+        .iter()
+        .flat_map(|(tag, may, id)| [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat());
+    2_u32.to_le_bytes().into_iter().chain(entries).collect()
+}
+
+/// Attributes with a line, an access control list as a failure, as with cp -a.
+#[test]
+fn what_the_file_system_cannot_keep_is_told() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        for name in ["from", "into"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        let set = |name: &str, attribute: &str, value: &[u8]| {
+            rustix::fs::setxattr(lab.join(name), attribute, value, rustix::fs::XattrFlags::empty()).expect("kept here");
+        };
+        for name in ["from/one", "from/other"] {
+            lab.0.file(name, b"1");
+            set(name, "user.colour", b"blue");
+        }
+        let paths = ["-r".into(), "from/.".into(), side(&lab, to, "into")];
+        let ended = rdcp(&lab, WITHOUT_XATTRS, &paths);
+        let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
+        assert!(lines.len() == 1 && lines[0].contains("2 entries have lost extended attributes"), "{to}: {lines:?}");
+        set("from/one", "system.posix_acl_access", &acl());
+        let ended = rdcp(&lab, WITHOUT_XATTRS, &paths);
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines.iter().any(|line| line.contains("one: ") && line.contains("errno 95")), "{to}: {lines:?}");
+    }
+}
+
 /// By then SRC has been removed, and the message says so.
 #[test]
 fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {

@@ -340,8 +340,8 @@ fn set_xattrs(
                 // Nor is it to keep one that is not the source's.
                 remove_acls(object, |other| other != name);
             }
-            // Root of a container may set few of the privileged ones; cp ignores that, too.
-            if error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM {
+            // Root of a container may set few of the privileged ones; cp ignores that, too, but names a lost ACL.
+            if !is_acl && error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM {
                 applied.is_unsupported = true;
             } else {
                 // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.

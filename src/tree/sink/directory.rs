@@ -195,7 +195,7 @@ impl OpenDirectory {
         entered.keeps_metadata = keeps_metadata;
         entered.root = implied::root(&entered, parent)?;
         let is_asked = options.lists() && !options.dry_run;
-        if parent.last.is_none() && options.generations.find_moves && is_asked && !is_new {
+        if parent.last.is_none() && options.generations.find_moves && options.lists() && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
         }
         entered.is_fresh = parent.is_fresh || is_asked && is_new && !is_resumed && !entered.looks_elsewhere();

@@ -316,6 +316,9 @@ impl Elsewhere {
             Err(fault) => return Err(fault),
         }
         directory.list(name, Medium::Disk);
+        if self.moved.is_some() {
+            shared.tell(directory, name, (Effect::Made, FileKind::Regular), Some(0), || None);
+        }
         let counter = if self.moved.is_some() { &shared.files } else { &shared.same };
         counter.fetch_add(1, Relaxed);
         shared.progress.made(false);

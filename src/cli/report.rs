@@ -189,7 +189,7 @@ impl Observer for Terminal {
             SessionEvent::LaneUp(_, medium, description) if self.verbose => {
                 let kind = match medium {
                     Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
-                    Medium::Tcp | Medium::Memory => "connection",
+                    Medium::Tcp => "connection",
                 };
                 self.say(&format!("{kind}: {description}"));
             }

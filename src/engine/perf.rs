@@ -222,7 +222,7 @@ impl Link {
 /// Connections that this host can have, at this depth.
 pub fn connections_max(policy: Policy, depth: u16) -> u32 {
     let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
-    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, u32::MAX, 1).ok());
+    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, u32::MAX).ok());
     limits.min().unwrap_or(TCP_CONNECTIONS_MAX).clamp(1, CONNECTIONS_MAX)
 }
 
@@ -460,7 +460,7 @@ impl Connections {
     fn groups(&mut self) -> Vec<&mut dyn Group> {
         match self {
             Self::Tcp(groups) => groups.iter_mut().map(|group| group as &mut dyn Group).collect(),
-            Self::Rdma(bundle) => bundle.groups().collect(),
+            Self::Rdma(bundle) => vec![bundle.group()],
         }
     }
 }
@@ -629,7 +629,7 @@ impl Responder<'_> {
             };
             match (frame, self.asked) {
                 (Frame::Open { policy, connections_max, message_bytes_max, depth, poll }, None) => {
-                    let asked = Settings { connections_max, message_bytes_max, depth, poll, threads: 1 };
+                    let asked = Settings { connections_max, message_bytes_max, depth, poll };
                     let opened = self.open(policy, asked);
                     link.send(&opened)?;
                     self.asked = Some(asked);
@@ -695,7 +695,7 @@ impl Responder<'_> {
             Load::Stream => Task::Stream { sends: run.backward, receives: run.forward },
         };
         let mut groups: Vec<&mut dyn Group> = match &mut self.gate {
-            Some(gate) => gate.groups().collect(),
+            Some(gate) => gate.group().into_iter().collect(),
             None => self.streams.iter_mut().map(|group| group as &mut dyn Group).collect(),
         };
         let bytes = groups.len() as u64 * u64::from(run.message_bytes);

@@ -373,8 +373,22 @@ impl TreeSink {
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
-        let Destination { options, names, threads, block_bytes, progress, entries, is_local, awaits_proof, expected } =
-            destination.into();
+        let destination = destination.into();
+        // Where files are compared all processors hash, while one more thread writes.
+        let enough = crate::processors().max(2) + usize::from(destination.options.lists());
+        Self::with(directory, destination, answer, enough.min(THREADS_MAX), BLOCK_BYTES)
+    }
+
+    /// With so many threads that write, and large files compared with what is there by blocks of so many bytes, unless
+    /// one would have too many.
+    fn with(
+        directory: &Path,
+        destination: Destination,
+        answer: SendAnswer,
+        threads: usize,
+        block_bytes: u64,
+    ) -> Result<Self, IoFact> {
+        let Destination { options, names, progress, entries, is_local, awaits_proof, expected } = destination;
         let proving = expected.map(|expected| Proving::new(expected, &options));
         if let Names::Only(name) = &names
             && !is_name(name)
@@ -385,9 +399,6 @@ impl TreeSink {
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         crate::fs::raise_open_files();
-        // Where files are compared all processors hash, while one more thread writes.
-        let enough = crate::processors().max(2) + usize::from(options.lists());
-        let threads = if threads == 0 { enough } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let opened = OpenDirectory::open_top(directory, options.dry_run);
         let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
@@ -403,7 +414,7 @@ impl TreeSink {
             ahead: Ahead::new(INLINE_BYTES_MAX, options.xattrs),
             options,
             names,
-            block_bytes: if block_bytes == 0 { BLOCK_BYTES } else { block_bytes },
+            block_bytes,
             open_blocks: Arc::default(),
             progress,
             entries,

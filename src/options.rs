@@ -131,7 +131,6 @@ pub struct TransferOptions {
     /// goes by RDMA, and --lanes is not given
     #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
     #[n(11)]
-    #[cbor(default)]
     pub rails: RailChoice,
     /// Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts [default: 32M,
     /// and more on a long line: see --memory]
@@ -141,7 +140,6 @@ pub struct TransferOptions {
     /// How far the buffer may grow where the line holds more [default: an eighth of what is free, at most 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(10)]
-    #[cbor(default)]
     pub memory: Option<u64>,
     /// Largest chunk, the unit that is sent, checked and sent again: 4K to 1M; the lower of the two ends' values applies
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk, default_value = "1M")]
@@ -163,7 +161,6 @@ pub struct TransferOptions {
     /// paused for a while.
     #[arg(skip)]
     #[n(9)]
-    #[cbor(default)]
     pub prompt: bool,
 }
 
@@ -302,17 +299,14 @@ pub struct TreeOptions {
     /// Leave out directories that have nothing but directories in them
     #[arg(short = 'm', long, overrides_with = "prune_empty_dirs")]
     #[n(66)]
-    #[cbor(default)]
     pub prune_empty_dirs: bool,
     /// Do not preserve the times of directories
     #[arg(long, overrides_with = "omit_dir_times")]
     #[n(67)]
-    #[cbor(default)]
     pub omit_dir_times: bool,
     /// Make all directories above DST that are missing
     #[arg(long, overrides_with = "mkpath")]
     #[n(68)]
-    #[cbor(default)]
     pub mkpath: bool,
     /// Stay on the file system that SRC is on; directories on which others are mounted are copied empty
     #[arg(short = 'x', long, overrides_with = "one_file_system")]
@@ -395,7 +389,6 @@ pub struct TreeOptions {
     /// What sizes decide.
     #[command(flatten)]
     #[n(65)]
-    #[cbor(default)]
     pub sizes: Sizes,
     /// Delete what is not at the source, in each directory after all that comes into it has been copied
     #[arg(long, requires = "sync", group = "deletes")]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::LazyLock;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, ValueEnum};
@@ -167,21 +168,15 @@ pub struct TransferOptions {
 impl Default for TransferOptions {
     /// Those of a command line that names none.
     fn default() -> Self {
-        Self {
-            transport: Transport::Auto,
-            encrypt: Encryption::Auto,
-            compress: Compress::Off,
-            lanes: None,
-            rails: RailChoice::Auto,
-            buffer: None,
-            memory: None,
-            chunk: CHUNK_BYTES_MAX as u32,
-            port_range: None,
-            reconnect: 30,
-            bwlimit: None,
-            prompt: false,
-        }
+        static DEFAULT: LazyLock<TransferOptions> = LazyLock::new(of_no_words);
+        DEFAULT.clone()
     }
+}
+
+/// The options of a command line without words: their attributes alone say what they are unless they are given.
+fn of_no_words<T: Args>() -> T {
+    let matches = T::augment_args(clap::Command::new("options")).try_get_matches_from([""]);
+    matches.and_then(|matches| T::from_arg_matches(&matches)).expect("none has to be given")
 }
 
 impl TransferOptions {
@@ -486,57 +481,8 @@ pub struct TreeOptions {
 impl Default for TreeOptions {
     /// All of a tree, with all its metadata.
     fn default() -> Self {
-        Self {
-            recursive: true,
-            mode: true,
-            owner: true,
-            times: true,
-            xattrs: true,
-            hard_links: true,
-            sparse: true,
-            specials: true,
-            prune_empty_dirs: false,
-            omit_dir_times: false,
-            mkpath: false,
-            in_place: false,
-            append_verify: false,
-            fsync: false,
-            rules: Rules::default(),
-            verify: None,
-            sync: false,
-            checksum: false,
-            digest_cache: None,
-            modify_window: 0,
-            sizes: Sizes::default(),
-            delete: false,
-            delete_excluded: false,
-            max_delete: None,
-            force_empty: false,
-            remove_source_files: false,
-            existing: false,
-            ignore_existing: false,
-            update: false,
-            generations: Generations::default(),
-            itemize_changes: false,
-            dry_run: false,
-            stats: false,
-            compares: false,
-            manifest: false,
-            delete_after: false,
-            backup_dir: None,
-            contents: false,
-            no_implied_dirs: false,
-            keeps_root: false,
-            symlinks: true,
-            one_file_system: false,
-            copy_links: false,
-            copy_dirlinks: false,
-            copy_unsafe_links: false,
-            safe_links: false,
-            chmod: Vec::new(),
-            chown: None,
-            numeric_ids: false,
-        }
+        static DEFAULT: LazyLock<TreeOptions> = LazyLock::new(|| TreeOptions { recursive: true, ..of_no_words() });
+        DEFAULT.clone()
     }
 }
 

@@ -1,12 +1,12 @@
 //! The end that asks: `rdperf HOST`.
 
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use rd_proto::control::measure::{Load, Run};
 
 use super::{Mode, PerfArguments, Target};
+use crate::cli::report::area::ProgressArea;
 use crate::cli::{key, send, words};
 use crate::engine::link::rng;
 use crate::engine::perf::{self, Driver, Ran, peak_bytes};
@@ -285,32 +285,16 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
 pub(super) struct Progress {
     steps: usize,
     done: usize,
-    draws: bool,
+    area: ProgressArea,
 }
 
 impl Progress {
     pub(super) fn new(steps: usize, verbose: bool) -> Self {
-        Self { steps, done: 0, draws: steps > 1 && !verbose && std::io::stderr().is_terminal() }
+        Self { steps, done: 0, area: ProgressArea::at_terminal("rdperf", steps > 1 && !verbose) }
     }
 
     pub(super) fn step(&mut self, what: &str) {
         self.done += 1;
-        if self.draws {
-            draw(&format!("{what} ({} of {})", self.done, self.steps));
-        }
+        self.area.draw(&[format!("{what} ({} of {})", self.done, self.steps)]);
     }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.draws {
-            draw("");
-        }
-    }
-}
-
-/// Draws a line of the terminal anew.
-fn draw(line: &str) {
-    // Where standard error is closed nobody is looking.
-    let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
 }

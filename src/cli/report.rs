@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use rd_proto::session::{LONG_LINE, Notice, TCP_LANES_DEFAULT};
 
-use super::options::ReportOptions;
 use super::json;
+use super::options::ReportOptions;
 use crate::fault::{Exit, Failure, escaped, printable};
 use crate::job::entries::TakeEntries;
 use crate::job::hop::{Hop, Side};
@@ -228,19 +228,9 @@ pub(crate) fn limiter_now(waits: Waits) -> String {
 /// Keeps what a session has noticed.
 fn noticed(record: &mut Record, event: &SessionEvent) {
     let SessionEvent::Notice(notice, reason) = event else { return };
-    let because = reason.as_deref().map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
-    let (weight, line) = match notice {
-        Notice::FellBack => (Weight::Lost, "RDMA cannot be used; the data goes on over TCP".to_owned()),
-        Notice::BackOnRdma => (Weight::Healed, "RDMA is back".to_owned()),
-        Notice::LaneLost(lane) => (Weight::Lost, format!("connection {}.{} is lost", lane.index, lane.generation)),
-        Notice::LinkLost => (Weight::Lost, "the link is lost: no connection is left".to_owned()),
-        Notice::LinkRestored => (Weight::Healed, "the link is there again, and the data goes on".to_owned()),
-        Notice::RailLeft(..) => {
-            (Weight::Lost, "one of several networks has failed; the others carry the data".to_owned())
-        }
-        Notice::RailBack(..) => (Weight::Healed, "a network that had failed is used again".to_owned()),
-    };
-    record.happened(weight, &format!("{line}{because}"));
+    let is_healed = matches!(notice, Notice::BackOnRdma | Notice::LinkRestored | Notice::RailBack(..));
+    let weight = if is_healed { Weight::Healed } else { Weight::Lost };
+    record.happened(weight, &words::notice(*notice, reason.as_deref(), None));
 }
 
 /// Keeps what it sees of a session, and hands it on.
@@ -277,18 +267,13 @@ pub(crate) fn notice_line(
     reconnect_s: u64,
     verbose: bool,
 ) -> Option<String> {
-    let because = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
-    Some(match notice {
-        Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
-        Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
-        Notice::LinkLost if reconnect_s == 0 => return None,
-        Notice::LinkLost => format!("lost the link to {peer}{because}; trying for {reconnect_s} s to get it back"),
-        Notice::LinkRestored => format!("connected to {peer} again; going on"),
-        Notice::RailLeft(..) => format!("no answer by one of several networks{because}; going on by the others"),
-        Notice::RailBack(..) => format!("a network is back{because}; going on by it too"),
-        Notice::LaneLost(lane) if verbose => format!("lost connection {}.{}{because}", lane.index, lane.generation),
-        Notice::LaneLost(_) => return None,
-    })
+    let line = words::notice(notice, reason, Some(peer));
+    match notice {
+        Notice::LinkLost if reconnect_s == 0 => None,
+        Notice::LinkLost => Some(format!("{line}; trying for {reconnect_s} s to get it back")),
+        Notice::LaneLost(_) if !verbose => None,
+        _ => Some(line),
+    }
 }
 
 /// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.

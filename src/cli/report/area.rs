@@ -115,9 +115,7 @@ impl ProgressArea {
         let is_due = match self.kind {
             Kind::Off => false,
             Kind::Lines => now - self.shown >= LINE_EVERY,
-            Kind::Drawn => {
-                now - self.began >= DRAWN_AFTER && now - self.shown >= DRAWN_EVERY && self.is_watched()
-            }
+            Kind::Drawn => now - self.began >= DRAWN_AFTER && now - self.shown >= DRAWN_EVERY && self.is_watched(),
         };
         if is_due {
             self.shown = now;

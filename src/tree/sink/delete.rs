@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
-use super::{Shared, itemize, unfinished};
+use super::{Counts, Shared, itemize, unfinished};
 use crate::fs::metadata::{open_up, restore_times};
 use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere};
 use crate::tree::Fault;
@@ -221,10 +221,10 @@ impl Remover<'_> {
     }
 
     fn unlink(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], flags: AtFlags) -> Result<bool, Fault> {
-        let shared = self.shared;
+        let (shared, Counts { deleted, spared, .. }) = (self.shared, &self.shared.counts);
         let most = shared.options.max_delete.unwrap_or(u64::MAX);
-        if shared.deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
-            shared.spared.fetch_add(1, Relaxed);
+        if deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
+            spared.fetch_add(1, Relaxed);
             return Ok(false);
         }
         if shared.options.dry_run {
@@ -239,11 +239,11 @@ impl Remover<'_> {
             // A transfer that was killed has left a name of ours in it.
             Err(Fault::System(Errno::NOTEMPTY | Errno::EXIST)) if flags == AtFlags::REMOVEDIR => {}
             Err(error) => {
-                shared.deleted.fetch_sub(1, Relaxed);
+                deleted.fetch_sub(1, Relaxed);
                 return Err(error);
             }
         }
-        shared.deleted.fetch_sub(1, Relaxed);
+        deleted.fetch_sub(1, Relaxed);
         Ok(false)
     }
 }
@@ -251,7 +251,7 @@ impl Remover<'_> {
 impl Shared {
     /// What `--max-delete` has kept, in the destination of this path.
     pub fn spared_fact(&self, path: &[u8]) -> Option<IoFact> {
-        let spared = self.spared.load(Relaxed);
+        let spared = self.counts.spared.load(Relaxed);
         let entries = if spared == 1 { "entry" } else { "entries" };
         let detail = || format!("--max-delete keeps {spared} {entries}");
         (spared > 0).then(|| plain_fact(OsStr::from_bytes(path), &detail()))

@@ -316,9 +316,7 @@ impl Elsewhere {
             Err(fault) => return Err(fault),
         }
         directory.list(name, Medium::Disk);
-        let counter = if self.moved.is_some() { &shared.files } else { &shared.same };
-        counter.fetch_add(1, Relaxed);
-        shared.progress.made(false);
+        shared.made(if self.moved.is_some() { &shared.counts.files } else { &shared.counts.same });
         shared.progress.at(|| directory.tree_path(name));
         Ok(true)
     }
@@ -327,7 +325,7 @@ impl Elsewhere {
 impl Elsewhere {
     /// It has been taken.
     pub fn count(&self, shared: &Shared) {
-        shared.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
+        shared.counts.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
     }
 }
 

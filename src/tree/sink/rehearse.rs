@@ -89,10 +89,9 @@ impl Shared {
     pub(super) fn rehearse_file(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, size: u64) {
         let coming = Coming { kind: FileType::RegularFile, metadata: described, size: Some(size) };
         let differs = self.compare(directory, name, &coming);
-        self.files.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(size, Relaxed);
+        self.made(&self.counts.files);
+        self.counts.bytes.fetch_add(size, Relaxed);
         self.stats().note_transferred(size, 0);
-        self.progress.made(false);
         self.progress.wrote(size);
         self.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
         self.plan(directory, name, FileKind::Regular, described, Some(size), true);
@@ -107,8 +106,7 @@ impl Shared {
         size: u64,
         differs: Option<u16>,
     ) {
-        self.files.fetch_add(1, Relaxed);
-        self.progress.made(false);
+        self.made(&self.counts.files);
         self.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None);
         self.plan(directory, name, FileKind::Regular, described, Some(size), true);
     }
@@ -121,8 +119,7 @@ impl Shared {
         (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
         differs: Option<u16>,
     ) {
-        self.others.fetch_add(1, Relaxed);
-        self.progress.made(false);
+        self.made(&self.counts.others);
         let kind = itemize::kind(kind);
         self.tell(directory, name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
         self.plan(directory, name, kind, described, None, true);

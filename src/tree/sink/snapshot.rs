@@ -286,7 +286,7 @@ impl TreeSink {
     /// The generation is the last one from here on, if all of it is there.
     pub(super) fn switch(&self) {
         let shared = &self.shared;
-        let is_whole = self.unsent == 0 && shared.spared.load(Relaxed) == 0 && shared.failures().count == 0;
+        let is_whole = self.unsent == 0 && shared.counts.spared.load(Relaxed) == 0 && shared.failures().count == 0;
         let is_last = shared.options.generations.session.is_last && !shared.options.dry_run;
         let Some(snapshot) = self.snapshot.as_ref().filter(|_| is_whole && is_last) else { return };
         if let Err(error) = snapshot.clear() {

@@ -26,7 +26,7 @@ use rustix::net::{RecvFlags, recv};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, rng, send_last, send_plain};
 use super::rails::Rail;
 use super::rdma::candidates;
-use crate::fault::{Exit, printable};
+use crate::fault::{Exit, errno_of, printable};
 use crate::transport::bundle::tcp::TcpGroup;
 use crate::transport::bundle::{Assignment, Flow, Group, Measured, Progress, Settings, Task};
 use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
@@ -126,7 +126,7 @@ impl PerfError {
     }
 
     fn os(what: &'static str, error: &std::io::Error) -> Self {
-        Self::Os { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) }
+        Self::Os { what, error: errno_of(error) }
     }
 }
 

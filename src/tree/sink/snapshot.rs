@@ -19,10 +19,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::directory::{OPEN, OpenDirectory};
+use super::directory::OpenDirectory;
 use super::unfinished::{is_marked_in, is_marker, remove_stale};
 use super::{HELD_MAX, TreeSink};
-use crate::fs::{PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact};
+use crate::fs::{
+    DIRECTORY, PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact,
+};
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::Fault;
 
@@ -67,10 +69,9 @@ impl Snapshot {
             return Err(plain_fact(path, "cannot be the name of a generation"));
         }
         let is_dst = generations.session.is_dst;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = match above {
-            Some(above) => openat(above, ".", flags, Mode::empty()),
-            None => openat(top, if is_dst { "." } else { ".." }, flags, Mode::empty()),
+            Some(above) => openat(above, ".", DIRECTORY, Mode::empty()),
+            None => openat(top, if is_dst { "." } else { ".." }, DIRECTORY, Mode::empty()),
         };
         let generations = opened.map_err(|error| io_fact(path, error))?;
         let mut snapshot = Self { generations, name, is_dst, marker: None, was_left: false };
@@ -135,7 +136,7 @@ impl Snapshot {
     }
 
     fn open_top(&self) -> Result<OwnedFd, Errno> {
-        openat(&self.generations, &self.name, OPEN, Mode::empty())
+        openat(&self.generations, &self.name, DIRECTORY, Mode::empty())
     }
 
     /// Whether an entry at the top, where `top` is, was left by an earlier run, and has not come yet. One of another kind is

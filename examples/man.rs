@@ -332,7 +332,7 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
         }
         roff.control("SH", ["LETTERS OF SCP AND RSYNC"]);
         roff.text([roman(
-            "What hands are used to type is accepted, where rdcp can do it. -P, -p and -l take the next word as a number only \
+            "What hands are used to type is accepted, where rdcp can do it. -P and -l take the next word as a number only \
              if it is all digits and no file has that name; -o takes it only with a \"=\" in it. scp://[USER@]HOST[:PORT][/PATH] \
              is accepted too.",
         )]);

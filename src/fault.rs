@@ -142,6 +142,11 @@ pub fn os_number(errno: i32) -> String {
     }
 }
 
+/// The number of an error; of one that the system has not made, EIO.
+pub fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
 /// The system's words for an error, with its number.
 pub fn os(error: Errno) -> String {
     printable(&std::io::Error::from(error).to_string())

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::LazyLock;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, ValueEnum};
@@ -131,7 +132,6 @@ pub struct TransferOptions {
     /// goes by RDMA, and --lanes is not given
     #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
     #[n(11)]
-    #[cbor(default)]
     pub rails: RailChoice,
     /// Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts [default: 32M,
     /// and more on a long line: see --memory]
@@ -141,7 +141,6 @@ pub struct TransferOptions {
     /// How far the buffer may grow where the line holds more [default: an eighth of what is free, at most 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(10)]
-    #[cbor(default)]
     pub memory: Option<u64>,
     /// Largest chunk, the unit that is sent, checked and sent again: 4K to 1M; the lower of the two ends' values applies
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk, default_value = "1M")]
@@ -163,28 +162,21 @@ pub struct TransferOptions {
     /// paused for a while.
     #[arg(skip)]
     #[n(9)]
-    #[cbor(default)]
     pub prompt: bool,
 }
 
 impl Default for TransferOptions {
     /// Those of a command line that names none.
     fn default() -> Self {
-        Self {
-            transport: Transport::Auto,
-            encrypt: Encryption::Auto,
-            compress: Compress::Off,
-            lanes: None,
-            rails: RailChoice::Auto,
-            buffer: None,
-            memory: None,
-            chunk: CHUNK_BYTES_MAX as u32,
-            port_range: None,
-            reconnect: 30,
-            bwlimit: None,
-            prompt: false,
-        }
+        static DEFAULT: LazyLock<TransferOptions> = LazyLock::new(of_no_words);
+        DEFAULT.clone()
     }
+}
+
+/// The options of a command line without words: their attributes alone say what they are unless they are given.
+fn of_no_words<T: Args>() -> T {
+    let matches = T::augment_args(clap::Command::new("options")).try_get_matches_from([""]);
+    matches.and_then(|matches| T::from_arg_matches(&matches)).expect("none has to be given")
 }
 
 impl TransferOptions {
@@ -302,17 +294,14 @@ pub struct TreeOptions {
     /// Leave out directories that have nothing but directories in them
     #[arg(short = 'm', long, overrides_with = "prune_empty_dirs")]
     #[n(66)]
-    #[cbor(default)]
     pub prune_empty_dirs: bool,
     /// Do not preserve the times of directories
     #[arg(long, overrides_with = "omit_dir_times")]
     #[n(67)]
-    #[cbor(default)]
     pub omit_dir_times: bool,
     /// Make all directories above DST that are missing
     #[arg(long, overrides_with = "mkpath")]
     #[n(68)]
-    #[cbor(default)]
     pub mkpath: bool,
     /// Stay on the file system that SRC is on; directories on which others are mounted are copied empty
     #[arg(short = 'x', long, overrides_with = "one_file_system")]
@@ -395,7 +384,6 @@ pub struct TreeOptions {
     /// What sizes decide.
     #[command(flatten)]
     #[n(65)]
-    #[cbor(default)]
     pub sizes: Sizes,
     /// Delete what is not at the source, in each directory after all that comes into it has been copied
     #[arg(long, requires = "sync", group = "deletes")]
@@ -493,57 +481,8 @@ pub struct TreeOptions {
 impl Default for TreeOptions {
     /// All of a tree, with all its metadata.
     fn default() -> Self {
-        Self {
-            recursive: true,
-            mode: true,
-            owner: true,
-            times: true,
-            xattrs: true,
-            hard_links: true,
-            sparse: true,
-            specials: true,
-            prune_empty_dirs: false,
-            omit_dir_times: false,
-            mkpath: false,
-            in_place: false,
-            append_verify: false,
-            fsync: false,
-            rules: Rules::default(),
-            verify: None,
-            sync: false,
-            checksum: false,
-            digest_cache: None,
-            modify_window: 0,
-            sizes: Sizes::default(),
-            delete: false,
-            delete_excluded: false,
-            max_delete: None,
-            force_empty: false,
-            remove_source_files: false,
-            existing: false,
-            ignore_existing: false,
-            update: false,
-            generations: Generations::default(),
-            itemize_changes: false,
-            dry_run: false,
-            stats: false,
-            compares: false,
-            manifest: false,
-            delete_after: false,
-            backup_dir: None,
-            contents: false,
-            no_implied_dirs: false,
-            keeps_root: false,
-            symlinks: true,
-            one_file_system: false,
-            copy_links: false,
-            copy_dirlinks: false,
-            copy_unsafe_links: false,
-            safe_links: false,
-            chmod: Vec::new(),
-            chown: None,
-            numeric_ids: false,
-        }
+        static DEFAULT: LazyLock<TreeOptions> = LazyLock::new(|| TreeOptions { recursive: true, ..of_no_words() });
+        DEFAULT.clone()
     }
 }
 

@@ -225,8 +225,8 @@ fn a_drill() {
         found.unwrap_or_else(|| panic!("no {about} in {report:#}"))["found"].as_str().expect("text").to_owned()
     };
     for (about, parts) in [
-        ("lane", &["lost lane", "the copy arrived, and is equal"][..]),
-        ("bit", &["n1 lost lane", "the copy arrived, and is equal"]),
+        ("lane", &["lost connection", "the copy arrived, and is equal"][..]),
+        ("bit", &["n1: lost connection", "the copy arrived, and is equal"]),
         ("disk", &["exit 6: cannot write n1:", "errno 28", "the next copy arrived, and is equal"]),
         ("agent", &["exit 4: lost the agent on n1", "the next copy arrived, and is equal"]),
     ] {

@@ -16,7 +16,6 @@ use rd_proto::handshake::{Established, Key};
 use rd_proto::session::Outcome;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::check::Comparison;
 use super::{tree, words};
@@ -29,7 +28,7 @@ use crate::engine::link::LastWord;
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel, reach};
-use crate::fault::{Exit, escaped, os};
+use crate::fault::{Exit, errno_of, escaped, os};
 use crate::fs::sink::{FileSink, StreamSink, Target, Tee};
 use crate::fs::source::Source;
 use crate::fs::{standard, std_fact};
@@ -288,7 +287,7 @@ impl End {
         let fault = |detail: String| Fault::plain(Exit::Connect.code(), detail);
         let key = Key::from_random(self.key.0);
         let listener = Listener::start(0, self.ports.clone(), key, self.shared.post.clone()).map_err(|error| {
-            let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+            let errno = os(errno_of(&error));
             match &self.ports {
                 Some(ports) => fault(format!("no port of {}-{} to listen on: {errno}", ports.start(), ports.end())),
                 None => fault(format!("cannot listen: {errno}")),

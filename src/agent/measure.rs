@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError};
 use rd_proto::handshake::{Established, Key};
-use rustix::io::Errno;
 
 use crate::control::frames::{Endpoint, Fault, Message, SessionKey, Storage};
 use crate::control::names;
@@ -16,7 +15,7 @@ use crate::control::tunnel::Emit;
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::perf::{Answering, Link, PerfError, answer};
 use crate::engine::{Event, channel};
-use crate::fault::{Exit, os};
+use crate::fault::{Exit, errno_of, os};
 use crate::measure::disk::{self, Action};
 
 /// How long the caller may take to connect.
@@ -32,7 +31,7 @@ pub(crate) fn listen(
     reachable: impl FnOnce(u16) -> Vec<Endpoint>,
 ) -> Result<Vec<Endpoint>, Fault> {
     let fault = |what: &str, error: &std::io::Error| {
-        let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
+        let errno = os(errno_of(error));
         Fault::plain(Exit::Connect.code(), format!("{what}: {errno}"))
     };
     crate::fs::raise_open_files();

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::control::endpoints;
 use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
-use crate::fault::{Exit, escaped};
+use crate::fault::{Exit, errno_of, escaped};
 use crate::fs::{PARTIAL, UNFINISHED, io_fact, name_beside, partial, plain_fact, std_fact};
 use crate::options::{LATEST, TreeOptions};
 
@@ -204,7 +204,7 @@ fn above(path: &Path) -> &Path {
 const NO_NAME: &str = "the slash behind it means a directory, and SRC is none";
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
-    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    let errno = errno_of(error);
     Fault::unwritable(&io_fact(path.as_os_str(), errno))
 }
 

@@ -94,7 +94,7 @@ pub(crate) fn destination(
     };
     let (options, progress) = (options.clone(), Arc::clone(progress));
     let entries = options.itemize_changes.then(|| Arc::clone(entries));
-    Destination { options, names, progress, entries, ..Destination::default() }
+    Destination { progress, entries, ..Destination::new(options, names) }
 }
 
 /// The receiving end of a tree.

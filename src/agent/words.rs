@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::{Cause, IoFact, Refusal};
 use rd_proto::handshake::ControlError;
-use rd_proto::session::Outcome;
+use rd_proto::session::{Notice, Outcome};
 
 use crate::engine::SessionEvent;
 use crate::engine::link::LinkError;
@@ -32,6 +32,21 @@ pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
             Some(format!("the limit on locked memory ({kib} KiB) is too small for RDMA; {MEMLOCK_ADVICE}"))
         }
         _ => None,
+    }
+}
+
+/// What has become of the lanes to `peer`, if that is to be named.
+pub(crate) fn notice(notice: Notice, reason: Option<&str>, peer: Option<&str>) -> String {
+    let because = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
+    let to = peer.map(|peer| format!(" to {peer}")).unwrap_or_default();
+    match notice {
+        Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
+        Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
+        Notice::LinkLost => format!("lost the link{to}{because}"),
+        Notice::LinkRestored => format!("connected{to} again; going on"),
+        Notice::RailLeft(..) => format!("no answer by one of several networks{because}; going on by the others"),
+        Notice::RailBack(..) => format!("a network is back{because}; going on by it too"),
+        Notice::LaneLost(lane) => format!("lost connection {}.{}{because}", lane.index, lane.generation),
     }
 }
 

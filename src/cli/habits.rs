@@ -1,8 +1,8 @@
 //! What hands are used to type: the letters and words of scp and rsync, made into options of `rdcp`.
 //!
 //! A letter whose effect a copy has anyway is accepted silently; one that asks for what `rdcp` cannot do is refused with
-//! what does it. scp and rsync disagree on some letters: there the word behind it decides. `-P`, `-p` and `-l` take the
-//! next word only if it is all digits and no file has that name.
+//! what does it. scp and rsync disagree on some letters: there the word behind it decides. `-P` and `-l` take the next
+//! word only if it is all digits and no file has that name.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -41,8 +41,6 @@ pub enum Here {
 pub enum Number {
     /// ssh's port.
     Port,
-    /// ssh's port as older releases take it.
-    OldPort,
     /// scp's limit, in Kbit/s.
     Limit,
 }
@@ -79,7 +77,6 @@ impl Letter {
             Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
             Here::Means(words) => words.join(" "),
             Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
-            Here::Number(Number::OldPort) => "accepted; with a number ssh's port, which is now -P".to_owned(),
             Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
             Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else --checksum".to_owned(),
             Here::Word(Behind::Program) => "with the path of a program --rsh PATH; else accepted".to_owned(),
@@ -159,7 +156,7 @@ pub const LETTERS: &[Letter] = &[
     letter('m', "", "--prune-empty-dirs", Here::Own),
     letter('n', "", "--dry-run", Here::Own),
     letter('o', "ssh's option", "--owner", Here::OwnValue),
-    letter('p', "keep times and modes", "--perms", Here::Number(Number::OldPort)),
+    letter('p', "keep times and modes", "--perms", Here::Kept),
     letter('q', "quiet", "--quiet", Here::Own),
     letter('r', "--recursive", "--recursive", Here::Own),
     letter('s', "SFTP", "--secluded-args", Here::Kept),
@@ -585,13 +582,7 @@ fn cluster(
                 match (number, value) {
                     (Number::Port, None) => done.words.push("--progress".into()),
                     (_, None) => {}
-                    (Number::Port | Number::OldPort, Some(value)) => {
-                        if number == Number::OldPort {
-                            let note = "-p PORT becomes -p of scp and rsync in the next release; ssh's port is -P PORT";
-                            done.notes.push(note.to_owned());
-                        }
-                        done.words.extend(["-P".into(), value.to_owned()]);
-                    }
+                    (Number::Port, Some(value)) => done.words.extend(["-P".into(), value.to_owned()]),
                     (Number::Limit, Some(value)) => {
                         let kilobits: u64 = value.to_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX);
                         let bytes = kilobits.saturating_mul(1024 / 8);

@@ -158,11 +158,6 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
     fn refused(_: &clap::ArgMatches) -> Option<String> {
         None
     }
-
-    /// What is wrong with a command line, where the command knows better.
-    fn explain(_: &clap::Error) -> Option<Failure> {
-        None
-    }
 }
 
 /// Runs a command with its words, and with the settings that go with them; or prints what `--help`, `--version` and
@@ -184,7 +179,7 @@ fn with_arguments<T: Arguments>(
     let arguments = parsed.and_then(|matches| T::from_arg_matches(&matches));
     match arguments.map_err(|error| error.format(&mut definition)) {
         Ok(arguments) => command(arguments),
-        Err(error) => T::explain(&error).map_or_else(|| parse_failure(&error), Err),
+        Err(error) => parse_failure(&error),
     }
 }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, Parser};
 use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
 use rustix::io::Errno;
@@ -227,35 +226,12 @@ impl Arguments for PerfArguments {
         let task = asked(given).ok()?;
         super::uses::refused(uses::USES, &Self::command(), given, &task, &uses::name(&task))
     }
-
-    fn explain(error: &clap::Error) -> Option<Failure> {
-        renamed(error)
-    }
 }
 
 /// What a command line asks for, before it is known whether it can be taken.
 fn asked(given: &ArgMatches) -> Result<Task, Failure> {
     let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
     task(&words, given.contains_id("compare"))
-}
-
-/// Letters of perftest's, which older releases took and which mean something else in the other commands.
-const RENAMED: &[(&str, &str)] = &[
-    ("-a", "--all"),
-    ("-b", "--bidirectional"),
-    ("-D", "--duration"),
-    ("-n", "--iterations"),
-    ("-q", "--qp"),
-    ("-s", "--size"),
-    ("-t", "--depth"),
-];
-
-/// What to write instead of such a letter, if that is what is wrong.
-fn renamed(error: &clap::Error) -> Option<Failure> {
-    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
-    let (letter, word) =
-        RENAMED.iter().find(|(letter, _)| error.kind() == ErrorKind::UnknownArgument && given == letter)?;
-    Some(Failure::new(Exit::Usage, format!("{letter} is now written {word}; see --help")))
 }
 
 fn perf(arguments: &PerfArguments) -> Result<(), Failure> {

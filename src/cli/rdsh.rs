@@ -13,7 +13,7 @@ use super::rdcp::LAUNCHER_VARIABLE;
 use super::words::check_rails;
 use crate::control::frames::COMMAND_BYTES_MAX;
 use crate::control::launch::{AGENT, Launcher};
-use crate::fault::{Exit, Failure, escaped, os};
+use crate::fault::{Exit, Failure, errno_of, escaped, os};
 use crate::fs::standard;
 use crate::job::Setup;
 use crate::job::launching::{AgentChoice, Otherwise};
@@ -179,7 +179,7 @@ impl ShellArguments {
         let mut ssh = std::process::Command::new(&words[0]);
         ssh.args(&words[1..]).args(self.ssh.words()).args(&self.host).args(&self.command);
         super::log::finish();
-        let errno = os(rustix::io::Errno::from_io_error(&ssh.exec()).unwrap_or(rustix::io::Errno::IO));
+        let errno = os(errno_of(&ssh.exec()));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))
     }
 }

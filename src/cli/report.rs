@@ -1,5 +1,6 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
+pub(super) mod area;
 mod hops;
 mod hosts;
 mod itemize;
@@ -8,7 +9,6 @@ mod nonblocking;
 mod outputs;
 mod page;
 mod record;
-pub(super) mod screen;
 mod stats;
 mod trace;
 
@@ -19,11 +19,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rd_proto::session::{LONG_LINE, Notice, TCP_LANES_DEFAULT};
-use rustix::process::getpgrp;
-use rustix::termios::tcgetpgrp;
 
+use super::json;
 use super::options::ReportOptions;
-use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, printable};
 use crate::job::entries::TakeEntries;
 use crate::job::hop::{Hop, Side};
@@ -33,6 +31,7 @@ use crate::job::{
     event::{ceiling, rate},
 };
 use crate::log;
+use area::ProgressArea;
 pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
@@ -40,7 +39,6 @@ pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};
 use record::{Record, Weight};
-use screen::Screen;
 pub(crate) use stats::{Digits, stats};
 use trace::Trace;
 
@@ -53,125 +51,41 @@ use crate::fs::prepared::Prepared;
 use crate::fs::standard;
 use crate::transport::Medium;
 
-/// A transfer shorter than this shows no bar.
-pub(crate) const BAR_AFTER: Duration = Duration::from_millis(400);
-
-/// Where progress is a line each: how often.
-pub(crate) const LINE_EVERY: Duration = Duration::from_secs(5);
-
-/// The width of such a line.
-const LINE_COLUMNS: usize = 100;
-
-/// Redraws a second.
-pub(crate) const BAR_HZ: u8 = 8;
-
 /// Tells a person on standard error.
 pub struct Terminal {
-    name: &'static str,
+    area: ProgressArea,
     peer: String,
     verbose: bool,
     quiet: bool,
     reconnect_s: u64,
     size_bytes: Option<u64>,
-    began: Instant,
-    screen: Screen,
-    drawn: Option<Instant>,
-    progress: Progress,
     rate: Rate,
-    logged: Instant,
-}
-
-/// How progress is shown.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// Not at all.
-    Off,
-    /// A bar that is drawn anew.
-    Bar,
-    /// A line now and then: asked for where there is no terminal.
-    Lines,
-}
-
-impl Progress {
-    /// `may_draw`: nothing else writes to the terminal.
-    pub(crate) fn new(options: &ReportOptions, may_draw: bool) -> Self {
-        // What cannot take a line away shows it as others do that are no terminals.
-        let draws = std::io::stderr().is_terminal() && !color::is_dumb() && !super::log::is_on_standard_error();
-        match (options.progress, draws) {
-            (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
-            (true, false) => Self::Lines,
-            _ => Self::Off,
-        }
-    }
 }
 
 impl Terminal {
     /// `may_draw`: nothing else writes to the terminal.
     pub fn new(name: &'static str, options: &ReportOptions, may_draw: bool) -> Self {
         Self {
-            name,
+            area: ProgressArea::new(name, options, may_draw),
             peer: String::new(),
             verbose: options.is_verbose(),
             quiet: options.quiet,
             reconnect_s: 0,
             size_bytes: None,
-            began: Instant::now(),
-            screen: Screen::new(),
-            drawn: None,
-            progress: Progress::new(options, may_draw),
             rate: Rate::default(),
-            logged: Instant::now(),
         }
     }
 
     /// Prints a line, unless `--quiet`.
     fn remark(&mut self, line: Option<String>) {
         if let (false, Some(line)) = (self.quiet, line) {
-            self.say(&line);
+            self.area.say(&line);
         }
-    }
-
-    /// Prints a line, beside a bar if there is one.
-    pub(crate) fn say(&mut self, line: &str) {
-        self.screen.clear();
-        super::say(&format!("{}: {line}", self.name));
-    }
-
-    /// Prints the line of an error.
-    pub(crate) fn complain(&mut self, line: &str) {
-        self.screen.clear();
-        super::complain(self.name, line);
     }
 
     /// Shows how far it has come, as the terminal's width allows.
-    pub(crate) fn show(&mut self, shown: &Shown) {
-        self.show_line(|columns| shown.line(columns));
-    }
-
-    /// The same of a line that is made for so many columns when it is due.
-    fn show_line(&mut self, line: impl FnOnce(usize) -> String) {
-        let now = Instant::now();
-        match self.progress {
-            Progress::Off => {}
-            Progress::Lines if now - self.logged >= LINE_EVERY => {
-                self.logged = now;
-                self.say(&line(LINE_COLUMNS));
-            }
-            Progress::Lines => {}
-            Progress::Bar => {
-                let is_due = now - self.began >= BAR_AFTER
-                    && self.drawn.is_none_or(|drawn| now - drawn >= Duration::from_secs(1) / u32::from(BAR_HZ));
-                if is_due && in_foreground() == Some(true) {
-                    self.drawn = Some(now);
-                    self.screen.draw(&line(self.screen.columns()));
-                }
-            }
-        }
-    }
-
-    /// Somebody sees a bar.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.progress == Progress::Bar && in_foreground() == Some(true)
+    fn show(&mut self, shown: &Shown) {
+        self.area.show(|columns| vec![shown.line(columns)]);
     }
 }
 
@@ -180,7 +94,7 @@ impl Observer for Terminal {
         match event {
             SessionEvent::Begun { peer, reconnect, size_bytes } => {
                 (self.peer, self.reconnect_s, self.size_bytes) = (peer, reconnect.as_secs(), size_bytes);
-                self.began = Instant::now();
+                self.area.restart();
             }
             SessionEvent::Notice(notice, reason) => {
                 let line = notice_line(notice, reason.as_deref(), &self.peer, self.reconnect_s, self.verbose);
@@ -189,12 +103,12 @@ impl Observer for Terminal {
             SessionEvent::LaneUp(_, medium, description) if self.verbose => {
                 let kind = match medium {
                     Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
-                    Medium::Tcp | Medium::Memory => "connection",
+                    Medium::Tcp => "connection",
                 };
-                self.say(&format!("{kind}: {description}"));
+                self.area.say(&format!("{kind}: {description}"));
             }
             SessionEvent::LaneUp(..) => {}
-            SessionEvent::Progress(counters, waits) if self.progress != Progress::Off => {
+            SessionEvent::Progress(counters, waits) if self.area.is_on() => {
                 self.rate.add(Instant::now(), counters.bytes, waits);
                 let shown = Shown {
                     bytes: counters.bytes,
@@ -202,7 +116,7 @@ impl Observer for Terminal {
                     is_final: self.size_bytes.is_some(),
                     rate: self.rate.bytes_per_second(),
                     waits: self.rate.waits(),
-                    seconds: self.began.elapsed().as_secs(),
+                    seconds: self.area.began.elapsed().as_secs(),
                     ..Shown::default()
                 };
                 self.show(&shown);
@@ -245,7 +159,7 @@ impl job::Observer for Console<'_> {
         self.reporter.happened(Weight::Plain, line);
         match &mut self.terminal {
             _ if self.reporter.options.quiet => {}
-            Some(terminal) => terminal.say(line),
+            Some(terminal) => terminal.area.say(line),
             None => super::say(&format!("{}: {line}", self.name)),
         }
     }
@@ -253,7 +167,7 @@ impl job::Observer for Console<'_> {
     fn complain(&mut self, line: &str) {
         self.reporter.happened(Weight::Failed, line);
         match &mut self.terminal {
-            Some(terminal) => terminal.complain(line),
+            Some(terminal) => terminal.area.complain(line),
             None => super::complain(self.name, line),
         }
     }
@@ -285,16 +199,14 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
-        let (now, shown) = (Instant::now(), HostsShown { hosts, made, is_all, elapsed });
-        self.hosts.add(now, &shown);
-        self.reporter.record(|record| record.hosts(hosts, Hosts::held_up(&shown)));
-        self.hosts.events(now, &shown).iter().for_each(|event| self.reporter.event(event));
+        let shown = HostsShown { hosts, made, is_all, elapsed };
+        self.hosts.tell(self.reporter, &shown);
         let new = || Terminal::new(self.name, self.reporter.options, self.may_draw);
-        self.terminal.get_or_insert_with(new).show_line(|columns| self.hosts.line(&shown, columns));
+        self.terminal.get_or_insert_with(new).area.show(|columns| vec![self.hosts.line(&shown, columns)]);
     }
 
     fn is_watched(&self) -> bool {
-        self.terminal.as_ref().is_some_and(Terminal::is_watched)
+        self.terminal.as_ref().is_some_and(|terminal| terminal.area.is_watched())
     }
 
     fn finish(&mut self) {
@@ -302,8 +214,8 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn entry_printer(&self, is_push: bool) -> TakeEntries {
-        let has_bar = Progress::new(self.reporter.options, self.may_draw) == Progress::Bar;
-        itemize::printer(Style { is_push, ..self.style }, has_bar)
+        let area = ProgressArea::new(self.name, self.reporter.options, self.may_draw);
+        itemize::printer(Style { is_push, ..self.style }, area.is_drawn_anew())
     }
 }
 
@@ -316,19 +228,9 @@ pub(crate) fn limiter_now(waits: Waits) -> String {
 /// Keeps what a session has noticed.
 fn noticed(record: &mut Record, event: &SessionEvent) {
     let SessionEvent::Notice(notice, reason) = event else { return };
-    let because = reason.as_deref().map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
-    let (weight, line) = match notice {
-        Notice::FellBack => (Weight::Lost, "RDMA cannot be used; the data goes on over TCP".to_owned()),
-        Notice::BackOnRdma => (Weight::Healed, "RDMA is back".to_owned()),
-        Notice::LaneLost(lane) => (Weight::Lost, format!("connection {}.{} is lost", lane.index, lane.generation)),
-        Notice::LinkLost => (Weight::Lost, "the link is lost: no connection is left".to_owned()),
-        Notice::LinkRestored => (Weight::Healed, "the link is there again, and the data goes on".to_owned()),
-        Notice::RailLeft(..) => {
-            (Weight::Lost, "one of several networks has failed; the others carry the data".to_owned())
-        }
-        Notice::RailBack(..) => (Weight::Healed, "a network that had failed is used again".to_owned()),
-    };
-    record.happened(weight, &format!("{line}{because}"));
+    let is_healed = matches!(notice, Notice::BackOnRdma | Notice::LinkRestored | Notice::RailBack(..));
+    let weight = if is_healed { Weight::Healed } else { Weight::Lost };
+    record.happened(weight, &words::notice(*notice, reason.as_deref(), None));
 }
 
 /// Keeps what it sees of a session, and hands it on.
@@ -365,24 +267,13 @@ pub(crate) fn notice_line(
     reconnect_s: u64,
     verbose: bool,
 ) -> Option<String> {
-    let because = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
-    Some(match notice {
-        Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
-        Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
-        Notice::LinkLost if reconnect_s == 0 => return None,
-        Notice::LinkLost => format!("lost the link to {peer}{because}; trying for {reconnect_s} s to get it back"),
-        Notice::LinkRestored => format!("connected to {peer} again; going on"),
-        Notice::RailLeft(..) => format!("no answer by one of several networks{because}; going on by the others"),
-        Notice::RailBack(..) => format!("a network is back{because}; going on by it too"),
-        Notice::LaneLost(lane) if verbose => format!("lost connection {}.{}{because}", lane.index, lane.generation),
-        Notice::LaneLost(_) => return None,
-    })
-}
-
-/// Whether this process is in front on its terminal: a job in the background leaves that to the one in front. `None` where
-/// standard error is no terminal of this session.
-pub(crate) fn in_foreground() -> Option<bool> {
-    tcgetpgrp(std::io::stderr()).ok().map(|owner| owner == getpgrp())
+    let line = words::notice(notice, reason, Some(peer));
+    match notice {
+        Notice::LinkLost if reconnect_s == 0 => None,
+        Notice::LinkLost => Some(format!("{line}; trying for {reconnect_s} s to get it back")),
+        Notice::LaneLost(_) if !verbose => None,
+        _ => Some(line),
+    }
 }
 
 /// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.

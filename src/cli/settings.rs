@@ -19,6 +19,8 @@ use clap::{Arg, Command};
 use super::{Arguments, definitions, wrong};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::targets::expand;
+use crate::options::Rule;
+use crate::tree::patterns::Patterns;
 
 mod file;
 mod shown;
@@ -342,26 +344,10 @@ fn are_meant(section: &str, hosts: &[OsString]) -> Result<bool, String> {
 
 /// Whether a pattern is for a host, whose names are the same in either case.
 fn fits(pattern: &[u8], host: &[u8]) -> bool {
-    // Where the last star is, and where what it stands for ends.
-    let (mut at, mut end, mut star) = (0, 0, None);
-    while end < host.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at, end));
-                at += 1;
-            }
-            Some(&letter) if letter == b'?' || letter.eq_ignore_ascii_case(&host[end]) => {
-                at += 1;
-                end += 1;
-            }
-            _ => {
-                let Some((place, taken)) = star else { return false };
-                star = Some((place, taken + 1));
-                (at, end) = (place + 1, taken + 1);
-            }
-        }
-    }
-    pattern[at..].iter().all(|&letter| letter == b'*')
+    let rules = [Rule { pattern: pattern.to_ascii_lowercase().into(), is_include: false }];
+    let leaves_out = |patterns: Patterns| patterns.leave_out(&host.to_ascii_lowercase(), false);
+    // Also brackets, which are an address's.
+    pattern.eq_ignore_ascii_case(host) || Patterns::new(&rules).is_ok_and(leaves_out)
 }
 
 /// A host without `USER@`.

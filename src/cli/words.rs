@@ -6,14 +6,13 @@ use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::handshake::HandshakeError;
-use rustix::io::Errno;
 
 use crate::agent::words::{not_agreed, refused};
 use crate::engine::link::LinkError;
 use crate::engine::perf::PerfError;
 use crate::engine::rails::names;
 use crate::engine::{View, Wait};
-use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::fault::{Exit, Failure, errno_of, escaped, os, printable};
 use crate::options::RailChoice;
 
 /// A link that could not be made to `peer`, where `program` should be.
@@ -70,7 +69,7 @@ pub(crate) fn check_rails(rails: &RailChoice, of_either_end: bool) -> Result<(),
 
 /// A port that cannot be listened on; of `ports`, where it is 0.
 pub(crate) fn not_listening(error: &std::io::Error, port: u16, ports: Option<&RangeInclusive<u16>>) -> Failure {
-    let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
+    let errno = os(errno_of(error));
     let line = match (port, ports) {
         (0, Some(ports)) => {
             format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())

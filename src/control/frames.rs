@@ -8,7 +8,7 @@
 //!
 //! HELLO can be read by every version: its fields keep their places and new ones are added behind them. Ends of one
 //! major understand each other; fields that one does not know are skipped, and so are messages whose number is
-//! [`OPTIONAL_FROM`] or above.
+//! [`OPTIONAL_FROM`] or above. A field that is added after a release is `#[cbor(default)]`: older ends do not send it.
 
 use std::fmt;
 
@@ -166,7 +166,6 @@ pub enum Job {
         settings: TreeOptions,
         /// What they must be, for every sender.
         #[n(3)]
-        #[cbor(default)]
         expected: Option<Expected>,
     },
     /// Copies files and trees to another place of the same host: a session without another end.
@@ -391,7 +390,6 @@ pub enum Message {
         bytes: u64,
         /// Where the time went until now, as in [`Report::waits`].
         #[n(1)]
-        #[cbor(default)]
         waits: Vec<u64>,
         /// Of files and trees.
         #[n(2)]

@@ -13,6 +13,7 @@ use rd_proto::handshake::{
 use rustix::io::Errno;
 
 use super::rails::Rail;
+use crate::fault::errno_of;
 use crate::transport::tcp::{TcpLane, connect_from};
 use crate::transport::{Lane, Report};
 
@@ -75,7 +76,7 @@ impl LinkError {
         match error.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => Self::TimedOut,
             std::io::ErrorKind::UnexpectedEof => Self::Closed,
-            _ => Self::Os { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) },
+            _ => Self::Os { what, error: errno_of(error) },
         }
     }
 }

@@ -26,7 +26,7 @@ use rustix::net::{RecvFlags, recv};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, rng, send_last, send_plain};
 use super::rails::Rail;
 use super::rdma::candidates;
-use crate::fault::{Exit, printable};
+use crate::fault::{Exit, errno_of, printable};
 use crate::transport::bundle::tcp::TcpGroup;
 use crate::transport::bundle::{Assignment, Flow, Group, Measured, NO_THREAD, Progress, STACK_BYTES, Settings, Task};
 use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
@@ -132,7 +132,7 @@ impl PerfError {
     }
 
     fn os(what: &'static str, error: &std::io::Error) -> Self {
-        Self::Os { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) }
+        Self::Os { what, error: errno_of(error) }
     }
 }
 
@@ -228,7 +228,7 @@ impl Link {
 /// Connections that this host can have, at this depth.
 pub fn connections_max(policy: Policy, depth: u16) -> u32 {
     let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
-    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, u32::MAX, 1).ok());
+    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, u32::MAX).ok());
     limits.min().unwrap_or(TCP_CONNECTIONS_MAX).clamp(1, CONNECTIONS_MAX)
 }
 
@@ -466,7 +466,7 @@ impl Connections {
     fn groups(&mut self) -> Vec<&mut dyn Group> {
         match self {
             Self::Tcp(groups) => groups.iter_mut().map(|group| group as &mut dyn Group).collect(),
-            Self::Rdma(bundle) => bundle.groups().collect(),
+            Self::Rdma(bundle) => vec![bundle.group()],
         }
     }
 }
@@ -635,7 +635,7 @@ impl Responder<'_> {
             };
             match (frame, self.asked) {
                 (Frame::Open { policy, connections_max, message_bytes_max, depth, poll }, None) => {
-                    let asked = Settings { connections_max, message_bytes_max, depth, poll, threads: 1 };
+                    let asked = Settings { connections_max, message_bytes_max, depth, poll };
                     let opened = self.open(policy, asked);
                     link.send(&opened)?;
                     self.asked = Some(asked);
@@ -701,7 +701,7 @@ impl Responder<'_> {
             Load::Stream => Task::Stream { sends: run.backward, receives: run.forward },
         };
         let mut groups: Vec<&mut dyn Group> = match &mut self.gate {
-            Some(gate) => gate.groups().collect(),
+            Some(gate) => gate.group().into_iter().collect(),
             None => self.streams.iter_mut().map(|group| group as &mut dyn Group).collect(),
         };
         let bytes = groups.len() as u64 * u64::from(run.message_bytes);

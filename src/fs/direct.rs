@@ -26,6 +26,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::source::read_at;
 use super::{identity, read_up_to};
+use crate::fault::errno_of;
 
 pub mod write;
 
@@ -260,11 +261,7 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
     // SAFETY: the kernel reads one structure and writes the other, both of the layout that it documents and alive
     // meanwhile; a kernel that has no such call answers ENOSYS.
     let answer = unsafe { libc::syscall(SYS_CACHESTAT, file.as_fd().as_raw_fd(), range_at, stat_at, 0) };
-    if answer == 0 {
-        Ok(stat.cached)
-    } else {
-        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
-    }
+    if answer == 0 { Ok(stat.cached) } else { Err(errno_of(&std::io::Error::last_os_error())) }
 }
 
 /// The same file, open to be read or written directly. By its descriptor, so it is the same one whatever has become of its

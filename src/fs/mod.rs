@@ -27,6 +27,8 @@ use rd_proto::control::IoFact;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fstat, openat, seek, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 
+use crate::fault::errno_of;
+
 /// An I/O failure as facts.
 pub fn io_fact(path: &OsStr, error: Errno) -> IoFact {
     IoFact { errno: error.raw_os_error(), path: path.as_bytes().to_vec(), detail: Vec::new() }
@@ -39,7 +41,7 @@ pub fn plain_fact(path: &OsStr, detail: &str) -> IoFact {
 
 /// A failure that the standard library reports.
 pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
-    io_fact(path, Errno::from_io_error(error).unwrap_or(Errno::IO))
+    io_fact(path, errno_of(error))
 }
 
 /// `f_type` of tmpfs.
@@ -65,6 +67,11 @@ pub(crate) fn open_quietly<P: rustix::path::Arg + Copy>(
         opened => opened,
     }
 }
+
+/// How a directory is opened, and no link: to list it and reach what is in it; and as a place only.
+pub(crate) const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const PLACE: OFlags = DIRECTORY.union(OFlags::PATH);
 
 /// What tells a file from all others that are there at the same time: its device and number.
 pub(crate) type Identity = (u64, u64);
@@ -244,7 +251,12 @@ pub(crate) fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut
         hasher.update(&scratch[..wanted]);
         done += wanted as u64;
     }
-    Ok(hasher.finalize().as_bytes()[..16].try_into().expect("of 32"))
+    Ok(hash16(&hasher.finalize()))
+}
+
+/// The beginning of a hash.
+pub(crate) fn hash16(hash: &blake3::Hash) -> [u8; 16] {
+    hash.as_bytes()[..16].try_into().expect("of 32")
 }
 
 #[cfg(test)]

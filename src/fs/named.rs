@@ -13,6 +13,7 @@ use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
 
 use super::metadata::itself;
+use crate::fault::errno_of;
 
 /// Their numbers, the same on each of [`HAS_NUMBERS`].
 const GETXATTRAT: libc::c_long = 464;
@@ -97,7 +98,7 @@ fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
     }
     match run() {
         length @ 0.. => Some(Ok(length as usize)),
-        _ => match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {
+        _ => match errno_of(&std::io::Error::last_os_error()) {
             // Filters of containers that are older than a call answer EPERM.
             Errno::NOSYS | Errno::PERM => {
                 ARE_MISSING.store(true, Ordering::Relaxed);

@@ -11,8 +11,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use super::identity;
 use super::metadata::itself;
+use super::{DIRECTORY, PLACE, identity};
 
 /// Times that a name is tried again when another process makes it at the same moment.
 pub(crate) const TRIES_MAX: usize = 3;
@@ -275,8 +275,7 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
 
 /// Opens a directory that is not a symbolic link, to list it and reach what is in it.
 pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match openat(parent, name, flags, Mode::empty()) {
+    match openat(parent, name, DIRECTORY, Mode::empty()) {
         Err(Errno::LOOP) => Err(Errno::NOTDIR),
         other => other,
     }
@@ -285,10 +284,7 @@ pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, 
 /// The same, of one that its owner may have closed to itself.
 fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     match open_directory(&parent, name) {
-        Err(Errno::ACCESS) => {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            open_closed(&openat(&parent, name, flags, Mode::empty())?, Mode::empty())
-        }
+        Err(Errno::ACCESS) => open_closed(&openat(&parent, name, PLACE, Mode::empty())?, Mode::empty()),
         opened => opened,
     }
 }
@@ -296,7 +292,7 @@ fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
 /// Opens a directory that its owner has closed to itself, and that is open as a place; `mode` is what it has besides.
 pub(crate) fn open_closed(place: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
     chmodat(CWD, itself(place), mode | Mode::RWXU, AtFlags::empty())?;
-    openat(place, ".", OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    openat(place, ".", DIRECTORY, Mode::empty())
 }
 
 /// Removes an entry, with everything in it if it is a directory. No link leads out of it.

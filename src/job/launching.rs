@@ -16,7 +16,7 @@ use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::logs::{Asked, LogOfHost};
 use crate::control::stages::Warden;
-use crate::fault::{Exit, Failure, escaped, os};
+use crate::fault::{Exit, Failure, errno_of, escaped, os};
 use crate::log::{self, Step};
 
 mod bootstrap;
@@ -475,7 +475,7 @@ static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
 
 fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
     let launched = launcher.start(host, command).map_err(|error| {
-        let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+        let errno = os(errno_of(&error));
         Failure::new(
             Exit::Connect,
             format!("cannot run {}: {errno}; see {}", escaped(launcher.program()), launcher.option()),

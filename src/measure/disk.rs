@@ -20,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::report::{Disk, MIB};
+use crate::fault::errno_of;
 use crate::fs::std_fact;
 use crate::transport::bundle::fill_pattern;
 use crate::transport::{Buffer, Pool};
@@ -202,7 +203,7 @@ impl Subject {
         let (start, mut written) = (Instant::now(), 0);
         while written < self.length && (written < FILE_BYTES_MIN || start.elapsed() < FILL_MAX) {
             let done = self.file.write_at(block.payload(), written);
-            written += done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))? as u64;
+            written += done.map_err(|error| errno_of(&error))? as u64;
         }
         self.length = written;
         Ok(())
@@ -265,7 +266,7 @@ fn by_ring(
     duration: Duration,
 ) -> Result<Tally, Errno> {
     let fd = types::Fd(file.as_raw_fd());
-    let raw = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let raw = |error: std::io::Error| errno_of(&error);
     let mut began: Vec<Instant> = vec![Instant::now(); buffers.len()];
     let mut histogram = histogram();
     let mut free: Vec<usize> = (0..buffers.len()).collect();
@@ -331,7 +332,7 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
                             Action::Read => file.read_at(buffer.payload_mut(), offset),
                             Action::Write => file.write_at(buffer.payload(), offset),
                         };
-                        done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+                        done.map_err(|error| errno_of(&error))?;
                         tally.done += 1;
                         record(&mut tally.histogram, began.elapsed());
                     }

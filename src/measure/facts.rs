@@ -99,11 +99,9 @@ pub struct Facts {
     pub mlx4_bytes: Option<u64>,
     /// What its ports and its TCP have counted.
     #[n(26)]
-    #[cbor(default)]
     pub counters: Vec<Counter>,
     /// How its TCP is set.
     #[n(27)]
-    #[cbor(default)]
     pub tcp: Option<TcpSettings>,
 }
 

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::counters::{self, Counter};
 use super::facts::{
     Address, Cpu, Device, Facts, HugePages, Interface, Memlock, Node, Pci, Port, RdmaAddress, Registration, TcpSettings,
 };
 use super::root::Root;
+use crate::fault::errno_of;
 use crate::transport::rdma::{self, Adapters, Endpoint, RegisterError};
 use crate::transport::{Medium, Pool};
 
@@ -313,7 +313,7 @@ fn nodes(root: &Root) -> Vec<Node> {
         let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY).bits() as i32;
         let opened =
             OpenOptions::new().read(true).write(true).custom_flags(flags).open(root.path(&format!("dev/{name}")));
-        let errno = opened.err().map_or(0, |error| Errno::from_io_error(&error).unwrap_or(Errno::IO).raw_os_error());
+        let errno = opened.err().map_or(0, |error| errno_of(&error).raw_os_error());
         Node { name, errno }
     };
     names.into_iter().map(open).collect()

@@ -51,7 +51,6 @@ pub struct Session {
     pub is_last: bool,
     /// Another of the same copy has gone before.
     #[n(2)]
-    #[cbor(default)]
     pub follows: bool,
 }
 

@@ -51,8 +51,6 @@ pub struct Settings {
     pub depth: u16,
     /// Connections that there will be at most.
     pub connections_max: u32,
-    /// Completion queues, each with a thread, that RDMA connections are divided among, at this end.
-    pub threads: u32,
     /// Both ends poll for messages all the time instead of sleeping until one comes.
     pub poll: bool,
 }

@@ -32,18 +32,12 @@ pub enum Medium {
     RdmaHardware,
     /// A pair of RC queue pairs on a software device (rxe, siw).
     RdmaSoftware,
-    /// Two ends in one process, for tests.
-    Memory,
 }
 
 impl Medium {
     /// All of them, with their names in reports.
-    const NAMES: [(Self, &str); 4] = [
-        (Self::Tcp, "tcp"),
-        (Self::RdmaHardware, "rdma"),
-        (Self::RdmaSoftware, "rdma-software"),
-        (Self::Memory, "memory"),
-    ];
+    const NAMES: [(Self, &str); 3] =
+        [(Self::Tcp, "tcp"), (Self::RdmaHardware, "rdma"), (Self::RdmaSoftware, "rdma-software")];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {

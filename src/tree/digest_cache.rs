@@ -36,7 +36,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::fault::printable;
-use crate::fs::plain_fact;
+use crate::fs::{hash16, plain_fact};
 use crate::options::TreeOptions;
 
 /// Begins the file; the last number is the format's.
@@ -117,10 +117,7 @@ impl OfBlocks {
     pub fn finish(&self, size: u64) -> Option<Digest> {
         let is_usual = self.block_bytes == block_bytes(size, BLOCK_BYTES_MIN);
         let is_all = !self.is_void && is_usual && self.blocks == size.div_ceil(self.block_bytes);
-        self.hasher
-            .as_ref()
-            .filter(|_| is_all)
-            .map(|hasher| hasher.finalize().as_bytes()[..16].try_into().expect("of 32"))
+        self.hasher.as_ref().filter(|_| is_all).map(|hasher| hash16(&hasher.finalize()))
     }
 }
 
@@ -292,7 +289,7 @@ impl DigestCache {
         for number in numbers {
             hasher.update(&number.to_le_bytes());
         }
-        let fingerprint = hasher.finalize().as_bytes()[..16].try_into().expect("of 32");
+        let fingerprint = hash16(&hasher.finalize());
         let of_system = blake3::keyed_hash(&self.key, &system.to_le_bytes());
         let offset = u64::from_le_bytes(of_system.as_bytes()[..8].try_into().expect("of 32"));
         let bucket = offset.wrapping_add(stat.st_ino / INODES_PER_BUCKET) % BUCKETS;
@@ -330,7 +327,7 @@ fn read_head(file: &File) -> Result<Option<[u8; 32]>, Unusable> {
         return Err(Unusable::Foreign);
     }
     let (said, checksum) = head.split_at(HEAD_USED_BYTES - 16);
-    let is_whole = head.starts_with(MAGIC) && blake3::hash(said).as_bytes()[..16] == *checksum;
+    let is_whole = head.starts_with(MAGIC) && hash16(&blake3::hash(said)) == *checksum;
     Ok(is_whole.then(|| said[MAGIC.len()..].try_into().expect("32 bytes")))
 }
 
@@ -523,7 +520,7 @@ mod tests {
 
     /// The digest that is kept of data.
     fn digest_of(data: &[u8]) -> Digest {
-        let short = |data: &[u8]| blake3::hash(data).as_bytes()[..16].try_into().expect("of 32");
+        let short = |data: &[u8]| hash16(&blake3::hash(data));
         if data.len() <= INLINE_BYTES_MAX {
             return short(data);
         }

@@ -8,6 +8,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::Fault;
+use crate::fault::errno_of;
 use crate::fs::sort::{Sorted, Sorter};
 
 /// Names that are held in memory, in bytes; of a directory with more of them all are sorted in a temporary file.
@@ -162,11 +163,6 @@ impl Names {
 
 fn bits(kind: FileType) -> u8 {
     (kind.as_raw_mode() >> 12) as u8
-}
-
-/// The error number of an error, which is not that of an entry.
-pub fn errno_of(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 fn no_room(error: io::Error) -> Fault {

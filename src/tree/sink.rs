@@ -187,19 +187,9 @@ struct Shared {
     ahead: Ahead,
     cache: Option<Arc<DigestCache>>,
     writes: Writes,
-    files: AtomicU64,
-    others: AtomicU64,
-    bytes: AtomicU64,
-    /// Entries that were there already.
-    same: AtomicU64,
+    counts: Counts,
     stats: Mutex<Stats>,
-    /// Entries deleted, and those that `--max-delete` has kept.
-    deleted: AtomicU64,
-    /// Files that were found under other names.
-    moved: AtomicU64,
     moves: Mutex<Vec<Arc<moves::Moves>>>,
-    spared: AtomicU64,
-    without_xattrs: AtomicU64,
     /// What is not deleted.
     patterns: Patterns,
     backup: Option<Backup>,
@@ -214,12 +204,27 @@ struct Shared {
     without: Mutex<Vec<IoFact>>,
     /// Paths of what has no final name and stays.
     kept: Mutex<Vec<Vec<u8>>>,
-    /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
-    resumable_bytes: AtomicU64,
     /// How long to wait for names that another transfer holds.
     held_until: Instant,
     pending: Mutex<usize>,
     drained: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
+    files: AtomicU64,
+    others: AtomicU64,
+    bytes: AtomicU64,
+    /// Entries that were there already.
+    same: AtomicU64,
+    /// Files that were found under other names.
+    moved: AtomicU64,
+    /// Entries deleted, and those that `--max-delete` has kept.
+    deleted: AtomicU64,
+    spared: AtomicU64,
+    without_xattrs: AtomicU64,
+    /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
+    resumable_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -276,7 +281,7 @@ impl Shared {
     fn note_whole(&self, directory: &OpenDirectory, size: u64) {
         let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
         if directory.is_unseen && (self.options.sync || !self.is_local && is_compared()) {
-            self.resumable_bytes.fetch_add(size, Relaxed);
+            self.counts.resumable_bytes.fetch_add(size, Relaxed);
         }
     }
 
@@ -337,6 +342,12 @@ impl Shared {
         failures.first.keep(fact);
     }
 
+    /// An entry that is no directory stands where it should: one more of these.
+    fn made(&self, count: &AtomicU64) {
+        count.fetch_add(1, Relaxed);
+        self.progress.made(false);
+    }
+
     /// Takes note of metadata that could not be set on an entry that was published all the same.
     fn note(&self, applied: Applied, directory: &OpenDirectory, name: &[u8]) {
         self.note_unsupported(applied);
@@ -346,15 +357,14 @@ impl Shared {
     }
 
     fn note_unsupported(&self, applied: Applied) {
-        self.without_xattrs.fetch_add(u64::from(applied.is_unsupported), Relaxed);
+        self.counts.without_xattrs.fetch_add(u64::from(applied.is_unsupported), Relaxed);
     }
 
     fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
         match linked {
             Ok(()) => {
                 directory.list_link(name);
-                self.others.fetch_add(1, Relaxed);
-                self.progress.made(false);
+                self.made(&self.counts.others);
             }
             Err(fault) => self.fail(&directory.path(name), fault),
         }
@@ -373,8 +383,22 @@ impl TreeSink {
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
-        let Destination { options, names, threads, block_bytes, progress, entries, is_local, awaits_proof, expected } =
-            destination.into();
+        let destination = destination.into();
+        // Where files are compared all processors hash, while one more thread writes.
+        let enough = crate::processors().max(2) + usize::from(destination.options.lists());
+        Self::with(directory, destination, answer, enough.min(THREADS_MAX), BLOCK_BYTES)
+    }
+
+    /// With so many threads that write, and large files compared with what is there by blocks of so many bytes, unless
+    /// one would have too many.
+    fn with(
+        directory: &Path,
+        destination: Destination,
+        answer: SendAnswer,
+        threads: usize,
+        block_bytes: u64,
+    ) -> Result<Self, IoFact> {
+        let Destination { options, names, progress, entries, is_local, awaits_proof, expected } = destination;
         let proving = expected.map(|expected| Proving::new(expected, &options));
         if let Names::Only(name) = &names
             && !is_name(name)
@@ -385,9 +409,6 @@ impl TreeSink {
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         crate::fs::raise_open_files();
-        // Where files are compared all processors hash, while one more thread writes.
-        let enough = crate::processors().max(2) + usize::from(options.lists());
-        let threads = if threads == 0 { enough } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let opened = OpenDirectory::open_top(directory, options.dry_run);
         let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
@@ -403,7 +424,7 @@ impl TreeSink {
             ahead: Ahead::new(INLINE_BYTES_MAX, options.xattrs),
             options,
             names,
-            block_bytes: if block_bytes == 0 { BLOCK_BYTES } else { block_bytes },
+            block_bytes,
             open_blocks: Arc::default(),
             progress,
             entries,
@@ -413,16 +434,9 @@ impl TreeSink {
             is_trusted: AtomicBool::new(true),
             can_link_nameless: AtomicBool::new(true),
             cache,
-            files: AtomicU64::new(0),
-            others: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            same: AtomicU64::new(0),
+            counts: Counts::default(),
             stats: Mutex::default(),
-            deleted: AtomicU64::new(0),
-            moved: AtomicU64::new(0),
             moves: Mutex::default(),
-            spared: AtomicU64::new(0),
-            without_xattrs: AtomicU64::new(0),
             patterns,
             wanted: Mutex::default(),
             manifest: OnceLock::new(),
@@ -430,7 +444,6 @@ impl TreeSink {
             planned: Mutex::default(),
             without: Mutex::new(without.into_iter().collect()),
             kept: Mutex::default(),
-            resumable_bytes: AtomicU64::new(0),
             held_until: Instant::now() + HELD_MAX,
             pending: Mutex::default(),
             drained: Condvar::new(),
@@ -550,10 +563,10 @@ impl TreeSink {
         failures.count += u64::from(spared.is_some());
         Ok(Report {
             spared,
-            files: shared.files.load(Relaxed),
+            files: shared.counts.files.load(Relaxed),
             directories: self.directories,
-            others: shared.others.load(Relaxed),
-            bytes: shared.bytes.load(Relaxed),
+            others: shared.counts.others.load(Relaxed),
+            bytes: shared.counts.bytes.load(Relaxed),
             written: shared.writes.written(),
             is_other: self.is_other,
             skipped: self.skipped,
@@ -561,11 +574,11 @@ impl TreeSink {
             unsent: self.unsent,
             failures: std::mem::take(&mut failures.first).into_iter().collect(),
             without: std::mem::take(&mut *shared.without.lock().expect("no panics under it")),
-            same: shared.same.load(Relaxed),
+            same: shared.counts.same.load(Relaxed),
             stats: *shared.stats(),
-            deleted: shared.deleted.load(Relaxed),
-            moved: shared.moved.load(Relaxed),
-            without_xattrs: shared.without_xattrs.load(Relaxed),
+            deleted: shared.counts.deleted.load(Relaxed),
+            moved: shared.counts.moved.load(Relaxed),
+            without_xattrs: shared.counts.without_xattrs.load(Relaxed),
             is_synced: shared.options.syncs(),
             is_read_back: shared.options.reads_back(),
         })
@@ -752,7 +765,7 @@ impl TreeSink {
         if let Some(tell) = &self.tell_kept
             && !kept.is_empty()
         {
-            tell(&kept, self.shared.resumable_bytes.load(Relaxed));
+            tell(&kept, self.shared.counts.resumable_bytes.load(Relaxed));
         }
     }
 

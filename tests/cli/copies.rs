@@ -49,6 +49,30 @@ fn drawn(shown: &str) -> Vec<&str> {
     shown.split(CLEAR).filter_map(|drawn| drawn.strip_suffix('\r')).filter(|drawn| !drawn.is_empty()).collect()
 }
 
+/// What a command says stands above the lines of the hops, which are drawn in one place and taken away at the end.
+#[test]
+fn hops_of_a_pipeline_are_a_line_each() {
+    let lab = Lab::new();
+    let (rsh, home) = (lab.join("rsh"), lab.join("home"));
+    let stages = "h1:'head -c 16M /dev/zero' h2:'cat; echo said >&2' h3:'wc -c >&2'";
+    let (shown, ended) = Session::start(&format!(
+        "stty cols 40 rows 2; HOME='{}' exec {PROGRAM} rdpipe --progress --rsh '{}' --agent {AGENT} --bwlimit {RATE} {stages}",
+        text(&home),
+        text(&rsh)
+    ))
+    .end();
+    ended.expect(0);
+    let pairs: Vec<&str> = drawn(&shown).into_iter().filter_map(|drawn| drawn.strip_suffix("\u{1b}[1A")).collect();
+    assert!(pairs.len() > 3, "{shown:?}");
+    for pair in pairs {
+        let (first, second) = pair.split_once("\r\n").expect("as many as there are rows");
+        assert!(first.starts_with("h1 -> h2: ") && second.starts_with("h2 -> h3: "), "{pair:?}");
+        assert!(first.len() < 40 && second.len() < 40, "{pair:?}");
+    }
+    let (_, end) = shown.rsplit_once(CLEAR).expect("the lines are taken away");
+    assert!(end.lines().all(|line| line.ends_with("said") || line.ends_with("16777216")), "{end:?}");
+}
+
 #[test]
 fn a_tree_is_on_one_line_from_and_to_any_host() {
     for (from, to, columns) in [("", "h1", 80), ("h1", "", 40), ("h1", "h2", 80)] {

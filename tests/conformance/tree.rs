@@ -15,7 +15,7 @@ use rdma_pipe::engine::tree::answer;
 use rdma_pipe::engine::{Event, Work};
 use rdma_pipe::options::TreeOptions;
 use rdma_pipe::tree::Root;
-use rdma_pipe::tree::sink::TreeSink;
+use rdma_pipe::tree::sink::{Destination, Names, TreeSink};
 use rdma_pipe::tree::source::TreeSource;
 
 use crate::Case;
@@ -59,8 +59,8 @@ impl Scratch {
         let root = Root::new(self.source(), "copy");
         let source = TreeSource::new(vec![root], CHUNK_BYTES, options, Arc::default()).expect("a source");
         plan.start_with(Work::SendTree(Box::new(source)), |post| {
-            let sink =
-                TreeSink::new(&self.destination(), TreeOptions::default(), answer(post.clone()).0).expect("a sink");
+            let destination = Destination::new(TreeOptions::default(), Names::Only(b"copy".to_vec()));
+            let sink = TreeSink::new(&self.destination(), destination, answer(post.clone()).0).expect("a sink");
             Work::ReceiveTree(Box::new(sink))
         })
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rd_proto::control::{Cause, Path};
+use rd_proto::control::Cause;
 use rd_proto::handshake::LaneId;
 use rd_proto::session::{Counters, Notice, Outcome, RDMA_LANE_FIRST, path_of};
 
@@ -32,21 +32,15 @@ impl Observer for Messenger {
     fn observe(&mut self, event: SessionEvent) {
         let message = match event {
             SessionEvent::Notice(notice, reason) => {
-                // As a rail's number, in the place of a lane of its path.
-                let at = |path: Path, rail: u8| {
-                    Some(LaneId { index: path as u16 * RDMA_LANE_FIRST + u16::from(rail), generation: 0 })
+                let LaneId { index, generation } = match notice {
+                    Notice::LaneLost(lane) => lane,
+                    Notice::RailLeft(path, rail) | Notice::RailBack(path, rail) => {
+                        LaneId { index: path as u16 * RDMA_LANE_FIRST + u16::from(rail), generation: 0 }
+                    }
+                    _ => LaneId { index: 0, generation: 0 },
                 };
-                let (code, lane) = match notice {
-                    Notice::FellBack => (0, None),
-                    Notice::BackOnRdma => (1, None),
-                    Notice::LinkLost => (2, None),
-                    Notice::LinkRestored => (3, None),
-                    Notice::LaneLost(lane) => (4, Some(lane)),
-                    Notice::RailLeft(path, rail) => (5, at(path, rail)),
-                    Notice::RailBack(path, rail) => (6, at(path, rail)),
-                };
-                let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
-                Message::Notice { code, index, generation, reason }
+                let code = notices(index, generation).iter().position(|coded| *coded == notice);
+                Message::Notice { code: code.expect("all have a code") as u8, index, generation, reason }
             }
             SessionEvent::LaneUp(_, medium, description) => {
                 let mut lanes = self.lanes.lock().expect("no panic with it locked");
@@ -75,18 +69,22 @@ impl Observer for Messenger {
 
 /// The notice that a message has; `None` for one that this version does not know.
 pub(crate) fn notice(code: u8, index: u16, generation: u32) -> Option<Notice> {
+    notices(index, generation).get(usize::from(code)).copied()
+}
+
+/// All notices of a lane, or of the rail whose number is in the place of a lane's of its path: each at its code.
+fn notices(index: u16, generation: u32) -> [Notice; 7] {
     let lane = LaneId { index, generation };
-    let rail = || (index % RDMA_LANE_FIRST).try_into().ok();
-    Some(match code {
-        0 => Notice::FellBack,
-        1 => Notice::BackOnRdma,
-        2 => Notice::LinkLost,
-        3 => Notice::LinkRestored,
-        4 => Notice::LaneLost(lane),
-        5 => Notice::RailLeft(path_of(lane), rail()?),
-        6 => Notice::RailBack(path_of(lane), rail()?),
-        _ => return None,
-    })
+    let (path, rail) = (path_of(lane), (index % RDMA_LANE_FIRST) as u8);
+    [
+        Notice::FellBack,
+        Notice::BackOnRdma,
+        Notice::LinkLost,
+        Notice::LinkRestored,
+        Notice::LaneLost(lane),
+        Notice::RailLeft(path, rail),
+        Notice::RailBack(path, rail),
+    ]
 }
 
 pub(super) fn plain(failure: &Failure) -> Fault {

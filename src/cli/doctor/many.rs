@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::output::{Painter, line_text};
 use super::{DoctorArguments, Format, Line, Section, line, of_found, of_host};
-use crate::cli::report::screen::Screen;
+use crate::cli::report::area::ProgressArea;
 use crate::fault::{Failure, escaped};
 use crate::job::Setup;
 use crate::job::examine::many::{Step, Survey};
@@ -48,9 +48,9 @@ pub(super) fn examine(
         within: Duration::from_secs(arguments.within.into()),
         transfer,
     };
-    let mut progress = Progress::new();
-    let surveyed = survey.run(here, &mut |step| progress.show(step))?;
-    drop(progress);
+    let mut area = ProgressArea::at_terminal("rddoctor", true);
+    let surveyed = survey.run(here, &mut |step| area.draw(&[step_line(step)]))?;
+    drop(area);
     let mut sections = vec![of_host("this host", "here", here)];
     for (host, found) in hosts.iter().zip(surveyed.hosts) {
         sections.extend(of_found(host, arguments, &here.host, found));
@@ -79,25 +79,12 @@ pub(super) fn examine(
     format.end(&sections, Some(&surveyed.matrix), Some(OsStr::new(&typed)))
 }
 
-/// One line at a terminal, of how far it has come.
-struct Progress(Option<Screen>);
-
-impl Progress {
-    fn new() -> Self {
-        Self(console::user_attended_stderr().then(Screen::new))
-    }
-
-    fn show(&mut self, step: Step) {
-        let Some(screen) = &mut self.0 else { return };
-        let line = match step {
-            Step::Hosts { done, all } => format!("{done} of {all} hosts have answered"),
-            Step::Ports { done, all } => format!("ports of {done} of {all} hosts tried"),
-            Step::Rounds { done, all, left } => {
-                format!("round {} of {all}, {} s left", done + 1, left.as_secs().max(1))
-            }
-        };
-        let columns = screen.columns();
-        screen.draw(&line.chars().take(columns.saturating_sub(1)).collect::<String>());
+/// How far it has come.
+fn step_line(step: Step) -> String {
+    match step {
+        Step::Hosts { done, all } => format!("{done} of {all} hosts have answered"),
+        Step::Ports { done, all } => format!("ports of {done} of {all} hosts tried"),
+        Step::Rounds { done, all, left } => format!("round {} of {all}, {} s left", done + 1, left.as_secs().max(1)),
     }
 }
 

@@ -82,7 +82,7 @@ fn what_hands_type() {
         ("-P 2222 a h:", "-P 2222 a h:"),
         ("-P2222 a h:", "-P 2222 a h:"),
         ("-P 80 h:", "--progress 80 h:"),
-        ("-p 2222 a h:", "-P 2222 a h: (note)"),
+        ("-p 2222 a h:", "2222 a h:"),
         ("-p a h:", "a h:"),
         ("-rp a h:", "-r a h:"),
         ("-l 8000 a h:", "--bwlimit=1024000 a h:"),

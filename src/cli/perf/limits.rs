@@ -30,12 +30,11 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
         message_bytes_max: CHUNK_BYTES,
         depth: load.depth(),
         poll: load.poll,
-        threads: 1,
     };
     // Before anything is measured: the other end is there.
     let mut session = wire::open(arguments, target, settings)?;
     let connections = load.qp.unwrap_or(match session.driver().medium() {
-        Medium::Tcp | Medium::Memory => TCP_LANES,
+        Medium::Tcp => TCP_LANES,
         _ => RDMA_LANES,
     });
     session.grow(connections)?;

@@ -40,7 +40,6 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
         message_bytes_max: sizes.iter().copied().max().expect("at least one"),
         depth: load.depth(),
         poll: load.poll,
-        threads: 1,
     };
     // Told again for each measurement: it is for one.
     let mut reached = Some(first);
@@ -68,7 +67,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
                 let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
                 progress.step(&format!("{name}, {message_bytes} bytes"));
                 let ran = driver.run(run, None).map_err(|error| words::measured(&error, &label))?;
-                let medium = wire::medium(&driver);
+                let medium = driver.medium().name();
                 driver.close();
                 Ok((name, medium, wire::bandwidth(run, &ran)))
             });

@@ -1,12 +1,12 @@
 //! The end that asks: `rdperf HOST`.
 
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use rd_proto::control::measure::{Load, Run};
 
 use super::{Mode, PerfArguments, Target};
+use crate::cli::report::area::ProgressArea;
 use crate::cli::{key, send, words};
 use crate::engine::link::rng;
 use crate::engine::perf::{self, Driver, Ran, peak_bytes};
@@ -61,13 +61,8 @@ pub(super) fn measure(
     };
     let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
     let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };
-    let settings = Settings {
-        connections_max: connections,
-        message_bytes_max: largest,
-        depth: load.depth(),
-        poll: load.poll,
-        threads: 1,
-    };
+    let settings =
+        Settings { connections_max: connections, message_bytes_max: largest, depth: load.depth(), poll: load.poll };
     let mut session = open(arguments, target, settings)?;
     let mut report = Report { wire: Some(session.wire(arguments, connections)), ..Report::new() };
     let outcome = runs(arguments, mode, &mut session, &latency_sizes, &bandwidth_sizes, &mut report);
@@ -151,8 +146,7 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
     let load = &arguments.load;
     let depth = load.depth.unwrap_or(1);
     let most = load.qp.unwrap_or_else(|| perf::connections_max(load.transport.policy(), depth).min(CONNECTIONS_MAX));
-    let settings =
-        Settings { connections_max: most, message_bytes_max: LARGE_BYTES, depth, poll: load.poll, threads: 1 };
+    let settings = Settings { connections_max: most, message_bytes_max: LARGE_BYTES, depth, poll: load.poll };
     let mut session = open(arguments, target, settings)?;
     let is_tcp = session.driver().medium() == Medium::Tcp;
     let most = if is_tcp && load.qp.is_none() { most.min(TCP_CONNECTIONS_MAX) } else { most };
@@ -236,7 +230,7 @@ impl Session {
 
     pub(super) fn wire(&self, arguments: &PerfArguments, connections: u32) -> Wire {
         let driver = self.driver();
-        described(arguments, &self.peer, medium(driver), driver.describe(), connections)
+        described(arguments, &self.peer, driver.medium().name(), driver.describe(), connections)
     }
 }
 
@@ -250,15 +244,6 @@ pub(super) fn described(arguments: &PerfArguments, to: &str, medium: &str, route
         wait: if arguments.load.poll { "polling" } else { "events" }.to_owned(),
         connections,
         depth: arguments.load.depth().into(),
-    }
-}
-
-/// What a report calls the medium.
-pub(super) fn medium(driver: &Driver) -> &'static str {
-    match driver.medium() {
-        Medium::RdmaHardware => "rdma",
-        Medium::RdmaSoftware => "rdma-software",
-        Medium::Tcp | Medium::Memory => "tcp",
     }
 }
 
@@ -300,32 +285,16 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
 pub(super) struct Progress {
     steps: usize,
     done: usize,
-    draws: bool,
+    area: ProgressArea,
 }
 
 impl Progress {
     pub(super) fn new(steps: usize, verbose: bool) -> Self {
-        Self { steps, done: 0, draws: steps > 1 && !verbose && std::io::stderr().is_terminal() }
+        Self { steps, done: 0, area: ProgressArea::at_terminal("rdperf", steps > 1 && !verbose) }
     }
 
     pub(super) fn step(&mut self, what: &str) {
         self.done += 1;
-        if self.draws {
-            draw(&format!("{what} ({} of {})", self.done, self.steps));
-        }
+        self.area.draw(&[format!("{what} ({} of {})", self.done, self.steps)]);
     }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.draws {
-            draw("");
-        }
-    }
-}
-
-/// Draws a line of the terminal anew.
-fn draw(line: &str) {
-    // Where standard error is closed nobody is looking.
-    let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
 }

@@ -2,16 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::Notice;
 
+use super::area::ProgressArea;
 use super::hosts::{Hosts, HostsShown};
 use super::record::Weight;
-use super::screen::Screen;
-use super::{
-    BAR_AFTER, BAR_HZ, LINE_COLUMNS, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, notice_line,
-    rate_words, read_line, written_line,
-};
+use super::{Reporter, limiter_now, notice_line, rate_words, read_line, written_line};
 use crate::agent::end;
 use crate::cli::options::ReportOptions;
 use crate::engine::{Read, SessionEvent, Waits};
@@ -22,9 +18,6 @@ use crate::job::pipeline::Stage;
 use crate::job::pipeline::report::{limiter, report};
 use crate::job::progress::{HostShown, Rate, size_words};
 use crate::job::{self, pipeline};
-
-/// How often bars are drawn anew.
-const BARS_EVERY: Duration = Duration::from_millis(1000 / BAR_HZ as u64);
 
 /// Lines about hops that are said within [`NOTICES_WITHIN`]: of hundreds, what happens to one happens to most.
 const NOTICES_MAX: u32 = 3;
@@ -37,17 +30,14 @@ struct Notices {
     held: u32,
 }
 
-/// Standard error, which stages, bars and we ourselves share.
+/// Standard error, which stages, progress and we ourselves share.
 pub(crate) struct HopsConsole<'a> {
     reporter: &'a Reporter<'a>,
     options: &'a ReportOptions,
-    progress: Progress,
-    began: Instant,
-    drawn: Instant,
+    area: ProgressArea,
     /// Several hosts that get one stream, and the line about them.
     hosts: Hosts,
     line_of_hosts: Option<String>,
-    bars: Option<(MultiProgress, Vec<ProgressBar>)>,
     rates: Vec<Rate>,
     notices: Notices,
 }
@@ -56,33 +46,21 @@ impl<'a> HopsConsole<'a> {
     /// `may_draw`: nothing else writes to the terminal.
     pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool) -> Self {
         let options = reporter.options;
-        let progress = Progress::new(options, may_draw);
-        let now = Instant::now();
         Self {
             reporter,
             options,
-            progress,
-            began: now,
-            drawn: now,
+            area: ProgressArea::new("rdpipe", options, may_draw),
             hosts: Hosts::default(),
             line_of_hosts: None,
-            bars: None,
             rates: Vec::new(),
-            notices: Notices::new(now),
-        }
-    }
-
-    fn beside_bars(&self, write: impl FnOnce()) {
-        match &self.bars {
-            Some((bars, _)) => bars.suspend(write),
-            None => write(),
+            notices: Notices::new(Instant::now()),
         }
     }
 
     /// Says a line, unless `--quiet`.
-    pub(crate) fn say(&self, line: &str) {
+    fn say(&mut self, line: &str) {
         if !self.options.quiet {
-            self.beside_bars(|| crate::cli::say(&format!("rdpipe: {line}")));
+            self.area.say(line);
         }
     }
 
@@ -95,14 +73,14 @@ impl<'a> HopsConsole<'a> {
         }
     }
 
-    fn tell_held(&self, held: u32) {
+    fn tell_held(&mut self, held: u32) {
         if held > 0 {
             self.say(&format!("{held} more lines like that, of other hops or of these again"));
         }
     }
 
     /// Tells what `-v` asks for at the end of a pipeline that went well.
-    pub(crate) fn sum_up(&self, stages: &[Stage], hops: &[Hop], launcher: &str) {
+    pub(crate) fn sum_up(&mut self, stages: &[Stage], hops: &[Hop], launcher: &str) {
         for line in hops.iter().filter_map(|hop| hop_line(hop, launcher)) {
             self.say(&line);
         }
@@ -128,7 +106,7 @@ impl job::Observer for HopsConsole<'_> {
 
     fn complain(&mut self, line: &str) {
         self.reporter.happened(Weight::Failed, line);
-        self.beside_bars(|| crate::cli::complain("rdpipe", line));
+        self.area.complain(line);
     }
 }
 
@@ -147,73 +125,40 @@ impl pipeline::Observer for HopsConsole<'_> {
     }
 
     fn pass_on(&mut self, bytes: &[u8]) {
-        self.beside_bars(|| crate::standard_error::write(bytes));
+        self.area.clear();
+        crate::standard_error::write(bytes);
     }
 
     fn progress(&mut self, hops: &[Hop]) {
-        if self.progress == Progress::Off {
-            return;
-        }
-        let now = Instant::now();
-        let every = if self.progress == Progress::Bar { BARS_EVERY } else { LINE_EVERY };
-        if now - self.drawn < every || now - self.began < BAR_AFTER {
-            return;
-        }
-        self.drawn = now;
-        self.rates.resize_with(hops.len(), Rate::default);
-        for (rate, hop) in self.rates.iter_mut().zip(hops) {
-            rate.add(now, hop.bytes, hop.waits);
-        }
-        let rate_of = |at: usize| match self.rates[at].bytes_per_second() {
-            Some(rate) => rate,
-            None => rate(hops[at].bytes, self.began.elapsed().as_secs_f64()),
-        };
-        let limiter = |at: usize| limiter_now(self.rates[at].waits());
-        let is_moving = |hop: &Hop| hop.has_met() && !hop.is_over() && !hop.is_of_chain();
-        let moving = hops.iter().enumerate().filter(|(_, hop)| is_moving(hop));
-        let lines: Vec<String> = moving
-            .map(|(at, hop)| {
-                let bytes = size_words(hop.bytes);
-                let line = format!("{}: {bytes}  {} {}", hop.label(), rate_words(rate_of(at)), limiter(at));
+        let Self { area, rates, line_of_hosts, .. } = self;
+        let began = area.began;
+        area.show(|_| {
+            rates.resize_with(hops.len(), Rate::default);
+            for (rate, hop) in rates.iter_mut().zip(hops) {
+                rate.add(Instant::now(), hop.bytes, hop.waits);
+            }
+            let is_moving = |(_, hop): &(_, &Hop)| hop.has_met() && !hop.is_over() && !hop.is_of_chain();
+            let moving = rates.iter().zip(hops).filter(is_moving);
+            let line = |(shown, hop): (&Rate, &Hop)| {
+                let speed = shown.bytes_per_second().unwrap_or_else(|| rate(hop.bytes, began.elapsed().as_secs_f64()));
+                let (bytes, limiter) = (size_words(hop.bytes), limiter_now(shown.waits()));
+                let line = format!("{}: {bytes}  {} {limiter}", hop.label(), rate_words(speed));
                 line.trim_end().to_owned()
-            })
-            .chain(self.line_of_hosts.take())
-            .collect();
-        if self.progress == Progress::Lines {
-            return lines.iter().for_each(|line| self.say(line));
-        }
-        if in_foreground() == Some(false) {
-            return;
-        }
-        let (bars, shown) = self.bars.get_or_insert_with(|| {
-            (MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(BAR_HZ)), Vec::new())
+            };
+            moving.map(line).chain(line_of_hosts.take()).collect()
         });
-        while shown.len() < lines.len() {
-            let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a fixed template");
-            shown.push(bars.add(ProgressBar::new_spinner().with_style(style)));
-        }
-        for (bar, line) in shown.iter().zip(lines.iter().map(String::as_str).chain(std::iter::repeat(""))) {
-            bar.set_message(line.to_owned());
-            bar.tick();
-        }
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
-        let (now, shown) = (Instant::now(), HostsShown { hosts, made, is_all, elapsed });
-        self.hosts.add(now, &shown);
-        self.reporter.record(|record| record.hosts(hosts, Hosts::held_up(&shown)));
-        self.hosts.events(now, &shown).iter().for_each(|event| self.reporter.event(event));
-        let columns = if self.progress == Progress::Bar { Screen::new().columns() } else { LINE_COLUMNS };
-        self.line_of_hosts = (self.progress != Progress::Off).then(|| self.hosts.line(&shown, columns));
+        let shown = HostsShown { hosts, made, is_all, elapsed };
+        self.hosts.tell(self.reporter, &shown);
+        self.line_of_hosts = self.area.is_on().then(|| self.hosts.line(&shown, self.area.columns()));
     }
 
     fn finish(&mut self) {
         let held = std::mem::take(&mut self.notices.held);
         self.tell_held(held);
-        if let Some((bars, shown)) = self.bars.take() {
-            shown.iter().for_each(ProgressBar::finish_and_clear);
-            let _ = bars.clear();
-        }
+        self.area.clear();
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use unicode_width::UnicodeWidthStr;
 
 use super::line::{cut_end, join, name_words, pair, seconds_left};
-use super::rate_words;
+use super::{Reporter, rate_words};
 use crate::engine::Waits;
 use crate::job::event::{self, Event, HeldUp, HeldUpBy, HostRate};
 use crate::job::progress::{HostShown, HostStanding, Rate};
@@ -66,8 +66,15 @@ struct Holding {
 }
 
 impl Hosts {
-    /// Takes in how far they are.
-    pub(super) fn add(&mut self, now: Instant, shown: &HostsShown<'_>) {
+    /// Takes in how far they are, and tells programs and what is kept of it.
+    pub(super) fn tell(&mut self, reporter: &Reporter<'_>, shown: &HostsShown<'_>) {
+        let now = Instant::now();
+        self.add(now, shown);
+        reporter.record(|record| record.hosts(shown.hosts, Self::held_up(shown)));
+        self.events(now, shown).iter().for_each(|event| reporter.event(event));
+    }
+
+    fn add(&mut self, now: Instant, shown: &HostsShown<'_>) {
         self.rates.resize_with(shown.hosts.len(), Rate::default);
         for (rate, host) in self.rates.iter_mut().zip(shown.hosts) {
             rate.add(now, host.received, Waits::default());
@@ -75,7 +82,7 @@ impl Hosts {
     }
 
     /// The host that others wait for now, what of it, and how many they are.
-    pub(super) fn held_up(shown: &HostsShown<'_>) -> Option<(usize, HeldUpBy, usize)> {
+    fn held_up(shown: &HostsShown<'_>) -> Option<(usize, HeldUpBy, usize)> {
         holding(shown).map(|Holding { host, by, others }| (host, by, others))
     }
 
@@ -142,7 +149,7 @@ impl Hosts {
     }
 
     /// Events for programs: each host whose state has changed, and every second the progress of all.
-    pub(super) fn events(&mut self, now: Instant, shown: &HostsShown<'_>) -> Vec<Event<'static>> {
+    fn events(&mut self, now: Instant, shown: &HostsShown<'_>) -> Vec<Event<'static>> {
         let host = |at: usize| shown.hosts[at].host.clone();
         self.standings.resize(shown.hosts.len(), None);
         let mut events = Vec::new();

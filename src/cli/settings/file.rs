@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use toml::de::{DeTable, DeValue};
 
-use crate::fault::{escaped, os};
+use crate::fault::{errno_of, escaped, os};
 
 /// Bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -61,7 +61,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<Entry>>, String> {
     check_owner(path, &file)?;
     let mut bytes = Vec::new();
     let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
-    taken.map_err(|error| format!("cannot read {name}: {}", os(Errno::from_io_error(&error).unwrap_or(Errno::IO))))?;
+    taken.map_err(|error| format!("cannot read {name}: {}", os(errno_of(&error))))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(format!("{name} is longer than {} MiB", FILE_BYTES_MAX >> 20));
     }
@@ -84,9 +84,7 @@ fn open(path: &Path) -> Result<Option<File>, Errno> {
 /// Refuses what somebody else could have written, as it names programs that are run.
 fn check_owner(path: &Path, file: &File) -> Result<(), String> {
     let name = escaped(path.as_os_str());
-    let failed = |error: std::io::Error| {
-        format!("cannot examine {name}: {}", os(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
-    };
+    let failed = |error: std::io::Error| format!("cannot examine {name}: {}", os(errno_of(&error)));
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {
         return Err(format!("{name} is not a regular file"));

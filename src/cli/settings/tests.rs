@@ -235,6 +235,7 @@ fn patterns_of_hosts() {
         ("g?", "g", false),
         ("*", "", true),
         ("", "a", false),
+        ("[FD00::1]", "[fd00::1]", true),
     ] {
         assert_eq!(fits(pattern.as_bytes(), host.as_bytes()), expected, "{pattern} {host}");
     }

@@ -74,7 +74,6 @@ pub enum BroadcastRole {
         stage: u32,
         /// Bytes that the stage may fall behind by beside those in memory: they are kept on disk.
         #[n(1)]
-        #[cbor(default)]
         disk_bytes: u64,
     },
 }
@@ -110,7 +109,6 @@ pub struct BroadcastState {
     /// For how much of the time since the last of these its own tree had something to do, in thousandths. A tree that has
     /// always much more to do than others holds them up.
     #[n(6)]
-    #[cbor(default)]
     pub busy_permille: u16,
 }
 
@@ -125,6 +123,5 @@ pub struct BroadcastProof {
     pub digest: [u8; 32],
     /// What every copy of the tree must be; none if that is not known.
     #[n(2)]
-    #[cbor(default)]
     pub tree: Option<TreeProof>,
 }

@@ -146,62 +146,47 @@ pub struct Report {
     pub is_read_back: bool,
     /// Bytes of files that were read past the page cache.
     #[n(18)]
-    #[cbor(default)]
     pub read_direct_bytes: u64,
     /// Bytes of files that were read from or through it.
     #[n(19)]
-    #[cbor(default)]
     pub read_cached_bytes: u64,
     /// Bytes of files that were written past the page cache.
     #[n(20)]
-    #[cbor(default)]
     pub written_direct_bytes: u64,
     /// Bytes of files that were written through it.
     #[n(21)]
-    #[cbor(default)]
     pub written_buffered_bytes: u64,
     /// Entries that the other end has failed with, as it has told this one.
     #[n(22)]
-    #[cbor(default)]
     pub failed_there: u64,
     /// Those of the entries that are directories.
     #[n(23)]
-    #[cbor(default)]
     pub directories: u64,
     /// Entries that were there already, of `entries`: `--sync`.
     #[n(24)]
-    #[cbor(default)]
     pub same: u64,
     /// Entries deleted: `--delete`.
     #[n(25)]
-    #[cbor(default)]
     pub deleted: u64,
     /// Files that were there under other names, of `entries`: `--find-moves`.
     #[n(26)]
-    #[cbor(default)]
     pub moved: u64,
     /// The size of all files that the sender met, also of those of which nothing was sent.
     #[n(27)]
-    #[cbor(default)]
     pub size_bytes: u64,
     /// What `--stats` tells.
     #[n(28)]
-    #[cbor(default)]
     pub stats: Stats,
     /// The tree is whole, and another one than was expected.
     #[n(29)]
-    #[cbor(default)]
     pub is_other: bool,
     /// The shortest round trip of a TCP lane, in microseconds; 0 where none was measured.
     #[n(30)]
-    #[cbor(default)]
     pub round_trip_us: u64,
     /// What of the pool could be in use at once.
     #[n(31)]
-    #[cbor(default)]
     pub buffer_bytes: u64,
     /// Networks that its TCP connections went by.
     #[n(32)]
-    #[cbor(default)]
     pub rails: u32,
 }

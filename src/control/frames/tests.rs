@@ -39,13 +39,6 @@ fn messages_come_out_as_they_went_in() {
 }
 
 #[test]
-fn progress_of_an_end_that_tells_less_is_understood() {
-    // PROGRESS with its first field alone: 9 bytes.
-    let progress = Message::Progress { bytes: 9, waits: Vec::new(), tree: None };
-    assert_eq!(Message::decode(&[0x82, 0x0f, 0x81, 0x09]), Ok(Some(progress)));
-}
-
-#[test]
 fn damaged_messages_do_no_harm() {
     for (_, message) in samples() {
         let mut bytes = Vec::new();

@@ -83,12 +83,10 @@ pub struct Place {
     pub is_generation: bool,
     /// All directories above DST are made where they are missing: `--mkpath`.
     #[n(6)]
-    #[cbor(default)]
     pub makes_path: bool,
     /// What is copied of the only source with everything in it, on the same kernel (`-R`, `--files-from`): DST may be in that
     /// source, but in none of these.
     #[n(7)]
-    #[cbor(default)]
     pub listed: Vec<ByteVec>,
 }
 
@@ -109,19 +107,15 @@ pub struct Placed {
     pub is_block: bool,
     /// One of the directories that are copied is there, with something in it.
     #[n(4)]
-    #[cbor(default)]
     pub is_there: bool,
     /// Which directory that is, whatever it is called.
     #[n(5)]
-    #[cbor(default)]
     pub spot: Option<Spot>,
     /// The host's addresses; the ports say nothing.
     #[n(6)]
-    #[cbor(default)]
     pub addresses: Vec<Endpoint>,
     /// Of one that is not there a copy that was cut has left something under its partial name.
     #[n(7)]
-    #[cbor(default)]
     pub has_left: bool,
 }
 
@@ -174,7 +168,6 @@ pub struct TreeProgress {
     pub name: Vec<u8>,
     /// More than `found_bytes` may turn out to be sent, although all entries have been seen.
     #[n(9)]
-    #[cbor(default)]
     pub may_send_more: bool,
 }
 

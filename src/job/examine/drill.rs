@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 use rand_core::Rng as _;
-use rd_proto::session::Notice;
 
-use crate::agent::end;
+use crate::agent::{end, words};
 use crate::control::frames::{self, Action, Input, Message, Output, Stage};
 use crate::control::tunnel::Passing;
 use crate::engine::link::rng;
@@ -343,7 +342,8 @@ impl Drill<'_> {
                 Some(Update::End(_, side, Message::Notice { code, index, generation, reason })) => {
                     let host = self.job.hops[hop].host(side);
                     if let Some(notice) = end::notice(code, index, generation) {
-                        noticed.push(format!("{} {}", self.job.hosts[host].label(), words(notice, reason.as_deref())));
+                        let line = words::notice(notice, reason.as_deref(), None);
+                        noticed.push(format!("{}: {line}", self.job.hosts[host].label()));
                     }
                 }
                 Some(update @ Update::Signal(_)) => self.job.check(update)?,
@@ -411,19 +411,6 @@ impl Drill<'_> {
                 }
             }
         }
-    }
-}
-
-fn words(notice: Notice, reason: Option<&str>) -> String {
-    let because = reason.map_or(String::new(), |reason| format!(" ({})", escaped(OsStr::new(reason))));
-    match notice {
-        Notice::LaneLost(lane) => format!("lost lane {}{because}", lane.index),
-        Notice::LinkLost => format!("lost the link{because}"),
-        Notice::LinkRestored => "has the link again".to_owned(),
-        Notice::FellBack => format!("fell back to TCP{because}"),
-        Notice::BackOnRdma => "is back on RDMA".to_owned(),
-        Notice::RailLeft(..) => format!("left a rail{because}"),
-        Notice::RailBack(..) => format!("has a rail again{because}"),
     }
 }
 

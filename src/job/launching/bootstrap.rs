@@ -25,7 +25,7 @@ use sha2::{Digest, Sha256};
 use crate::control::channel::ChannelError;
 use crate::control::frames::{Hello, MAGIC, NOISE_BYTES_MAX};
 use crate::control::launch::AGENT;
-use crate::fault::{Exit, Failure, escaped, os};
+use crate::fault::{Exit, Failure, errno_of, escaped, os};
 
 /// What the script's lines begin with, among what a login script may print.
 const MARK: &str = "rdma-pipe-bootstrap ";
@@ -111,7 +111,7 @@ impl Own {
         let read = || {
             let path = std::env::current_exe().map_err(|error| error.to_string())?.with_file_name(AGENT);
             let bytes = std::fs::read(&path).map_err(|error| {
-                let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+                let errno = os(errno_of(&error));
                 format!("{} here: {errno}", escaped(path.as_os_str()))
             })?;
             Ok(Own { hash: hash(&bytes), bytes })

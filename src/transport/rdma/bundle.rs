@@ -97,25 +97,24 @@ impl Account {
 /// # Errors
 ///
 /// The device cannot be opened or asked.
-pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32, threads: u32) -> Result<u32, ConnectError> {
+pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32) -> Result<u32, ConnectError> {
     let attributes = hold(endpoint.address)?.device.attributes()?;
-    Ok((attributes.max_cqe / Account::new(depth, wanted).completions()).saturating_mul(threads).min(attributes.max_qp))
+    Ok((attributes.max_cqe / Account::new(depth, wanted).completions()).min(attributes.max_qp))
 }
 
 /// Queue pairs on one device, at either end.
 struct QueuePairs {
-    /// Before what their queue pairs are made of.
-    groups: Vec<RdmaGroup>,
+    /// Before what its queue pairs are made of.
+    group: RdmaGroup,
     maker: Maker,
     cm: Cm,
-    connections: u32,
 }
 
 /// What they are made of.
 struct Maker {
     settings: Settings,
     account: Account,
-    queues: Vec<Arc<CompletionQueue>>,
+    queue: Arc<CompletionQueue>,
     region: Arc<MessageRegion>,
     domain: Arc<ProtectionDomain>,
 }
@@ -125,8 +124,7 @@ impl QueuePairs {
         let cm = Cm::new(held, medium)?;
         let device = &cm.held.device;
         let attributes = device.attributes()?;
-        let threads = settings.threads.clamp(1, settings.connections_max);
-        let entries = account.completions().saturating_mul(settings.connections_max.div_ceil(threads));
+        let entries = account.completions().saturating_mul(settings.connections_max);
         within("outstanding receives", attributes.max_qp_wr, account.receives.max(account.sends))?;
         within("completions", attributes.max_cqe, entries)?;
         within("queue pairs", attributes.max_qp, settings.connections_max)?;
@@ -136,46 +134,38 @@ impl QueuePairs {
         let region = MessageRegion::new(&domain, run::SLOTS, slot_bytes)
             .map_err(|error| RegisterError::registering(error, run::SLOTS as usize * slot_bytes))?;
         let region = Arc::new(region);
-        let queues = (0..threads).map(|_| CompletionQueue::new(device, entries)).collect::<Result<Vec<_>, _>>()?;
-        let group = |queue| RdmaGroup::new(queue, &region, &cm.held, account, settings.poll);
-        let groups = queues.iter().map(group).collect();
-        let maker = Maker { settings, account, queues, region, domain };
-        Ok(Self { groups, maker, cm, connections: 0 })
+        let queue = CompletionQueue::new(device, entries)?;
+        let group = RdmaGroup::new(&queue, &region, &cm.held, account, settings.poll);
+        let maker = Maker { settings, account, queue, region, domain };
+        Ok(Self { group, maker, cm })
     }
 
     /// Waits until the new queue pairs, in their order, are established, and takes them.
     fn establish(&mut self, new: Vec<QueuePair>, what: &'static str, deadline: Instant) -> Result<(), ConnectError> {
         let keys = new.iter().map(|queue_pair| queue_pair.id().key()).collect();
         self.cm.await_all(keys, EventKind::Established, what, deadline)?;
-        for queue_pair in new {
-            let group = self.connections as usize % self.groups.len();
-            self.groups[group].add(queue_pair);
-            self.connections += 1;
-        }
+        new.into_iter().for_each(|queue_pair| self.group.add(queue_pair));
         Ok(())
     }
 
-    fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
-        self.groups.iter_mut().map(|group| group as &mut dyn Group)
+    fn connections(&self) -> u32 {
+        self.group.connections() as u32
     }
 }
 
 impl Maker {
-    /// Makes the queue pair of connection `index` on `id`.
-    fn queue_pair(&self, id: Id, index: u32) -> Result<QueuePair, VerbsError> {
+    fn queue_pair(&self, id: Id) -> Result<QueuePair, VerbsError> {
         let depths = Depths {
             sends: self.account.sends,
             receives: self.account.receives,
             segments: 1,
             inline_bytes: INLINE_BYTES.min(self.settings.message_bytes_max.max(run::CREDIT_BYTES as u32)),
         };
-        let queue = &self.queues[index as usize % self.queues.len()];
-        QueuePair::new(id, &self.domain, queue, &self.region, depths)
+        QueuePair::new(id, &self.domain, &self.queue, &self.region, depths)
     }
 
-    /// Posts all receives of connection `index`: before its first message may come.
-    fn post_receives(&self, queue_pair: &QueuePair, index: u32) -> Result<(), VerbsError> {
-        let place = index / self.queues.len() as u32;
+    /// Posts all receives of connection `place`: before its first message may come.
+    fn post_receives(&self, queue_pair: &QueuePair, place: u32) -> Result<(), VerbsError> {
         for number in 0..self.account.receives {
             let slot = number % run::RECEIVE_SLOTS;
             queue_pair.receive_message(run::Work::Receive { place, slot }.encode(), slot)?;
@@ -218,15 +208,15 @@ impl Bundle {
     /// stay.
     pub fn grow(&mut self, connections: u32, deadline: Instant) -> Result<(), ConnectError> {
         let ends = (self.local, self.remote);
-        while self.pairs.connections < connections {
-            let first = self.pairs.connections;
+        while self.connections() < connections {
+            let first = self.connections();
             let count = (connections - first).min(BATCH);
             let ids = self.pairs.cm.resolve(count as usize, self.local, self.remote, deadline)?;
             let mut new = Vec::with_capacity(count as usize);
             for (index, id) in (first..).zip(ids) {
                 let request = Request::Payload(token(&self.seed, index));
                 let pairs = &mut self.pairs;
-                let make = |id| pairs.maker.queue_pair(id, index);
+                let make = |id| pairs.maker.queue_pair(id);
                 let queue_pair = pairs.cm.connect(id, ends, &request, deadline, make)?;
                 // Not before: those of a queue pair that is given up would complete. The other end is silent until it
                 // has been greeted.
@@ -244,17 +234,17 @@ impl Bundle {
     ///
     /// Why one was lost.
     pub fn greet(&mut self, deadline: Instant) -> Result<(), ConnectError> {
-        self.pairs.groups.iter_mut().try_for_each(|group| group.greet(deadline))
+        self.pairs.group.greet(deadline)
     }
 
-    /// The groups, each for a thread.
-    pub fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
-        self.pairs.groups()
+    /// All of them.
+    pub fn group(&mut self) -> &mut dyn Group {
+        &mut self.pairs.group
     }
 
     /// How many there are.
     pub fn connections(&self) -> u32 {
-        self.pairs.connections
+        self.pairs.connections()
     }
 
     /// The medium.
@@ -338,7 +328,7 @@ impl BundleListener {
         let (first, most) = self
             .pairs
             .as_ref()
-            .map_or((0, u32::MAX), |pairs| (pairs.connections, pairs.maker.settings.connections_max));
+            .map_or((0, u32::MAX), |pairs| (pairs.connections(), pairs.maker.settings.connections_max));
         within("queue pairs", most, connections)?;
         let mut accepted = Vec::new();
         for index in first..connections {
@@ -369,15 +359,15 @@ impl BundleListener {
                 self.listeners.iter().filter_map(|(_, endpoint)| Some((endpoint, hold(endpoint.address).ok()?)));
             let (endpoint, held) = known.find(|(_, held)| held.device.has(&id)).ok_or(VerbsError::OtherDevice)?;
             // As many as there may be, which may be more than will come: this device's own limit is met when it is.
-            let Settings { depth, connections_max: wanted, threads, .. } = self.settings;
-            let connections_max = wanted.min(connections_limit(endpoint, depth, wanted, threads)?);
+            let Settings { depth, connections_max: wanted, .. } = self.settings;
+            let connections_max = wanted.min(connections_limit(endpoint, depth, wanted)?);
             let settings = Settings { connections_max, ..self.settings };
             // As at the other end, which knows nothing of this limit.
             let account = Account::new(depth, wanted);
             self.pairs = Some(QueuePairs::new(held, endpoint.medium, settings, account)?);
         }
         let pairs = self.pairs.as_ref().expect("just made");
-        let queue_pair = pairs.maker.queue_pair(pairs.cm.adopt(id)?, index)?;
+        let queue_pair = pairs.maker.queue_pair(pairs.cm.adopt(id)?)?;
         pairs.maker.post_receives(&queue_pair, index)?;
         queue_pair.id().accept(&parameters(&[]))?;
         Ok(queue_pair)
@@ -389,13 +379,12 @@ impl BundleListener {
     ///
     /// [`ConnectError::Timeout`] when `deadline` passes, and why a connection was lost.
     pub fn await_greetings(&mut self, deadline: Instant) -> Result<(), ConnectError> {
-        let groups = self.pairs.iter_mut().flat_map(|pairs| &mut pairs.groups);
-        groups.into_iter().try_for_each(|group| group.await_greetings(deadline))
+        self.pairs.iter_mut().try_for_each(|pairs| pairs.group.await_greetings(deadline))
     }
 
-    /// The groups, each for a thread.
-    pub fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
-        self.pairs.iter_mut().flat_map(QueuePairs::groups)
+    /// All that there are.
+    pub fn group(&mut self) -> Option<&mut dyn Group> {
+        self.pairs.as_mut().map(|pairs| &mut pairs.group as &mut dyn Group)
     }
 }
 

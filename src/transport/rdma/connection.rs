@@ -20,6 +20,7 @@ use super::lane;
 use super::listener::Arrivals;
 use super::request::Request;
 use super::{Adapters, Endpoint, LaneRequest, RegisterError, Unavailable, sleep_on, until};
+use crate::fault::errno_of;
 use crate::transport::{Lane, LaneError, Medium, Report};
 
 /// How long the end that connected waits for an answer to its first message before it sends another.
@@ -113,7 +114,7 @@ fn by<T: Send + 'static>(
     std::thread::Builder::new()
         .name("rd-rdma-connect".to_owned())
         .spawn(move || drop(sender.send(bring_up())))
-        .map_err(|error| ConnectError::Os(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
+        .map_err(|error| ConnectError::Os(errno_of(&error)))?;
     // The thread keeps the deadline itself where it can; it gets a moment to say what it was waiting for.
     let outcome = receiver.recv_timeout(until(deadline) + Duration::from_millis(50));
     outcome.unwrap_or(Err(ConnectError::Timeout("connecting")))

@@ -27,6 +27,7 @@ use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
 use super::{ConnectError, Wake, sleep_on};
+use crate::fault::errno_of;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report, unmapped};
 
 /// Completions taken at once.
@@ -113,7 +114,7 @@ pub(super) fn start(
     std::thread::Builder::new()
         .name("rd-rdma-lane".to_owned())
         .spawn(move || poller.run(frames))
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        .map_err(|error| errno_of(&error))?;
     Ok(Box::new(RdmaLane { shared }))
 }
 

@@ -18,6 +18,7 @@ use super::connection::ConnectError;
 use super::devices::{Held, Registered, hold, lock};
 use super::request::{Request, same_secret};
 use super::{Adapters, Connection, Endpoint, LaneRequest, Wake, sleep_on};
+use crate::fault::errno_of;
 use crate::transport::Medium;
 
 /// Connections that may be coming up at once; further requests are rejected.
@@ -130,7 +131,7 @@ impl Listener {
         let thread = std::thread::Builder::new()
             .name("rd-rdma-listen".to_owned())
             .spawn(move || service.run())
-            .map_err(|error| ConnectError::Os(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
+            .map_err(|error| ConnectError::Os(errno_of(&error)))?;
         Ok(Self { address, shared, thread: Some(thread) })
     }
 

@@ -18,12 +18,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::Names;
-use crate::fs::{Identity, WHOLE, identity, name_beside};
+use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
-
-/// A directory itself, and no link to one.
-const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 const IS_OTHER_SYSTEM: &str =
     "--backup-dir has to be on the file system of DST, where an older file is renamed into it";
@@ -62,7 +59,7 @@ impl Reached {
     /// Opens what is left of DIR, below the start of a relative one. `make`: what is missing is made; else `None` is that.
     fn walk(&mut self, destination: Option<&Stat>, make: bool, syncs: bool) -> Result<Option<OwnedFd>, Fault> {
         while let (Some(here), Some(name)) = (&self.here, self.rest.front()) {
-            let flags = if self.follows { OPEN.difference(OFlags::NOFOLLOW) } else { OPEN };
+            let flags = if self.follows { DIRECTORY.difference(OFlags::NOFOLLOW) } else { DIRECTORY };
             let next = match openat(here, &name[..], flags, Mode::empty()) {
                 Err(Errno::NOENT) if !make => return Ok(None),
                 Err(Errno::NOENT) => {
@@ -71,7 +68,7 @@ impl Reached {
                     if syncs {
                         fsync(here)?;
                     }
-                    openat(here, &name[..], OPEN, Mode::empty())?
+                    openat(here, &name[..], DIRECTORY, Mode::empty())?
                 }
                 next => next?,
             };
@@ -100,7 +97,7 @@ impl Backup {
             _ => None,
         };
         let is_absolute = path.starts_with(b"/");
-        let root = is_absolute.then(|| openat(CWD, "/", OPEN, Mode::empty())).transpose();
+        let root = is_absolute.then(|| openat(CWD, "/", DIRECTORY, Mode::empty())).transpose();
         let rest = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
         let reached = Reached {
             here: root.map_err(|error| fact(error.into()))?,
@@ -122,7 +119,7 @@ impl Backup {
             return Ok(reached.opened.clone());
         }
         let name = self.name.as_deref().unwrap_or(b".");
-        let destination = match openat(&self.top, name, OPEN, Mode::empty()) {
+        let destination = match openat(&self.top, name, DIRECTORY, Mode::empty()) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !make => None,
             found => Some(found?),
         };
@@ -195,7 +192,7 @@ impl Backup {
         };
         let mut here = again(&opened.directory)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            here = match openat(&here, name, OPEN, Mode::empty()) {
+            here = match openat(&here, name, DIRECTORY, Mode::empty()) {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
                 next => next?,
             };
@@ -216,7 +213,7 @@ impl Backup {
         let mut here = again(&opened.directory)?;
         let mut original = Some(again(&opened.destination)?);
         for name in above.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            original = original.and_then(|from| openat(from, name, OPEN | OFlags::PATH, Mode::empty()).ok());
+            original = original.and_then(|from| openat(from, name, PLACE, Mode::empty()).ok());
             let made = mkdirat(&here, name, Mode::RWXU);
             if !matches!(made, Ok(()) | Err(Errno::EXIST)) {
                 made.map_err(no_backup)?;
@@ -225,7 +222,7 @@ impl Backup {
                 fsync(&here).map_err(no_backup)?;
             }
             // Not where an earlier copy has kept what was no directory then: that stays.
-            here = openat(&here, name, OPEN, Mode::empty()).map_err(no_backup)?;
+            here = openat(&here, name, DIRECTORY, Mode::empty()).map_err(no_backup)?;
             if made.is_ok()
                 && let Some(stat) = original.as_ref().and_then(|original| fstat(original).ok())
             {
@@ -238,7 +235,7 @@ impl Backup {
 
 /// The same directory, open once more.
 fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
-    openat(directory, ".", OPEN, Mode::empty())
+    openat(directory, ".", DIRECTORY, Mode::empty())
 }
 
 fn no_backup(error: Errno) -> Fault {

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, described, identity, open_quietly, read_up_to, write_at};
+use crate::fs::{HASH_READ_BYTES, described, hash16, identity, open_quietly, read_up_to, write_at};
 
 /// Bytes that a thread takes at once to copy, and that are worth one more thread.
 const FILL_BYTES: u64 = 16 << 20;
@@ -213,7 +213,7 @@ impl Basis {
             }
             at += wanted as u64;
         }
-        Ok(Some(hasher.finalize().as_bytes()[..16].try_into().expect("of 32")))
+        Ok(Some(hash16(&hasher.finalize())))
     }
 
     /// Data has come for `position`, in bytes.

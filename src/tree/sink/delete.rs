@@ -12,17 +12,20 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, fsync, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
-use super::{Shared, itemize, unfinished};
+use super::{Counts, Shared, itemize, unfinished};
+use crate::fault::errno_of;
 use crate::fs::metadata::{open_up, restore_times};
-use crate::fs::{Identity, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere};
+use crate::fs::{
+    DIRECTORY, Identity, PLACE, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere,
+};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
-use crate::tree::names::{Names, errno_of};
+use crate::tree::names::Names;
 
 /// The names of a directory that have not been met in the walk.
 pub(super) struct Extraneous {
@@ -155,14 +158,13 @@ impl Remover<'_> {
 
     /// Opens a directory that is to be removed. One that its owner may not read is opened up.
     fn open(&self, at: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let is_it = |opened: &OwnedFd| match fstat(opened) {
             Ok(here) if identity(&here) != identity(stat) => Err(Errno::STALE),
             here => here.map(drop),
         };
-        let directory = match open_quietly(at, name, flags | OFlags::RDONLY) {
+        let directory = match open_quietly(at, name, DIRECTORY) {
             Err(Errno::ACCESS) if !self.shared.options.dry_run => {
-                let place = openat(at, name, flags | OFlags::PATH, Mode::empty())?;
+                let place = openat(at, name, PLACE, Mode::empty())?;
                 is_it(&place)?;
                 partial::open_closed(&place, Mode::from_raw_mode(stat.st_mode & 0o7777))?
             }
@@ -221,10 +223,10 @@ impl Remover<'_> {
     }
 
     fn unlink(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], flags: AtFlags) -> Result<bool, Fault> {
-        let shared = self.shared;
+        let (shared, Counts { deleted, spared, .. }) = (self.shared, &self.shared.counts);
         let most = shared.options.max_delete.unwrap_or(u64::MAX);
-        if shared.deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
-            shared.spared.fetch_add(1, Relaxed);
+        if deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
+            spared.fetch_add(1, Relaxed);
             return Ok(false);
         }
         if shared.options.dry_run {
@@ -239,11 +241,11 @@ impl Remover<'_> {
             // A transfer that was killed has left a name of ours in it.
             Err(Fault::System(Errno::NOTEMPTY | Errno::EXIST)) if flags == AtFlags::REMOVEDIR => {}
             Err(error) => {
-                shared.deleted.fetch_sub(1, Relaxed);
+                deleted.fetch_sub(1, Relaxed);
                 return Err(error);
             }
         }
-        shared.deleted.fetch_sub(1, Relaxed);
+        deleted.fetch_sub(1, Relaxed);
         Ok(false)
     }
 }
@@ -251,7 +253,7 @@ impl Remover<'_> {
 impl Shared {
     /// What `--max-delete` has kept, in the destination of this path.
     pub fn spared_fact(&self, path: &[u8]) -> Option<IoFact> {
-        let spared = self.spared.load(Relaxed);
+        let spared = self.counts.spared.load(Relaxed);
         let entries = if spared == 1 { "entry" } else { "entries" };
         let detail = || format!("--max-delete keeps {spared} {entries}");
         (spared > 0).then(|| plain_fact(OsStr::from_bytes(path), &detail()))
@@ -371,20 +373,19 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
 /// The directory that had this path below the top when it was left. One that its owner may not read is opened up, and gets
 /// its mode again from who deletes in it; in a dry run it is opened as a place only.
 fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) -> Result<(OwnedFd, Stat), Errno> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut place = openat(&top.fd, ".", flags | OFlags::PATH, Mode::empty())?;
+    let mut place = openat(&top.fd, ".", PLACE, Mode::empty())?;
     if top.shared.options.no_implied_dirs && !path.is_empty() {
-        place = open_beneath(&top.fd, path, flags | OFlags::PATH)?;
+        place = open_beneath(&top.fd, path, PLACE)?;
     } else {
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            place = openat(&place, name, flags | OFlags::PATH, Mode::empty())?;
+            place = openat(&place, name, PLACE, Mode::empty())?;
         }
     }
     let stat = fstat(&place)?;
     if identity(&stat) != expected {
         return Err(Errno::STALE);
     }
-    match openat(&place, ".", flags | OFlags::RDONLY, Mode::empty()) {
+    match openat(&place, ".", DIRECTORY, Mode::empty()) {
         Err(Errno::ACCESS) if is_dry => Ok((place, stat)),
         Err(Errno::ACCESS) => Ok((partial::open_closed(&place, Mode::from_raw_mode(stat.st_mode & 0o7777))?, stat)),
         opened => Ok((opened?, stat)),

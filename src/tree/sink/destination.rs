@@ -9,10 +9,10 @@ use crate::tree::progress::Progress;
 use crate::tree::proof::Expected;
 
 /// The names that entries may have at the top. The sender is not trusted to keep to them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub enum Names {
-    /// Any.
-    #[default]
+    /// Any: tests of single records, which nobody has asked for.
+    #[cfg(test)]
     Any,
     /// The single entry at the top gets this name instead of its own. With `.`, it must be a directory, and what is in it
     /// appears in the destination itself, which gets its metadata.
@@ -22,18 +22,13 @@ pub enum Names {
 }
 
 /// Where a tree is written, and how.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Destination {
     /// What of it, and how. If it is not recursive, nothing but regular files may appear, and no directories: the sender
     /// was asked for the files that links lead to.
     pub options: TreeOptions,
     /// The names at the top.
     pub names: Names,
-    /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
-    pub threads: usize,
-    /// Bytes of the blocks by which large files are compared with what is there, unless a file would have too many; 0 takes
-    /// 16 MiB.
-    pub block_bytes: u64,
     /// What has been made and written is counted here as well.
     pub progress: Arc<Progress>,
     /// Where each entry is reported to the caller, if at all.
@@ -48,8 +43,31 @@ pub struct Destination {
     pub expected: Option<Expected>,
 }
 
+impl Destination {
+    /// That of a tree with these options, under these names.
+    pub fn new(options: TreeOptions, names: Names) -> Self {
+        Self {
+            options,
+            names,
+            progress: Arc::default(),
+            entries: None,
+            is_local: false,
+            awaits_proof: false,
+            expected: None,
+        }
+    }
+}
+
+#[cfg(test)]
 impl From<TreeOptions> for Destination {
     fn from(options: TreeOptions) -> Self {
-        Self { options, ..Self::default() }
+        Self::new(options, Names::Any)
+    }
+}
+
+#[cfg(test)]
+impl Default for Destination {
+    fn default() -> Self {
+        TreeOptions::default().into()
     }
 }

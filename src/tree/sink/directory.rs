@@ -22,14 +22,11 @@ use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
-use crate::fs::{PARTIAL, is_temporary_name, name_beside};
+use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
 
 mod left;
-
-/// How a directory is opened: itself and no link.
-pub(super) const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A directory of the destination.
 ///
@@ -114,7 +111,7 @@ impl OpenDirectory {
     /// The destination itself, and whether it is there; its path comes from the user, links in it are followed. In a dry run,
     /// it need not be.
     pub fn open_top(path: &Path, is_dry: bool) -> Result<(OwnedFd, bool), Errno> {
-        match openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty()) {
+        match openat(rustix::fs::CWD, path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()) {
             Err(Errno::NOENT) if is_dry => Ok((rehearse::nowhere()?, false)),
             opened => Ok((opened?, true)),
         }
@@ -124,7 +121,7 @@ impl OpenDirectory {
     pub fn open_above(path: &Path) -> Option<OwnedFd> {
         // As `foo/..` is not there either, the last name is one.
         let above = crate::fs::directory_of(path);
-        openat(rustix::fs::CWD, above, OPEN.difference(OFlags::NOFOLLOW), Mode::empty()).ok()
+        openat(rustix::fs::CWD, above, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()).ok()
     }
 
     /// The destination, which is open.
@@ -265,7 +262,7 @@ impl OpenDirectory {
 
     /// Opens a directory in it. One that an earlier transfer has left may have got its mode already.
     fn open(&self, name: &[u8], was_left: bool) -> Result<OwnedFd, Errno> {
-        let open = || openat(&self.fd, name, OPEN, Mode::empty());
+        let open = || openat(&self.fd, name, DIRECTORY, Mode::empty());
         match open() {
             Err(Errno::ACCESS) if was_left => {
                 chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty())?;

@@ -32,7 +32,7 @@ use super::target::Partial;
 use super::unfinished::{is_looked_for, is_marked_in};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
-use crate::fs::{HASH_READ_BYTES, Identity, close, hash_range, identity, io_fact};
+use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, hash_range, identity, io_fact};
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
@@ -65,9 +65,8 @@ pub(super) fn open_generations(
     snapshot: Option<&Snapshot>,
 ) -> Vec<Arc<OwnedFd>> {
     let generations = &shared.options.generations;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = shared.root_name().filter(|_| generations.session.is_dst);
-    let root = root.map(|name| openat(top, name, flags | OFlags::NOFOLLOW, Mode::empty()));
+    let root = root.map(|name| openat(top, name, PLACE, Mode::empty()));
     let dst = match &root {
         Some(root) => root.as_ref().ok().and_then(|root| fstat(root).ok()),
         None => fstat(top).ok(),
@@ -76,7 +75,7 @@ pub(super) fn open_generations(
     let open = |path: &[u8]| {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
         let from = match &root {
-            _ if path.starts_with(b"/") => return open_way(openat(CWD, "/", flags, Mode::empty())?, false, names, dst),
+            _ if path.starts_with(b"/") => return open_way(openat(CWD, "/", PLACE, Mode::empty())?, false, names, dst),
             Some(Ok(root)) => root.as_fd(),
             // DST will be made in the directory that is open.
             Some(Err(_)) => return open_beside(top, names, dst),
@@ -85,7 +84,7 @@ pub(super) fn open_generations(
                 None => top.as_fd(),
             },
         };
-        open_way(openat(from, ".", flags, Mode::empty())?, true, names, dst)
+        open_way(openat(from, ".", PLACE, Mode::empty())?, true, names, dst)
     };
     let mut opened = Vec::new();
     match snapshot.map(Snapshot::latest) {
@@ -110,8 +109,7 @@ fn open_beside<'a>(
 ) -> Result<OwnedFd, Errno> {
     let mut names = names.peekable();
     names.next_if_eq(&&b".."[..]).ok_or(Errno::NOENT)?;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open_way(openat(above, ".", flags, Mode::empty())?, false, names, dst)
+    open_way(openat(above, ".", PLACE, Mode::empty())?, false, names, dst)
 }
 
 /// Opens the directory to which names lead from another one. A link is followed where the user has put it, beside DST or
@@ -122,12 +120,11 @@ fn open_way<'a>(
     names: impl Iterator<Item = &'a [u8]>,
     dst: Option<Identity>,
 ) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // How far below DST it is.
     let (mut here, mut depth) = (from, is_within.then_some(0_usize));
     for name in names {
-        let follow = if depth.is_some() { OFlags::NOFOLLOW } else { OFlags::empty() };
-        here = openat(&here, name, flags | follow, Mode::empty())?;
+        let flags = if depth.is_some() { PLACE } else { PLACE.difference(OFlags::NOFOLLOW) };
+        here = openat(&here, name, flags, Mode::empty())?;
         depth = match depth {
             Some(depth) if name == b".." => depth.checked_sub(1),
             Some(depth) => Some(depth + 1),
@@ -139,8 +136,7 @@ fn open_way<'a>(
 
 /// The directories of this name in those that are like a parent.
 pub(super) fn below(parents: &[Arc<OwnedFd>], name: &[u8]) -> Vec<Arc<OwnedFd>> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = parents.iter().filter_map(|parent| openat(parent, name, flags, Mode::empty()).ok());
+    let opened = parents.iter().filter_map(|parent| openat(parent, name, PLACE, Mode::empty()).ok());
     opened.map(Arc::new).collect()
 }
 
@@ -319,9 +315,7 @@ impl Elsewhere {
         if self.moved.is_some() {
             shared.tell(directory, name, (Effect::Made, FileKind::Regular), Some(0), || None);
         }
-        let counter = if self.moved.is_some() { &shared.files } else { &shared.same };
-        counter.fetch_add(1, Relaxed);
-        shared.progress.made(false);
+        shared.made(if self.moved.is_some() { &shared.counts.files } else { &shared.counts.same });
         shared.progress.at(|| directory.tree_path(name));
         Ok(true)
     }
@@ -330,7 +324,7 @@ impl Elsewhere {
 impl Elsewhere {
     /// It has been taken.
     pub fn count(&self, shared: &Shared) {
-        shared.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
+        shared.counts.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
     }
 }
 

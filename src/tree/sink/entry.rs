@@ -104,7 +104,7 @@ fn make_file(
         .map_err(Fault::from);
     done.and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| {
-            shared.bytes.fetch_add(data.len() as u64, Relaxed);
+            shared.counts.bytes.fetch_add(data.len() as u64, Relaxed);
             shared.stats().note_transferred(data.len() as u64, data.len() as u64);
             shared.note_whole(directory, data.len() as u64);
             shared.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
@@ -177,8 +177,7 @@ fn make_other(
         let applied = shared.setter.apply(&shared.options, Object::Path(fd.as_fd()), described, mode, current);
         directory.back_up(name)?;
         partial::publish(&directory.fd, &*beside, &fd, name)?;
-        shared.others.fetch_add(1, Relaxed);
-        shared.progress.made(false);
+        shared.made(&shared.counts.others);
         shared.note(applied, directory, name);
         directory.list(name, Medium::Cache);
         let told = (Effect::Made, itemize::kind(kind));
@@ -596,7 +595,7 @@ impl Large {
         match settled.and_then(|()| sync()).map_err(Fault::from).and_then(|()| publish()) {
             Ok(()) => {
                 let written_bytes = self.written_bytes.load(Relaxed);
-                self.shared.bytes.fetch_add(written_bytes, Relaxed);
+                self.shared.counts.bytes.fetch_add(written_bytes, Relaxed);
                 self.shared.stats().note_transferred(self.size, written_bytes);
                 taken.into_iter().for_each(|elsewhere| elsewhere.count(&self.shared));
                 let told = (Effect::Transferred, FileKind::Regular);
@@ -633,7 +632,7 @@ impl Drop for Large {
         if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
             // Also what earlier transfers have left in it.
             let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512);
-            self.shared.resumable_bytes.fetch_add(held.min(self.size), Relaxed);
+            self.shared.counts.resumable_bytes.fetch_add(held.min(self.size), Relaxed);
             if !self.directory.is_unseen {
                 self.shared.keep(self.directory.path(beside.as_bytes()));
             }

@@ -9,8 +9,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use super::Shared;
-use super::directory::{OPEN, OpenDirectory};
-use crate::fs::open_quietly;
+use super::directory::OpenDirectory;
+use crate::fs::{DIRECTORY, open_quietly};
 use crate::tree::Fault;
 
 /// How often a path is opened again, of which something was renamed meanwhile.
@@ -42,13 +42,13 @@ pub(super) fn root(entered: &OpenDirectory, parent: &OpenDirectory) -> Result<Op
 impl OpenDirectory {
     /// A directory that only leads to others, or the one that a link in its place leads to.
     pub(super) fn open_implied(&self, name: &[u8]) -> Result<OwnedFd, Fault> {
-        match (open_quietly(&self.fd, name, OPEN), &self.root) {
+        match (open_quietly(&self.fd, name, DIRECTORY), &self.root) {
             // Either is the answer for a link.
             (Err(Errno::LOOP | Errno::NOTDIR), Some(root)) => {
                 let mut names = self.names();
                 names.push(name);
                 let path = names[root.depth..].join(&b'/');
-                match open_beneath(&root.directory, &path, OPEN.difference(OFlags::NOFOLLOW)) {
+                match open_beneath(&root.directory, &path, DIRECTORY.difference(OFlags::NOFOLLOW)) {
                     Err(Errno::XDEV) => {
                         Err(Fault::Detail("is a link that leads out of DST, or has an absolute target"))
                     }

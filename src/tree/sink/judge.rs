@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 
 use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Verdict};
@@ -308,8 +307,7 @@ pub(super) fn keep(
         shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
     }
     directory.list(name, Medium::Disk);
-    shared.same.fetch_add(1, Relaxed);
-    shared.progress.made(false);
+    shared.made(&shared.counts.same);
     shared.progress.at(|| directory.tree_path(name));
     Ok(true)
 }

@@ -28,7 +28,7 @@ use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::elsewhere::{Elsewhere, copy_contents, open_below};
 use crate::fs::metadata::{Object, restore_times};
-use crate::fs::{PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
+use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
 use crate::tree::metadata::{Current, Reader};
 
 /// Memory for the files of a tree, in bytes, roughly.
@@ -113,11 +113,10 @@ impl Moves {
     ///
     /// It cannot be opened once more.
     pub fn of(shared: &Shared, root: &OpenDirectory) -> Result<Self, Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let top = openat(&root.fd, ".", flags, Mode::empty())?;
+        let top = openat(&root.fd, ".", DIRECTORY, Mode::empty())?;
         let device = fstat(&top)?.st_dev;
         let mut moves = Self {
-            root: Arc::new(openat(&root.fd, ".", flags, Mode::empty())?),
+            root: Arc::new(openat(&root.fd, ".", DIRECTORY, Mode::empty())?),
             directories: vec![(0, Box::default())],
             files: Vec::new(),
             names: Vec::new(),

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::Metadata;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
-use super::directory::{OPEN, OpenDirectory, find};
+use super::directory::{OpenDirectory, find};
 use super::itemize::{self, Coming};
 use super::links::{is_left_as_newer, kind_and_time};
 use super::{Shared, partial};
-use crate::fs::open_quietly;
+use crate::fs::{DIRECTORY, PLACE, open_quietly};
 use crate::tree::entries::{Effect, FileKind, differs};
 use crate::tree::{FIRST_NAME_FAILED, Fault, metadata};
 
@@ -43,7 +43,7 @@ pub(super) struct AllPlanned(HashMap<Vec<u8>, Planned>);
 
 /// A descriptor for a directory that is not there.
 pub(super) fn nowhere() -> Result<OwnedFd, Errno> {
-    openat(CWD, "/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    openat(CWD, "/", PLACE, Mode::empty())
 }
 
 impl OpenDirectory {
@@ -56,7 +56,7 @@ impl OpenDirectory {
     pub(super) fn rehearse_entering(&self, name: &[u8], is_implied: bool) -> Result<Option<OwnedFd>, Fault> {
         let options = &self.shared.options;
         if name == b"." {
-            return if self.is_phantom { Ok(None) } else { Ok(Some(open_quietly(&self.fd, ".", OPEN)?)) };
+            return if self.is_phantom { Ok(None) } else { Ok(Some(open_quietly(&self.fd, ".", DIRECTORY)?)) };
         }
         let old = match self.stat(name) {
             Err(Errno::NOENT) => return Ok(None),
@@ -69,13 +69,13 @@ impl OpenDirectory {
         if FileType::from_raw_mode(old.st_mode) != FileType::Directory && is_replaced {
             return Ok(None);
         }
-        Ok(Some(open_quietly(&self.fd, name, OPEN)?))
+        Ok(Some(open_quietly(&self.fd, name, DIRECTORY)?))
     }
 }
 
 /// Whether nothing is in a directory.
 pub(super) fn is_empty(directory: impl AsFd, name: &CStr) -> Result<bool, Errno> {
-    let opened = open_quietly(directory, name, OPEN)?;
+    let opened = open_quietly(directory, name, DIRECTORY)?;
     let mut is_empty = true;
     partial::for_each(opened, |_| {
         is_empty = false;
@@ -89,10 +89,9 @@ impl Shared {
     pub(super) fn rehearse_file(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, size: u64) {
         let coming = Coming { kind: FileType::RegularFile, metadata: described, size: Some(size) };
         let differs = self.compare(directory, name, &coming);
-        self.files.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(size, Relaxed);
+        self.made(&self.counts.files);
+        self.counts.bytes.fetch_add(size, Relaxed);
         self.stats().note_transferred(size, 0);
-        self.progress.made(false);
         self.progress.wrote(size);
         self.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
         self.plan(directory, name, FileKind::Regular, described, Some(size), true);
@@ -107,8 +106,7 @@ impl Shared {
         size: u64,
         differs: Option<u16>,
     ) {
-        self.files.fetch_add(1, Relaxed);
-        self.progress.made(false);
+        self.made(&self.counts.files);
         self.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None);
         self.plan(directory, name, FileKind::Regular, described, Some(size), true);
     }
@@ -121,8 +119,7 @@ impl Shared {
         (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
         differs: Option<u16>,
     ) {
-        self.others.fetch_add(1, Relaxed);
-        self.progress.made(false);
+        self.made(&self.counts.others);
         let kind = itemize::kind(kind);
         self.tell(directory, name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
         self.plan(directory, name, kind, described, None, true);

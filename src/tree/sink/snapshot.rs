@@ -19,10 +19,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::directory::{OPEN, OpenDirectory};
+use super::directory::OpenDirectory;
 use super::unfinished::{is_marked_in, is_marker, remove_stale};
 use super::{HELD_MAX, TreeSink};
-use crate::fs::{PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact};
+use crate::fs::{
+    DIRECTORY, PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact,
+};
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::Fault;
 
@@ -67,10 +69,9 @@ impl Snapshot {
             return Err(plain_fact(path, "cannot be the name of a generation"));
         }
         let is_dst = generations.session.is_dst;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = match above {
-            Some(above) => openat(above, ".", flags, Mode::empty()),
-            None => openat(top, if is_dst { "." } else { ".." }, flags, Mode::empty()),
+            Some(above) => openat(above, ".", DIRECTORY, Mode::empty()),
+            None => openat(top, if is_dst { "." } else { ".." }, DIRECTORY, Mode::empty()),
         };
         let generations = opened.map_err(|error| io_fact(path, error))?;
         let mut snapshot = Self { generations, name, is_dst, marker: None, was_left: false };
@@ -135,7 +136,7 @@ impl Snapshot {
     }
 
     fn open_top(&self) -> Result<OwnedFd, Errno> {
-        openat(&self.generations, &self.name, OPEN, Mode::empty())
+        openat(&self.generations, &self.name, DIRECTORY, Mode::empty())
     }
 
     /// Whether an entry at the top, where `top` is, was left by an earlier run, and has not come yet. One of another kind is
@@ -286,7 +287,7 @@ impl TreeSink {
     /// The generation is the last one from here on, if all of it is there.
     pub(super) fn switch(&self) {
         let shared = &self.shared;
-        let is_whole = self.unsent == 0 && shared.spared.load(Relaxed) == 0 && shared.failures().count == 0;
+        let is_whole = self.unsent == 0 && shared.counts.spared.load(Relaxed) == 0 && shared.failures().count == 0;
         let is_last = shared.options.generations.session.is_last && !shared.options.dry_run;
         let Some(snapshot) = self.snapshot.as_ref().filter(|_| is_whole && is_last) else { return };
         if let Err(error) = snapshot.clear() {

@@ -169,8 +169,7 @@ impl Partial {
         if matches!(self.way, Way::Device) {
             // Closing one does not tell whether it could be written.
             fdatasync(&self.file)?;
-            shared.files.fetch_add(1, Relaxed);
-            shared.progress.made(false);
+            shared.made(&shared.counts.files);
             return Ok(());
         }
         let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
@@ -211,8 +210,7 @@ impl Partial {
             },
             Way::Unseen | Way::Device => {}
         }
-        shared.files.fetch_add(1, Relaxed);
-        shared.progress.made(false);
+        shared.made(&shared.counts.files);
         shared.progress.at(|| directory.tree_path(name));
         log::trace("", || format!("published {}", shown_path(&directory.path(name))));
         shared.note(applied, directory, name);

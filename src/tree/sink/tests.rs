@@ -55,6 +55,10 @@ impl Scratch {
         TreeSink::new(&self.dst(), options, Box::new(|_| {})).expect("the destination is there")
     }
 
+    fn sink_with(&self, threads: usize, options: impl Into<Destination>) -> TreeSink {
+        TreeSink::with(&self.dst(), options.into(), Box::new(|_| {}), threads, BLOCK_BYTES).expect("a destination")
+    }
+
     /// All records in one chunk.
     fn run(&self, options: impl Into<Destination>, records: &[Record<'_>]) -> Result<Report, Refused> {
         let mut sink = self.sink(options);
@@ -145,7 +149,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
         for fsync in [false, true] {
             let scratch = Scratch::new();
             let verify = fsync.then_some(crate::options::Verify::Disk);
-            let mut sink = scratch.sink(Destination { threads, ..TreeOptions { verify, ..Default::default() }.into() });
+            let mut sink = scratch.sink_with(threads, TreeOptions { verify, ..Default::default() });
             let mut xattrs = Vec::new();
             assert!(Xattrs::push(&mut xattrs, b"user.colour", b"blue"));
             let with_xattrs = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
@@ -199,7 +203,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
             scratch.no_temporaries();
 
             // A second time: over what is there, read-only directories among it.
-            let mut sink = scratch.sink(Destination { threads, ..TreeOptions { fsync, ..Default::default() }.into() });
+            let mut sink = scratch.sink_with(threads, TreeOptions { fsync, ..Default::default() });
             sink.push(0, 0, first).expect("taken");
             sink.push(0, 0, chunk(&[closed(1, 0), END])).expect("taken");
             assert_eq!(sink.finish().expect("whole").failures, []);
@@ -376,7 +380,8 @@ fn what_stands_in_the_way_is_not_replaced_by_another_kind() {
     symlink(scratch.outside().join("file"), scratch.dst().join("c")).expect("a link");
     fs::create_dir(scratch.dst().join("d")).expect("a directory");
     let records = [file(b"a", b"new"), directory(b"b"), Record::Leave, file(b"c", b"new"), link(b"d", b"x"), END];
-    let report = scratch.run(Destination { threads: 1, ..Destination::default() }, &records).expect("whole");
+    let mut sink = scratch.sink_with(1, TreeOptions::default());
+    let report = sink.push(0, 0, chunk(&records)).and_then(|()| sink.finish()).expect("whole");
     let mut errors = errnos(&report);
     errors.sort_by_key(|error| error.raw_os_error());
     assert_eq!(errors, [Errno::NOTDIR, Errno::ISDIR, Errno::ISDIR]);
@@ -704,21 +709,19 @@ fn small_files() -> Vec<Arc<Vec<u8>>> {
     chunks.into_iter().map(Arc::new).collect()
 }
 
-/// Times the sink alone. `RD_TREE_DIR` says where, `RD_TREE_THREADS` how.
+/// Times the sink alone. `RD_TREE_DIR` says where.
 #[test]
 #[ignore = "a measurement, to be run by hand"]
 fn measure_small_files() {
     let Some(directory) = std::env::var_os("RD_TREE_DIR").map(PathBuf::from) else { return };
-    let threads = std::env::var("RD_TREE_THREADS").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     let chunks = small_files();
     let start = Instant::now();
-    let mut sink = TreeSink::new(&directory, Destination { threads, ..Destination::default() }, Box::new(|_| {}))
-        .expect("a directory");
+    let mut sink = TreeSink::new(&directory, Destination::default(), Box::new(|_| {})).expect("a directory");
     for chunk in chunks {
         sink.push(0, 0, chunk).expect("taken");
     }
     let report = sink.finish().expect("whole");
-    println!("{threads} threads: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+    println!("{:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     assert_eq!((report.files, report.failed), (20_000, 0));
 }
 

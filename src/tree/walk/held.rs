@@ -7,12 +7,12 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, OFlags, fstat, statat};
+use rustix::fs::{AtFlags, FileType, fstat, statat};
 use rustix::io::Errno;
 
 use super::place::{Level, Place};
 use super::{Recorder, Step, Walk};
-use crate::fs::{is_temporary_name, open_quietly, partial};
+use crate::fs::{DIRECTORY, is_temporary_name, open_quietly, partial};
 
 /// The record of a directory that has not been sent.
 pub struct Held {
@@ -78,8 +78,7 @@ impl Recorder {
                 levels.pop();
                 continue;
             };
-            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            match open_quietly(directory.as_fd(), &name, flags) {
+            match open_quietly(directory.as_fd(), &name, DIRECTORY) {
                 Ok(opened) if depth < DEPTH_MAX => next = Some(([path, &b"/"[..], name.to_bytes()].concat(), opened)),
                 _ => return true,
             }

@@ -11,10 +11,10 @@ use super::place::{Entry as Present, Place};
 use super::sent::size_of;
 use super::spent::Was;
 use super::{LINKS_BYTES_MAX, Recorder, Step, wrote};
+use crate::fault::errno_of;
 use crate::fs::Identity;
 use crate::fs::table::Table;
 use crate::tree::Fault;
-use crate::tree::names::errno_of;
 
 /// What an entry takes beside its path, in bytes: key and value in a table that is half empty after it has grown, and
 /// the allocator's share.

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::place::{Entry, Place};
 use super::{Recorder, Walk};
 use crate::fs::table::Table;
-use crate::fs::{Identity, identity, io_fact, plain_fact, std_fact, unlinked_anywhere};
+use crate::fs::{Identity, PLACE, identity, io_fact, plain_fact, std_fact, unlinked_anywhere};
 use crate::options::TreeOptions;
 use crate::tree::first::First;
 
@@ -275,10 +275,10 @@ fn time(bytes: &[u8]) -> Option<(i64, i64)> {
 /// Opens the directory of an entry. Links are followed in what was given as SRC, and nowhere below it.
 fn open(path: &[u8], below: usize) -> Result<OwnedFd, Errno> {
     let (root, names) = path.split_at(below);
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut directory = openat(CWD, if root.is_empty() { b"." } else { root }, flags, Mode::empty())?;
+    let root = if root.is_empty() { b"." } else { root };
+    let mut directory = openat(CWD, root, PLACE.difference(OFlags::NOFOLLOW), Mode::empty())?;
     for name in names.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-        directory = openat(&directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        directory = openat(&directory, name, PLACE, Mode::empty())?;
     }
     Ok(directory)
 }

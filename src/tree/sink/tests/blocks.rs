@@ -36,8 +36,7 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
             source.handle_answer(answer).expect("honest");
         })
     };
-    let destination = Destination { block_bytes: BLOCK, ..Destination::default() };
-    let mut sink = TreeSink::new(&scratch.dst(), destination, answer).expect("there");
+    let mut sink = TreeSink::with(&scratch.dst(), Destination::default(), answer, 2, BLOCK).expect("there");
     let (mut target, tally) = (vec![0; 1 << 20], Tally::default());
     loop {
         match source.next(&mut target, usize::MAX, &tally) {

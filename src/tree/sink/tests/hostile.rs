@@ -267,7 +267,9 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         let mut rounds = 0;
         while start.elapsed().as_millis() < 500 {
             // Entries may fail; what counts is where none is.
-            scratch.run(Destination { threads: 2, ..Destination::default() }, &records).expect("whole");
+            let mut sink = scratch.sink_with(2, TreeOptions::default());
+            sink.push(0, 0, chunk(&records)).expect("taken");
+            sink.finish().expect("whole");
             rounds += 1;
         }
         is_over.store(true, Relaxed);
@@ -288,7 +290,7 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
         for mask in [1, 0x80, 0xff] {
             let mut bad = good.to_vec();
             bad[at] ^= mask;
-            let mut sink = scratch.sink(Destination { threads: 1, ..options.clone().into() });
+            let mut sink = scratch.sink_with(1, options.clone());
             let _ = sink.push(0, 0, Arc::new(bad)).and_then(|()| sink.finish().map(|_| ()));
         }
     }

@@ -421,6 +421,11 @@ impl<'a> Pipeline<'a> {
         if exit == Exit::SinkClosed || self.has_failed() {
             return;
         }
+        // Its stage tells of that, perhaps later.
+        if fault.exit == CANNOT_RUN {
+            self.failing_since.get_or_insert_with(Instant::now);
+            return;
+        }
         // Each end has it from the other: both have found the same, such as that no transport is allowed that both have.
         let had_met = hop.has_met();
         let nobodys = hop.reports.iter().all(|report| {

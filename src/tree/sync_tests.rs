@@ -730,3 +730,42 @@ fn a_walk_at_its_limit_goes_on_when_all_is_there() {
     }
     assert_eq!((listed, judged), (FILES, FILES));
 }
+
+/// A file that takes the name of one with more names, once that is listed, does not get those as well.
+#[test]
+fn names_of_a_file_that_is_replaced_are_not_its_successors() {
+    let scratch = scratch();
+    let path = |name: &str| scratch.path().join(name);
+    fs::write(path("a"), "old").expect("a file");
+    ["b", "c"].iter().for_each(|name| fs::hard_link(path("a"), path(name)).expect("a link"));
+    let roots = vec![Root::new(scratch.path(), "root")];
+    let source = TreeSource::new(roots, PART_BYTES, sync(), Arc::default()).expect("a source").local();
+    let (mut target, mut listed, mut judged, mut linked) = (vec![0; PART_BYTES], 0, 0, Vec::new());
+    loop {
+        match source.next(&mut target, PART_BYTES, &Tally::default()) {
+            Next::Part(part) => {
+                let mut records = &target[..part.length];
+                while let Some(record) = Record::decode(&mut records).expect("records") {
+                    match record {
+                        Record::Listed { .. } => listed += 1,
+                        Record::HardLink { name, first } => linked.push((name.to_vec(), first.to_vec())),
+                        _ => {}
+                    }
+                }
+            }
+            Next::Later => {
+                if judged == 0 {
+                    fs::write(path("new"), "new").expect("a file");
+                    fs::rename(path("new"), path("a")).expect("its name");
+                }
+                let verdicts = vec![Verdict::Wanted; listed - judged];
+                let first = judged as u64;
+                judged = listed;
+                source.handle_answer(Answer::Verdicts { first, verdicts }).expect("taken");
+            }
+            Next::Ended => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((listed, linked), (2, vec![(b"c".to_vec(), b"root/b".to_vec())]));
+}

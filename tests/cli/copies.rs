@@ -64,9 +64,12 @@ fn hops_of_a_pipeline_are_a_line_each() {
     ended.expect(0);
     let pairs: Vec<&str> = drawn(&shown).into_iter().filter_map(|drawn| drawn.strip_suffix("\u{1b}[1A")).collect();
     assert!(pairs.len() > 3, "{shown:?}");
-    for pair in pairs {
+    for (at, pair) in pairs.into_iter().enumerate() {
         let (first, second) = pair.split_once("\r\n").expect("as many as there are rows");
-        assert!(first.starts_with("h1 -> h2: ") && second.starts_with("h2 -> h3: "), "{pair:?}");
+        let are = |one: &str, other: &str| first.starts_with(one) && second.starts_with(other);
+        // A hop that is done may make room for the last.
+        let is_later = at > 3 && are("h2 -> h3: ", "h3 -> ");
+        assert!(is_later || are("h1 -> h2: ", "h2 -> h3: "), "{pair:?}");
         assert!(first.len() < 40 && second.len() < 40, "{pair:?}");
     }
     let (_, end) = shown.rsplit_once(CLEAR).expect("the lines are taken away");

@@ -236,7 +236,7 @@ pub(super) struct Large {
     pub(super) is_complete: AtomicBool,
     pub(super) has_failed: AtomicBool,
     /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
-    has_filled_up: AtomicBool,
+    is_worthless: AtomicBool,
     written_bytes: AtomicU64,
     /// Of what has been written into it, for a manifest; none where it is to have what was there as well.
     pub(super) digest: Option<RangeDigest>,
@@ -338,7 +338,7 @@ impl Large {
             metadata: OwnedMetadata::new(metadata),
             is_complete: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
-            has_filled_up: AtomicBool::new(false),
+            is_worthless: AtomicBool::new(false),
             written_bytes: AtomicU64::new(0),
             digest: (shared.makes_manifest() && comes_whole).then(|| RangeDigest::new(size)),
             filled: OnceLock::new(),
@@ -530,10 +530,11 @@ impl Large {
             }
             fault => fault,
         };
-        if let Fault::System(error @ (Errno::NOSPC | Errno::DQUOT)) = fault
+        // After an I/O error the cache may have what the disk has not, so what is kept could not be trusted.
+        if let Fault::System(error @ (Errno::NOSPC | Errno::DQUOT | Errno::IO)) = fault
             && matches!(self.partial.way, Way::Named(_))
         {
-            self.has_filled_up.store(true, Relaxed);
+            self.is_worthless.store(true, Relaxed);
             fault = Fault::Explained(error, "what had come of it was removed");
         }
         self.shared.fail(&self.path(), fault);
@@ -628,7 +629,7 @@ impl Drop for Large {
         // Where the transfer itself has been given up, the next one can go on with a large file.
         let is_given_up =
             self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);
-        let is_kept = !is_published && is_given_up && !self.has_filled_up.load(Relaxed);
+        let is_kept = !is_published && is_given_up && !self.is_worthless.load(Relaxed);
         if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
             // Also what earlier transfers have left in it.
             let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512);

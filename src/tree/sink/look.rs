@@ -117,8 +117,11 @@ impl Large {
         }
         let file = &self.partial.file;
         if self.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
-            // What is kept of it counts as read back from the disk.
-            let is_stored = !self.shared.options.reads_back() || evict(file, start, length).is_ok();
+            // What is kept of it counts as read back from the disk. Of what could not be written to it the cache does not know,
+            // once another process has been told.
+            let options = &self.shared.options;
+            let is_from_disk = options.reads_back() || options.syncs();
+            let is_stored = !is_from_disk || evict(file, start, length).is_ok();
             if is_stored && let Ok(digest) = hash_range(file, start, length, scratch) {
                 self.basis.iter().for_each(|basis| basis.note_stands(number));
                 return Ok(Some(digest));

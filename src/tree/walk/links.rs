@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::io;
 
 use rd_proto::tree::{OPEN_LINKS_MAX, PATH_BYTES_MAX, Record};
-use rustix::fs::Stat;
+use rustix::fs::{AtFlags, Stat, StatxFlags, statx};
 
 use super::place::{Entry as Present, Place};
 use super::sent::size_of;
@@ -38,31 +38,56 @@ pub struct Links {
 
 struct First {
     path: Box<[u8]>,
-    /// Names that have not come yet.
-    left: u64,
+    names: Names,
     item: u32,
+}
+
+/// What is known of the names of a file, once one has come.
+#[derive(Clone, Copy)]
+pub struct Names {
+    /// Those that have not come yet.
+    left: u64,
+    /// When the file was made, in nanoseconds, where the file system tells (STATX_BTIME of statx(2)): the number of one that was
+    /// deleted may be another's before the walk is over.
+    born: Option<i128>,
+}
+
+impl Names {
+    fn are_anothers(&self, others: Self) -> bool {
+        self.born.zip(others.born).is_some_and(|(born, other)| born != other)
+    }
 }
 
 impl First {
     fn bytes(&self) -> Vec<u8> {
-        [&self.left.to_le_bytes()[..], &self.item.to_le_bytes(), &self.path].concat()
+        let Names { left, born } = self.names;
+        let born = born.unwrap_or(i128::MIN);
+        [&left.to_le_bytes()[..], &born.to_le_bytes(), &self.item.to_le_bytes(), &self.path].concat()
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (left, rest) = bytes.split_first_chunk()?;
+        let (born, rest) = rest.split_first_chunk()?;
         let (item, path) = rest.split_first_chunk()?;
-        Some(Self { path: path.into(), left: u64::from_le_bytes(*left), item: u32::from_le_bytes(*item) })
+        let born = Some(i128::from_le_bytes(*born)).filter(|born| *born != i128::MIN);
+        let names = Names { left: u64::from_le_bytes(*left), born };
+        Some(Self { path: path.into(), names, item: u32::from_le_bytes(*item) })
     }
 }
 
 impl Links {
-    /// Under which path a file was sent, and its number if it is a large one, otherwise 0.
-    pub fn first(&mut self, inode: Identity) -> Option<(Vec<u8>, u32)> {
-        if let Some(first) = self.first.get(&inode) {
-            return Some((first.path.to_vec(), first.item));
+    /// Under which path a file was sent, and its number if it is a large one, otherwise 0. One whose number another has by now
+    /// is forgotten.
+    pub fn first(&mut self, inode: Identity, names: Names) -> Option<(Vec<u8>, u32)> {
+        let (path, item, known) = match self.first.get(&inode) {
+            Some(first) => (first.path.to_vec(), first.item, first.names),
+            None => self.far(inode).map(|first| (first.path.into(), first.item, first.names))?,
+        };
+        if known.are_anothers(names) {
+            self.forget(inode);
+            return None;
         }
-        let first = self.far(inode)?;
-        Some((first.path.into(), first.item))
+        Some((path, item))
     }
 
     fn far(&mut self, inode: Identity) -> Option<First> {
@@ -81,14 +106,14 @@ impl Links {
         failure
     }
 
-    /// Remembers a file of which `left` names are to come, if there is room for it.
-    pub fn insert(&mut self, inode: Identity, path: Vec<u8>, left: impl Into<u64>, item: u32) {
+    /// Remembers a file of which further names are to come, if there is room for it.
+    pub fn insert(&mut self, inode: Identity, path: Vec<u8>, names: Names, item: u32) {
         self.forget(inode);
         let bytes = ENTRY_BYTES + path.len();
         if path.len() > PATH_BYTES_MAX {
             return;
         }
-        let first = First { path: path.into_boxed_slice(), left: left.into(), item };
+        let first = First { path: path.into_boxed_slice(), names, item };
         if self.bytes + bytes <= LINKS_BYTES_MAX {
             self.bytes += bytes;
             self.first.insert(inode, first);
@@ -129,8 +154,8 @@ impl Links {
     /// One more name has come; with the last the file is forgotten.
     pub fn count(&mut self, inode: Identity) {
         self.change(inode, |first| {
-            first.left = first.left.saturating_sub(1);
-            first.left == 0
+            first.names.left = first.names.left.saturating_sub(1);
+            first.names.left == 0
         });
     }
 
@@ -140,9 +165,15 @@ impl Links {
     }
 }
 
-/// How many names of a file are to come behind that of an entry, which is none of them if it is a link that was followed.
-pub fn further_names(entry: &Present<'_>, stat: &Stat) -> impl Into<u64> {
-    if entry.follow { stat.st_nlink } else { stat.st_nlink - 1 }
+/// What is known of the names of a file that come behind that of an entry, which is none of them if it is a link that was
+/// followed.
+pub fn further_names(entry: &Present<'_>, stat: &Stat) -> Names {
+    let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    let told = statx(entry.at, entry.path, flags, StatxFlags::BTIME).ok();
+    let told = told.filter(|told| StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::BTIME));
+    let born = told.map(|told| i128::from(told.stx_btime.tv_sec) * 1_000_000_000 + i128::from(told.stx_btime.tv_nsec));
+    let left = if entry.follow { stat.st_nlink } else { stat.st_nlink - 1 };
+    Names { left: left.into(), born }
 }
 
 impl Recorder {
@@ -155,7 +186,7 @@ impl Recorder {
         stat: &Stat,
         target: &mut [u8],
     ) -> Option<Step> {
-        let (first, item) = self.links.first(inode)?;
+        let (first, item) = self.links.first(inode, further_names(entry, stat))?;
         let waiting: u64 = self.open.values().map(|open| open.names).sum();
         // The receiver would link to what stands there now.
         if self.unsettled.contains(&inode) {
@@ -191,17 +222,37 @@ impl Recorder {
 mod tests {
     use super::*;
 
+    fn left(left: u64) -> Names {
+        Names { left, born: None }
+    }
+
     #[test]
     fn a_file_is_forgotten_with_its_last_name() {
         let mut links = Links::default();
-        links.insert((1, 2), b"d/a".to_vec(), 2_u64, 7);
-        assert_eq!(links.first((1, 2)), Some((b"d/a".to_vec(), 7)));
+        links.insert((1, 2), b"d/a".to_vec(), left(2), 7);
+        assert_eq!(links.first((1, 2), left(0)), Some((b"d/a".to_vec(), 7)));
         links.count((1, 2));
-        assert!(links.first((1, 2)).is_some());
+        assert!(links.first((1, 2), left(0)).is_some());
         links.count((1, 2));
-        assert!(links.first((1, 2)).is_none());
+        assert!(links.first((1, 2), left(0)).is_none());
         links.count((1, 2));
         assert_eq!(links.bytes, 0);
+    }
+
+    #[test]
+    fn the_number_of_a_file_that_has_gone_is_no_name_of_it() {
+        for far in [false, true] {
+            let mut links = Links::default();
+            if far {
+                links.bytes = LINKS_BYTES_MAX;
+            }
+            let born = |at| Names { left: 1, born: Some(at) };
+            links.insert((1, 2), b"a".to_vec(), born(5), 0);
+            assert_eq!(links.first((1, 2), born(5)), Some((b"a".to_vec(), 0)));
+            assert!(links.first((1, 2), left(0)).is_some(), "where the file system does not tell");
+            assert_eq!((links.first((1, 2), born(6)), links.first((1, 2), born(6))), (None, None));
+            assert_eq!(links.more.is_some(), far);
+        }
     }
 
     /// As if all were in memory, which takes no more than there is room for.
@@ -211,14 +262,14 @@ mod tests {
         let path = |inode: u64| [&inode.to_le_bytes()[..], &[b'p'; PATH_BYTES_MAX - 8]].concat();
         let count = (LINKS_BYTES_MAX / PATH_BYTES_MAX) as u64 + 1000;
         for inode in 0..count {
-            links.insert((0, inode), path(inode), 2_u64, inode as u32);
+            links.insert((0, inode), path(inode), left(2), inode as u32);
         }
         assert!(links.bytes <= LINKS_BYTES_MAX && links.bytes > LINKS_BYTES_MAX - 2 * PATH_BYTES_MAX);
         assert!(links.more.is_some());
         links.forget((0, 1));
         links.set_item((0, count - 1), 7);
         links.forget((0, count - 2));
-        links.insert((0, count - 3), b"other".to_vec(), 1_u64, 8);
+        links.insert((0, count - 3), b"other".to_vec(), left(1), 8);
         let expected = |inode: u64| match inode {
             1 => None,
             inode if inode == count - 1 => Some((path(inode), 7)),
@@ -228,14 +279,14 @@ mod tests {
         };
         for round in 0..2 {
             for inode in 0..count {
-                assert!(links.first((0, inode)) == expected(inode), "{inode}");
+                assert!(links.first((0, inode), left(0)) == expected(inode), "{inode}");
             }
-            links.insert((0, count - 3), b"other".to_vec(), 2_u64 - round, 8);
+            links.insert((0, count - 3), b"other".to_vec(), left(2 - round), 8);
             (0..count).for_each(|inode| links.count((0, inode)));
         }
-        assert!((0..count).all(|inode| links.first((0, inode)).is_none()));
+        assert!((0..count).all(|inode| links.first((0, inode), left(0)).is_none()));
         assert_eq!(links.bytes, 0);
-        links.insert((1, 1), vec![b'p'; PATH_BYTES_MAX + 1], 1_u64, 0);
-        assert!(links.first((1, 1)).is_none());
+        links.insert((1, 1), vec![b'p'; PATH_BYTES_MAX + 1], left(1), 0);
+        assert!(links.first((1, 1), left(0)).is_none());
     }
 }

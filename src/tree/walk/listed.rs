@@ -19,7 +19,7 @@ use super::spent::{Was, Whereabouts};
 use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range};
+use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range, identity};
 use crate::tree::Fault;
 
 /// A directory with files that are listed and not settled: it stays open until the last of them is.
@@ -57,6 +57,11 @@ pub struct ListedFile {
 }
 
 impl ListedFile {
+    /// Whether what stands under its name, and `stat` describes, is another file by now, where the one that was listed has more.
+    fn is_other(&self, stat: &Stat) -> bool {
+        self.inode.is_some_and(|inode| inode != identity(stat))
+    }
+
     /// Where it is.
     pub fn whereabouts(&self) -> Whereabouts {
         Whereabouts::new(self.source_path(), self.home.root_bytes)
@@ -334,7 +339,7 @@ impl Recorder {
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         // In a dry run the receiver tells the digest of a large one's contents.
         let is_told = wanted.file.size <= INLINE_BYTES_MAX as u64 || !self.options.dry_run;
-        let is_it = is_regular && is_told && stat.st_size as u64 == wanted.file.size;
+        let is_it = is_regular && is_told && stat.st_size as u64 == wanted.file.size && !wanted.file.is_other(&stat);
         if is_it { cache.get(entry.at, &stat) } else { None }
     }
 
@@ -357,6 +362,10 @@ impl Recorder {
         }
         let began = SystemTime::now();
         let (file, stat) = self.open(&entry, entry.kind, None, OFlags::empty())?;
+        // Further names of the file that was listed are none of the one that has its name now.
+        if let Some(inode) = wanted.file.inode.filter(|_| wanted.file.is_other(&stat)) {
+            self.links.forget(inode);
+        }
         if let (Verdict::Digest(theirs), false) = (wanted.verdict, is_large) {
             self.scratch.resize(HASH_READ_BYTES, 0);
             let ours = hash_range(&file, 0, stat.st_size as u64, &mut self.scratch)?;

@@ -596,8 +596,7 @@ pub enum Message {
     /// them; none if it may be anywhere.
     #[n(63)]
     Changed(#[n(0)] Option<Vec<minicbor::bytes::ByteVec>>),
-    /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives. An older
-    /// end, which does not know this, has its reconnect window.
+    /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives.
     #[n(1000)]
     OtherLost,
     /// Somebody watches: count all that this end has to send, or to copy on its host. PROGRESS tells what it comes to.
@@ -614,7 +613,7 @@ pub enum Message {
     #[n(1004)]
     LogLine(#[n(0)] Box<LogLine>),
     /// The caller will ask for nothing more: the agent ends by itself once all stages and sessions that it has been told of
-    /// have told how they ended. An older one waits for the end of its input.
+    /// have told how they ended.
     #[n(1005)]
     EndWhenDone,
 }

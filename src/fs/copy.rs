@@ -50,10 +50,10 @@ pub(crate) fn copy_range(
             false => Err(Errno::OPNOTSUPP),
         };
         let count = match by_kernel {
-            Ok(count) => count,
+            Ok(count @ 1..) => count,
             Err(Errno::INTR) => continue,
-            // Of other errors it is not known which file they are about; or this cannot be done for these two.
-            Err(_) => {
+            // Some file systems say 0 although there is more. Of other errors it is not known which file they are about; or this cannot be done for these two.
+            Ok(0) | Err(_) => {
                 scratch.resize(SCRATCH_BYTES, 0);
                 let part = &mut scratch[..left.min(SCRATCH_BYTES)];
                 let count = match pread(&from, &mut *part, at) {

@@ -298,12 +298,19 @@ pub(crate) fn open_closed(place: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno>
 /// Removes an entry, with everything in it if it is a directory. No link leads out of it.
 pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {
-        Err(Errno::ISDIR | Errno::PERM) => {
+        Err(error @ (Errno::ISDIR | Errno::PERM)) if is_directory(&directory, name, error) => {
             remove_contents(&open_to_empty(&directory, name)?)?;
             unlinkat(&directory, name, AtFlags::REMOVEDIR)
         }
         other => other,
     }
+}
+
+/// Whether unlink(2) has answered so since it is a directory: EPERM as well, by POSIX, but also of a file that may not be removed.
+fn is_directory(parent: impl AsFd, name: &CStr, answer: Errno) -> bool {
+    let kind = |stat: Stat| FileType::from_raw_mode(stat.st_mode);
+    answer == Errno::ISDIR
+        || statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| kind(stat) == FileType::Directory)
 }
 
 /// Removes everything in a directory, by descriptors.
@@ -334,16 +341,19 @@ pub(crate) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
 fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
     // A mode that had been set already, as 0555, would keep us from it.
     let _ = rustix::fs::fchmod(directory, Mode::RWXU);
-    let mut below = Vec::new();
-    for_each(directory, |name| {
+    let (mut below, mut failure) = (Vec::new(), None);
+    for_each::<Errno>(directory, |name| {
         match unlinkat(directory, name, AtFlags::empty()) {
-            Err(Errno::ISDIR | Errno::PERM) => below.push(name.to_owned()),
+            Err(error @ (Errno::ISDIR | Errno::PERM)) if is_directory(directory, name, error) => {
+                below.push(name.to_owned())
+            }
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(error),
+            // What may not be removed keeps nothing else.
+            Err(error) => failure = failure.or(Some(error)),
         }
         Ok(())
     })?;
-    Ok(below)
+    failure.map_or(Ok(below), Err)
 }
 
 /// Calls `look` with each name in a directory.

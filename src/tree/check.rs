@@ -292,19 +292,33 @@ impl<'a> Checker<'a> {
                 continue;
             };
             expected = next(&mut manifest)?;
-            match self.compare(level, &name, entry, jobs) {
+            let unread = match self.compare(level, &name, entry, jobs) {
                 Ok(Some(entered)) if levels.len() > DEPTH_MAX => {
                     drop(entered);
-                    self.fail(&path, Errno::NAMETOOLONG);
+                    Some(Errno::NAMETOOLONG)
                 }
                 Ok(Some(entered)) => match self.list(entered, &path, levels.last()) {
-                    Ok(level) => levels.push(level),
-                    Err(fault) => self.fail(&path, fault.errno().unwrap_or(Errno::IO)),
+                    Ok(level) => {
+                        levels.push(level);
+                        None
+                    }
+                    Err(fault) => Some(fault.errno().unwrap_or(Errno::IO)),
                 },
-                Ok(None) => {}
+                Ok(None) => None,
                 // It was there a moment ago.
-                Err(Errno::NOENT) => self.differs(&path, vec![Aspect::Missing]),
-                Err(error) => self.fail(&path, error),
+                Err(Errno::NOENT) => {
+                    self.differs(&path, vec![Aspect::Missing]);
+                    None
+                }
+                Err(error) => Some(error),
+            };
+            if let Some(error) = unread {
+                self.fail(&path, error);
+                // Nobody knows whether what is below it is missing.
+                path.push(b'/');
+                while expected.take_if(|entry| entry.path.starts_with(&path)).is_some() {
+                    expected = next(&mut manifest)?;
+                }
             }
         }
         while let Some(entry) = expected {
@@ -355,7 +369,11 @@ impl<'a> Checker<'a> {
         };
         let mut entered = None;
         match entry.kind {
-            Kind::Directory => entered = Some(open(OFlags::DIRECTORY)?),
+            Kind::Directory => {
+                // Also of one that cannot be looked into.
+                self.differs(&entry.path, std::mem::take(&mut aspects));
+                entered = Some(open(OFlags::DIRECTORY)?);
+            }
             Kind::Symlink(target) => {
                 let found = readlinkat(&level.directory, name, Vec::new())?;
                 if found.to_bytes() != target {

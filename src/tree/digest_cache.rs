@@ -2,7 +2,9 @@
 //!
 //! A record is believed only of a file that has the same size, time of last modification and time of last change of its
 //! inode, in nanoseconds, as when it was read. A file that had changed within two seconds before is not recorded: it might
-//! change again without getting another time.
+//! change again without getting another time. Nor is one on a file system of which the kernel does not keep those times
+//! ([`TIMEKEEPERS`]). What is written through a shared mapping that was dirty already gets no other time before it has been
+//! written back, on tmpfs never: the guide says so.
 //!
 //! # Format
 //!
@@ -31,7 +33,7 @@ use blake3::Hasher;
 use rd_proto::control::IoFact;
 use rd_proto::tree::answer::{self, BLOCK_BYTES_MIN};
 use rd_proto::tree::blocks::block_bytes;
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, openat};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatfs, fstatvfs, openat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -63,6 +65,23 @@ const KEPT_BUCKETS: usize = 64;
 
 /// A file that has changed so short a time before it was read is not recorded.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// File systems that give an inode another time with each change, by statfs(2)'s numbers: ext2 to ext4, XFS, Btrfs, F2FS, ZFS,
+/// bcachefs, tmpfs, overlays of these, NFS, Ceph and Lustre. An image that is read only (squashfs, iso9660) may have the times,
+/// numbers and device of another one, and of FUSE it is not known.
+const TIMEKEEPERS: [u32; 11] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    0x0102_1994,
+    0x794c_7630,
+    0x6969,
+    0x00c3_6400,
+    0x0bd0_0bd0,
+];
 
 /// Times that it is opened again while another process may be making it.
 const TRIES_MAX: u64 = 40;
@@ -133,8 +152,9 @@ pub(super) struct DigestCache {
 struct State {
     /// By the place that their numbers give them.
     buckets: Vec<Option<(u64, Box<[u8; BUCKET_BYTES]>)>>,
-    /// What file systems are called, by their device numbers, which may be others after the next boot.
-    systems: Vec<(u64, u64)>,
+    /// What file systems are called, by their device numbers, which may be others after the next boot; `None` where times tell
+    /// nothing.
+    systems: Vec<(u64, Option<u64>)>,
 }
 
 /// By what a file is known.
@@ -268,14 +288,15 @@ impl DigestCache {
         let system = match state.systems.iter().find(|(device, _)| *device == stat.st_dev) {
             Some((_, system)) => *system,
             None => {
-                let named = fstatvfs(at).map_or(0, |system| system.f_fsid);
-                let system = if named == 0 { stat.st_dev } else { named };
+                let is_kept = fstatfs(&at).is_ok_and(|system| TIMEKEEPERS.contains(&(system.f_type as u32)));
+                let named = fstatvfs(&at).map_or(0, |system| system.f_fsid);
+                let system = is_kept.then_some(if named == 0 { stat.st_dev } else { named });
                 // A tree has few.
                 state.systems.truncate(KEPT_BUCKETS);
                 state.systems.insert(0, (stat.st_dev, system));
                 system
             }
-        };
+        }?;
         let mut hasher = Hasher::new_keyed(&self.key);
         let numbers = [
             system,

@@ -33,7 +33,7 @@ pub mod write;
 pub const FIRST_LINE: &[u8] = b"rdcp manifest 1";
 
 /// The longest line: each byte of path and target may take four.
-const LINE_BYTES_MAX: usize = 4 * (DEPTH_MAX * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX) + 256;
+const LINE_BYTES_MAX: usize = 4 * ((DEPTH_MAX + 1) * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX) + 256;
 
 const NO_MODE: &str = "has no mode";
 const NO_TIME: &str = "has no time";
@@ -157,7 +157,7 @@ impl Entry {
     pub fn check(&self) -> Result<(), &'static str> {
         let mut names = 0;
         let mut is_path = || self.path.split(|&byte| byte == b'/').inspect(|_| names += 1).all(is_name);
-        if !self.path.is_empty() && !is_path() || names > DEPTH_MAX {
+        if !self.path.is_empty() && !is_path() || names > DEPTH_MAX + 1 {
             return Err("has a path that leads elsewhere or cannot be one");
         }
         if let Kind::Symlink(target) = &self.kind

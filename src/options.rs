@@ -362,7 +362,14 @@ pub struct TreeOptions {
     #[n(9)]
     pub fsync: bool,
     /// Read all data back from the disk and compare it before its file appears; not for copies within one host
-    #[arg(long, value_enum, value_name = "WHERE", require_equals = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHERE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "disk"
+    )]
     #[n(11)]
     pub verify: Option<Verify>,
     /// Copy only what differs from what is there: files by size and time of last modification

@@ -307,6 +307,8 @@ pub struct Translated {
     is_sync: bool,
     /// `--info=name0`: `-v` names nothing.
     pub has_no_names: bool,
+    /// Letters that mean something to rsync only, without `--sync`.
+    pub has_rsync_letters: bool,
     /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
     pub is_relative: bool,
 }
@@ -490,6 +492,7 @@ fn cluster(
     for (at, &byte) in letters.iter().enumerate() {
         let rest = OsStr::from_bytes(&letters[at + 1..]);
         let short = OsString::from_vec(vec![b'-', byte]);
+        done.has_rsync_letters |= !done.is_sync && b"az".contains(&byte);
         let attached = !rest.is_empty();
         let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
         let known = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
@@ -583,7 +586,10 @@ fn cluster(
                 }
                 let value = value.filter(|value| is_number(value) && (attached || !exists(value)));
                 match (number, value) {
-                    (Number::Port, None) => done.words.push("--progress".into()),
+                    (Number::Port, None) => {
+                        done.has_rsync_letters |= !done.is_sync;
+                        done.words.push("--progress".into());
+                    }
                     (_, None) => {}
                     (Number::Port | Number::OldPort, Some(value)) => {
                         if number == Number::OldPort {

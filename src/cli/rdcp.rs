@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::path::PathBuf;
@@ -31,8 +32,8 @@ use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::job::progress::{Ended, HostEnded};
-use crate::job::targets::expand;
 use crate::job::targets::failed::FailedHosts;
+use crate::job::targets::{expand, is_list};
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
@@ -313,15 +314,23 @@ pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
 
 /// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.
 fn note_hosts(sources: &[Spec], destination: &Spec) {
+    let is_host = |path: &OsStr| {
+        let names = if is_list(path) { expand(path).unwrap_or_default() } else { vec![path.to_owned()] };
+        names.iter().any(|name| name.to_str().is_some_and(hosts::is_known))
+    };
     let host = |spec: &Spec| match spec {
-        Spec::Here(path) if path.to_str().is_some_and(hosts::is_known) && !exists(path) => Some(escaped(path)),
+        Spec::Here(path) if !exists(path) && is_host(path) => Some(match is_list(path) {
+            true => format!("'{}:'", escaped(path)),
+            false => format!("{}:", escaped(path)),
+        }),
         _ => None,
     };
+    let bare = |host: &str| host.trim_matches('\'').trim_end_matches(':').to_owned();
     for host in sources.iter().filter_map(host) {
-        super::say(&format!("rdcp: no file here is called {host}; did you mean {host}:PATH?"));
+        super::say(&format!("rdcp: no file here is called {0}; did you mean {0}:PATH?", bare(&host)));
     }
     if let Some(host) = host(destination) {
-        super::say(&format!("rdcp: copying to a file {host} on this host; did you mean {host}:?"));
+        super::say(&format!("rdcp: copying to a file {} on this host; did you mean {host}?", bare(&host)));
     }
 }
 
@@ -556,6 +565,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         setup,
         transfer: &arguments.transfer,
         verbose: arguments.report.is_verbose(),
+        has_rsync_letters: typed.has_rsync_letters,
     };
     let (sources, selected) = (plan.sources.clone(), plan.only.clone());
     let destination = Some(plan.destination.clone()).filter(|_| !plan.dry_run);
@@ -588,7 +598,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
-            let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
+            let is_shown = plan.destination == Spec::Standard && std::io::stdout().is_terminal();
+            let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
             let mut console = Console::new("rdcp", reporter, may_draw, style);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;

@@ -36,18 +36,20 @@ use crate::log;
 pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
+pub(crate) use line::stream_line;
 pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};
 use record::{Record, Weight};
 use screen::Screen;
+pub(crate) use screen::was_drawn;
 pub(crate) use stats::{Digits, stats};
 use trace::Trace;
 
 use super::words::waited_for;
 use crate::agent::words;
 use crate::engine::session;
-use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Waits};
+use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Wait, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::prepared::Prepared;
 use crate::fs::standard;
@@ -79,6 +81,8 @@ pub struct Terminal {
     progress: Progress,
     rate: Rate,
     logged: Instant,
+    /// Since when there is no link.
+    lost: Option<Instant>,
 }
 
 /// How progress is shown.
@@ -121,6 +125,7 @@ impl Terminal {
             progress: Progress::new(options, may_draw),
             rate: Rate::default(),
             logged: Instant::now(),
+            lost: None,
         }
     }
 
@@ -145,7 +150,14 @@ impl Terminal {
 
     /// Shows how far it has come, as the terminal's width allows.
     pub(crate) fn show(&mut self, shown: &Shown) {
-        self.show_line(|columns| shown.line(columns));
+        let without = self.lost.map(|since| no_link(&self.peer, since, self.reconnect_s));
+        let shown = match without {
+            None => shown.clone(),
+            // What there was before says nothing of now.
+            without => Shown { no_link: without, waits: Waits::default(), ..shown.clone() },
+        };
+        let has_bar = self.progress == Progress::Bar;
+        self.show_line(|columns| if has_bar { shown.line(columns) } else { shown.plain_line(columns) });
     }
 
     /// The same of a line that is made for so many columns when it is due.
@@ -183,6 +195,11 @@ impl Observer for Terminal {
                 self.began = Instant::now();
             }
             SessionEvent::Notice(notice, reason) => {
+                match notice {
+                    Notice::LinkLost => self.lost = Some(Instant::now()),
+                    Notice::LinkRestored => (self.lost, self.rate) = (None, Rate::default()),
+                    _ => {}
+                }
                 let line = notice_line(notice, reason.as_deref(), &self.peer, self.reconnect_s, self.verbose);
                 self.remark(line);
             }
@@ -309,8 +326,19 @@ impl job::copy::Observer for Console<'_> {
 
 /// What limits at present, to stand behind a rate; empty where nothing does.
 pub(crate) fn limiter_now(waits: Waits) -> String {
-    let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", what.name(), share * 100.0);
+    let name = |what: Wait| match what {
+        Wait::Credits => "receiver full",
+        Wait::Limit => "--bwlimit",
+        other => other.name(),
+    };
+    let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", name(what), share * 100.0);
     waits.limiter().map(words).unwrap_or_default()
+}
+
+/// What stands in place of a rate while there is no link.
+fn no_link(peer: &str, since: Instant, reconnect_s: u64) -> String {
+    let left = reconnect_s.saturating_sub(since.elapsed().as_secs());
+    format!("no link to {peer}, {left} s left")
 }
 
 /// Keeps what a session has noticed.
@@ -577,6 +605,10 @@ impl<'a> Reporter<'a> {
             // There is none of what would only be done.
             None if self.options.is_verbose() && failure.is_none() && summary.seconds > 0.0 => {
                 super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
+            }
+            // A bar has gone without a trace.
+            None if !self.options.quiet && failure.is_none() && summary.seconds > 0.0 && screen::was_drawn() => {
+                super::say(&stream_line(summary.counters.bytes, summary.seconds));
             }
             _ => {}
         }

@@ -1,6 +1,7 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -159,6 +160,11 @@ fn transfer(
     };
     let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
     let first = reach(host, port, &key, patience, "rdrecv")?;
+    // A bar would be drawn into what is typed.
+    let is_typed = file.is_none_or(|path| path == "-") && std::io::stdin().is_terminal();
+    if is_typed && !arguments.report.quiet && std::io::stderr().is_terminal() {
+        super::say("rdsend: sending what you type; ^D ends it");
+    }
     let (post, events) = channel();
     let session = Session {
         role: Role::Sender,
@@ -167,7 +173,8 @@ fn transfer(
         transfer: &arguments.transfer,
         post,
         events,
-        observer: reporter.recording(Side::From, NonBlocking::start(Terminal::new("rdsend", &arguments.report, true))),
+        observer: reporter
+            .recording(Side::From, NonBlocking::start(Terminal::new("rdsend", &arguments.report, !is_typed))),
         takes_signals: true,
         reports_for_both: true,
     };
@@ -212,6 +219,7 @@ pub(crate) fn reach(
     let addresses = engine::reach::resolve(bare, port, patience.max(ATTEMPT_MIN)).map_err(|reason| {
         Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
     })?;
+    let mut last_reason: Option<LinkError> = None;
     loop {
         let mut failure: Option<LinkError> = None;
         for &address in &addresses {
@@ -227,8 +235,14 @@ pub(crate) fn reach(
             }
         }
         let failure = failure.unwrap_or(LinkError::TimedOut);
+        match failure {
+            LinkError::Os { .. } => last_reason = Some(failure.clone()),
+            _ => {}
+        }
         if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
-            return Err(unreached(&failure, &peer_name, program));
+            // The last attempt may have had no time to hear what the system said of those before it.
+            let told = last_reason.filter(|_| matches!(failure, LinkError::TimedOut)).unwrap_or(failure);
+            return Err(unreached(&told, &peer_name, program));
         }
         std::thread::sleep(RETRY_PAUSE);
     }

@@ -175,10 +175,6 @@ mod tests {
             ("rdcp a b --lanes 99", "--lanes 99: give 1 to 16; see --help"),
             ("rdcp a b --reconnect soon", "--reconnect soon: not a number; see --help"),
             ("rdcp a b --chunk 1", "--chunk 1: a chunk has 4K to 1M; see --help"),
-            (
-                "rdcp a b --verify disk",
-                "the value of --verify is written behind an equals sign: --verify=WHERE; see --help",
-            ),
             ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
             ("rdcp --sync a b --backup-dir x --in-place", "--backup-dir cannot be used with --in-place; see --help"),
             (

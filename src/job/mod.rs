@@ -465,6 +465,7 @@ impl Job {
     /// A host is not heard any more. `failure`: why, where its channel is of no use.
     fn lose(&mut self, host: usize, failure: Option<Failure>) {
         self.hosts[host].gone = true;
+        let failure = failure.map(|failure| failure.on(&self.hosts[host].name));
         self.updates.push_back(Update::Gone(host, failure));
     }
 
@@ -595,7 +596,7 @@ impl Job {
                 None => {
                     let (label, within) = (job.hosts[host].label(), limit.as_secs());
                     let line = format!("{label} does not answer within {within} s; try again");
-                    Some(Err(Failure::new(Exit::Connect, line)))
+                    Some(Err(Failure::new(Exit::Connect, line).on(&job.hosts[host].name)))
                 }
             },
             deadline,
@@ -629,7 +630,8 @@ impl Job {
 
     fn lost(&self, host: usize) -> Failure {
         let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
-        Failure::new(Exit::LinkLost, format!("lost the agent on {label}: it ended, or {launcher} did"))
+        let line = format!("lost the agent on {label}: it ended, or {launcher} did");
+        Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
     }
 
     fn unexpected(&self, host: usize) -> Failure {

@@ -161,6 +161,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) transfer: &'a TransferOptions,
     /// Details are wanted as well.
     pub(crate) verbose: bool,
+    /// It was typed with letters that are rsync's, and without `--sync`.
+    pub(crate) has_rsync_letters: bool,
 }
 
 impl Plan<'_> {

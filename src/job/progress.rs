@@ -84,6 +84,8 @@ pub(crate) struct Shown {
     pub(crate) seconds: u64,
     /// The path of an entry that is being copied, or nothing.
     pub(crate) name: Vec<u8>,
+    /// In place of a rate, while there is no link.
+    pub(crate) no_link: Option<String>,
 }
 
 impl Shown {

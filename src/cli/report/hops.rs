@@ -1,5 +1,6 @@
 //! What a person sees of a pipeline: standard error of its stages, progress, and at the end who held it up.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,12 +10,13 @@ use super::hosts::{Hosts, HostsShown};
 use super::record::Weight;
 use super::screen::Screen;
 use super::{
-    BAR_AFTER, BAR_HZ, LINE_COLUMNS, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, notice_line,
-    rate_words, read_line, written_line,
+    BAR_AFTER, BAR_HZ, LINE_COLUMNS, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, no_link, notice_line,
+    rate_words, read_line, screen, stream_line, written_line,
 };
 use crate::agent::end;
 use crate::cli::options::ReportOptions;
 use crate::engine::{Read, SessionEvent, Waits};
+use crate::fs::standard::Unwritten;
 use crate::job::copy::route;
 use crate::job::event::{Event, rate};
 use crate::job::hop::{Hop, Side};
@@ -42,6 +44,10 @@ pub(crate) struct HopsConsole<'a> {
     reporter: &'a Reporter<'a>,
     options: &'a ReportOptions,
     progress: Progress,
+    /// Nothing is drawn any more once there is something on standard output.
+    is_until_output: bool,
+    /// Hops without a link, by their sender's number: since when, and for how many seconds one is tried for.
+    lost: HashMap<u32, (Instant, u64)>,
     began: Instant,
     drawn: Instant,
     /// Several hosts that get one stream, and the line about them.
@@ -53,15 +59,17 @@ pub(crate) struct HopsConsole<'a> {
 }
 
 impl<'a> HopsConsole<'a> {
-    /// `may_draw`: nothing else writes to the terminal.
-    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool) -> Self {
+    /// `may_draw`: nothing else writes to the terminal, but, with `is_until_output`, a session that ends at standard output.
+    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, is_until_output: bool) -> Self {
         let options = reporter.options;
-        let progress = Progress::new(options, may_draw);
+        let progress = Progress::new(options, may_draw || is_until_output);
         let now = Instant::now();
         Self {
             reporter,
             options,
             progress,
+            is_until_output,
+            lost: HashMap::new(),
             began: now,
             drawn: now,
             hosts: Hosts::default(),
@@ -99,6 +107,21 @@ impl<'a> HopsConsole<'a> {
         if held > 0 {
             self.say(&format!("{held} more lines like that, of other hops or of these again"));
         }
+    }
+
+    /// Tells what the hop that has carried most came to: its bar has gone without a trace.
+    pub(crate) fn say_last(&self, hops: &[Hop]) {
+        let Some((hop, report)) = hops
+            .iter()
+            .filter_map(|hop| Some((hop, report(hop)?)))
+            .max_by_key(|(_, report)| report.bytes)
+            .filter(|_| !self.options.quiet)
+        else {
+            return;
+        };
+        let label = if hops.len() > 1 { format!("{}: ", hop.label()) } else { String::new() };
+        let line = stream_line(report.bytes, report.micros as f64 / 1e6);
+        self.beside_bars(|| crate::cli::say(&format!("{label}{line}")));
     }
 
     /// Tells what `-v` asks for at the end of a pipeline that went well.
@@ -141,6 +164,11 @@ impl pipeline::Observer for HopsConsole<'_> {
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64) {
         let event = SessionEvent::Notice(notice, reason.map(|reason| format!("{}, {reason}", hop.label())));
         self.reporter.noticed(&event);
+        match notice {
+            Notice::LinkLost => drop(self.lost.insert(hop.ends[0], (Instant::now(), reconnect_s))),
+            Notice::LinkRestored => drop(self.lost.remove(&hop.ends[0])),
+            _ => {}
+        }
         if let Some(line) = notice_line(notice, reason, &hop.names[1], reconnect_s, self.options.is_verbose()) {
             self.say_some(&format!("{}: {line}", hop.label()));
         }
@@ -162,6 +190,9 @@ impl pipeline::Observer for HopsConsole<'_> {
         self.drawn = now;
         self.rates.resize_with(hops.len(), Rate::default);
         for (rate, hop) in self.rates.iter_mut().zip(hops) {
+            if self.lost.contains_key(&hop.ends[0]) {
+                *rate = Rate::default();
+            }
             rate.add(now, hop.bytes, hop.waits);
         }
         let rate_of = |at: usize| match self.rates[at].bytes_per_second() {
@@ -174,7 +205,11 @@ impl pipeline::Observer for HopsConsole<'_> {
         let lines: Vec<String> = moving
             .map(|(at, hop)| {
                 let bytes = size_words(hop.bytes);
-                let line = format!("{}: {bytes}  {} {}", hop.label(), rate_words(rate_of(at)), limiter(at));
+                let speed = match self.lost.get(&hop.ends[0]) {
+                    Some((since, reconnect_s)) => no_link(&hop.names[1], *since, *reconnect_s),
+                    None => format!("{} {}", rate_words(rate_of(at)), limiter(at)),
+                };
+                let line = format!("{}: {bytes}  {speed}", hop.label());
                 line.trim_end().to_owned()
             })
             .chain(self.line_of_hosts.take())
@@ -185,8 +220,20 @@ impl pipeline::Observer for HopsConsole<'_> {
         if in_foreground() == Some(false) {
             return;
         }
+        let mut unwritten = Unwritten::hold();
+        if self.is_until_output && unwritten.is_none() {
+            return;
+        }
         let (bars, shown) = self.bars.get_or_insert_with(|| {
-            (MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(BAR_HZ)), Vec::new())
+            screen::note_drawn();
+            let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(BAR_HZ));
+            if let (true, Some(unwritten), drawn) = (self.is_until_output, &mut unwritten, bars.clone()) {
+                unwritten.before_first_byte(move || {
+                    let _ = drawn.clear();
+                    drawn.set_draw_target(ProgressDrawTarget::hidden());
+                });
+            }
+            (bars, Vec::new())
         });
         while shown.len() < lines.len() {
             let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a fixed template");

@@ -31,6 +31,15 @@ impl Shown {
     /// On one line of a terminal with so many columns, of which it leaves the last one free: some terminals would begin
     /// the next line.
     pub(crate) fn line(&self, columns: usize) -> String {
+        self.text(columns, true)
+    }
+
+    /// The same without a bar, for what is read later.
+    pub(crate) fn plain_line(&self, columns: usize) -> String {
+        self.text(columns, false)
+    }
+
+    fn text(&self, columns: usize, has_bar: bool) -> String {
         let room = columns.saturating_sub(1);
         let percent = self.share().map(|share| format!("{:.0} %", (share * 100.0).floor()));
         let bytes = match self.compared {
@@ -40,13 +49,15 @@ impl Shown {
             }
             _ => pair(self.bytes, self.bytes_total, self.is_final),
         };
-        let speed = self.speed();
-        let left = self.seconds_left().map(seconds_left).or_else(|| {
+        let speed = self.no_link.clone().or_else(|| self.speed());
+        let words = |seconds| format!("{}{}", seconds_left(seconds), if has_bar { "" } else { " left" });
+        let left = self.seconds_left().map(words).filter(|_| self.no_link.is_none()).or_else(|| {
             // A sign of life where nothing else may move.
-            (self.bytes_total.is_none() && self.files.is_none()).then(|| format!("in {}", seconds_left(self.seconds)))
+            (self.bytes_total.is_none() && self.files.is_none() && self.no_link.is_none())
+                .then(|| format!("in {}", seconds_left(self.seconds)))
         });
         let Some(files) = self.files else {
-            return self.single(room, [percent, Some(bytes), speed, left]);
+            return self.single(room, [percent, Some(bytes), speed, left], has_bar);
         };
         let files = count_pair(files, self.files_total, self.files_final);
         let (done, sent) = match self.compared {
@@ -119,10 +130,11 @@ impl Shown {
         line
     }
 
-    fn single(&self, room: usize, parts: [Option<String>; 4]) -> String {
+    fn single(&self, room: usize, parts: [Option<String>; 4], has_bar: bool) -> String {
         let mut parts = parts;
         let plain = join(&parts, "  ");
-        let bar_min = if self.share().is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
+        let share = self.share().filter(|_| has_bar);
+        let bar_min = if share.is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
         let limiter = limiter_now(self.waits);
         if let (Some(speed), false) = (&mut parts[2], limiter.is_empty())
             && plain.width() + limiter.width() + 1 + bar_min <= room
@@ -141,7 +153,7 @@ impl Shown {
         }
         let line = cut_end(&line, room);
         let free = room.saturating_sub(line.width() + 2);
-        match self.share() {
+        match share {
             Some(share) if free >= BAR_COLUMNS_MIN => format!("{}  {line}", bar(share, free.min(BAR_COLUMNS_MAX))),
             _ => line,
         }
@@ -243,6 +255,12 @@ pub(crate) fn name_words(path: &[u8]) -> String {
     escaped.chars().map(|letter| if turns(letter) || breaks(letter) { '?' } else { letter }).collect()
 }
 
+/// What a stream came to, on one line.
+pub(crate) fn stream_line(bytes: u64, seconds: f64) -> String {
+    let speed = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, seconds))) } else { String::new() };
+    format!("{} in {}{speed}, verified", size_words(bytes), seconds_words(seconds))
+}
+
 impl Copied {
     /// On one line, the last one of a copy.
     pub(crate) fn line(&self) -> String {
@@ -320,6 +338,7 @@ mod tests {
             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
             seconds: 1,
             name: b"sub/file-812.dat".to_vec(),
+            no_link: None,
         }
     }
 
@@ -398,6 +417,27 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_link_stands_where_the_rate_was() {
+        let lost = |shown: Shown| Shown {
+            no_link: Some("no link to h2, 24 s left".to_owned()),
+            waits: Waits::default(),
+            ..shown
+        };
+        assert!(lost(single()).line(80).ends_with("░  49 %  53/107 MiB  no link to h2, 24 s left"));
+        assert_eq!(lost(tree()).line(70), "812/3003 files  53/107 MiB  49 %  no link to h2, 24 s left");
+        let stream = Shown { bytes_total: None, ..single() };
+        assert_eq!(lost(stream).line(60), "53 MiB  no link to h2, 24 s left");
+    }
+
+    #[test]
+    fn what_is_read_later_has_no_bar() {
+        let limited = Shown { waits: Waits { limit: 1.0, ..Waits::default() }, ..single() };
+        assert_eq!(limited.plain_line(100), "49 %  53/107 MiB  420 MB/s (--bwlimit 100 %)  1 s left");
+        assert_eq!(stream_line(300 << 20, 5.93), "300 MiB in 5.93 s (53 MB/s), verified");
+        assert_eq!(stream_line(0, 0.5), "0 B in 0.50 s, verified");
+    }
+
+    #[test]
     fn no_line_is_wider_than_its_terminal() {
         let names = [
             "",
@@ -427,6 +467,7 @@ mod tests {
                             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
                             seconds: number,
                             name: name.as_bytes().to_vec(),
+                            no_link: (at % 4 == 3).then(|| "no link to h2, 24 s left".to_owned()),
                         };
                         let line = shown.line(columns);
                         assert!(line.width() <= columns.saturating_sub(1), "{columns}: {line:?}");

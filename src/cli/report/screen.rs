@@ -3,11 +3,26 @@
 //! The cursor waits at the line's beginning. A terminal that becomes narrower breaks the line up and keeps the cursor
 //! where it was: at the beginning of what there is to be cleared.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use console::Term;
 use rustix::termios::tcgetwinsize;
 
 /// The columns of a terminal that does not tell.
 const COLUMNS: u16 = 80;
+
+/// Something has been drawn on standard error, of which a process has one.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
+/// Whether somebody at a terminal has been shown progress: what it came to is said there as well.
+pub(crate) fn was_drawn() -> bool {
+    DRAWN.load(Ordering::Relaxed)
+}
+
+/// Something is drawn on standard error.
+pub(crate) fn note_drawn() {
+    DRAWN.store(true, Ordering::Relaxed);
+}
 
 /// The line below all others on standard error.
 pub(in crate::cli) struct Screen {
@@ -29,6 +44,7 @@ impl Screen {
     /// Draws the line in place of the one before it. In one write: other processes may be writing there too.
     pub(in crate::cli) fn draw(&mut self, line: &str) {
         self.is_drawn = true;
+        note_drawn();
         // Where standard error is closed nobody is looking.
         let _ = self.term.clear_to_end_of_screen();
         let _ = self.term.write_str(line);

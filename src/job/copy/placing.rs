@@ -95,7 +95,7 @@ impl Copy<'_> {
                         }
                     }
                     Message::EntriesFailed(missing) if !missing.is_empty() => {
-                        self.left_out = self.left_out.saturating_add(missing.len() as u64);
+                        self.count_left_out(side, missing.len() as u64);
                         if self.left_out - missing_before > names_max as u64 {
                             return Err(self.job.unexpected(side));
                         }
@@ -125,7 +125,7 @@ impl Copy<'_> {
             if is_single {
                 return Err(failure);
             }
-            self.leave_out(&failure);
+            self.leave_out(side, &failure);
         }
         self.is_any_left(&all)?;
         all.shrink_to_fit();
@@ -221,9 +221,33 @@ impl Copy<'_> {
     }
 
     /// Names a source that is not copied while the others are.
-    pub(super) fn leave_out(&mut self, failure: &Failure) {
-        self.left_out += 1;
+    pub(super) fn leave_out(&mut self, side: usize, failure: &Failure) {
+        self.count_left_out(side, 1);
         self.tell_failed(failure);
+    }
+
+    fn count_left_out(&mut self, side: usize, count: u64) {
+        self.left_out = self.left_out.saturating_add(count);
+        let of_side = self.left_out_of.entry(side).or_default();
+        *of_side = of_side.saturating_add(count);
+    }
+
+    /// Somebody who types rsync's letters may mean its slash as well.
+    pub(super) fn tell_nested(&mut self, found: &[(usize, Found)], placed: Option<&Placed>) {
+        let is_into = self.plan.has_rsync_letters && placed.is_some_and(|placed| placed.as_name.is_none());
+        let nested = |(_, found): &&(usize, Found)| found.kind == Kind::Directory && found.path.ends_with(b"/");
+        let Some((side, found)) = found.iter().find(nested).filter(|_| is_into) else { return };
+        let (source, path) = (self.name(*side, &found.path), self.destination.path().as_bytes());
+        let destination = match &self.destination {
+            Spec::There(host, _) => format!("{}:{}", escaped(host), escaped(OsStr::from_bytes(path))),
+            _ => escaped(OsStr::from_bytes(path)),
+        };
+        let above = if path.is_empty() || path.ends_with(b"/") { path.to_vec() } else { [path, b"/"].concat() };
+        let name = [&above[..], &found.name].concat();
+        self.say(&format!(
+            "{source} goes into {destination} as {}, as with cp; rdcp --sync puts its contents there, as rsync does",
+            escaped(OsStr::from_bytes(&name))
+        ));
     }
 
     fn is_any_left(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
@@ -283,7 +307,7 @@ impl Copy<'_> {
             *placed = Some(self.ask_place(side, &[], several)?.map_err(|objection| objection.failure)?);
         }
         match some {
-            [_] => self.leave_out(&failure),
+            [(from, _)] => self.leave_out(*from, &failure),
             _ => {
                 let (first, second) = some.split_at(some.len() / 2);
                 self.place_some(side, first, several, found, placed)?;

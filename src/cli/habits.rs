@@ -376,6 +376,12 @@ pub fn translate(
                     }
                 }
                 // rsync's has no value.
+                None if word == "--compress"
+                    && words.peek().is_some_and(|next| is_other_compression(next, &exists)) =>
+                {
+                    let name = words.next().unwrap_or_default();
+                    return Err(format!("--compress {}: it takes off, auto, lz4, zstd", escaped(&name)));
+                }
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
                 }
@@ -403,6 +409,12 @@ pub fn translate(
 
 fn is_compression(word: &OsStr) -> bool {
     word.to_str().is_some_and(|word| Compress::from_str(word, false).is_ok())
+}
+
+/// Whether a word is how others call what they compress with, or do not, and no file.
+fn is_other_compression(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
+    let others = ["gzip", "zlib", "zlibx", "bzip2", "xz", "lzma", "lzo", "brotli", "snappy", "none", "no", "yes", "on"];
+    others.iter().any(|other| word == *other) && !exists(word)
 }
 
 /// Whether the word behind a long option is its value, so that it must not be taken for letters.
@@ -511,7 +523,11 @@ fn cluster(
             Some(Here::Kept) => {}
             Some(Here::Filter) => {
                 let rule = if attached { Some(rest.to_owned()) } else { words.next() };
-                done.words.extend(filter(&rule.unwrap_or_default())?);
+                let rule = rule.unwrap_or_default();
+                if !attached && (exists(&rule) || rule.as_bytes().contains(&b':')) {
+                    return Err("-f is rsync's --filter; nothing is needed to overwrite".to_owned());
+                }
+                done.words.extend(filter(&rule)?);
                 return Ok(());
             }
             Some(Here::Synced(word, _)) if done.is_sync => done.words.push(word.into()),
@@ -555,6 +571,10 @@ fn cluster(
                 done.words.push(if byte == b'e' { "--rsh".into() } else { short });
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
                 return Ok(());
+            }
+            Some(Here::Word(Behind::Program)) if !attached && value.is_some_and(|value| is_absent(value, exists)) => {
+                let program = value.map(escaped).unwrap_or_default();
+                return Err(format!("-{} {program}: no such program", char::from(byte)));
             }
             Some(Here::Word(behind)) => {
                 if !value.is_some_and(|value| behind.is_meant(value, attached, exists)) {
@@ -658,6 +678,11 @@ fn is_key(word: &OsStr) -> bool {
 fn is_program(word: &OsStr) -> bool {
     let is_executable = |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
     word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
+}
+
+/// Whether a word is an absolute path of nothing.
+fn is_absent(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
+    word.as_bytes().starts_with(b"/") && !exists(word)
 }
 
 /// Whether a word is a number with a unit.

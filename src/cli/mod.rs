@@ -184,7 +184,9 @@ fn with_arguments<T: Arguments>(
     let arguments = parsed.and_then(|matches| T::from_arg_matches(&matches));
     match arguments.map_err(|error| error.format(&mut definition)) {
         Ok(arguments) => command(arguments),
-        Err(error) => T::explain(&error).map_or_else(|| parse_failure(&error), Err),
+        Err(error) if error.use_stderr() => Err(T::explain(&error)
+            .unwrap_or_else(|| Failure::new(Exit::Usage, wrong::line_of(&error, &mut definition, &settings.words)))),
+        Err(error) => asked_for(&error),
     }
 }
 
@@ -216,14 +218,9 @@ fn usage(command: &clap::Command, message: &str) -> Failure {
     Failure::new(Exit::Usage, format!("{message}; see --help\n{usage}"))
 }
 
-/// What clap made of a command line that it could not take, or of `--help` and `--version`.
-fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
-    if !error.use_stderr() {
-        use std::io::Write;
-        // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
-        let written =
-            crate::fs::standard::output().and_then(|_| error.print()).and_then(|()| std::io::stdout().flush());
-        return printed(written);
-    }
-    Err(Failure::new(Exit::Usage, wrong::line(error)))
+/// What clap made of `--help` and `--version`.
+fn asked_for(text: &clap::Error) -> Result<(), Failure> {
+    use std::io::Write;
+    // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
+    printed(crate::fs::standard::output().and_then(|_| text.print()).and_then(|()| std::io::stdout().flush()))
 }

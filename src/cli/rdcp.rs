@@ -460,6 +460,17 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if sources.is_empty() {
         return Err(missing());
     }
+    if let (Some(first), Some(Spec::There(home, path)), Spec::There(..), false) =
+        (sources.first(), sources.last(), &destination, arguments.tree.recursive)
+        && sources.len() > 1
+        && path.is_empty()
+    {
+        let [first, destination] = [first, &destination].map(Spec::typed);
+        let home = escaped(home);
+        return Err(usage(&format!(
+            "{home}: is a directory; -r copies directories; to copy to several hosts: rdcp {first} {home}: --to {destination}"
+        )));
+    }
     targets::check_input(&arguments, &sources)?;
     let (mut targets, named_again) = arguments.targets.resolve(destination)?;
     targets::check(&arguments, &sources, &targets)?;

@@ -58,6 +58,9 @@ use crate::transport::Medium;
 /// A transfer shorter than this shows no bar.
 pub(crate) const BAR_AFTER: Duration = Duration::from_millis(400);
 
+/// What limited less says nothing.
+const LIMITED_SECONDS_MIN: f64 = 0.5;
+
 /// Where progress is a line each: how often.
 pub(crate) const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -593,8 +596,8 @@ impl<'a> Reporter<'a> {
         let begun = summary;
         let summary = summary.unwrap_or(&nothing);
         if self.options.is_verbose() && failure.is_none() {
-            let lines =
-                [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
+            let limiter = limiter_line(summary).filter(|_| summary.seconds >= LIMITED_SECONDS_MIN);
+            let lines = [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter];
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }

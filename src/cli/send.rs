@@ -1,6 +1,6 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -48,7 +48,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
     after_long_help = super::examples::help(super::examples::RDSEND, EXIT_CODES)
 )]
 pub struct SendArguments {
-    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;
+    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on; HOST:PORT may be one word. KEY: the same at both ends;
     /// where it is `-` or missing, it is taken from the environment variable RD_KEY, and asked for on the terminal if
     /// that is not set. FILE: what to send instead of standard input (`-`)
     #[arg(value_name = "HOST PORT [KEY [FILE]]", num_args = 0..=4, allow_negative_numbers = true)]
@@ -76,19 +76,36 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 impl Arguments for SendArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
-        given.get_many("positionals").unwrap_or_default().next().cloned().into_iter().collect()
+        let word: Option<&OsString> = given.get_many("positionals").unwrap_or_default().next();
+        word.map(|word| with_port(word).map_or_else(|| word.clone(), |(host, _)| host)).into_iter().collect()
     }
 
     fn conceal(given: &ArgMatches) {
-        key::conceal(given.get_many("positionals").unwrap_or_default().nth(2).filter(|_| key::is_typed(given)));
+        let words: Vec<&OsString> = given.get_many("positionals").unwrap_or_default().collect();
+        let before = if words.first().is_some_and(|word| with_port(word).is_some()) { 1 } else { 2 };
+        key::conceal(words.get(before).copied().filter(|_| key::is_typed(given)));
     }
+}
+
+/// `HOST:PORT` or `[ADDRESS]:PORT` as two words; `None` for anything else, such as an IPv6 address.
+fn with_port(word: &OsStr) -> Option<(OsString, OsString)> {
+    let (host, port) = word.to_str()?.rsplit_once(':')?;
+    let is_bracketed = host.starts_with('[') && host.ends_with(']');
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !host.is_empty() && (is_bracketed || !host.contains(':'))).then(|| (host.into(), port.into()))
 }
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     arguments.report = arguments.report.begun("rdsend");
     let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
-    let (host, port) = (positionals.next(), positionals.next());
+    let (host, port) = match positionals.next() {
+        Some(word) => match with_port(&word) {
+            Some((host, port)) => (Some(host), Some(port)),
+            None => (Some(word), positionals.next()),
+        },
+        None => (None, None),
+    };
     let key = if wanted == 3 { positionals.next() } else { None };
     key::conceal(key.as_ref());
     let (Some(host), Some(port)) = (host, port) else {
@@ -100,14 +117,6 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
             &SendArguments::command(),
             "too many arguments: KEY comes from an option, so it is none of them",
         ));
-    }
-    if let Some((name, number)) = host.to_str().and_then(|host| host.rsplit_once(':'))
-        && number.parse::<u16>().is_ok()
-        && name.parse::<std::net::Ipv6Addr>().is_err()
-        && host.to_str().is_none_or(|host| host.parse::<std::net::Ipv6Addr>().is_err())
-    {
-        let name = escaped(name.as_ref());
-        return Err(Failure::new(Exit::Usage, format!("HOST and PORT are two words: rdsend {name} {number}")));
     }
     if is_list(&host) && !host.as_bytes().starts_with(b"[") {
         let line = format!(
@@ -156,7 +165,7 @@ fn transfer(
     check_transport(&arguments.transfer)?;
     let key = match key {
         Some(key) => key,
-        None => key::ask()?,
+        None => key::ask(true)?,
     };
     let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
     let first = reach(host, port, &key, patience, "rdrecv")?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
@@ -223,7 +223,13 @@ impl<'a> Copy<'a> {
 
     /// What went wrong on a host, for a person.
     fn failure(&self, host: usize, fault: &Fault) -> Failure {
-        told(&self.job.hosts[host].name, fault)
+        let mut failure = told(&self.job.hosts[host].name, fault);
+        if let (Some(line), [source], true) =
+            (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with("was not emptied"))
+        {
+            *line = line.replace("the source is", &format!("{} is", name_at(source.host(), source.path().as_bytes())));
+        }
+        failure
     }
 
     /// Does what follows from what was heard.
@@ -457,7 +463,16 @@ impl<'a> Copy<'a> {
             return self.outcomes(hop, Side::From);
         }
         let send = frames::Job::SendTree { roots, settings: settings.clone() };
-        self.session(from, send, to, frames::Job::ReceiveTree { directory, names, settings, expected: None })
+        let receive = frames::Job::ReceiveTree { directory, names, settings, expected: None };
+        let (summary, mut failure) = self.session(from, send, to, receive)?;
+        if let Some(Failure { exit: Exit::LinkLost, message: Some(line), .. }) = &mut failure
+            && self.kept.is_none()
+            && summary.counters.bytes > 0
+            && line.contains("lost the link to ")
+        {
+            *line += "; what has arrived is kept there, run again to resume";
+        }
+        Ok((summary, failure))
     }
 
     /// The failure of a copy that has left entries out.
@@ -612,6 +627,7 @@ impl<'a> Copy<'a> {
                     same: received.same,
                     deleted: received.deleted,
                     moved: received.moved,
+                    is_sync: self.plan.tree.sync,
                     compared: summed
                         .filter(|_| self.plan.tree.sync && !self.plan.tree.dry_run && !is_within)
                         .map(|sent| (sent.size_bytes, sent.bytes)),

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::agent::Agent;
+use crate::agent::words::ended_by;
 use crate::control::frames::{self, Begin, Fault, Hello, Message, SessionKey};
 use crate::control::join::{JoinListener, Joiner};
 use crate::control::launch::Launcher;
@@ -710,7 +711,7 @@ fn told(host: &OsStr, fault: &Fault) -> Failure {
     let label = escaped(host);
     let mut exit = Exit::from_code(fault.exit);
     if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
-        return Failure::new(Exit::LinkLost, format!("{label} was ended by signal {number}"));
+        return Failure::new(Exit::LinkLost, format!("{label} {}", ended_by(number))).on(host);
     }
     if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
         return Failure::silent(exit);
@@ -723,12 +724,15 @@ fn told(host: &OsStr, fault: &Fault) -> Failure {
         let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
         return Failure::new(exit, format!("{told_by}{detail}"));
     }
-    let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), name_at(host, &fault.path));
+    // A sentence about it, and not why something cannot be done.
+    let what =
+        if detail.starts_with("was not ") { String::new() } else { format!("{} ", escaped(OsStr::new(&fault.what))) };
+    let mut line = format!("{what}{}", name_at(host, &fault.path));
     if fault.errno != 0 {
         line += &format!(": {}", os_number(fault.errno));
     }
     if !detail.is_empty() {
-        line += &format!(": {detail}");
+        line += &format!("{}{detail}", if what.is_empty() { " " } else { ": " });
     }
     Failure::new(exit, line).about(host, &fault.path, fault.errno)
 }

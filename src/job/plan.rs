@@ -49,6 +49,16 @@ pub(crate) enum Spec {
 }
 
 impl Spec {
+    /// As it may be typed.
+    pub(crate) fn typed(&self) -> String {
+        let path = escaped(self.path());
+        match self {
+            Self::There(host, _) if host.as_bytes().contains(&b':') => format!("[{}]:{path}", escaped(host)),
+            Self::There(host, _) => format!("{}:{path}", escaped(host)),
+            Self::Here(_) | Self::Standard => path,
+        }
+    }
+
     /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
     ///
     /// # Errors

@@ -13,6 +13,9 @@ use crate::tree::progress::Amount;
 /// The fewest columns that a name is worth showing in.
 const NAME_COLUMNS_MIN: usize = 12;
 
+/// The rate of less says nothing.
+const RATED_BYTES_MIN: u64 = 1 << 20;
+
 /// Columns of a bar.
 const BAR_COLUMNS_MIN: usize = 5;
 const BAR_COLUMNS_MAX: usize = 50;
@@ -278,43 +281,50 @@ impl Copied {
             Some((_, all)) => format!("{count} to {all} hosts"),
             None => count,
         };
-        let mut line = match self.is_dry {
-            true => {
-                let (time, bytes) = (seconds_words(self.seconds), size_words(bytes));
-                format!("dry run: {count} compared in {time}, {bytes} would be copied")
-            }
-            false => format!("{count}, {} in {}", size_words(bytes), seconds_words(self.seconds)),
+        let (time, size) = (seconds_words(self.seconds), size_words(bytes));
+        let fast = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, self.seconds))) } else { String::new() };
+        let is_compared = self.is_sync && (self.is_dry || self.same > 0);
+        let mut parts = Vec::new();
+        let begin = if is_compared {
+            let done = match self.amount.files().saturating_sub(self.same).saturating_sub(self.moved) {
+                0 => "none".to_owned(),
+                count => thousands(count),
+            };
+            // What was sent comes at the end, with the speedup.
+            let size = if bytes > 0 && self.compared.is_none() { format!(" ({size})") } else { String::new() };
+            let (dry, what) = if self.is_dry { ("dry run: ", "would be copied") } else { ("", "copied") };
+            format!("{dry}{count} compared in {time}: {done} {what}{size}")
+        } else if self.kept_bytes > 0 {
+            parts.push(format!("{} were there already", size_words(self.kept_bytes)));
+            let fast = if bytes >= RATED_BYTES_MIN { fast } else { String::new() };
+            format!("{count}: {size} sent in {time}{fast}")
+        } else {
+            format!("{count}, {size} in {time}{fast}")
         };
-        if bytes > 0 && !self.is_dry {
-            line += &format!(" ({})", rate_words(rate(bytes, self.seconds)));
+        let would = if self.is_dry { "would be " } else { "" };
+        for (number, what) in [(self.moved, "moved"), (self.deleted, "deleted")] {
+            if number > 0 {
+                parts.push(format!("{} {would}{what}", thousands(number)));
+            }
         }
         for (holds, words) in [
-            (self.is_verified, ", verified"),
-            (self.is_read_back, ", read back from the disk"),
-            (self.is_synced && !self.is_read_back, ", on stable storage"),
+            (self.is_verified, "verified"),
+            (self.is_read_back, "read back from the disk"),
+            (self.is_synced && !self.is_read_back, "on stable storage"),
         ] {
-            line += if holds { words } else { "" };
+            parts.extend(holds.then(|| words.to_owned()));
         }
-        if self.kept_bytes > 0 {
-            line += &format!(", {} were there already", size_words(self.kept_bytes));
-        }
-        if self.same > 0 {
-            line += &format!(", {} of them unchanged", thousands(self.same));
-        }
-        if self.moved > 0 {
-            line += &format!(", {} of them moved", thousands(self.moved));
-        }
-        if self.deleted > 0 {
-            let what = if self.is_dry { "would be deleted" } else { "deleted" };
-            line += &format!(", {} {what}", thousands(self.deleted));
+        if is_compared && self.kept_bytes > 0 {
+            parts.push(format!("{} were there already", size_words(self.kept_bytes)));
         }
         if self.failed > 0 {
-            line += &format!(", {} failed", thousands(self.failed));
+            parts.push(format!("{} failed", thousands(self.failed)));
         }
+        let mut line = parts.iter().fold(begin, |line, part| format!("{line}, {part}"));
         if let Some((size, sent)) = self.compared.filter(|(size, _)| *size > 0) {
             // As rsync gives it.
             let speedup = size as f64 / sent.max(1) as f64;
-            line += &format!("; {} sent for {}, speedup is {speedup:.2}", size_words(sent), size_words(size));
+            line += &format!("; {} sent, speedup is {speedup:.2}", size_words(sent));
         }
         line
     }
@@ -527,14 +537,24 @@ mod tests {
         let empty = Copied { amount: amount(1, 1, 0), seconds: 0.01, ..Copied::default() };
         assert_eq!(empty.line(), "1 directory, 0 B in 0.01 s");
         let odd = Copied { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied };
-        let rest = ", verified, read back from the disk, 50 MiB were there already, 2 failed";
-        assert_eq!(odd.line(), format!("3,004 files, 407 MiB in 0.45 s (959 MB/s){rest}"));
-        let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..copied };
-        let line = "dry run: 3,004 files compared in 0.45 s, 407 MiB would be copied, 1,000 of them unchanged, 7 would be deleted";
+        let rest = "50 MiB were there already, verified, read back from the disk, 2 failed";
+        assert_eq!(odd.line(), format!("3,004 files: 407 MiB sent in 0.45 s (959 MB/s), {rest}"));
+        let little = Copied { amount: amount(7, 0, 3), kept_bytes: 3 << 20, same: 4, seconds: 0.05, ..copied };
+        assert_eq!(little.line(), "7 files: 3 B sent in 0.05 s, 3.0 MiB were there already, verified");
+        let sync = Copied { is_sync: true, ..copied };
+        let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..sync };
+        let line = "dry run: 3,004 files compared in 0.45 s: 2,004 would be copied (407 MiB), 7 would be deleted";
         assert_eq!(dry.line(), line);
-        let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..copied };
-        let line = "3,004 files, 0 B in 0.45 s, verified, 3,000 of them unchanged; 100 KiB sent for 407 MiB, speedup is 4167.68";
+        let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..sync };
+        let line = "3,004 files compared in 0.45 s: 4 copied, verified; 100 KiB sent, speedup is 4167.68";
         assert_eq!(again.line(), line);
+        let cleared = Copied { same: 3004, moved: 0, deleted: 202, ..again };
+        let line =
+            "3,004 files compared in 0.45 s: none copied, 202 deleted, verified; 100 KiB sent, speedup is 4167.68";
+        assert_eq!(cleared.line(), line);
+        let first = Copied { compared: Some((407 << 20, 407 << 20)), ..sync };
+        let line = "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified; 407 MiB sent, speedup is 1.00";
+        assert_eq!(first.line(), line);
         assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
     }
 }

@@ -103,7 +103,7 @@ impl Copy<'_> {
                         // What the user has named is named again, however much it is.
                         let (named, others) = missing.split_at(missing.len().min(unanswered));
                         unanswered -= named.len();
-                        named.iter().for_each(|fault| self.tell_failed(&self.failure(side, fault)));
+                        named.iter().for_each(|fault| self.tell_failed(&self.unfound(side, fault)));
                         self.tell_failures(side, others);
                     }
                     Message::FoundAll => break,
@@ -131,6 +131,15 @@ impl Copy<'_> {
         all.shrink_to_fit();
         self.check_merged(&all)?;
         Ok(all)
+    }
+
+    /// A source that is not there.
+    fn unfound(&self, side: usize, fault: &Fault) -> Failure {
+        let failure = self.failure(side, fault);
+        let is_pattern =
+            side != HERE && fault.errno == libc::ENOENT && fault.path.iter().any(|byte| b"*?".contains(byte));
+        let line = || format!("{}: no file matches {}", self.label(side), escaped(OsStr::from_bytes(&fault.path)));
+        if is_pattern { Failure { message: Some(line()), ..failure } } else { failure }
     }
 
     /// Refuses sources that would become one entry, but for those that can be merged: with `--sync`, of one host, in one session.
@@ -238,10 +247,7 @@ impl Copy<'_> {
         let nested = |(_, found): &&(usize, Found)| found.kind == Kind::Directory && found.path.ends_with(b"/");
         let Some((side, found)) = found.iter().find(nested).filter(|_| is_into) else { return };
         let (source, path) = (self.name(*side, &found.path), self.destination.path().as_bytes());
-        let destination = match &self.destination {
-            Spec::There(host, _) => format!("{}:{}", escaped(host), escaped(OsStr::from_bytes(path))),
-            _ => escaped(OsStr::from_bytes(path)),
-        };
+        let destination = self.destination.typed();
         let above = if path.is_empty() || path.ends_with(b"/") { path.to_vec() } else { [path, b"/"].concat() };
         let name = [&above[..], &found.name].concat();
         self.say(&format!(
@@ -404,7 +410,17 @@ impl Copy<'_> {
         let mut failure = self.failure(side, fault);
         let advice = match fault.errno {
             libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
-            libc::EISDIR if standard => "standard input has no name of its own: let DST name a file".to_owned(),
+            libc::EISDIR if standard => {
+                let (label, slash) =
+                    (self.label(side), if fault.path.is_empty() || fault.path == b"." { "" } else { "/" });
+                let path = if slash.is_empty() { String::new() } else { escaped(OsStr::from_bytes(&fault.path)) };
+                let host = if side == HERE { String::new() } else { format!("{label}:") };
+                let line = format!(
+                    "standard input has no name: let DST name a file, {host}{}{slash}FILE",
+                    path.trim_end_matches('/')
+                );
+                return Failure { message: Some(line), ..failure };
+            }
             libc::ENOENT => {
                 let path = escaped(OsStr::from_bytes(&fault.path));
                 let host = if side == HERE { String::new() } else { format!("on {}, ", self.label(side)) };

@@ -75,6 +75,12 @@ impl Letter {
     /// What it does here, for the manual.
     pub fn meaning(&self) -> String {
         match self.here {
+            Here::Own if self.letter == 'R' => {
+                "with --sync the directories that lead to SRC are made in DST, as with rsync; between two other hosts accepted, as \
+                 the data goes directly anyway; else refused"
+                    .to_owned()
+            }
+            Here::Own if self.letter == 'h' => "by itself --help; with other letters, or --sync, --human-readable".to_owned(),
             Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
             Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
             Here::Means(words) => words.join(" "),
@@ -682,7 +688,7 @@ fn is_program(word: &OsStr) -> bool {
 
 /// Whether a word is an absolute path of nothing.
 fn is_absent(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
-    word.as_bytes().starts_with(b"/") && !exists(word)
+    word.as_bytes().starts_with(b"/") && !exists(word) && !is_program(word)
 }
 
 /// Whether a word is a number with a unit.

@@ -26,6 +26,7 @@ pub mod recv;
 pub mod report;
 pub mod send;
 mod settings;
+mod short_help;
 mod uses;
 mod watch;
 mod words;
@@ -186,6 +187,12 @@ fn with_arguments<T: Arguments>(
         Ok(arguments) => command(arguments),
         Err(error) if error.use_stderr() => Err(T::explain(&error)
             .unwrap_or_else(|| Failure::new(Exit::Usage, wrong::line_of(&error, &mut definition, &settings.words)))),
+        Err(error) if error.render().to_string() == definition.render_help().to_string() => {
+            let mut short = short_help::shortened(T::command().color(color::of_help()));
+            short
+                .try_get_matches_from_mut([definition.get_name(), "-h"])
+                .map_or_else(|error| asked_for(&error), |_| Ok(()))
+        }
         Err(error) => asked_for(&error),
     }
 }

@@ -55,8 +55,7 @@ pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 /// DST may be a list, such as 'gpu[01-08,12]:PATH': then SRC is sent once, and each of the hosts passes it on to the next.
 /// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
-/// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing
-/// is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
+/// ./NAME. Exits with 0 only when the receiver has verified a digest of every byte; within one host nothing is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
 /// beside its place; run again, the copy goes on with it.
 #[derive(Parser, Debug)]
 #[command(
@@ -76,12 +75,11 @@ pub struct CopyArguments {
     /// DST is the name of the copy, also where a directory of that name is
     #[arg(short = 'T', long, conflicts_with = "snapshot")]
     no_target_directory: bool,
-    /// Said by --backup-dir DIR already
+    /// Accepted; --backup-dir is what makes backups
     #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
     backup: bool,
-    /// Copy only what FILE, or standard input (-), lists: paths in SRC, one a line, with the directories, and what links to
-    /// directories lead to, on the way there; directories come whole with -r, and with a slash behind their path with the entries
-    /// in them
+    /// Copy only the paths that FILE (or -) lists, relative to SRC, one per line, with the directories above them. A directory
+    /// comes whole with -r; with a trailing slash, one level of it
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
     /// A zero byte, not a line end, ends each path in FILE
@@ -114,7 +112,7 @@ pub struct CopyArguments {
     /// Print at the end what the copy came to, in the lines of rsync's --stats
     #[arg(long, overrides_with = "stats", help_heading = "Output")]
     stats: bool,
-    /// Shorten the numbers of --stats: 1.23M, in powers of 1000; elsewhere they are anyway
+    /// Shorten the numbers of --stats (1.23M, powers of 1000)
     #[arg(long, overrides_with_all = ["human_readable", "no_human_readable"], help_heading = "Output")]
     human_readable: bool,
     /// Write the numbers of --stats without commas
@@ -273,7 +271,7 @@ impl HostOptions {
 }
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 authentication between the ends; \
+const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 authentication between the ends; \
     3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
     9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
 

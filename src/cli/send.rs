@@ -38,7 +38,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 /// Send a stream to rdrecv on another host
 ///
 /// Sends FILE, or standard input, to the rdrecv that waits on HOST at PORT with the same KEY. Exits with 0 only when
-/// the receiver has answered for every byte.
+/// the receiver has verified a digest of every byte.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdsend",
@@ -65,7 +65,7 @@ pub struct SendArguments {
 }
 
 /// The exit codes, for the help of both stream commands.
-pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 wrong KEY; 3 cannot \
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 wrong KEY; 3 cannot \
     connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
     141 the receiver's output was closed";
 
@@ -244,9 +244,8 @@ pub(crate) fn reach(
             }
         }
         let failure = failure.unwrap_or(LinkError::TimedOut);
-        match failure {
-            LinkError::Os { .. } => last_reason = Some(failure.clone()),
-            _ => {}
+        if let LinkError::Os { .. } = failure {
+            last_reason = Some(failure.clone());
         }
         if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
             // The last attempt may have had no time to hear what the system said of those before it.

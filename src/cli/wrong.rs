@@ -105,10 +105,6 @@ pub(crate) fn reason(error: &Error) -> String {
             let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
             format!("{} {value}: {}", split(name).0, reworded(&reason))
         }
-        ErrorKind::NoEquals => {
-            let (name, of) = split(name);
-            format!("the value of {name} is written behind an equals sign: {name}={}", of.unwrap_or("VALUE"))
-        }
         ErrorKind::ArgumentConflict => {
             let prior = text(ContextKind::PriorArg);
             let prior: Vec<&str> = prior.iter().map(|prior| split(prior).0).collect();

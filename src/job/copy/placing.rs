@@ -411,14 +411,9 @@ impl Copy<'_> {
         let advice = match fault.errno {
             libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
             libc::EISDIR if standard => {
-                let (label, slash) =
-                    (self.label(side), if fault.path.is_empty() || fault.path == b"." { "" } else { "/" });
-                let path = if slash.is_empty() { String::new() } else { escaped(OsStr::from_bytes(&fault.path)) };
-                let host = if side == HERE { String::new() } else { format!("{label}:") };
-                let line = format!(
-                    "standard input has no name: let DST name a file, {host}{}{slash}FILE",
-                    path.trim_end_matches('/')
-                );
+                let directory = self.destination.typed();
+                let slash = if directory.ends_with([':', '/']) { "" } else { "/" };
+                let line = format!("standard input has no name: let DST name a file, {directory}{slash}FILE");
                 return Failure { message: Some(line), ..failure };
             }
             libc::ENOENT => {

@@ -312,8 +312,9 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     man.render_description_section(&mut text)?;
     let mut options = Vec::new();
     man.render_options_section(&mut options)?;
+    let options = arguments_first(&String::from_utf8(options).expect("text"));
     // FILES are those that the program itself has, in every page.
-    let options = String::from_utf8(options).expect("text").replace("\n.SH FILES\n", "\n.SH \"WHAT IS COPIED\"\n");
+    let options = options.replace("\n.SH FILES\n", "\n.SH \"WHAT IS COPIED\"\n");
     text.extend(options.into_bytes());
     let mut roff = Roff::new();
     if page.command.get_name() == "rdcp" {
@@ -340,14 +341,18 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
             let there = [("scp", letter.scp), ("rsync", letter.rsync)];
             let there: Vec<_> = there.iter().filter(|(_, what)| !what.is_empty()).collect();
             let there: Vec<_> = there.iter().map(|(program, what)| format!("{program}: {what}")).collect();
-            define(&mut roff, &format!("-{}", letter.letter), &format!("{}. ({})", letter.meaning(), there.join("; ")));
+            let option = page.command.get_arguments().find(|option| option.get_short() == Some(letter.letter));
+            let heading = option.and_then(clap::Arg::get_help_heading).unwrap_or("Options").to_uppercase();
+            let heading = if heading == "FILES" { "WHAT IS COPIED" } else { &heading };
+            let meaning = letter.meaning().replace("see OPTIONS", &format!("see {heading}"));
+            define(&mut roff, &format!("-{}", letter.letter), &format!("{meaning}. ({})", there.join("; ")));
         }
     }
     roff.control("SH", ["EXIT STATUS"]);
     let codes = page.command.get_after_help().expect("the exit codes").to_string();
     for entry in codes.strip_prefix("Exit codes: ").expect("how the exit codes begin").split("; ") {
         let (code, meaning) = entry.split_once(' ').expect("a code and its meaning");
-        define(&mut roff, code, meaning);
+        define(&mut roff, code, &sentence(page.command.get_name(), code, meaning));
     }
     if page.command.get_name() == "rdcp" {
         roff.control("SH", ["DIFFERENCES FROM CP"]);
@@ -377,6 +382,30 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     roff.text(words);
     roff.to_writer(&mut text)?;
     Ok(text)
+}
+
+/// What an exit code of the copies and streams means, in the words of the guide; what is said of others as it is.
+fn sentence(command: &str, code: &str, meaning: &str) -> String {
+    const GUIDE: &str = include_str!("../docs/guide/scripts.md");
+    let mut rows = GUIDE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let row = rows.find(|(known, _)| ["rdcp", "rdsend", "rdrecv"].contains(&command) && *known == code);
+    let Some((_, words)) = row else { return meaning.to_owned() };
+    let words = words.trim_end_matches(" |").replace('`', "");
+    let words = words.split("; for rdperf").next().unwrap_or(&words);
+    let agent = if meaning.contains("agent") { "; a host without an agent that could be started" } else { "" };
+    let words = if command == "rdcp" { words } else { words.split("; for a copy by").next().unwrap_or(words) };
+    format!("{words}{agent}")
+}
+
+/// The section of options begins with what is no option: as a command line is read.
+fn arguments_first(options: &str) -> String {
+    let (heading, rest) = options.split_once("\n.TP\n").expect("an option");
+    let (own, others) = rest.split_once("\n.SH ").map_or((rest, ""), |(own, others)| (own, others));
+    let (arguments, own): (Vec<&str>, Vec<&str>) =
+        own.split("\n.TP\n").partition(|entry| !entry.starts_with("\\fB\\-"));
+    let entries: String = arguments.iter().chain(&own).map(|entry| format!("\n.TP\n{}", entry.trim_end())).collect();
+    let others = if others.is_empty() { "\n".to_owned() } else { format!("\n.SH {others}") };
+    format!("{heading}{entries}{others}")
 }
 
 fn define(roff: &mut Roff, term: &str, meaning: &str) {

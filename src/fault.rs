@@ -102,7 +102,7 @@ pub struct Failure {
     pub exit: Exit,
     /// One line for a person; `None` where nothing needs to be said.
     pub message: Option<String>,
-    /// The file that it is about.
+    /// The file or host that it is about.
     pub site: Option<Box<Site>>,
 }
 
@@ -111,7 +111,7 @@ pub struct Failure {
 pub struct Site {
     /// Its host; empty for this one.
     pub host: OsString,
-    /// The file.
+    /// The file; empty where it is about the host.
     pub path: Vec<u8>,
     /// The system's error number; 0 where there is none.
     pub errno: i32,
@@ -126,6 +126,11 @@ impl Failure {
     /// A failure that needs no line.
     pub fn silent(exit: Exit) -> Self {
         Self { exit, message: None, site: None }
+    }
+
+    /// The same, which is about this host where it is about none of its files. `host`: empty for this one.
+    pub fn on(self, host: &OsStr) -> Self {
+        if self.site.is_some() || host.is_empty() { self } else { self.about(host, b"", 0) }
     }
 
     /// The same, which is about this file. `host`: empty for this one.

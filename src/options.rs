@@ -127,9 +127,8 @@ pub struct TransferOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     #[n(3)]
     pub lanes: Option<u8>,
-    /// Networks to spread the data over, of those that both hosts have an interface on, and on RDMA an adapter: a number, all,
-    /// the names of interfaces as IF,IF, or auto: those by which at least a tenth more goes, where the data is encrypted or
-    /// goes by RDMA, and --lanes is not given
+    /// Networks to spread the data over: a number, all, IF,IF, or auto (further ones only where they add a tenth; not for TCP
+    /// without encryption, nor with --lanes)
     #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
     #[n(11)]
     pub rails: RailChoice,
@@ -315,11 +314,11 @@ pub struct TreeOptions {
     #[arg(short = 'k', long, overrides_with = "copy_dirlinks")]
     #[n(42)]
     pub copy_dirlinks: bool,
-    /// Copy what symbolic links lead to if that is outside SRC; absolute links are
+    /// Copy what links point to outside SRC, and all absolute links, instead of the links
     #[arg(long, overrides_with = "copy_unsafe_links")]
     #[n(43)]
     pub copy_unsafe_links: bool,
-    /// Skip symbolic links that lead out of SRC; absolute ones do
+    /// Skip links that point outside SRC, and all absolute ones
     #[arg(long, overrides_with = "safe_links")]
     #[n(44)]
     pub safe_links: bool,
@@ -351,7 +350,14 @@ pub struct TreeOptions {
     #[n(9)]
     pub fsync: bool,
     /// Read all data back from the disk and compare it before its file appears; not for copies within one host
-    #[arg(long, value_enum, value_name = "WHERE", require_equals = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHERE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "disk"
+    )]
     #[n(11)]
     pub verify: Option<Verify>,
     /// Copy only what differs from what is there: files by size and time of last modification
@@ -406,7 +412,7 @@ pub struct TreeOptions {
     #[arg(long, requires = "deletes")]
     #[n(26)]
     pub force_empty: bool,
-    /// Remove files, links and all else that is no directory from SRC, once the receiver has answered for the whole copy and has
+    /// Remove files, links and all else that is no directory from SRC, once the receiver has verified the whole copy and has
     /// failed with nothing, also what was there already; what has changed meanwhile stays, and is named
     #[arg(
         long,
@@ -415,7 +421,7 @@ pub struct TreeOptions {
     )]
     #[n(69)]
     pub remove_source_files: bool,
-    /// Make nothing that is not there; only bring up to date what is
+    /// Update what DST has; create nothing new
     #[arg(long, requires = "sync")]
     #[n(27)]
     pub existing: bool,

@@ -345,7 +345,7 @@ fn command_lines_that_make_no_sense() {
     let lab = Lab::new();
     for (arguments, part) in [
         (&["a:b"][..], "HOST is a name"),
-        (&["a", "b"], "unexpected argument"),
+        (&["a", "b"], "several hosts are one list"),
         (&["--seconds", "601", "h"], "601"),
         (&["n[2-1]"], "smaller"),
         (&["--drill"], "one HOST"),

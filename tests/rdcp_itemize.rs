@@ -188,7 +188,10 @@ fn a_dry_run_says_what_it_is() {
         let mut text = String::new();
         process.stdout().read_to_string(&mut text).expect("text");
         let stderr = process.wait().expect(0).stderr.clone();
-        assert!(stderr.contains("dry run: 1 file compared in") && stderr.contains("5 B would be copied"), "{stderr}");
+        assert!(
+            stderr.contains("dry run: 1 file compared in") && stderr.contains("1 would be copied (5 B)"),
+            "{stderr}"
+        );
         assert!(!["verified", "stable storage"].iter().any(|claim| stderr.contains(claim)), "{stderr}");
         assert_eq!(text.lines().count(), 2, "{text}");
     }

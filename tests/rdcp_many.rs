@@ -203,6 +203,15 @@ fn hosts_that_are_late_hold_nobody() {
     assert!(!lab.join("h3/copy").exists());
     let report = fs::read_to_string(lab.join("report")).expect("a report");
     assert!(report.contains(r#""state":"starting""#), "{report}");
+    // What it came to is told as of a copy to one host, and the host that could not be reached is named.
+    let events: Vec<serde_json::Value> = report.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of =
+        |name: &str| events.iter().find(|event| event["event"] == name).unwrap_or_else(|| panic!("{name}: {report}"));
+    let (copied, failed, end) = (of("copied"), of("failed"), of("end"));
+    assert!(copied["bytes"].as_u64() >= Some(1 << 20) && copied["level"] == "written", "{copied}");
+    assert_eq!((failed["at"]["host"].as_str(), failed["at"]["path"].as_str()), (Some("h3"), Some("")), "{failed}");
+    let waits = end["wait_seconds"].as_object().expect("times");
+    assert!(waits.values().filter_map(serde_json::Value::as_f64).sum::<f64>() > 0.0, "{end}");
 }
 
 /// Where no host answers for long, it is said whom all wait for.

@@ -168,10 +168,9 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
                 "lost the link to {peer} before its answer: all was sent, the outcome is unknown; running it again is safe"
             ),
         ),
-        Outcome::LinkLost { unanswered: false } => Failure::new(
-            Exit::LinkLost,
-            format!("lost the link to {peer} and could not reconnect{because} (--reconnect sets for how long)"),
-        ),
+        Outcome::LinkLost { unanswered: false } => {
+            Failure::new(Exit::LinkLost, format!("lost the link to {peer}{because}"))
+        }
         Outcome::NoRdma | Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => Failure::new(
             Exit::Connect,
             format!("no RDMA connection to {peer}{because}; rddoctor tells more, --transport auto would use TCP"),
@@ -185,7 +184,7 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
         Outcome::Aborted(Cause::Integrity) => damaged(&format!("came from {peer}")),
         Outcome::Aborted(Cause::Protocol) => broken_protocol(peer, reason),
         Outcome::PeerAborted(Cause::Signal(number)) => {
-            Failure::new(Exit::LinkLost, format!("{peer} was ended by signal {number}"))
+            Failure::new(Exit::LinkLost, format!("{peer} {}", ended_by(*number)))
         }
         Outcome::PeerAborted(Cause::Source(fact) | Cause::Sink(fact)) if fact.path.is_empty() => {
             Failure::new(Exit::Connect, format!("{peer} gave up{}", io_sentence(fact)))
@@ -198,6 +197,15 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
             format!("{peer} says that this end broke the protocol; install the same release at both ends"),
         ),
     })
+}
+
+/// What a signal has done to another end.
+pub(crate) fn ended_by(number: u8) -> String {
+    match signal_hook::low_level::signal_name(number.into()) {
+        Some(name) if i32::from(number) == libc::SIGINT => format!("was interrupted ({name})"),
+        Some(name) => format!("was ended by signal {number} ({name})"),
+        None => format!("was ended by signal {number}"),
+    }
 }
 
 /// `PATH: what went wrong (error N)`.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::agent::serve::serve;
+use crate::fault::{Exit, Failure};
 
 /// Serve rdcp, rdpipe, rdsh, rdperf or rddoctor on another host
 ///
@@ -33,6 +34,7 @@ pub fn main() -> ExitCode {
     super::key::conceal_memory();
     super::run(NAME, || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
-        Err(error) => super::parse_failure(&error),
+        Err(error) if error.use_stderr() => Err(Failure::new(Exit::Usage, super::wrong::line(&error))),
+        Err(error) => super::asked_for(&error),
     })
 }

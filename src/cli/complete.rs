@@ -310,9 +310,7 @@ impl<'a> Given<'a> {
             let about = arg.get_help().map(ToString::to_string).unwrap_or_default();
             // There is one line for it.
             let about = about.split(';').next().unwrap_or_default().to_owned();
-            let must_have =
-                arg.is_require_equals_set() && arg.get_num_args().is_some_and(|count| count.min_values() > 0);
-            let long = arg.get_long().map(|long| format!("--{long}{}", if must_have { "=" } else { "" }));
+            let long = arg.get_long().map(|long| format!("--{long}"));
             let short = arg.get_short().map(|letter| format!("-{letter}"));
             let forms = if typed == "-" { vec![long, short] } else { vec![long.or(short)] };
             forms.into_iter().flatten().map(move |form| (form, about.clone()))
@@ -463,8 +461,8 @@ mod tests {
         assert_eq!(answered("rdcp", "sudo /usr/bin/rdcp --transp"), values(&["--transport"]));
         assert_eq!(answered("rdcp", "rdcp --transport pre"), values(&["prefer-rdma"]));
         assert_eq!(answered("rdcp", "rdcp --transport=pre"), values(&["--transport=prefer-rdma"]));
-        // Only behind its sign.
-        assert_eq!(answered("rdcp", "rdcp --verif"), values(&["--verify="]));
+        // Its value stands only behind its sign.
+        assert_eq!(answered("rdcp", "rdcp --verif"), values(&["--verify"]));
         assert_eq!(answered("rdcp", "rdcp --check=d"), values(&["--check=disk"]));
         assert_eq!(answered("rdcp", "rdcp --launcher sl"), (true, vec!["slurm".to_owned()]));
         assert_eq!(answered("rdcp", "rdcp --lanes "), values(&[]));

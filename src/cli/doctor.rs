@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, Parser};
 
 use super::options::CommonOptions;
@@ -135,6 +136,13 @@ impl Arguments for DoctorArguments {
             _ => (Task::Hosts, "several hosts"),
         };
         uses::refused(USES, &Self::command(), given, &task, name)
+    }
+
+    fn explain(error: &clap::Error) -> Option<Failure> {
+        let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
+        let is_second = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');
+        let line = "several hosts are one list, such as rddoctor 'h[2-3]', or the lines of --hosts FILE";
+        is_second.then(|| Failure::new(Exit::Usage, line))
     }
 }
 

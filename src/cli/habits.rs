@@ -73,6 +73,12 @@ impl Letter {
     /// What it does here, for the manual.
     pub fn meaning(&self) -> String {
         match self.here {
+            Here::Own if self.letter == 'R' => {
+                "with --sync the directories that lead to SRC are made in DST, as with rsync; between two other hosts accepted, as \
+                 the data goes directly anyway; else refused"
+                    .to_owned()
+            }
+            Here::Own if self.letter == 'h' => "by itself --help; with other letters, or --sync, --human-readable".to_owned(),
             Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
             Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
             Here::Means(words) => words.join(" "),
@@ -304,6 +310,8 @@ pub struct Translated {
     is_sync: bool,
     /// `--info=name0`: `-v` names nothing.
     pub has_no_names: bool,
+    /// Letters that mean something to rsync only, without `--sync`.
+    pub has_rsync_letters: bool,
     /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
     pub is_relative: bool,
 }
@@ -371,6 +379,12 @@ pub fn translate(
                     }
                 }
                 // rsync's has no value.
+                None if word == "--compress"
+                    && words.peek().is_some_and(|next| is_other_compression(next, &exists)) =>
+                {
+                    let name = words.next().unwrap_or_default();
+                    return Err(format!("--compress {}: it takes off, auto, lz4, zstd", escaped(&name)));
+                }
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
                 }
@@ -398,6 +412,12 @@ pub fn translate(
 
 fn is_compression(word: &OsStr) -> bool {
     word.to_str().is_some_and(|word| Compress::from_str(word, false).is_ok())
+}
+
+/// Whether a word is how others call what they compress with, or do not, and no file.
+fn is_other_compression(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
+    let others = ["gzip", "zlib", "zlibx", "bzip2", "xz", "lzma", "lzo", "brotli", "snappy", "none", "no", "yes", "on"];
+    others.iter().any(|other| word == *other) && !exists(word)
 }
 
 /// Whether the word behind a long option is its value, so that it must not be taken for letters.
@@ -487,6 +507,7 @@ fn cluster(
     for (at, &byte) in letters.iter().enumerate() {
         let rest = OsStr::from_bytes(&letters[at + 1..]);
         let short = OsString::from_vec(vec![b'-', byte]);
+        done.has_rsync_letters |= !done.is_sync && b"az".contains(&byte);
         let attached = !rest.is_empty();
         let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
         let known = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
@@ -505,7 +526,11 @@ fn cluster(
             Some(Here::Kept) => {}
             Some(Here::Filter) => {
                 let rule = if attached { Some(rest.to_owned()) } else { words.next() };
-                done.words.extend(filter(&rule.unwrap_or_default())?);
+                let rule = rule.unwrap_or_default();
+                if !attached && (exists(&rule) || rule.as_bytes().contains(&b':')) {
+                    return Err("-f is rsync's --filter; nothing is needed to overwrite".to_owned());
+                }
+                done.words.extend(filter(&rule)?);
                 return Ok(());
             }
             Some(Here::Synced(word, _)) if done.is_sync => done.words.push(word.into()),
@@ -550,6 +575,10 @@ fn cluster(
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
                 return Ok(());
             }
+            Some(Here::Word(Behind::Program)) if !attached && value.is_some_and(|value| is_absent(value, exists)) => {
+                let program = value.map(escaped).unwrap_or_default();
+                return Err(format!("-{} {program}: no such program", char::from(byte)));
+            }
             Some(Here::Word(behind)) => {
                 if !value.is_some_and(|value| behind.is_meant(value, attached, exists)) {
                     if behind == Behind::Cipher {
@@ -580,7 +609,10 @@ fn cluster(
                 }
                 let value = value.filter(|value| is_number(value) && (attached || !exists(value)));
                 match (number, value) {
-                    (Number::Port, None) => done.words.push("--progress".into()),
+                    (Number::Port, None) => {
+                        done.has_rsync_letters |= !done.is_sync;
+                        done.words.push("--progress".into());
+                    }
                     (_, None) => {}
                     (Number::Port, Some(value)) => done.words.extend(["-P".into(), value.to_owned()]),
                     (Number::Limit, Some(value)) => {
@@ -643,6 +675,11 @@ fn is_key(word: &OsStr) -> bool {
 fn is_program(word: &OsStr) -> bool {
     let is_executable = |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
     word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
+}
+
+/// Whether a word is an absolute path of nothing.
+fn is_absent(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
+    word.as_bytes().starts_with(b"/") && !exists(word) && !is_program(word)
 }
 
 /// Whether a word is a number with a unit.

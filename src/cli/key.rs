@@ -115,13 +115,17 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
         .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
 }
 
-/// Asks for KEY on the terminal, without showing what is typed.
+/// Asks for KEY on the terminal, without showing what is typed. `is_argument`: the command takes it as one, too.
 ///
 /// # Errors
 ///
 /// Exit 1 without a terminal, or for an empty key.
-pub fn ask() -> Result<Key, Failure> {
-    let no_key = || Failure::new(Exit::Usage, "no KEY: give it as an argument, by --key-file, --key-fd or RD_KEY");
+pub fn ask(is_argument: bool) -> Result<Key, Failure> {
+    let line = match is_argument {
+        true => "no KEY: give it as an argument, by RD_KEY, --key-file or --key-fd",
+        false => "no KEY: give it by RD_KEY, --key-file or --key-fd",
+    };
+    let no_key = || Failure::new(Exit::Usage, line);
     let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;
     let mut line = loop {
         let line = prompt(&mut terminal).map_err(|_| no_key())?;

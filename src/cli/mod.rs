@@ -26,6 +26,7 @@ pub mod recv;
 pub mod report;
 pub mod send;
 mod settings;
+mod short_help;
 mod uses;
 mod watch;
 mod words;
@@ -158,6 +159,11 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
     fn refused(_: &clap::ArgMatches) -> Option<String> {
         None
     }
+
+    /// What is wrong with a command line, where the command knows better.
+    fn explain(_: &clap::Error) -> Option<Failure> {
+        None
+    }
 }
 
 /// Runs a command with its words, and with the settings that go with them; or prints what `--help`, `--version` and
@@ -179,7 +185,15 @@ fn with_arguments<T: Arguments>(
     let arguments = parsed.and_then(|matches| T::from_arg_matches(&matches));
     match arguments.map_err(|error| error.format(&mut definition)) {
         Ok(arguments) => command(arguments),
-        Err(error) => parse_failure(&error),
+        Err(error) if error.use_stderr() => Err(T::explain(&error)
+            .unwrap_or_else(|| Failure::new(Exit::Usage, wrong::line_of(&error, &mut definition, &settings.words)))),
+        Err(error) if error.render().to_string() == definition.render_help().to_string() => {
+            let mut short = short_help::shortened(T::command().color(color::of_help()));
+            short
+                .try_get_matches_from_mut([definition.get_name(), "-h"])
+                .map_or_else(|error| asked_for(&error), |_| Ok(()))
+        }
+        Err(error) => asked_for(&error),
     }
 }
 
@@ -211,14 +225,9 @@ fn usage(command: &clap::Command, message: &str) -> Failure {
     Failure::new(Exit::Usage, format!("{message}; see --help\n{usage}"))
 }
 
-/// What clap made of a command line that it could not take, or of `--help` and `--version`.
-fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
-    if !error.use_stderr() {
-        use std::io::Write;
-        // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
-        let written =
-            crate::fs::standard::output().and_then(|_| error.print()).and_then(|()| std::io::stdout().flush());
-        return printed(written);
-    }
-    Err(Failure::new(Exit::Usage, wrong::line(error)))
+/// What clap made of `--help` and `--version`.
+fn asked_for(text: &clap::Error) -> Result<(), Failure> {
+    use std::io::Write;
+    // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
+    printed(crate::fs::standard::output().and_then(|_| text.print()).and_then(|()| std::io::stdout().flush()))
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::path::PathBuf;
@@ -31,8 +32,8 @@ use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::job::progress::{Ended, HostEnded};
-use crate::job::targets::expand;
 use crate::job::targets::failed::FailedHosts;
+use crate::job::targets::{expand, is_list};
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
@@ -54,8 +55,7 @@ pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 /// DST may be a list, such as 'gpu[01-08,12]:PATH': then SRC is sent once, and each of the hosts passes it on to the next.
 /// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
-/// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing
-/// is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
+/// ./NAME. Exits with 0 only when the receiver has verified a digest of every byte; within one host nothing is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
 /// beside its place; run again, the copy goes on with it.
 #[derive(Parser, Debug)]
 #[command(
@@ -75,12 +75,11 @@ pub struct CopyArguments {
     /// DST is the name of the copy, also where a directory of that name is
     #[arg(short = 'T', long, conflicts_with = "snapshot")]
     no_target_directory: bool,
-    /// Said by --backup-dir DIR already
+    /// Accepted; --backup-dir is what makes backups
     #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
     backup: bool,
-    /// Copy only what FILE, or standard input (-), lists: paths in SRC, one a line, with the directories, and what links to
-    /// directories lead to, on the way there; directories come whole with -r, and with a slash behind their path with the entries
-    /// in them
+    /// Copy only the paths that FILE (or -) lists, relative to SRC, one per line, with the directories above them. A directory
+    /// comes whole with -r; with a trailing slash, one level of it
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
     /// A zero byte, not a line end, ends each path in FILE
@@ -113,7 +112,7 @@ pub struct CopyArguments {
     /// Print at the end what the copy came to, in the lines of rsync's --stats
     #[arg(long, overrides_with = "stats", help_heading = "Output")]
     stats: bool,
-    /// Shorten the numbers of --stats: 1.23M, in powers of 1000; elsewhere they are anyway
+    /// Shorten the numbers of --stats (1.23M, powers of 1000)
     #[arg(long, overrides_with_all = ["human_readable", "no_human_readable"], help_heading = "Output")]
     human_readable: bool,
     /// Write the numbers of --stats without commas
@@ -272,7 +271,7 @@ impl HostOptions {
 }
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 authentication between the ends; \
+const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 authentication between the ends; \
     3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
     9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
 
@@ -313,15 +312,23 @@ pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
 
 /// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.
 fn note_hosts(sources: &[Spec], destination: &Spec) {
+    let is_host = |path: &OsStr| {
+        let names = if is_list(path) { expand(path).unwrap_or_default() } else { vec![path.to_owned()] };
+        names.iter().any(|name| name.to_str().is_some_and(hosts::is_known))
+    };
     let host = |spec: &Spec| match spec {
-        Spec::Here(path) if path.to_str().is_some_and(hosts::is_known) && !exists(path) => Some(escaped(path)),
+        Spec::Here(path) if !exists(path) && is_host(path) => Some(match is_list(path) {
+            true => format!("'{}:'", escaped(path)),
+            false => format!("{}:", escaped(path)),
+        }),
         _ => None,
     };
+    let bare = |host: &str| host.trim_matches('\'').trim_end_matches(':').to_owned();
     for host in sources.iter().filter_map(host) {
-        super::say(&format!("rdcp: no file here is called {host}; did you mean {host}:PATH?"));
+        super::say(&format!("rdcp: no file here is called {0}; did you mean {0}:PATH?", bare(&host)));
     }
     if let Some(host) = host(destination) {
-        super::say(&format!("rdcp: copying to a file {host} on this host; did you mean {host}:?"));
+        super::say(&format!("rdcp: copying to a file {} on this host; did you mean {host}?", bare(&host)));
     }
 }
 
@@ -451,6 +458,17 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if sources.is_empty() {
         return Err(missing());
     }
+    if let (Some(first), Some(Spec::There(home, path)), Spec::There(..), false) =
+        (sources.first(), sources.last(), &destination, arguments.tree.recursive)
+        && sources.len() > 1
+        && path.is_empty()
+    {
+        let [first, destination] = [first, &destination].map(Spec::typed);
+        let home = escaped(home);
+        return Err(usage(&format!(
+            "{home}: is a directory; -r copies directories; to copy to several hosts: rdcp {first} {home}: --to {destination}"
+        )));
+    }
     targets::check_input(&arguments, &sources)?;
     let (mut targets, named_again) = arguments.targets.resolve(destination)?;
     targets::check(&arguments, &sources, &targets)?;
@@ -556,6 +574,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         setup,
         transfer: &arguments.transfer,
         verbose: arguments.report.is_verbose(),
+        has_rsync_letters: typed.has_rsync_letters,
     };
     let (sources, selected) = (plan.sources.clone(), plan.only.clone());
     let destination = Some(plan.destination.clone()).filter(|_| !plan.dry_run);
@@ -588,7 +607,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
-            let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
+            let is_shown = plan.destination == Spec::Standard && std::io::stdout().is_terminal();
+            let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
             let mut console = Console::new("rdcp", reporter, may_draw, style);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;

@@ -13,7 +13,7 @@ use super::hosts;
 use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::{HopsConsole, Moved, Reporter};
+use super::report::{HopsConsole, Moved, Reporter, was_drawn};
 use super::words::check_rails;
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
@@ -185,9 +185,12 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     };
     if arguments.dry_run {
         let planned = planned::planned(&plan);
-        let report = &arguments.report;
-        if report.json.is_some() || report.json_fd.is_some() {
-            return Reporter::open("rdpipe", report, &[])?.last(&json::Event::WouldRun(planned));
+        let asked = &arguments.report;
+        if asked.json.is_some() || asked.json_fd.is_some() {
+            let reporter = Reporter::open("rdpipe", asked, &[])?;
+            reporter.event(&json::Event::WouldRun(planned));
+            let end = report::end(&[], &[], None);
+            return reporter.last(&json::Event::End(json::End::Pipeline(end)));
         }
         let text: String = planned_lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
@@ -203,13 +206,16 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let moved: Vec<_> = is_fed.then_some(Moved::Input).into_iter().chain(is_put_out.then_some(Moved::Output)).collect();
     let reporter = Reporter::open("rdpipe", &arguments.report, &moved)?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
-    let mut console = HopsConsole::new(&reporter, may_draw);
+    let is_until_output = output == Some(Output::Hop) && !may_draw;
+    let mut console = HopsConsole::new(&reporter, may_draw, is_until_output);
     let Ran { stages, hops, failure } = match Pipeline::new(&plan, &mut console) {
         Ok(pipeline) => pipeline.run(),
         Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), failure: Some(failure) },
     };
     if arguments.report.is_verbose() && failure.is_none() {
         console.sum_up(&stages, &hops, &plan.setup.launcher_name());
+    } else if failure.is_none() && was_drawn() {
+        console.say_last(&hops);
     }
     let end = json::End::Pipeline(report::end(&stages, &hops, failure.as_ref()));
     let told = reporter.end(end, None, None);

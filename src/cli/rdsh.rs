@@ -125,12 +125,13 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     }
     let command = arguments.command.join(OsStr::new(" ")).into_vec();
     let mut console = Console { is_verbose: arguments.ssh.is_verbose() };
-    let reason = match &arguments.host {
-        _ if arguments.ssh.asks_ssh() => "what is asked for is ssh's own",
-        None => return Err(super::usage(&ShellArguments::command(), "HOST is needed")),
-        Some(_) if command.is_empty() => "there is no COMMAND",
-        Some(_) if command.len() + LOGIN_SHELL_BYTES > COMMAND_BYTES_MAX => "COMMAND is too long for an agent",
-        Some(host) => {
+    let asked = arguments.ssh.asks_ssh();
+    let reason = match (&asked, &arguments.host) {
+        (Some(reason), _) => reason,
+        (None, None) => return Err(super::usage(&ShellArguments::command(), "HOST is needed")),
+        (None, Some(_)) if command.is_empty() => "there is no COMMAND",
+        (None, Some(_)) if command.len() + LOGIN_SHELL_BYTES > COMMAND_BYTES_MAX => "COMMAND is too long for an agent",
+        (None, Some(host)) => {
             let call = Call {
                 setup: arguments.setup(launcher, console.is_verbose),
                 host: host.clone(),

@@ -277,6 +277,12 @@ pub(crate) fn own_address() -> String {
         .and_then(|socket| socket.connect(outside).and_then(|()| socket.local_addr()));
     match chosen {
         Ok(address) => address.ip().to_string(),
-        Err(_) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        // Without a default route it has none for strangers, but perhaps for its neighbours, who may not know its name.
+        Err(_) => {
+            let known = interface_addresses().unwrap_or_default();
+            let address = known.iter().find(|known| known.address.is_ipv4()).or(known.first());
+            let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+            address.map_or_else(name, |known| known.address.to_string())
+        }
     }
 }

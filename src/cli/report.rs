@@ -32,9 +32,11 @@ use crate::job::{
 };
 use crate::log;
 use area::ProgressArea;
+pub(crate) use area::was_drawn;
 pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
+pub(crate) use line::stream_line;
 pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};
@@ -45,11 +47,14 @@ use trace::Trace;
 use super::words::waited_for;
 use crate::agent::words;
 use crate::engine::session;
-use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Waits};
+use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Wait, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::prepared::Prepared;
 use crate::fs::standard;
 use crate::transport::Medium;
+
+/// What limited less says nothing.
+const LIMITED_SECONDS_MIN: f64 = 0.5;
 
 /// Tells a person on standard error.
 pub struct Terminal {
@@ -60,6 +65,8 @@ pub struct Terminal {
     reconnect_s: u64,
     size_bytes: Option<u64>,
     rate: Rate,
+    /// Since when there is no link.
+    lost: Option<Instant>,
 }
 
 impl Terminal {
@@ -73,6 +80,7 @@ impl Terminal {
             reconnect_s: 0,
             size_bytes: None,
             rate: Rate::default(),
+            lost: None,
         }
     }
 
@@ -85,7 +93,14 @@ impl Terminal {
 
     /// Shows how far it has come, as the terminal's width allows.
     fn show(&mut self, shown: &Shown) {
-        self.area.show(|columns| vec![shown.line(columns)]);
+        let without = self.lost.map(|since| no_link(&self.peer, since, self.reconnect_s));
+        let shown = match without {
+            None => shown.clone(),
+            // What there was before says nothing of now.
+            without => Shown { no_link: without, waits: Waits::default(), ..shown.clone() },
+        };
+        let has_bar = self.area.is_drawn_anew();
+        self.area.show(|columns| vec![if has_bar { shown.line(columns) } else { shown.plain_line(columns) }]);
     }
 }
 
@@ -97,6 +112,11 @@ impl Observer for Terminal {
                 self.area.restart();
             }
             SessionEvent::Notice(notice, reason) => {
+                match notice {
+                    Notice::LinkLost => self.lost = Some(Instant::now()),
+                    Notice::LinkRestored => (self.lost, self.rate) = (None, Rate::default()),
+                    _ => {}
+                }
                 let line = notice_line(notice, reason.as_deref(), &self.peer, self.reconnect_s, self.verbose);
                 self.remark(line);
             }
@@ -221,8 +241,19 @@ impl job::copy::Observer for Console<'_> {
 
 /// What limits at present, to stand behind a rate; empty where nothing does.
 pub(crate) fn limiter_now(waits: Waits) -> String {
-    let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", what.name(), share * 100.0);
+    let name = |what: Wait| match what {
+        Wait::Credits => "receiver full",
+        Wait::Limit => "--bwlimit",
+        other => other.name(),
+    };
+    let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", name(what), share * 100.0);
     waits.limiter().map(words).unwrap_or_default()
+}
+
+/// What stands in place of a rate while there is no link.
+fn no_link(peer: &str, since: Instant, reconnect_s: u64) -> String {
+    let left = reconnect_s.saturating_sub(since.elapsed().as_secs());
+    format!("no link to {peer}, {left} s left")
 }
 
 /// Keeps what a session has noticed.
@@ -456,8 +487,8 @@ impl<'a> Reporter<'a> {
         let begun = summary;
         let summary = summary.unwrap_or(&nothing);
         if self.options.is_verbose() && failure.is_none() {
-            let lines =
-                [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
+            let limiter = limiter_line(summary).filter(|_| summary.seconds >= LIMITED_SECONDS_MIN);
+            let lines = [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter];
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
@@ -468,6 +499,10 @@ impl<'a> Reporter<'a> {
             // There is none of what would only be done.
             None if self.options.is_verbose() && failure.is_none() && summary.seconds > 0.0 => {
                 super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
+            }
+            // A bar has gone without a trace.
+            None if !self.options.quiet && failure.is_none() && summary.seconds > 0.0 && was_drawn() => {
+                super::say(&stream_line(summary.counters.bytes, summary.seconds));
             }
             _ => {}
         }

@@ -1,6 +1,7 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 /// Send a stream to rdrecv on another host
 ///
 /// Sends FILE, or standard input, to the rdrecv that waits on HOST at PORT with the same KEY. Exits with 0 only when
-/// the receiver has answered for every byte.
+/// the receiver has verified a digest of every byte.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdsend",
@@ -47,7 +48,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
     after_long_help = super::examples::help(super::examples::RDSEND, EXIT_CODES)
 )]
 pub struct SendArguments {
-    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;
+    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on; HOST:PORT may be one word. KEY: the same at both ends;
     /// where it is `-` or missing, it is taken from the environment variable RD_KEY, and asked for on the terminal if
     /// that is not set. FILE: what to send instead of standard input (`-`)
     #[arg(value_name = "HOST PORT [KEY [FILE]]", num_args = 0..=4, allow_negative_numbers = true)]
@@ -64,7 +65,7 @@ pub struct SendArguments {
 }
 
 /// The exit codes, for the help of both stream commands.
-pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 wrong KEY; 3 cannot \
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 wrong KEY; 3 cannot \
     connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
     141 the receiver's output was closed";
 
@@ -75,19 +76,36 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 impl Arguments for SendArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
-        given.get_many("positionals").unwrap_or_default().next().cloned().into_iter().collect()
+        let word: Option<&OsString> = given.get_many("positionals").unwrap_or_default().next();
+        word.map(|word| with_port(word).map_or_else(|| word.clone(), |(host, _)| host)).into_iter().collect()
     }
 
     fn conceal(given: &ArgMatches) {
-        key::conceal(given.get_many("positionals").unwrap_or_default().nth(2).filter(|_| key::is_typed(given)));
+        let words: Vec<&OsString> = given.get_many("positionals").unwrap_or_default().collect();
+        let before = if words.first().is_some_and(|word| with_port(word).is_some()) { 1 } else { 2 };
+        key::conceal(words.get(before).copied().filter(|_| key::is_typed(given)));
     }
+}
+
+/// `HOST:PORT` or `[ADDRESS]:PORT` as two words; `None` for anything else, such as an IPv6 address.
+fn with_port(word: &OsStr) -> Option<(OsString, OsString)> {
+    let (host, port) = word.to_str()?.rsplit_once(':')?;
+    let is_bracketed = host.starts_with('[') && host.ends_with(']');
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !host.is_empty() && (is_bracketed || !host.contains(':'))).then(|| (host.into(), port.into()))
 }
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     arguments.report = arguments.report.begun("rdsend");
     let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
-    let (host, port) = (positionals.next(), positionals.next());
+    let (host, port) = match positionals.next() {
+        Some(word) => match with_port(&word) {
+            Some((host, port)) => (Some(host), Some(port)),
+            None => (Some(word), positionals.next()),
+        },
+        None => (None, None),
+    };
     let key = if wanted == 3 { positionals.next() } else { None };
     key::conceal(key.as_ref());
     let (Some(host), Some(port)) = (host, port) else {
@@ -99,14 +117,6 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
             &SendArguments::command(),
             "too many arguments: KEY comes from an option, so it is none of them",
         ));
-    }
-    if let Some((name, number)) = host.to_str().and_then(|host| host.rsplit_once(':'))
-        && number.parse::<u16>().is_ok()
-        && name.parse::<std::net::Ipv6Addr>().is_err()
-        && host.to_str().is_none_or(|host| host.parse::<std::net::Ipv6Addr>().is_err())
-    {
-        let name = escaped(name.as_ref());
-        return Err(Failure::new(Exit::Usage, format!("HOST and PORT are two words: rdsend {name} {number}")));
     }
     if is_list(&host) && !host.as_bytes().starts_with(b"[") {
         let line = format!(
@@ -155,10 +165,15 @@ fn transfer(
     check_transport(&arguments.transfer)?;
     let key = match key {
         Some(key) => key,
-        None => key::ask()?,
+        None => key::ask(true)?,
     };
     let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
     let first = reach(host, port, &key, patience, "rdrecv")?;
+    // A bar would be drawn into what is typed.
+    let is_typed = file.is_none_or(|path| path == "-") && std::io::stdin().is_terminal();
+    if is_typed && !arguments.report.quiet && std::io::stderr().is_terminal() {
+        super::say("rdsend: sending what you type; ^D ends it");
+    }
     let (post, events) = channel();
     let session = Session {
         role: Role::Sender,
@@ -167,7 +182,8 @@ fn transfer(
         transfer: &arguments.transfer,
         post,
         events,
-        observer: reporter.recording(Side::From, NonBlocking::start(Terminal::new("rdsend", &arguments.report, true))),
+        observer: reporter
+            .recording(Side::From, NonBlocking::start(Terminal::new("rdsend", &arguments.report, !is_typed))),
         takes_signals: true,
         reports_for_both: true,
     };
@@ -212,6 +228,7 @@ pub(crate) fn reach(
     let addresses = engine::reach::resolve(bare, port, patience.max(ATTEMPT_MIN)).map_err(|reason| {
         Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
     })?;
+    let mut last_reason: Option<LinkError> = None;
     loop {
         let mut failure: Option<LinkError> = None;
         for &address in &addresses {
@@ -227,8 +244,13 @@ pub(crate) fn reach(
             }
         }
         let failure = failure.unwrap_or(LinkError::TimedOut);
+        if let LinkError::Os { .. } = failure {
+            last_reason = Some(failure.clone());
+        }
         if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
-            return Err(unreached(&failure, &peer_name, program));
+            // The last attempt may have had no time to hear what the system said of those before it.
+            let told = last_reason.filter(|_| matches!(failure, LinkError::TimedOut)).unwrap_or(failure);
+            return Err(unreached(&told, &peer_name, program));
         }
         std::thread::sleep(RETRY_PAUSE);
     }

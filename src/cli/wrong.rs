@@ -5,10 +5,60 @@
 
 use std::ffi::OsStr;
 
-use clap::Error;
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Command, Error};
 
 use crate::fault::escaped;
+
+/// What clap could not take of `words`, as a line.
+pub(crate) fn line_of(error: &Error, definition: &mut Command, words: &[OsString]) -> String {
+    match lacking(error, definition, words) {
+        Some((option, "--sync")) => {
+            let name = option.split([' ', '=']).next().unwrap_or(&option);
+            format!("{name} needs --sync: rdcp --sync -r {option} SRC/ DST")
+        }
+        Some((option, lacks)) => format!("{} needs {lacks}; see --help", option.split(' ').next().unwrap_or(&option)),
+        None => line(error),
+    }
+}
+
+/// Which option of `words` needs one that is not there, and that one. clap names only the second.
+fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -> Option<(String, &'a str)> {
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
+    let [lacks] = &missing[..] else { return None };
+    if error.kind() != ErrorKind::MissingRequiredArgument || !lacks.starts_with("--") {
+        return None;
+    }
+    let mut all = words.to_vec();
+    let name = split(lacks).0;
+    // A value that any option takes.
+    all.insert(1, if name == lacks { name.into() } else { format!("{name}=1").into() });
+    let given = definition.try_get_matches_from_mut(&all).ok()?;
+    let options: Vec<_> = definition.get_arguments().filter(|option| !option.is_positional()).cloned().collect();
+    let program = words.first()?;
+    options.into_iter().find_map(|option| {
+        let (id, word) = (option.get_id().as_str(), option.get_long().filter(|word| *word != name.trim_matches('-'))?);
+        if given.value_source(id) != Some(ValueSource::CommandLine) {
+            return None;
+        }
+        let takes = option.get_action().takes_values();
+        let value = given.get_raw(id).filter(|_| takes).and_then(|mut values| values.next());
+        let mut alone = OsString::from(format!("--{word}"));
+        if let Some(value) = value {
+            alone.push("=");
+            alone.push(value);
+        }
+        let needs = definition.try_get_matches_from_mut([program, &alone]).err()?;
+        if needs.kind() != ErrorKind::MissingRequiredArgument {
+            return None;
+        }
+        let of = option.get_value_names().and_then(|names| names.first()).filter(|_| takes);
+        Some((of.map_or(format!("--{word}"), |of| format!("--{word} {of}")), name))
+    })
+}
 
 /// What clap could not take, as a line.
 pub(crate) fn line(error: &Error) -> String {
@@ -55,10 +105,6 @@ pub(crate) fn reason(error: &Error) -> String {
             let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
             format!("{} {value}: {}", split(name).0, reworded(&reason))
         }
-        ErrorKind::NoEquals => {
-            let (name, of) = split(name);
-            format!("the value of {name} is written behind an equals sign: {name}={}", of.unwrap_or("VALUE"))
-        }
         ErrorKind::ArgumentConflict => {
             let prior = text(ContextKind::PriorArg);
             let prior: Vec<&str> = prior.iter().map(|prior| split(prior).0).collect();
@@ -70,12 +116,7 @@ pub(crate) fn reason(error: &Error) -> String {
         ErrorKind::MissingRequiredArgument => {
             let missing: Vec<String> = option.iter().map(|name| name.replace(['<', '>'], "")).collect();
             let missing = missing.join(", ");
-            match missing.contains("--sync") {
-                true => format!(
-                    "missing: {missing}, which options that compare, choose or delete need: rdcp --sync -r ... SRC/ DST"
-                ),
-                false => format!("missing: {missing}"),
-            }
+            format!("missing: {missing}")
         }
         ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
         _ => {
@@ -167,7 +208,7 @@ mod tests {
                 "no option -w; rdsend has --connect-timeout SECONDS, rdrecv --wait SECONDS; see --help",
             ),
             ("rdsend -Z h 5000", "no option -Z; see --help"),
-            ("rddoctor a b", "unexpected argument b; see --help"),
+            ("rdsh --agent a --via", "--via needs a value: ADDRESS|INTERFACE; see --help"),
             ("rdsend a 1 k f g", "too many arguments: g; see --help"),
             ("rdcp a b --transport foo", "--transport foo: it takes auto, rdma, prefer-rdma, tcp; see --help"),
             ("rdcp a b --transport", "--transport needs one of auto, rdma, prefer-rdma, tcp; see --help"),
@@ -175,10 +216,6 @@ mod tests {
             ("rdcp a b --lanes 99", "--lanes 99: give 1 to 16; see --help"),
             ("rdcp a b --reconnect soon", "--reconnect soon: not a number; see --help"),
             ("rdcp a b --chunk 1", "--chunk 1: a chunk has 4K to 1M; see --help"),
-            (
-                "rdcp a b --verify disk",
-                "the value of --verify is written behind an equals sign: --verify=WHERE; see --help",
-            ),
             ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
             ("rdcp --sync a b --backup-dir x --in-place", "--backup-dir cannot be used with --in-place; see --help"),
             (
@@ -186,18 +223,19 @@ mod tests {
                 "--backup-dir cannot be used with --append-verify; see --help",
             ),
             ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
-            ("rdperf h --compare x", "missing: --plot FILE; see --help"),
-            (
-                "rdcp -r --delete a b",
-                "missing: --sync, which options that compare, choose or delete need: rdcp --sync -r ... SRC/ DST; see --help",
-            ),
+            ("rdperf h --compare x", "--compare needs --plot; see --help"),
+            ("rdcp -r --delete a b", "--delete needs --sync: rdcp --sync -r --delete SRC/ DST"),
+            ("rdcp --max-size 1M a b", "--max-size needs --sync: rdcp --sync -r --max-size SIZE SRC/ DST"),
+            ("rdcp --watch -v a b", "--watch needs --sync: rdcp --sync -r --watch SRC/ DST"),
+            ("rdcp --manifest m a b", "--manifest needs --recursive; see --help"),
             ("rdcp a b --shell", "no option --shell; see --help"),
         ] {
             let words: Vec<&str> = typed.split(' ').collect();
-            let command =
+            let mut command =
                 definitions().into_iter().find(|command| command.get_name() == words[0]).expect("one of ours");
-            let error = command.try_get_matches_from(&words).expect_err(typed);
-            assert_eq!(line(&error), expected, "{typed}");
+            let error = command.try_get_matches_from_mut(&words).expect_err(typed);
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            assert_eq!(line_of(&error, &mut command, &words), expected, "{typed}");
         }
     }
 

@@ -285,7 +285,10 @@ impl Run {
             };
             let operator = redirection.iter().take_while(|byte| b"<>| \t".contains(byte)).count();
             let path = redirection[operator..].to_vec();
-            Fault { exit, what: what.to_owned(), path, errno: 0, detail: reason, own: true }
+            // `sh: 1: cannot open FILE: No such file` names it again.
+            let named = format!("{}: ", String::from_utf8_lossy(path.trim_ascii()));
+            let detail = reason.rsplit_once(&named).map_or(&*reason, |(_, behind)| behind).to_owned();
+            Fault { exit, what: what.to_owned(), path, errno: 0, detail, own: true }
         })
     }
 

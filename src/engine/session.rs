@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
 use rd_proto::handshake::Established;
+use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
 use super::link::{LastWord, LinkError, send_last};
@@ -224,7 +225,14 @@ impl Session<'_> {
         let FirstLane { stream, established, .. } = first;
         let channel = (self.post, self.events);
         let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);
-        let summary = summary.map_err(|error| ours_is((error.into(), None)))?;
+        let mut summary = summary.map_err(|error| ours_is((error.into(), None)))?;
+        if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
+            let silent = LinkError::TimedOut.to_string();
+            summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {
+                Some(reason) => format!("{reason}; tried again for {seconds} s (--reconnect)"),
+                None => format!("no answer for {seconds} s (--reconnect)"),
+            });
+        }
         Ok(Ended { summary, peer })
     }
 }

@@ -223,6 +223,8 @@ pub struct StreamSink {
     failed: Option<IoFact>,
     /// Nothing but text is written.
     text: Option<Text>,
+    /// It is standard output, of which nothing has been written yet.
+    is_unbegun_output: bool,
 }
 
 /// What is said of a stream that is no text, where nothing but text is written.
@@ -254,7 +256,14 @@ impl StreamSink {
 
     /// Makes a sink without a file, which goes only where [`StreamSink::and`] says, and fails at its end.
     pub fn without_file(reason: IoFact) -> Self {
-        Self { file: None, name: OsString::new(), tee: None, failed: Some(reason), text: None }
+        Self {
+            file: None,
+            name: OsString::new(),
+            tee: None,
+            failed: Some(reason),
+            text: None,
+            is_unbegun_output: false,
+        }
     }
 
     /// Makes a sink of an open file.
@@ -262,7 +271,8 @@ impl StreamSink {
         if fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo) {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
-        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text: None }
+        let is_unbegun_output = name == standard::OUTPUT;
+        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text: None, is_unbegun_output }
     }
 
     /// Writes text only: what is none ends it with [`NO_TEXT`], and is not written.
@@ -312,6 +322,9 @@ impl StreamSink {
     ///
     /// The name and the error number; EPIPE where the reader has gone.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), IoFact> {
+        if std::mem::take(&mut self.is_unbegun_output) {
+            standard::begin_output();
+        }
         let written = match &mut self.text {
             _ if self.failed.is_some() => Ok(()),
             Some(text) => {

@@ -8,8 +8,8 @@
 use std::fs::File;
 use std::io::Result;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
 use rustix::fs::fstat;
@@ -132,6 +132,39 @@ pub fn take() -> Result<[File; 2]> {
 pub fn is_taken(file: impl AsFd) -> bool {
     let Some(taken) = TAKEN.get() else { return false };
     fstat(file).is_ok_and(|stat| taken.contains(&identity(&stat)))
+}
+
+/// Whether a session has written to standard output, and what is to be done before it does.
+struct Begun {
+    has_begun: bool,
+    before: Option<Box<dyn FnOnce() + Send>>,
+}
+
+static BEGUN: Mutex<Begun> = Mutex::new(Begun { has_begun: false, before: None });
+
+/// Standard output to which no session writes its first byte as long as this is there.
+pub struct Unwritten(MutexGuard<'static, Begun>);
+
+impl Unwritten {
+    /// `None` once a session has written there.
+    pub fn hold() -> Option<Self> {
+        let begun = BEGUN.lock().expect("no panic with it locked");
+        (!begun.has_begun).then_some(Self(begun))
+    }
+
+    /// What is to be done before the first byte, such as to take away what is drawn on the same terminal.
+    pub fn before_first_byte(&mut self, before: impl FnOnce() + Send + 'static) {
+        self.0.before = Some(Box::new(before));
+    }
+}
+
+/// A session is about to write to standard output.
+pub(super) fn begin_output() {
+    let mut begun = BEGUN.lock().expect("no panic with it locked");
+    begun.has_begun = true;
+    if let Some(before) = begun.before.take() {
+        before();
+    }
 }
 
 fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
+use rd_proto::session::Notice as SessionNotice;
 
 use super::entries::TakeEntries;
 use super::event::{self, Event};
@@ -110,6 +111,8 @@ pub(crate) struct Copy<'a> {
     first_failed: Option<Exit>,
     /// Sources that are not copied, and have been named.
     left_out: u64,
+    /// The same by host, until it has been told of.
+    left_out_of: BTreeMap<usize, u64>,
     /// What other hosts have told, by their names: one that is added again is the same.
     told_by_host: BTreeMap<OsString, Told>,
     /// Entries that stand at the destination now.
@@ -141,6 +144,7 @@ impl<'a> Copy<'a> {
             failed: 0,
             first_failed: None,
             left_out: 0,
+            left_out_of: BTreeMap::new(),
             told_by_host: BTreeMap::new(),
             arrived: 0,
             copied: Copied::default(),
@@ -169,6 +173,7 @@ impl<'a> Copy<'a> {
         self.job.greet()?;
         let mut found = self.find(&sources)?;
         let placed = self.place(destination, &mut found)?;
+        self.tell_nested(&found, placed.as_ref());
         self.check_options(&found, destination, placed.as_ref())?;
         self.check_reports(&found, destination, placed.as_ref())?;
         let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
@@ -218,7 +223,13 @@ impl<'a> Copy<'a> {
 
     /// What went wrong on a host, for a person.
     fn failure(&self, host: usize, fault: &Fault) -> Failure {
-        told(&self.job.hosts[host].name, fault)
+        let mut failure = told(&self.job.hosts[host].name, fault);
+        if let (Some(line), [source], true) =
+            (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with("was not emptied"))
+        {
+            *line = line.replace("the source is", &format!("{} is", name_at(source.host(), source.path().as_bytes())));
+        }
+        failure
     }
 
     /// Does what follows from what was heard.
@@ -254,6 +265,9 @@ impl<'a> Copy<'a> {
             Message::Notice { code, index, generation, reason } if side == self.told_by => {
                 if let Some(notice) = end::notice(code, index, generation) {
                     let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
+                    if matches!(notice, SessionNotice::LinkRestored) {
+                        self.progress.forget_rates();
+                    }
                     self.observer.observe(SessionEvent::Notice(notice, reason.clone()));
                     self.observer.event(&Event::Notice(event::Notice::new(notice, reason.as_deref())));
                 }
@@ -375,7 +389,7 @@ impl<'a> Copy<'a> {
             match failure {
                 // One that cannot be read does not keep the others.
                 Some(failure) if is_stream && failure.exit == Exit::Source && self.are_several(found) => {
-                    self.leave_out(&failure);
+                    self.leave_out(*from, &failure);
                 }
                 Some(failure) => return Err(failure),
                 None if is_stream => {
@@ -449,7 +463,16 @@ impl<'a> Copy<'a> {
             return self.outcomes(hop, Side::From);
         }
         let send = frames::Job::SendTree { roots, settings: settings.clone() };
-        self.session(from, send, to, frames::Job::ReceiveTree { directory, names, settings, expected: None })
+        let receive = frames::Job::ReceiveTree { directory, names, settings, expected: None };
+        let (summary, mut failure) = self.session(from, send, to, receive)?;
+        if let Some(Failure { exit: Exit::LinkLost, message: Some(line), .. }) = &mut failure
+            && self.kept.is_none()
+            && summary.counters.bytes > 0
+            && line.contains("lost the link to ")
+        {
+            *line += "; what has arrived is kept there, run again to resume";
+        }
+        Ok((summary, failure))
     }
 
     /// The failure of a copy that has left entries out.
@@ -523,6 +546,10 @@ impl<'a> Copy<'a> {
             (false, false) => event::Level::Written,
         };
         let kept = sent.kept_bytes;
+        // What could not be sent at all is told of with the first of the others.
+        let left_out = self.left_out_of.remove(&from).unwrap_or_default();
+        let failed = if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) };
+        let failed = failed.saturating_add(left_out);
         self.observer.event(&Event::Copied(event::Copied {
             from: self.label(from),
             entries: received.entries,
@@ -532,7 +559,7 @@ impl<'a> Copy<'a> {
             deleted: received.deleted,
             moved: received.moved,
             size_bytes: sent.size_bytes,
-            failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
+            failed,
             level,
             dry_run: self.plan.tree.dry_run,
         }));
@@ -600,6 +627,7 @@ impl<'a> Copy<'a> {
                     same: received.same,
                     deleted: received.deleted,
                     moved: received.moved,
+                    is_sync: self.plan.tree.sync,
                     compared: summed
                         .filter(|_| self.plan.tree.sync && !self.plan.tree.dry_run && !is_within)
                         .map(|sent| (sent.size_bytes, sent.bytes)),

@@ -49,7 +49,7 @@ pub enum Event<'a> {
     Notice(Notice<'a>),
     /// rdcp: an entry that is not copied, or not in full; the others are. rdpipe: one of several hosts that failed.
     Failed(Failed<'a>),
-    /// rdcp: sources of one host have been copied.
+    /// rdcp: sources of one host have been copied; of several hosts that get them, the numbers are those of the one with the most.
     Copied(Copied),
     /// rdcp to several hosts: how others call it that add one, with --join.
     Job(Job),
@@ -63,12 +63,12 @@ pub enum Event<'a> {
     End(End<'a>),
 }
 
-/// A path of a host's.
+/// A path of a host's, or the host as such.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct At {
     /// The host as the command line names it; null for the one that the command runs on.
     pub host: Option<String>,
-    /// The path, `-` for a standard stream. Bytes that are no UTF-8 stand as U+FFFD.
+    /// The path, `-` for a standard stream, empty where it is about the host. Bytes that are no UTF-8 stand as U+FFFD.
     pub path: String,
     /// The path's bytes in hexadecimal, where they are no UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -265,7 +265,7 @@ pub struct Error {
     pub code: &'static str,
     /// The exit code that goes with it.
     pub exit: u8,
-    /// The file; null where it is about none.
+    /// The file, or the host that cannot be reached or was lost; null where it is about none.
     pub at: Option<At>,
     /// The system's error number, of Linux; null where there is none.
     pub errno: Option<i32>,

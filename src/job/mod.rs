@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::agent::Agent;
+use crate::agent::words::ended_by;
 use crate::control::frames::{self, Begin, Fault, Hello, Message, SessionKey};
 use crate::control::join::{JoinListener, Joiner};
 use crate::control::launch::Launcher;
@@ -465,6 +466,7 @@ impl Job {
     /// A host is not heard any more. `failure`: why, where its channel is of no use.
     fn lose(&mut self, host: usize, failure: Option<Failure>) {
         self.hosts[host].gone = true;
+        let failure = failure.map(|failure| failure.on(&self.hosts[host].name));
         self.updates.push_back(Update::Gone(host, failure));
     }
 
@@ -595,7 +597,7 @@ impl Job {
                 None => {
                     let (label, within) = (job.hosts[host].label(), limit.as_secs());
                     let line = format!("{label} does not answer within {within} s; try again");
-                    Some(Err(Failure::new(Exit::Connect, line)))
+                    Some(Err(Failure::new(Exit::Connect, line).on(&job.hosts[host].name)))
                 }
             },
             deadline,
@@ -629,7 +631,8 @@ impl Job {
 
     fn lost(&self, host: usize) -> Failure {
         let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
-        Failure::new(Exit::LinkLost, format!("lost the agent on {label}: it ended, or {launcher} did"))
+        let line = format!("lost the agent on {label}: it ended, or {launcher} did");
+        Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
     }
 
     fn unexpected(&self, host: usize) -> Failure {
@@ -708,7 +711,7 @@ fn told(host: &OsStr, fault: &Fault) -> Failure {
     let label = escaped(host);
     let mut exit = Exit::from_code(fault.exit);
     if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
-        return Failure::new(Exit::LinkLost, format!("{label} was ended by signal {number}"));
+        return Failure::new(Exit::LinkLost, format!("{label} {}", ended_by(number))).on(host);
     }
     if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
         return Failure::silent(exit);
@@ -721,12 +724,15 @@ fn told(host: &OsStr, fault: &Fault) -> Failure {
         let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
         return Failure::new(exit, format!("{told_by}{detail}"));
     }
-    let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), name_at(host, &fault.path));
+    // A sentence about it, and not why something cannot be done.
+    let what =
+        if detail.starts_with("was not ") { String::new() } else { format!("{} ", escaped(OsStr::new(&fault.what))) };
+    let mut line = format!("{what}{}", name_at(host, &fault.path));
     if fault.errno != 0 {
         line += &format!(": {}", os_number(fault.errno));
     }
     if !detail.is_empty() {
-        line += &format!(": {detail}");
+        line += &format!("{}{detail}", if what.is_empty() { " " } else { ": " });
     }
     Failure::new(exit, line).about(host, &fault.path, fault.errno)
 }

@@ -49,6 +49,16 @@ pub(crate) enum Spec {
 }
 
 impl Spec {
+    /// As it may be typed.
+    pub(crate) fn typed(&self) -> String {
+        let path = escaped(self.path());
+        match self {
+            Self::There(host, _) if host.as_bytes().contains(&b':') => format!("[{}]:{path}", escaped(host)),
+            Self::There(host, _) => format!("{}:{path}", escaped(host)),
+            Self::Here(_) | Self::Standard => path,
+        }
+    }
+
     /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
     ///
     /// # Errors
@@ -161,6 +171,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) transfer: &'a TransferOptions,
     /// Details are wanted as well.
     pub(crate) verbose: bool,
+    /// It was typed with letters that are rsync's, and without `--sync`.
+    pub(crate) has_rsync_letters: bool,
 }
 
 impl Plan<'_> {

@@ -84,6 +84,8 @@ pub(crate) struct Shown {
     pub(crate) seconds: u64,
     /// The path of an entry that is being copied, or nothing.
     pub(crate) name: Vec<u8>,
+    /// In place of a rate, while there is no link.
+    pub(crate) no_link: Option<String>,
 }
 
 impl Shown {
@@ -154,6 +156,8 @@ pub(crate) struct Copied {
     pub(crate) moved: u64,
     /// The size of all files at the source, and what was sent for them, in bytes; of copies that compare, between hosts.
     pub(crate) compared: Option<(u64, u64)>,
+    /// Only what differs was copied: `--sync`.
+    pub(crate) is_sync: bool,
     /// What `--stats` tells, if it is asked for.
     pub(crate) totals: Option<Totals>,
     pub(crate) seconds: f64,

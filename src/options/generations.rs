@@ -23,9 +23,8 @@ pub struct Generations {
     #[arg(long, value_name = "DIR", requires = "sync", conflicts_with = "in_place", value_parser = link_dest())]
     #[n(0)]
     pub link_dest: Vec<ByteVec>,
-    /// Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that
-    /// leads to NAME once all has succeeded, and then NAME cannot be copied into again; until then the same command goes on
-    /// with it; DST is made if it is missing
+    /// Copy into DST/NAME, hard-linking what is unchanged since the generation DST/latest points to. When all has succeeded,
+    /// latest points to NAME and NAME is closed; until then, run the same command again to continue
     #[arg(long, value_name = "NAME", requires = "sync", conflicts_with = "in_place", value_parser = snapshot())]
     #[n(1)]
     pub snapshot: Option<ByteVec>,

@@ -129,8 +129,7 @@ const IS_UNKNOWN: &str =
     "has metadata that must be kept and that this version does not know: install the sender's here";
 
 /// Why nothing is deleted.
-const SOURCE_IS_EMPTY: &str =
-    "is not emptied: the source is empty, and may not be mounted; --force-empty deletes all the same";
+const SOURCE_IS_EMPTY: &str = "was not emptied: the source is empty (not mounted?); --force-empty deletes all the same";
 
 /// Why a further name is not made.
 const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";

@@ -99,6 +99,33 @@ fn a_tree_is_on_one_line_from_and_to_any_host() {
     }
 }
 
+/// Whatever goes somewhere else leaves room for a bar, and for a line that says what it came to.
+#[test]
+fn what_goes_to_no_terminal_has_a_bar() {
+    let lab = Lab::new();
+    fs::write(lab.join("file"), noise(8 * CHUNK)).expect("a file");
+    let file = lab.join("file");
+    let pipe = |last: &str| {
+        let stages = format!("--bwlimit {RATE} h1:'cat {}' h2:'{last}'", text(&file));
+        let (shown, ended) = Session::start(&line(&lab, "", &stages).replace(" rdcp ", " rdpipe ")).end();
+        ended.expect(0);
+        shown
+    };
+    let shown = pipe("cat >/dev/null");
+    assert!(shown.contains("8.0 MiB in ") && shown.ends_with(" MB/s), verified\r\n"), "{shown:?}");
+    assert!(shown.contains("MB/s (--bwlimit"), "{shown:?}");
+    // What is put out is whole, and nothing is drawn from then on.
+    let shown = pipe("sha256sum");
+    let (_, behind) = shown.split_once("  -\r\n").unwrap_or_else(|| panic!("{shown:?}"));
+    assert!(behind.contains("8.0 MiB in ") && behind.matches("MB/s").count() == 1, "{shown:?}");
+    let arguments = format!("--bwlimit {RATE} {} - >{}", at(&lab, "h1", "file"), at(&lab, "", "copy"));
+    let (shown, ended) = Session::start(&line(&lab, "", &arguments)).end();
+    ended.expect(0);
+    assert!(drawn(&shown).len() > 1 && shown.ends_with(" MB/s), verified\r\n"), "{shown:?}");
+    let told = run(lab.command(rdcp(), "rsh", AGENT).arg(lab.there("h1", "file")).arg("-").stdout(Stdio::null()));
+    assert_eq!(told.expect(0).stderr, "", "nobody was shown a bar");
+}
+
 #[test]
 fn names_do_nothing_to_the_terminal() {
     let lab = Lab::new();

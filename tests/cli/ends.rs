@@ -9,28 +9,33 @@ use rustix::process::Signal;
 
 use crate::rig::*;
 
-const SIGNALS: [(Signal, i32); 4] = [(Signal::INT, 2), (Signal::QUIT, 3), (Signal::TERM, 15), (Signal::HUP, 1)];
+const SIGNALS: [(Signal, i32, &str); 4] = [
+    (Signal::INT, 2, "was interrupted (SIGINT)"),
+    (Signal::QUIT, 3, "was ended by signal 3 (SIGQUIT)"),
+    (Signal::TERM, 15, "was ended by signal 15 (SIGTERM)"),
+    (Signal::HUP, 1, "was ended by signal 1 (SIGHUP)"),
+];
 
 #[test]
 fn a_signal_to_the_sender_ends_both() {
-    for (signal, number) in SIGNALS {
+    for (signal, number, words) in SIGNALS {
         let flowing = flowing(&[], &[]);
         flowing.send.signal(signal);
         let (send, recv) = flowing.wait();
         send.expect(128 + number).within(SOON);
         assert_eq!(send.stderr, "", "the sender of the signal knows why");
-        recv.expect(4).within(SOON).one_line("rdrecv", &["signal", &number.to_string(), "127.0.0.1"]);
+        recv.expect(4).within(SOON).one_line("rdrecv", &[words, "127.0.0.1"]);
     }
 }
 
 #[test]
 fn a_signal_to_the_receiver_ends_both() {
-    for (signal, number) in SIGNALS {
+    for (signal, number, words) in SIGNALS {
         let flowing = flowing(&[], &[]);
         flowing.recv.signal(signal);
         let (send, recv) = flowing.wait();
         recv.expect(128 + number).within(SOON);
-        send.expect(4).within(SOON).one_line("rdsend", &["signal", &number.to_string(), "127.0.0.1"]);
+        send.expect(4).within(SOON).one_line("rdsend", &[words, "127.0.0.1"]);
     }
 }
 

@@ -30,6 +30,20 @@ fn file_to_file_of_every_size_around_the_chunk() {
 }
 
 #[test]
+fn host_and_port_may_be_one_word() {
+    let scratch = Scratch::new();
+    let (source, target) = (scratch.file("source", b"all"), scratch.join("target"));
+    for host in ["127.0.0.1", "[::1]"] {
+        let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
+        let mut command = rdsend();
+        command.args([&format!("{host}:{port}"), KEY]).arg(&source).stdin(Stdio::null()).stdout(Stdio::null());
+        Process::spawn(&mut command).wait().expect(0);
+        recv.wait().expect(0);
+        assert_eq!(std::fs::read(&target).expect("published"), b"all");
+    }
+}
+
+#[test]
 fn a_file_as_standard_input_is_sent_from_its_offset() {
     let scratch = Scratch::new();
     let input = noise(3 * CHUNK);

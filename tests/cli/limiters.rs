@@ -255,7 +255,7 @@ fn progress_tells_what_limits_now() {
     let mut send = start_send(&["--progress", "--bwlimit", "2M"], port, None);
     let mut fed = Some(feed(send.stdin(), noise(11 << 20)));
     let line = send.line_with("B/s");
-    assert!(line.contains("B/s (limit ") && line.contains(" %)"), "{line}");
+    assert!(line.contains("B/s (--bwlimit ") && line.contains(" %)"), "{line}");
     fed.take().map(JoinHandle::join);
     send.wait().expect(0);
     recv.wait().expect(0);

@@ -144,8 +144,9 @@ fn a_bar_is_drawn_and_taken_away() {
         .filter_map(|drawn| drawn.split_once(" %")?.0.rsplit(|at: char| !at.is_ascii_digit()).next()?.parse().ok())
         .collect();
     assert!(percents.is_sorted() && percents.iter().any(|percent| (1..100).contains(percent)), "{percents:?}");
-    assert!(text.contains("B/s (limit ") && text.contains("/8.0 MiB  "), "{text}");
-    assert!(text.ends_with(CLEAR), "the bar stays: {text}");
+    assert!(text.contains("B/s (--bwlimit ") && text.contains("/8.0 MiB  "), "{text}");
+    let last = text.rsplit(CLEAR).next().expect("the last line");
+    assert!(last.starts_with("8.0 MiB in ") && last.ends_with(" MB/s), verified\r\n"), "the bar stays: {text}");
 }
 
 #[test]

@@ -104,7 +104,10 @@ fn a_link_that_stays_away_past_the_window() {
         let ended = process.wait();
         ended.expect(4);
         let line = ended.stderr.lines().last().expect("a line");
-        assert!(line.starts_with(name) && line.contains("could not reconnect"), "{line}");
+        assert!(
+            line.starts_with(name) && line.contains("lost the link to ") && line.contains("(--reconnect)"),
+            "{line}"
+        );
     }
     let seconds = start.elapsed().as_secs_f64();
     assert!((1.8..4.5).contains(&seconds), "{seconds}");

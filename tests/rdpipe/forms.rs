@@ -319,10 +319,12 @@ fn a_slip_is_told_with_what_was_meant() {
 #[test]
 fn help_and_version() {
     let lab = Lab::new();
-    for option in ["-h", "--help"] {
+    let usual: &[&str] = &["HOST", "--dry-run", "--shell", "--no-label", "All options: rdpipe --help"];
+    let all: &[&str] = &["HOST", "--dry-run", "--shell", "--no-label", "--json-fd", "-H", "-p"];
+    for (option, parts) in [("-h", usual), ("--help", all)] {
         let ran = lab.pipe(&[option]);
         ran.ended.expect(0);
-        for part in ["HOST", "--dry-run", "--shell", "--no-label", "--json-fd", "-H", "-p"] {
+        for part in parts {
             assert!(ran.text().contains(part), "{option} has {part}: {}", ran.text());
         }
     }

@@ -99,6 +99,8 @@ fn what_hands_type() {
         ("--inplace --partial a h:", "--in-place a h:"),
         ("--compress a h:", "--compress=auto a h:"),
         ("--compress zstd a h:", "--compress zstd a h:"),
+        ("--compress gzip a h:", "!"),
+        ("-S /no/such/ssh a h:", "!"),
         ("--exclude -p a h:", "--exclude -p a h:"),
         ("--rsh=x -z a h:", "--rsh=x --compress=auto a h:"),
         ("-- -p h:", "-- -p h:"),

@@ -259,7 +259,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
         Target::Server(host, port) => {
             let key = match key::given(None, &arguments.key)? {
                 Some(key) => key,
-                None => key::ask()?,
+                None => key::ask(false)?,
             };
             let first = send::reach(host, *port, &key, CONNECT_MAX, "rdperf serve")?;
             (first.stream, first.established, first.peer_name, None)

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
+use crate::fault::escaped;
+
 /// Whom an option is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum For {
@@ -113,10 +115,15 @@ impl SshOptions {
         words(self.0.iter().filter(|given| whom(given.letter) == For::Launcher))
     }
 
-    /// Something is asked for that only ssh does.
-    pub(super) fn asks_ssh(&self) -> bool {
-        self.0.iter().any(|given| {
+    /// Why ssh is to do it, where something is asked for that only ssh does.
+    pub(super) fn asks_ssh(&self) -> Option<String> {
+        let given = self.0.iter().find(|given| {
             whom(given.letter) == For::Ssh || given.letter == "o" && given.value.as_deref().is_some_and(is_of_ssh)
+        })?;
+        Some(match (given.letter, &given.value) {
+            ("t", _) => "-t asks for a terminal".to_owned(),
+            ("o", Some(value)) => format!("-o {} is ssh's own", escaped(value)),
+            (letter, _) => format!("-{letter} is ssh's own"),
         })
     }
 
@@ -277,7 +284,7 @@ mod tests {
             "-o ForkAfterAuthentication=yes h ls",
             "-1 h ls",
         ] {
-            assert!(parsed(&format!("rdsh {line}")).ssh.asks_ssh(), "{line}");
+            assert!(parsed(&format!("rdsh {line}")).ssh.asks_ssh().is_some(), "{line}");
         }
         for line in [
             "-n h ls",
@@ -294,7 +301,7 @@ mod tests {
             "-2 h ls",
             "-S none -M h ls",
         ] {
-            assert!(!parsed(&format!("rdsh {line}")).ssh.asks_ssh(), "{line}");
+            assert!(parsed(&format!("rdsh {line}")).ssh.asks_ssh().is_none(), "{line}");
         }
         let kept = parsed("rdsh -n -v -p 1 h ls").ssh;
         assert_eq!(joined(&kept.for_launcher()), "-v -p 1", "standard input of ssh is the agent's");

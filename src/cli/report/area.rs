@@ -4,6 +4,7 @@
 //! up and keeps the cursor where it was: at the beginning of what there is to be cleared.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use console::Term;
@@ -26,6 +27,14 @@ const LINE_COLUMNS: usize = 100;
 
 /// Columns and rows of a terminal that does not tell.
 const SIZE: (u16, u16) = (80, 24);
+
+/// Something has been drawn on standard error, of which a process has one.
+static WAS_DRAWN: AtomicBool = AtomicBool::new(false);
+
+/// Whether somebody at a terminal has been shown progress: what it came to is said there as well.
+pub(crate) fn was_drawn() -> bool {
+    WAS_DRAWN.load(Ordering::Relaxed)
+}
 
 /// How progress is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -134,6 +143,7 @@ impl ProgressArea {
             return;
         }
         self.is_drawn = true;
+        WAS_DRAWN.store(true, Ordering::Relaxed);
         let (columns, rows) = size();
         let lines: Vec<String> = lines.iter().take(rows).map(|line| cut_end(line, columns.saturating_sub(1))).collect();
         // Where standard error is closed nobody is looking.
@@ -142,6 +152,11 @@ impl ProgressArea {
         let _ = self.term.move_cursor_up(lines.len().saturating_sub(1));
         let _ = self.term.write_str("\r");
         let _ = self.term.flush();
+    }
+
+    /// What takes it away in another thread, if something is drawn; from then on nothing is.
+    pub fn clearing(&self) -> Option<impl FnOnce() + Send + 'static> {
+        self.is_drawn.then_some(|| _ = Term::stderr().clear_to_end_of_screen())
     }
 
     /// Takes away what is drawn.

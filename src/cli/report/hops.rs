@@ -1,5 +1,6 @@
 //! What a person sees of a pipeline: standard error of its stages, progress, and at the end who held it up.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rd_proto::session::Notice;
@@ -7,10 +8,11 @@ use rd_proto::session::Notice;
 use super::area::ProgressArea;
 use super::hosts::{Hosts, HostsShown};
 use super::record::Weight;
-use super::{Reporter, limiter_now, notice_line, rate_words, read_line, written_line};
+use super::{Reporter, limiter_now, no_link, notice_line, rate_words, read_line, stream_line, written_line};
 use crate::agent::end;
 use crate::cli::options::ReportOptions;
 use crate::engine::{Read, SessionEvent, Waits};
+use crate::fs::standard::Unwritten;
 use crate::job::copy::route;
 use crate::job::event::{Event, rate};
 use crate::job::hop::{Hop, Side};
@@ -35,6 +37,10 @@ pub(crate) struct HopsConsole<'a> {
     reporter: &'a Reporter<'a>,
     options: &'a ReportOptions,
     area: ProgressArea,
+    /// Nothing is drawn any more once there is something on standard output.
+    is_until_output: bool,
+    /// Hops without a link, by their sender's number: since when, and for how many seconds one is tried for.
+    lost: HashMap<u32, (Instant, u64)>,
     /// Several hosts that get one stream, and the line about them.
     hosts: Hosts,
     line_of_hosts: Option<String>,
@@ -43,13 +49,15 @@ pub(crate) struct HopsConsole<'a> {
 }
 
 impl<'a> HopsConsole<'a> {
-    /// `may_draw`: nothing else writes to the terminal.
-    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool) -> Self {
+    /// `may_draw`: nothing else writes to the terminal, but, with `is_until_output`, a session that ends at standard output.
+    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, is_until_output: bool) -> Self {
         let options = reporter.options;
         Self {
             reporter,
             options,
-            area: ProgressArea::new("rdpipe", options, may_draw),
+            area: ProgressArea::new("rdpipe", options, may_draw || is_until_output),
+            is_until_output,
+            lost: HashMap::new(),
             hosts: Hosts::default(),
             line_of_hosts: None,
             rates: Vec::new(),
@@ -77,6 +85,22 @@ impl<'a> HopsConsole<'a> {
         if held > 0 {
             self.say(&format!("{held} more lines like that, of other hops or of these again"));
         }
+    }
+
+    /// Tells what the hop that has carried most came to: its bar has gone without a trace.
+    pub(crate) fn say_last(&mut self, hops: &[Hop]) {
+        let Some((hop, report)) = hops
+            .iter()
+            .filter_map(|hop| Some((hop, report(hop)?)))
+            .max_by_key(|(_, report)| report.bytes)
+            .filter(|_| !self.options.quiet)
+        else {
+            return;
+        };
+        let label = if hops.len() > 1 { format!("{}: ", hop.label()) } else { String::new() };
+        let line = stream_line(report.bytes, report.micros as f64 / 1e6);
+        self.area.clear();
+        crate::cli::say(&format!("{label}{line}"));
     }
 
     /// Tells what `-v` asks for at the end of a pipeline that went well.
@@ -119,6 +143,11 @@ impl pipeline::Observer for HopsConsole<'_> {
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64) {
         let event = SessionEvent::Notice(notice, reason.map(|reason| format!("{}, {reason}", hop.label())));
         self.reporter.noticed(&event);
+        match notice {
+            Notice::LinkLost => drop(self.lost.insert(hop.ends[0], (Instant::now(), reconnect_s))),
+            Notice::LinkRestored => drop(self.lost.remove(&hop.ends[0])),
+            _ => {}
+        }
         if let Some(line) = notice_line(notice, reason, &hop.names[1], reconnect_s, self.options.is_verbose()) {
             self.say_some(&format!("{}: {line}", hop.label()));
         }
@@ -130,23 +159,37 @@ impl pipeline::Observer for HopsConsole<'_> {
     }
 
     fn progress(&mut self, hops: &[Hop]) {
-        let Self { area, rates, line_of_hosts, .. } = self;
+        let guarded = self.is_until_output && self.area.is_drawn_anew();
+        let mut unwritten = if guarded { Unwritten::hold() } else { None };
+        if guarded && unwritten.is_none() {
+            return;
+        }
+        let Self { area, rates, lost, line_of_hosts, .. } = self;
         let began = area.began;
         area.show(|_| {
             rates.resize_with(hops.len(), Rate::default);
             for (rate, hop) in rates.iter_mut().zip(hops) {
+                if lost.contains_key(&hop.ends[0]) {
+                    *rate = Rate::default();
+                }
                 rate.add(Instant::now(), hop.bytes, hop.waits);
             }
             let is_moving = |(_, hop): &(_, &Hop)| hop.has_met() && !hop.is_over() && !hop.is_of_chain();
             let moving = rates.iter().zip(hops).filter(is_moving);
             let line = |(shown, hop): (&Rate, &Hop)| {
-                let speed = shown.bytes_per_second().unwrap_or_else(|| rate(hop.bytes, began.elapsed().as_secs_f64()));
-                let (bytes, limiter) = (size_words(hop.bytes), limiter_now(shown.waits()));
-                let line = format!("{}: {bytes}  {} {limiter}", hop.label(), rate_words(speed));
-                line.trim_end().to_owned()
+                let speed =
+                    || shown.bytes_per_second().unwrap_or_else(|| rate(hop.bytes, began.elapsed().as_secs_f64()));
+                let speed = match lost.get(&hop.ends[0]) {
+                    Some((since, reconnect_s)) => no_link(&hop.names[1], *since, *reconnect_s),
+                    None => format!("{} {}", rate_words(speed()), limiter_now(shown.waits())),
+                };
+                format!("{}: {}  {speed}", hop.label(), size_words(hop.bytes)).trim_end().to_owned()
             };
             moving.map(line).chain(line_of_hosts.take()).collect()
         });
+        if let (Some(unwritten), Some(clear)) = (&mut unwritten, self.area.clearing()) {
+            unwritten.before_first_byte(clear);
+        }
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {

@@ -13,6 +13,9 @@ use crate::tree::progress::Amount;
 /// The fewest columns that a name is worth showing in.
 const NAME_COLUMNS_MIN: usize = 12;
 
+/// The rate of less says nothing.
+const RATED_BYTES_MIN: u64 = 1 << 20;
+
 /// Columns of a bar.
 const BAR_COLUMNS_MIN: usize = 5;
 const BAR_COLUMNS_MAX: usize = 50;
@@ -31,6 +34,15 @@ impl Shown {
     /// On one line of a terminal with so many columns, of which it leaves the last one free: some terminals would begin
     /// the next line.
     pub(crate) fn line(&self, columns: usize) -> String {
+        self.text(columns, true)
+    }
+
+    /// The same without a bar, for what is read later.
+    pub(crate) fn plain_line(&self, columns: usize) -> String {
+        self.text(columns, false)
+    }
+
+    fn text(&self, columns: usize, has_bar: bool) -> String {
         let room = columns.saturating_sub(1);
         let percent = self.share().map(|share| format!("{:.0} %", (share * 100.0).floor()));
         let bytes = match self.compared {
@@ -40,13 +52,15 @@ impl Shown {
             }
             _ => pair(self.bytes, self.bytes_total, self.is_final),
         };
-        let speed = self.speed();
-        let left = self.seconds_left().map(seconds_left).or_else(|| {
+        let speed = self.no_link.clone().or_else(|| self.speed());
+        let words = |seconds| format!("{}{}", seconds_left(seconds), if has_bar { "" } else { " left" });
+        let left = self.seconds_left().map(words).filter(|_| self.no_link.is_none()).or_else(|| {
             // A sign of life where nothing else may move.
-            (self.bytes_total.is_none() && self.files.is_none()).then(|| format!("in {}", seconds_left(self.seconds)))
+            (self.bytes_total.is_none() && self.files.is_none() && self.no_link.is_none())
+                .then(|| format!("in {}", seconds_left(self.seconds)))
         });
         let Some(files) = self.files else {
-            return self.single(room, [percent, Some(bytes), speed, left]);
+            return self.single(room, [percent, Some(bytes), speed, left], has_bar);
         };
         let files = count_pair(files, self.files_total, self.files_final);
         let (done, sent) = match self.compared {
@@ -119,10 +133,11 @@ impl Shown {
         line
     }
 
-    fn single(&self, room: usize, parts: [Option<String>; 4]) -> String {
+    fn single(&self, room: usize, parts: [Option<String>; 4], has_bar: bool) -> String {
         let mut parts = parts;
         let plain = join(&parts, "  ");
-        let bar_min = if self.share().is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
+        let share = self.share().filter(|_| has_bar);
+        let bar_min = if share.is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
         let limiter = limiter_now(self.waits);
         if let (Some(speed), false) = (&mut parts[2], limiter.is_empty())
             && plain.width() + limiter.width() + 1 + bar_min <= room
@@ -141,7 +156,7 @@ impl Shown {
         }
         let line = cut_end(&line, room);
         let free = room.saturating_sub(line.width() + 2);
-        match self.share() {
+        match share {
             Some(share) if free >= BAR_COLUMNS_MIN => format!("{}  {line}", bar(share, free.min(BAR_COLUMNS_MAX))),
             _ => line,
         }
@@ -243,6 +258,12 @@ pub(crate) fn name_words(path: &[u8]) -> String {
     escaped.chars().map(|letter| if turns(letter) || breaks(letter) { '?' } else { letter }).collect()
 }
 
+/// What a stream came to, on one line.
+pub(crate) fn stream_line(bytes: u64, seconds: f64) -> String {
+    let speed = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, seconds))) } else { String::new() };
+    format!("{} in {}{speed}, verified", size_words(bytes), seconds_words(seconds))
+}
+
 impl Copied {
     /// On one line, the last one of a copy.
     pub(crate) fn line(&self) -> String {
@@ -260,43 +281,50 @@ impl Copied {
             Some((_, all)) => format!("{count} to {all} hosts"),
             None => count,
         };
-        let mut line = match self.is_dry {
-            true => {
-                let (time, bytes) = (seconds_words(self.seconds), size_words(bytes));
-                format!("dry run: {count} compared in {time}, {bytes} would be copied")
-            }
-            false => format!("{count}, {} in {}", size_words(bytes), seconds_words(self.seconds)),
+        let (time, size) = (seconds_words(self.seconds), size_words(bytes));
+        let fast = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, self.seconds))) } else { String::new() };
+        let is_compared = self.is_sync && (self.is_dry || self.same > 0);
+        let mut parts = Vec::new();
+        let begin = if is_compared {
+            let done = match self.amount.files().saturating_sub(self.same).saturating_sub(self.moved) {
+                0 => "none".to_owned(),
+                count => thousands(count),
+            };
+            // What was sent comes at the end, with the speedup.
+            let size = if bytes > 0 && self.compared.is_none() { format!(" ({size})") } else { String::new() };
+            let (dry, what) = if self.is_dry { ("dry run: ", "would be copied") } else { ("", "copied") };
+            format!("{dry}{count} compared in {time}: {done} {what}{size}")
+        } else if self.kept_bytes > 0 {
+            parts.push(format!("{} were there already", size_words(self.kept_bytes)));
+            let fast = if bytes >= RATED_BYTES_MIN { fast } else { String::new() };
+            format!("{count}: {size} sent in {time}{fast}")
+        } else {
+            format!("{count}, {size} in {time}{fast}")
         };
-        if bytes > 0 && !self.is_dry {
-            line += &format!(" ({})", rate_words(rate(bytes, self.seconds)));
+        let would = if self.is_dry { "would be " } else { "" };
+        for (number, what) in [(self.moved, "moved"), (self.deleted, "deleted")] {
+            if number > 0 {
+                parts.push(format!("{} {would}{what}", thousands(number)));
+            }
         }
         for (holds, words) in [
-            (self.is_verified, ", verified"),
-            (self.is_read_back, ", read back from the disk"),
-            (self.is_synced && !self.is_read_back, ", on stable storage"),
+            (self.is_verified, "verified"),
+            (self.is_read_back, "read back from the disk"),
+            (self.is_synced && !self.is_read_back, "on stable storage"),
         ] {
-            line += if holds { words } else { "" };
+            parts.extend(holds.then(|| words.to_owned()));
         }
-        if self.kept_bytes > 0 {
-            line += &format!(", {} were there already", size_words(self.kept_bytes));
-        }
-        if self.same > 0 {
-            line += &format!(", {} of them unchanged", thousands(self.same));
-        }
-        if self.moved > 0 {
-            line += &format!(", {} of them moved", thousands(self.moved));
-        }
-        if self.deleted > 0 {
-            let what = if self.is_dry { "would be deleted" } else { "deleted" };
-            line += &format!(", {} {what}", thousands(self.deleted));
+        if is_compared && self.kept_bytes > 0 {
+            parts.push(format!("{} were there already", size_words(self.kept_bytes)));
         }
         if self.failed > 0 {
-            line += &format!(", {} failed", thousands(self.failed));
+            parts.push(format!("{} failed", thousands(self.failed)));
         }
+        let mut line = parts.iter().fold(begin, |line, part| format!("{line}, {part}"));
         if let Some((size, sent)) = self.compared.filter(|(size, _)| *size > 0) {
             // As rsync gives it.
             let speedup = size as f64 / sent.max(1) as f64;
-            line += &format!("; {} sent for {}, speedup is {speedup:.2}", size_words(sent), size_words(size));
+            line += &format!("; {} sent, speedup is {speedup:.2}", size_words(sent));
         }
         line
     }
@@ -320,6 +348,7 @@ mod tests {
             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
             seconds: 1,
             name: b"sub/file-812.dat".to_vec(),
+            no_link: None,
         }
     }
 
@@ -398,6 +427,27 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_link_stands_where_the_rate_was() {
+        let lost = |shown: Shown| Shown {
+            no_link: Some("no link to h2, 24 s left".to_owned()),
+            waits: Waits::default(),
+            ..shown
+        };
+        assert!(lost(single()).line(80).ends_with("░  49 %  53/107 MiB  no link to h2, 24 s left"));
+        assert_eq!(lost(tree()).line(70), "812/3003 files  53/107 MiB  49 %  no link to h2, 24 s left");
+        let stream = Shown { bytes_total: None, ..single() };
+        assert_eq!(lost(stream).line(60), "53 MiB  no link to h2, 24 s left");
+    }
+
+    #[test]
+    fn what_is_read_later_has_no_bar() {
+        let limited = Shown { waits: Waits { limit: 1.0, ..Waits::default() }, ..single() };
+        assert_eq!(limited.plain_line(100), "49 %  53/107 MiB  420 MB/s (--bwlimit 100 %)  1 s left");
+        assert_eq!(stream_line(300 << 20, 5.93), "300 MiB in 5.93 s (53 MB/s), verified");
+        assert_eq!(stream_line(0, 0.5), "0 B in 0.50 s, verified");
+    }
+
+    #[test]
     fn no_line_is_wider_than_its_terminal() {
         let names = [
             "",
@@ -427,6 +477,7 @@ mod tests {
                             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
                             seconds: number,
                             name: name.as_bytes().to_vec(),
+                            no_link: (at % 4 == 3).then(|| "no link to h2, 24 s left".to_owned()),
                         };
                         let line = shown.line(columns);
                         assert!(line.width() <= columns.saturating_sub(1), "{columns}: {line:?}");
@@ -486,14 +537,24 @@ mod tests {
         let empty = Copied { amount: amount(1, 1, 0), seconds: 0.01, ..Copied::default() };
         assert_eq!(empty.line(), "1 directory, 0 B in 0.01 s");
         let odd = Copied { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied };
-        let rest = ", verified, read back from the disk, 50 MiB were there already, 2 failed";
-        assert_eq!(odd.line(), format!("3,004 files, 407 MiB in 0.45 s (959 MB/s){rest}"));
-        let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..copied };
-        let line = "dry run: 3,004 files compared in 0.45 s, 407 MiB would be copied, 1,000 of them unchanged, 7 would be deleted";
+        let rest = "50 MiB were there already, verified, read back from the disk, 2 failed";
+        assert_eq!(odd.line(), format!("3,004 files: 407 MiB sent in 0.45 s (959 MB/s), {rest}"));
+        let little = Copied { amount: amount(7, 0, 3), kept_bytes: 3 << 20, same: 4, seconds: 0.05, ..copied };
+        assert_eq!(little.line(), "7 files: 3 B sent in 0.05 s, 3.0 MiB were there already, verified");
+        let sync = Copied { is_sync: true, ..copied };
+        let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..sync };
+        let line = "dry run: 3,004 files compared in 0.45 s: 2,004 would be copied (407 MiB), 7 would be deleted";
         assert_eq!(dry.line(), line);
-        let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..copied };
-        let line = "3,004 files, 0 B in 0.45 s, verified, 3,000 of them unchanged; 100 KiB sent for 407 MiB, speedup is 4167.68";
+        let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..sync };
+        let line = "3,004 files compared in 0.45 s: 4 copied, verified; 100 KiB sent, speedup is 4167.68";
         assert_eq!(again.line(), line);
+        let cleared = Copied { same: 3004, moved: 0, deleted: 202, ..again };
+        let line =
+            "3,004 files compared in 0.45 s: none copied, 202 deleted, verified; 100 KiB sent, speedup is 4167.68";
+        assert_eq!(cleared.line(), line);
+        let first = Copied { compared: Some((407 << 20, 407 << 20)), ..sync };
+        let line = "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified; 407 MiB sent, speedup is 1.00";
+        assert_eq!(first.line(), line);
         assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
     }
 }

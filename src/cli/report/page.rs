@@ -156,7 +156,7 @@ fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome:
         html.element("p", &[("class", "exit")], |html| {
             html.text("Exit code ");
             html.data("exit", &result.exit.to_string(), &result.exit.to_string());
-            let meaning = result.failure.as_ref().map_or("done, and every byte answered for", |failure| failure.code);
+            let meaning = result.failure.as_ref().map_or("done, and every byte verified", |failure| failure.code);
             html.text(&format!(": {meaning}"));
         });
     });
@@ -269,7 +269,7 @@ fn proof(exit: u8, copied: Option<&Copied>) -> &'static str {
         (_, Some(copied)) if copied.is_synced => {
             "the receiver compared digests of every byte, and it is on stable storage"
         }
-        (0, None) | (_, Some(_)) => "the receiver compared digests of every byte that it has answered for",
+        (0, None) | (_, Some(_)) => "the receiver compared digests of every byte",
         (_, None) => "none: it did not end well",
     }
 }

@@ -15,9 +15,11 @@ use crate::control::frames::{
     self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Found, Kind, Message, Placed, Report,
 };
 use crate::control::join::Joiner;
-use crate::engine::Summary;
+use crate::engine::{Summary, View};
 use crate::fault::{Exit, Failure};
+use crate::fs::direct::write::Written;
 use crate::job::arrivals::some_failed;
+use crate::job::event::{self, Event};
 use crate::job::hop::Side;
 use crate::job::line_of;
 use crate::job::plan::Spec;
@@ -568,10 +570,12 @@ impl Copy<'_> {
 
     /// What it all came to.
     fn came_to_broadcast(&mut self, run: Run) -> Ended {
-        let Run { targets, began, source_report, source_failure, .. } = run;
+        let Run { targets, began, source, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut first) = (0, None);
         let (mut amount, mut unsent) = (Amount::default(), 0_u64);
+        let ([mut same, mut deleted, mut moved], mut written) = ([0_u64; 3], Written::default());
+        let (mut is_synced, mut is_read_back) = (true, true);
         let has_any = targets.iter().any(|target| target.done_after.is_some());
         for target in targets.into_iter().filter(|target| !target.is_replaced) {
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
@@ -601,6 +605,12 @@ impl Copy<'_> {
                     directories: amount.directories.max(report.directories),
                     bytes: amount.bytes.max(report.data_bytes),
                 };
+                (same, deleted, moved) = (same.max(report.same), deleted.max(report.deleted), moved.max(report.moved));
+                (is_synced, is_read_back) = (is_synced && report.is_synced, is_read_back && report.is_read_back);
+                let other = end::written(&report);
+                if other.direct_bytes + other.buffered_bytes > written.direct_bytes + written.buffered_bytes {
+                    written = other;
+                }
                 self.failed = self.failed.saturating_add(report.failed);
                 if report.failed > 0 {
                     self.first_failed.get_or_insert(Exit::Partial);
@@ -616,8 +626,29 @@ impl Copy<'_> {
         let seconds = began.elapsed().as_secs_f64();
         let mut summary = source_report.as_ref().map(end::summary).unwrap_or_default();
         (summary.seconds, summary.counters.bytes) = (seconds, amount.bytes);
-        self.note_hops(&mut summary);
+        self.note_hops(&mut summary, source);
+        summary.written = written;
         let count = hosts.len();
+        if failed_hosts < count && amount.entries > 0 {
+            let of_source = source_report.as_ref();
+            self.observer.event(&Event::Copied(event::Copied {
+                from: self.label(source),
+                entries: amount.entries,
+                bytes: amount.bytes,
+                kept_bytes: of_source.map_or(0, |report| report.kept_bytes),
+                same,
+                deleted,
+                moved,
+                size_bytes: of_source.map_or(0, |report| report.size_bytes),
+                failed: self.failed.saturating_add(self.left_out),
+                level: match (is_read_back, is_synced) {
+                    (true, _) => event::Level::ReRead,
+                    (false, true) => event::Level::Synced,
+                    (false, false) => event::Level::Written,
+                },
+                dry_run: false,
+            }));
+        }
         let failure = match (failed_hosts, self.first_failed) {
             (0, None) => None,
             (0, Some(_)) => {
@@ -641,7 +672,25 @@ impl Copy<'_> {
     }
 
     /// What all hops went by.
-    fn note_hops(&self, summary: &mut Summary) {
+    fn note_hops(&self, summary: &mut Summary, source: usize) {
+        // What the source had to wait for is what its own hops did.
+        let of_source = self.job.hops.iter().filter(|hop| hop.hosts[0] == source);
+        for hop in of_source {
+            let ends = [Side::From, Side::To].map(|side| hop.report(side));
+            let [sent, received] = ends.map(|report| report.map(|report| end::waits(&report.waits)));
+            let joined = match (sent, received) {
+                (Some(sent), Some(received)) => sent.joined(received),
+                (one, other) => one.or(other).unwrap_or_default(),
+            };
+            summary.waits = summary.waits.plus(joined);
+            summary.view = View::Both;
+            if let Some(sent) = ends[0].map(end::summary) {
+                summary.line = summary.line.or_longer(sent.line);
+                summary.counters.retries = summary.counters.retries.saturating_add(sent.counters.retries);
+                summary.counters.replayed = summary.counters.replayed.saturating_add(sent.counters.replayed);
+                summary.counters.corrupt = summary.counters.corrupt.saturating_add(sent.counters.corrupt);
+            }
+        }
         let reports = self.job.hops.iter().filter_map(|hop| hop.report(Side::From)).map(end::summary);
         let hops: Vec<Summary> = reports.filter(|hop| !hop.media.is_empty()).collect();
         summary.encrypted = !hops.is_empty() && hops.iter().all(|hop| hop.encrypted);

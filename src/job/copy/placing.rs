@@ -95,7 +95,7 @@ impl Copy<'_> {
                         }
                     }
                     Message::EntriesFailed(missing) if !missing.is_empty() => {
-                        self.left_out = self.left_out.saturating_add(missing.len() as u64);
+                        self.count_left_out(side, missing.len() as u64);
                         if self.left_out - missing_before > names_max as u64 {
                             return Err(self.job.unexpected(side));
                         }
@@ -103,7 +103,7 @@ impl Copy<'_> {
                         // What the user has named is named again, however much it is.
                         let (named, others) = missing.split_at(missing.len().min(unanswered));
                         unanswered -= named.len();
-                        named.iter().for_each(|fault| self.tell_failed(&self.failure(side, fault)));
+                        named.iter().for_each(|fault| self.tell_failed(&self.unfound(side, fault)));
                         self.tell_failures(side, others);
                     }
                     Message::FoundAll => break,
@@ -125,12 +125,21 @@ impl Copy<'_> {
             if is_single {
                 return Err(failure);
             }
-            self.leave_out(&failure);
+            self.leave_out(side, &failure);
         }
         self.is_any_left(&all)?;
         all.shrink_to_fit();
         self.check_merged(&all)?;
         Ok(all)
+    }
+
+    /// A source that is not there.
+    fn unfound(&self, side: usize, fault: &Fault) -> Failure {
+        let failure = self.failure(side, fault);
+        let is_pattern =
+            side != HERE && fault.errno == libc::ENOENT && fault.path.iter().any(|byte| b"*?".contains(byte));
+        let line = || format!("{}: no file matches {}", self.label(side), escaped(OsStr::from_bytes(&fault.path)));
+        if is_pattern { Failure { message: Some(line()), ..failure } } else { failure }
     }
 
     /// Refuses sources that would become one entry, but for those that can be merged: with `--sync`, of one host, in one session.
@@ -221,9 +230,30 @@ impl Copy<'_> {
     }
 
     /// Names a source that is not copied while the others are.
-    pub(super) fn leave_out(&mut self, failure: &Failure) {
-        self.left_out += 1;
+    pub(super) fn leave_out(&mut self, side: usize, failure: &Failure) {
+        self.count_left_out(side, 1);
         self.tell_failed(failure);
+    }
+
+    fn count_left_out(&mut self, side: usize, count: u64) {
+        self.left_out = self.left_out.saturating_add(count);
+        let of_side = self.left_out_of.entry(side).or_default();
+        *of_side = of_side.saturating_add(count);
+    }
+
+    /// Somebody who types rsync's letters may mean its slash as well.
+    pub(super) fn tell_nested(&mut self, found: &[(usize, Found)], placed: Option<&Placed>) {
+        let is_into = self.plan.has_rsync_letters && placed.is_some_and(|placed| placed.as_name.is_none());
+        let nested = |(_, found): &&(usize, Found)| found.kind == Kind::Directory && found.path.ends_with(b"/");
+        let Some((side, found)) = found.iter().find(nested).filter(|_| is_into) else { return };
+        let (source, path) = (self.name(*side, &found.path), self.destination.path().as_bytes());
+        let destination = self.destination.typed();
+        let above = if path.is_empty() || path.ends_with(b"/") { path.to_vec() } else { [path, b"/"].concat() };
+        let name = [&above[..], &found.name].concat();
+        self.say(&format!(
+            "{source} goes into {destination} as {}, as with cp; rdcp --sync puts its contents there, as rsync does",
+            escaped(OsStr::from_bytes(&name))
+        ));
     }
 
     fn is_any_left(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
@@ -283,7 +313,7 @@ impl Copy<'_> {
             *placed = Some(self.ask_place(side, &[], several)?.map_err(|objection| objection.failure)?);
         }
         match some {
-            [_] => self.leave_out(&failure),
+            [(from, _)] => self.leave_out(*from, &failure),
             _ => {
                 let (first, second) = some.split_at(some.len() / 2);
                 self.place_some(side, first, several, found, placed)?;
@@ -380,7 +410,12 @@ impl Copy<'_> {
         let mut failure = self.failure(side, fault);
         let advice = match fault.errno {
             libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
-            libc::EISDIR if standard => "standard input has no name of its own: let DST name a file".to_owned(),
+            libc::EISDIR if standard => {
+                let directory = self.destination.typed();
+                let slash = if directory.ends_with([':', '/']) { "" } else { "/" };
+                let line = format!("standard input has no name: let DST name a file, {directory}{slash}FILE");
+                return Failure { message: Some(line), ..failure };
+            }
             libc::ENOENT => {
                 let path = escaped(OsStr::from_bytes(&fault.path));
                 let host = if side == HERE { String::new() } else { format!("on {}, ", self.label(side)) };

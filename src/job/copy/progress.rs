@@ -131,6 +131,11 @@ impl Progress {
         self.done_rate.add(Instant::now(), done.bytes, Waits::default());
     }
 
+    /// There was no link: a rate across that time says nothing of what is left.
+    pub(super) fn forget_rates(&mut self) {
+        (self.rate, self.files_rate, self.done_rate) = Default::default();
+    }
+
     /// Whether somebody who watches may have the sender count now; true once in a session.
     pub(super) fn is_count_due(&mut self) -> bool {
         let is_due = self.uncounted_since.is_some_and(|since| since.elapsed() >= COUNT_AFTER);
@@ -184,6 +189,7 @@ impl Progress {
             waits: self.rate.waits(),
             seconds: self.began.elapsed().as_secs(),
             name: self.name.clone(),
+            no_link: None,
         }
     }
 

@@ -1,0 +1,220 @@
+//! `-h`: what a command is for, how it is called, and the options that people use. All of them are in `--help` and the manual.
+
+use clap::Command;
+
+use super::examples::{self, Example};
+
+/// Examples that it shows at most.
+const EXAMPLES_MAX: usize = 4;
+
+/// Columns of an example with what it does behind it.
+const COLUMNS_MAX: usize = 80;
+
+/// An option by its identifier, and what it does in a few words.
+type Usual = (&'static str, &'static str);
+
+/// Options that several commands have.
+const PORT: Usual = ("port", "ssh's port");
+const IDENTITY: Usual = ("identity", "ssh's key");
+const VIA: Usual = ("via", "The network that carries the data");
+const RELAY: Usual = ("relay", "Send the data through ssh's connection");
+const TRANSPORT: Usual = ("transport", "auto, rdma, prefer-rdma or tcp");
+const COMPRESS: Usual = ("compress", "off, auto, lz4 or zstd");
+const ENCRYPT: Usual = ("encrypt", "auto, always or never");
+const LIMIT: Usual = ("bwlimit", "Most bytes a second, such as 200M");
+const RECONNECT: Usual = ("reconnect", "Seconds to wait for a lost connection");
+const KEY_FILE: Usual = ("key_file", "Read KEY from the first line of FILE");
+const PORTS: Usual = ("port_range", "Ports that may be listened on");
+const VERBOSE: Usual = ("verbose", "Say how the data went, and what limited it");
+const QUIET: Usual = ("quiet", "Print errors only");
+const PROGRESS: Usual = ("progress", "Show progress without a terminal, too");
+const JSON: Usual = ("json", "Report as JSON, to standard output or FILE");
+
+/// The usual ones of each command, in the order of its definition.
+const USUAL: &[(&str, &[Example], &[Usual])] = &[
+    (
+        "rdcp",
+        examples::RDCP,
+        &[
+            ("recursive", "Copy directories"),
+            ("sync", "Send only what differs; SRC/ as with rsync"),
+            ("delete", "With --sync, delete what SRC does not have"),
+            ("exclude", "Leave out what matches PATTERN"),
+            ("dry_run", "Say what would be done, and do nothing"),
+            ("target_directory", "Copy into DIR"),
+            ("to", "Copy to this place as well"),
+            ("verify", "Read all back from the disk and compare it"),
+            PORT,
+            IDENTITY,
+            VIA,
+            TRANSPORT,
+            COMPRESS,
+            LIMIT,
+            VERBOSE,
+            QUIET,
+            JSON,
+        ],
+    ),
+    (
+        "rdpipe",
+        examples::RDPIPE,
+        &[
+            ("dry_run", "Say what would be run, and start nothing"),
+            ("shell", "The shell that runs COMMAND, instead of sh"),
+            ("no_label", "Leave standard error as it comes"),
+            ("slow", "Wait for a slow host of several, or drop it"),
+            PORT,
+            IDENTITY,
+            VIA,
+            RELAY,
+            TRANSPORT,
+            COMPRESS,
+            LIMIT,
+            VERBOSE,
+            QUIET,
+            PROGRESS,
+            JSON,
+        ],
+    ),
+    (
+        "rdsh",
+        examples::RDSH,
+        &[
+            ("F", "ssh's configuration"),
+            ("i", "ssh's key"),
+            ("J", "The host that ssh goes through"),
+            ("l", "The user to log in as"),
+            ("n", "Have /dev/null as standard input"),
+            ("o", "An option of ssh's, such as Compression=no"),
+            ("p", "ssh's port"),
+            ("t", "Have a terminal there: left to ssh"),
+            ("v", "Say what is done, and what is left to ssh"),
+            VIA,
+            RELAY,
+            TRANSPORT,
+            COMPRESS,
+        ],
+    ),
+    (
+        "rdsend",
+        examples::RDSEND,
+        &[
+            ("connect_timeout", "Seconds to keep trying while nothing answers"),
+            KEY_FILE,
+            TRANSPORT,
+            ENCRYPT,
+            COMPRESS,
+            RECONNECT,
+            LIMIT,
+            VERBOSE,
+            QUIET,
+            PROGRESS,
+            JSON,
+        ],
+    ),
+    (
+        "rdrecv",
+        examples::RDRECV,
+        &[
+            ("wait", "Seconds to wait for a sender"),
+            KEY_FILE,
+            TRANSPORT,
+            ENCRYPT,
+            PORTS,
+            RECONNECT,
+            VERBOSE,
+            QUIET,
+            PROGRESS,
+            JSON,
+        ],
+    ),
+    (
+        "rdperf",
+        examples::RDPERF,
+        &[
+            ("all", "Every length from 2 bytes to 8 MiB"),
+            ("size", "Bytes of each message"),
+            ("duration", "For so long at each length"),
+            ("qp", "Connections: queue pairs, or TCP streams"),
+            ("bidirectional", "Both ends send at once"),
+            ("poll", "Look for messages all the time"),
+            TRANSPORT,
+            JSON,
+            ("plot", "Draw what was measured, as SVG"),
+            ("verbose", "Print what happens as it does"),
+            KEY_FILE,
+            PORT,
+            IDENTITY,
+        ],
+    ),
+    (
+        "rddoctor",
+        examples::RDDOCTOR,
+        &[
+            ("hosts", "Examine the hosts that FILE names"),
+            ("json", "Print the findings as one JSON object"),
+            ("fix_script", "Print the fixes as a shell script"),
+            ("drill", "Break copies on purpose: do they survive?"),
+            ("seconds", "Measure for so long; 0 measures nothing"),
+            TRANSPORT,
+            PORTS,
+            PORT,
+            IDENTITY,
+            VIA,
+        ],
+    ),
+];
+
+/// The same command, whose `-h` shows the usual options alone.
+pub(super) fn shortened(command: Command) -> Command {
+    let name = command.get_name().to_owned();
+    let Some((_, examples, usual)) = USUAL.iter().find(|(known, ..)| *known == name) else { return command };
+    let template = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
+    command
+        .mut_args(|option| match usual.iter().find(|(id, _)| option.get_id() == id) {
+            Some((_, words)) => {
+                let has_value = option.get_action().takes_values();
+                let option = option.help(*words).help_heading(None::<&str>);
+                if has_value { option.hide_default_value(true).hide_possible_values(true) } else { option }
+            }
+            None => option.hide_short_help(true),
+        })
+        .help_template(template)
+        .before_help(shown(examples))
+        .after_help(format!("All options: {name} --help; man {name}"))
+}
+
+/// Examples, a line each.
+fn shown(examples: &[Example]) -> String {
+    let line = |(line, meaning): &Example| {
+        let with = format!("  {line}  # {}", meaning.trim_end_matches('.'));
+        if with.chars().count() <= COLUMNS_MAX { with } else { format!("  {line}") }
+    };
+    let lines: Vec<String> = examples.iter().take(EXAMPLES_MAX).map(line).collect();
+    format!("Examples:\n{}", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::definitions;
+
+    #[test]
+    fn it_is_a_page_that_fits_a_terminal() {
+        for definition in definitions() {
+            let name = definition.get_name().to_owned();
+            let (_, _, usual) = USUAL.iter().find(|(known, ..)| *known == name).expect("a row for each command");
+            for (id, _) in *usual {
+                assert!(definition.get_arguments().any(|option| option.get_id() == id), "{name}: no option {id}");
+            }
+            let text = shortened(definition).render_help().to_string();
+            assert!(text.lines().count() <= 40, "{name}: {} lines:\n{text}", text.lines().count());
+            for line in text.lines() {
+                assert!(line.chars().count() <= COLUMNS_MAX, "{name}: {line}");
+            }
+            let options = text.lines().filter(|line| line.trim_start().starts_with('-')).count();
+            assert_eq!(options, usual.len() + 1 + usize::from(name != "rdsh"), "with --help and --version:\n{text}");
+            assert!(text.contains("\nExamples:\n") && text.ends_with(&format!("man {name}\n")), "{text}");
+        }
+    }
+}

@@ -235,7 +235,7 @@ pub(super) struct Large {
     /// All has arrived, and the sender found it intact.
     pub(super) is_complete: AtomicBool,
     pub(super) has_failed: AtomicBool,
-    /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
+    /// It was this file that found no more space, and kept would be in the way of the next transfer as well; or its disk has failed.
     is_worthless: AtomicBool,
     written_bytes: AtomicU64,
     /// Of what has been written into it, for a manifest; none where it is to have what was there as well.

@@ -169,12 +169,14 @@ pub fn shown_path(path: &[u8]) -> String {
     escaped(OsStr::from_bytes(&text))
 }
 
-/// A name as it may be printed on a terminal: control characters and bytes that are no UTF-8 are escaped.
+/// A name as it may be printed on a terminal: control characters, marks that turn what follows around, and bytes that are no UTF-8
+/// are escaped.
 pub fn escaped(name: &OsStr) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.as_bytes().utf8_chunks() {
         for character in chunk.valid().chars() {
-            if character.is_control() {
+            let is_mark = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            if is_mark || character.is_control() {
                 text.extend(character.escape_default());
             } else {
                 text.push(character);

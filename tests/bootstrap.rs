@@ -512,7 +512,9 @@ fn several_hosts_at_once() {
     let ended = process.wait();
     ended.expect(0);
     assert_eq!(output.join().expect("no panic"), b"1\n");
-    assert!(ended.stderr.lines().all(|line| line.starts_with("rdpipe: copied rdma-pipe-agent (")), "{}", ended.stderr);
+    // The first to come needs it; who comes later may find it there.
+    let copied = ended.stderr.lines().filter(|line| line.starts_with("rdpipe: copied rdma-pipe-agent (")).count();
+    assert!((1..=3).contains(&copied) && copied == ended.stderr.lines().count(), "{}", ended.stderr);
     far.agent();
 }
 
@@ -529,7 +531,9 @@ fn a_signal_ends_it() {
     }
     process.signal(Signal::INT);
     process.wait_for(Duration::from_secs(5)).expect(130);
-    assert!(far.cached().iter().all(|path| !path.ends_with("rdma-pipe-agent")), "{:?}", far.cached());
+    let would_be_run =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("rdma-pipe-agent"));
+    assert!(!far.cached().iter().any(would_be_run), "{:?}", far.cached());
     fs::remove_file(far.join("bin/head")).expect("ours");
     assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
 }

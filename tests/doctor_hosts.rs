@@ -161,12 +161,11 @@ impl Drop for SlowWay {
 #[ignore = "needs hosts: tests/run as root"]
 fn a_slow_host_and_a_slow_pair_of_eight() {
     let network = Network::of(8);
-    (1..=8).for_each(|host| hold(host, "80mbit"));
+    let held = Held::at(1..=8, "80mbit");
     hold(5, "8mbit");
     let way = SlowWay::between(2, 3, "8mbit");
     let (code, report, after) = doctor(&network, &["h[1-9]"]);
-    drop(way);
-    (1..=8).for_each(|host| hold(host, "10gbit"));
+    drop((way, held));
     assert_eq!(code, 11, "there is no ninth: {report:#}");
     let pairs = report["pairs"].as_array().expect("a list");
     assert_eq!(pairs.len(), 8 * 7, "all pairs of those that are there, both ways");

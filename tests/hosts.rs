@@ -276,6 +276,7 @@ fn a_disk_that_is_full() {
 /// A stream without end over two networks from host 1 to host 2, of which every byte is compared as it comes out.
 struct Rails {
     second: SecondNetwork,
+    held: Held,
     send: Process,
     recv: Process,
     arrived: Arc<AtomicU64>,
@@ -293,7 +294,7 @@ const RAIL_MB: f64 = 4.5;
 impl Rails {
     #[track_caller]
     fn start(options: &[&str]) -> Self {
-        (1..=2).for_each(|host| hold(host, RAIL_RATE));
+        let held = Held::at(1..=2, RAIL_RATE);
         let second = SecondNetwork::of(&[1, 2], RAIL_RATE);
         let mut command = rdrecv();
         command.args(["--json-fd=2", "0", KEY]);
@@ -322,7 +323,7 @@ impl Rails {
                 count.store(offset, Ordering::SeqCst);
             }
         });
-        Self { second, send, recv, arrived, over, checker }
+        Self { second, held, send, recv, arrived, over, checker }
     }
 
     /// MB/s from now on, for so many seconds.
@@ -338,8 +339,7 @@ impl Rails {
         self.over.store(true, Ordering::SeqCst);
         let said = [&mut self.send, &mut self.recv].map(|process| process.wait().expect(0).stderr.clone());
         self.checker.join().expect("all bytes are the same");
-        drop(self.second);
-        (1..=2).for_each(|host| hold(host, "10gbit"));
+        drop((self.second, self.held));
         said
     }
 }
@@ -377,11 +377,10 @@ fn each_network_is_measured_by_itself_and_all_at_once() {
     let scratch = Scratch::new();
     let only = rails_measured(&scratch, &["--duration", "0.1"]);
     assert_eq!((only["rails"]["ways"].as_array().map(Vec::len), &only["rails"]["gain"]), (Some(1), &Value::Null));
-    (1..=2).for_each(|host| hold(host, "80mbit"));
+    let held = Held::at(1..=2, "80mbit");
     let second = SecondNetwork::of(&[1, 2], RAIL_RATE);
     let report = rails_measured(&scratch, &["--duration", "2"]);
-    (1..=2).for_each(|host| hold(host, "10gbit"));
-    drop(second);
+    drop((second, held));
     let ways = report["rails"]["ways"].as_array().expect("a list");
     let names: Vec<&str> = ways.iter().map(|way| way["name"].as_str().expect("a name")).collect();
     assert_eq!(names[1..], ["e1 (10.7.0.1 > 10.7.0.2)", "all 2 at once"], "{report}");

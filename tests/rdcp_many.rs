@@ -156,7 +156,7 @@ fn hosts_that_die_hold_nobody() {
     }
 }
 
-/// With --sync each host gets what it lacks, and a second run sends nothing.
+/// With --sync each host gets what it lacks, and a run that finds nothing changed sends nothing.
 #[test]
 fn each_host_is_synchronized() {
     let lab = Lab::new();
@@ -166,14 +166,21 @@ fn each_host_is_synchronized() {
         arguments.push(OsString::from(format!("{}/", lab.join("src").display())));
         arguments.extend(lab.to(3));
         lab.start_many(&arguments).wait().expect(0);
+        let text = fs::read_to_string(lab.join("report")).expect("a report");
+        let end: serde_json::Value = serde_json::from_str(text.lines().last().expect("an end")).expect("JSON");
+        assert_eq!((&end["event"], &end["exit"]), (&"end".into(), &0.into()), "{text}");
+        end["bytes"].as_u64().expect("a number")
     };
     fs::create_dir_all(lab.join("h2/copy/old")).expect("directories");
     fs::write(lab.join("h2/copy/old/file"), b"of before").expect("a file");
-    sync(&lab);
+    let all = sync(&lab);
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
     fs::write(lab.join("src/small7"), b"other contents").expect("a file");
     fs::remove_file(lab.join("src/small9")).expect("it is there");
-    sync(&lab);
+    let changed = sync(&lab);
+    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    let same = sync(&lab);
+    assert!(all > 5 << 20 && changed > 0 && same == 0, "{all}, {changed} and {same} bytes");
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 

@@ -129,6 +129,22 @@ fn sources_named(page: &str) -> Vec<String> {
     quoted.filter(|text| text.ends_with(".rs") && !text.contains([' ', '*', '\n'])).map(str::to_owned).collect()
 }
 
+/// A folder of tests is one program: nobody compiles a file in it that its main does not name.
+#[test]
+fn no_file_of_tests_is_left_out() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let (mut findings, mut count) = (Findings::new(), 0);
+    for folder in fs::read_dir(tests).expect("a readable directory").map(|entry| entry.expect("an entry").path()) {
+        let mains = ["main.rs", "mod.rs"].map(|name| fs::read_to_string(folder.join(name)));
+        let Some(main) = mains.into_iter().find_map(Result::ok) else { continue };
+        let files = files(&folder);
+        count += files.len();
+        findings.extend(left_out_rule(folder.to_str().expect("names in UTF-8"), &main, &files));
+    }
+    assert!(count > 60, "the walk has missed the tests: {count}");
+    assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
+}
+
 /// The rows that the suite has are those that its page lists, in the same order.
 #[test]
 fn rows_of_the_benches_are_described() {
@@ -296,6 +312,17 @@ fn length_rule(name: &str, text: &str) -> Findings {
     if lines > most { vec![format!("{name}: {lines} lines, more than {most}")] } else { Findings::new() }
 }
 
+fn left_out_rule(folder: &str, main: &str, files: &[PathBuf]) -> Findings {
+    let named: Vec<&str> = code(main)
+        .filter_map(|(_, line)| line.trim().trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'))
+        .collect();
+    let is_left_out = |file: &&PathBuf| {
+        let module = file.strip_prefix(folder).ok().and_then(|name| name.to_str()?.strip_suffix(".rs"));
+        module.is_some_and(|module| !["main", "mod"].contains(&module) && !named.contains(&module))
+    };
+    files.iter().filter(is_left_out).map(|file| format!("{}: no `mod` names it", file.display())).collect()
+}
+
 fn lines_with(name: &str, text: &str, patterns: &[&str]) -> Findings {
     let mut findings = Findings::new();
     for (index, line) in text.lines().enumerate() {
@@ -372,6 +399,13 @@ mod planted {
         one(&length_rule("docs/ARCHITECTURE.md", &"x\n".repeat(301)), "301");
         none(&length_rule("docs/PROTOCOL.md", &"x\n".repeat(LINES_MAX + 1)));
         none(&length_rule("src/engine/mod.rs", &"x\n".repeat(LINES_MAX)));
+    }
+
+    #[test]
+    fn a_file_that_is_left_out() {
+        let files = ["t/main.rs", "t/one.rs", "t/two.rs", "t/plan.json"].map(PathBuf::from);
+        one(&left_out_rule("t", "mod one;\n// mod two;\nmod twofold;", &files), "t/two.rs");
+        none(&left_out_rule("t", "mod one;\n    pub mod two;", &files));
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use crate::rig::*;
 
+/// What a shell counts the length of a core file in.
+const CORE_BLOCK: u64 = 512;
+
 #[test]
 fn stdin_to_stdout_of_every_size_around_the_chunk() {
     for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 12_345] {
@@ -114,6 +117,39 @@ fn key_from_the_environment() {
         send.args(["127.0.0.1", &port.to_string(), "-"]).env("RD_KEY", KEY);
         send
     });
+}
+
+/// Not even another program of the same user may look into an end, nor is there a core file. That other programs may be looked
+/// into, as the same files say, shows that they are not the system's for everybody.
+#[test]
+fn the_memory_of_an_end_is_its_own() {
+    use std::os::unix::fs::MetadataExt;
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not run: needs root, to become another user whose processes would be theirs");
+    }
+    let scratch = Scratch::new();
+    let line = format!("ulimit -c 4096; {}", others::as_user(others::NOBODY, scratch.path()));
+    let seen = |process: &Process| {
+        let file = |name: &str| format!("/proc/{}/{name}", process.pid());
+        let limits = std::fs::read_to_string(file("limits")).expect("a living process");
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("the limit");
+        let core: Vec<&str> = core.split_whitespace().skip(4).take(2).collect();
+        (std::fs::metadata(file("environ")).expect("a living process").uid(), core.join(" "))
+    };
+    let start = |command: &std::process::Command| {
+        let mut shell = in_shell(&line, command);
+        Process::spawn(shell.stdin(Stdio::piped()).stdout(Stdio::null()))
+    };
+    // It says so as soon as it runs.
+    let other = start(std::process::Command::new("sh").args(["-c", "echo runs >&2; read line"]));
+    other.line_with("runs");
+    assert_eq!(seen(&other), (others::NOBODY, format!("{0} {0}", 4096 * CORE_BLOCK)));
+    let recv = start(rdrecv().args(["0", KEY]));
+    let port = recv.port();
+    assert_eq!(seen(&recv), (0, "0 0".to_owned()));
+    let send = start(rdsend().args(["-v", "127.0.0.1", &port.to_string(), KEY]));
+    send.line_with("connection: ");
+    assert_eq!(seen(&send), (0, "0 0".to_owned()));
 }
 
 #[test]

@@ -253,11 +253,12 @@ fn progress_tells_what_limits_now() {
     let (mut recv, port) = start_recv::<&str>(&[], None);
     let output = drain(recv.stdout());
     let mut send = start_send(&["--progress", "--bwlimit", "2M"], port, None);
-    let mut fed = Some(feed(send.stdin(), noise(11 << 20)));
+    let input = noise(11 << 20);
+    let fed = feed(send.stdin(), input.clone());
     let line = send.line_with("B/s");
     assert!(line.contains("B/s (--bwlimit ") && line.contains(" %)"), "{line}");
-    fed.take().map(JoinHandle::join);
+    fed.join().expect("no panic");
     send.wait().expect(0);
     recv.wait().expect(0);
-    drop(output);
+    same(&output.join().expect("no panic"), &input);
 }

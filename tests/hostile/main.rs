@@ -204,6 +204,12 @@ fn outside(top: &Path) -> BTreeMap<OsString, String> {
     all
 }
 
+/// What neither moves a terminal's cursor nor shows what follows in another order.
+fn is_printable(character: char) -> bool {
+    let is_mark = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    character == '\n' || !character.is_control() && !is_mark
+}
+
 impl Lab {
     fn new() -> Self {
         let scratch = Scratch::new();
@@ -232,14 +238,16 @@ impl Lab {
         self.scratch.file("records", records);
         let mut command = self.command();
         edit(&mut command);
-        let ended = Process::spawn(&mut command).wait();
+        let mut process = Process::spawn(&mut command);
+        let ended = process.wait();
         let after = outside(self.scratch.path());
         for (path, was) in &self.before {
             assert!(after.get(path) == Some(was), "{path:?} was {was}, is {:?}; {}", after.get(path), ended.stderr);
         }
         assert_eq!(after.len(), self.before.len(), "made outside: {:?}", after.keys());
-        let printable = |byte: u8| byte == b'\n' || (b' '..0x7f).contains(&byte) || byte >= 0x80;
-        assert!(ended.stderr.bytes().all(printable), "{:?}", ended.stderr);
+        let printed = String::from_utf8(process.stderr_bytes());
+        let printed = printed.expect("a byte that is no UTF-8 may be a control character in another encoding");
+        assert!(printed.chars().all(is_printable), "{printed:?}");
         ended
     }
 
@@ -550,7 +558,8 @@ fn no_more_than_a_file_without_r() {
 
 fn what_is_printed_is_printable() {
     let lab = Lab::new();
-    let name = b"\x1b]0;owned\x07\x1b[2J\r\x9b";
+    // The last three are U+009B, by itself and in UTF-8, and U+202E.
+    let name = b"\x1b]0;owned\x07\x1b[2J\r\x9b\xc2\x9b\xe2\x80\xae";
     // A directory that is not empty stands where a file of that name is to go, so that the name is told.
     fs::create_dir_all(lab.scratch.join("dst/x").join(OsStr::from_bytes(name)).join("y")).expect("a directory");
     let records = encoded(&[directory(b"x"), file(name), LEAVE, END]);
@@ -561,7 +570,7 @@ fn what_is_printed_is_printable() {
             .args(["-v", "-r", "evil:x", "dst"])
             .env(NAMES, "x")
             .env(KIND, "directory")
-            .env(SAYS, "said \x1b[31m\r\n\x07 line");
+            .env(SAYS, "said \x1b[31m\r\n\x07\u{9b}\u{202e}\u{2066} line");
     });
     assert!(ended.expect(8).stderr.contains("said "), "{}", ended.stderr);
 }

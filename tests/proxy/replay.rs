@@ -2,10 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rd_proto::handshake::CONFIRM_BYTES;
 
 use crate::rig::proxy::{Plan, Proxy, Way};
 use crate::rig::*;
+
+/// What a lane carries upwards before anything else: two messages with their lengths.
+const HANDSHAKE_BYTES: usize = 2 + 72 + 2 + CONFIRM_BYTES;
 
 /// Records one good session: what each connection carried upwards.
 #[track_caller]
@@ -64,9 +69,16 @@ fn a_lane_replayed_into_the_session_that_it_came_from() {
     let mut send = start_send(&["--json-fd=2", "--bwlimit", "4M", "--lanes", "3"], proxy.port(), None);
     let input = noise(12 * CHUNK);
     feed(send.stdin(), input.clone());
-    std::thread::sleep(Duration::from_millis(800));
-    let connections = proxy.recorded(Way::Up);
-    assert_eq!(connections.len(), 3, "all lanes are up");
+    let until = Instant::now() + PATIENCE;
+    let connections = loop {
+        let connections = proxy.recorded(Way::Up);
+        let is_up = |bytes: &Vec<u8>| bytes.len() >= HANDSHAKE_BYTES;
+        if connections.len() == 3 && connections.iter().all(is_up) {
+            break connections;
+        }
+        assert!(Instant::now() < until, "{} lanes are up: {}", connections.len(), send.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    };
     for _ in 0..3 {
         for bytes in &connections {
             let answer = play(port, bytes);

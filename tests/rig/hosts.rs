@@ -1,5 +1,6 @@
 //! Hosts that are network namespaces on one switch, as `tests/testbed/host` makes them.
 
+use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -42,6 +43,26 @@ pub fn pid_on(host: u32) -> u32 {
 pub fn hold(host: u32, rate: &str) {
     let status = testbed(&["rate", &host.to_string(), rate]).status().expect("the testbed");
     assert!(status.success());
+}
+
+/// The links of these hosts held to a rate both ways, for as long as this lives.
+pub struct Held(RangeInclusive<u32>);
+
+impl Held {
+    pub fn at(hosts: RangeInclusive<u32>, rate: &str) -> Self {
+        let held = Self(hosts);
+        held.0.clone().for_each(|host| hold(host, rate));
+        held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for host in self.0.clone() {
+            // What the testbed gives them.
+            let _ = testbed(&["rate", &host.to_string(), "10gbit"]).status();
+        }
+    }
 }
 
 /// A second network of these hosts: the interface e1 of each, held to this rate both ways, for as long as this lives.

@@ -185,7 +185,12 @@ impl Process {
     }
 
     pub fn stderr(&self) -> String {
-        String::from_utf8_lossy(&self.stderr.lock().expect("no panic")).into_owned()
+        String::from_utf8_lossy(&self.stderr_bytes()).into_owned()
+    }
+
+    /// The same as it was written.
+    pub fn stderr_bytes(&self) -> Vec<u8> {
+        self.stderr.lock().expect("no panic").clone()
     }
 
     /// Waits until a whole line of standard error has `part`; gives that line.
@@ -230,6 +235,16 @@ impl Process {
     pub fn state(&self) -> char {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a child");
         stat.rsplit_once(") ").expect("a name").1.chars().next().expect("a state")
+    }
+
+    /// Waits until it is stopped, or is not any more.
+    #[track_caller]
+    pub fn await_stopped(&self, is_stopped: bool) {
+        let until = Instant::now() + PATIENCE;
+        while (self.state() == 'T') != is_stopped {
+            assert!(Instant::now() < until, "its state is {}", self.state());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[track_caller]

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -182,6 +182,15 @@ fn a_disk_that_can_hold_no_more_files_ends_the_copy() {
     }
 }
 
+/// Tells a thread that it is over, also where that is because something has failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Directories become links that lead out, and directories again, between their listing and the deletion.
 #[test]
 fn deletion_follows_no_link() {
@@ -206,18 +215,21 @@ fn deletion_follows_no_link() {
             plant(&lab, &[&format!("dst/{name}/precious"), &format!("dst/{name}/deep/precious")]);
             symlink(lab.join("outside"), lab.join("links").join(name)).expect("a link");
         }
-        let is_over = AtomicBool::new(false);
+        let (is_over, exchanged) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
+            let _over = Over(&is_over);
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     for name in &names {
                         let (here, there) = (lab.join("dst").join(name), lab.join("links").join(name));
-                        let _ = renameat_with(CWD, here, CWD, there, RenameFlags::EXCHANGE);
+                        let done = renameat_with(CWD, here, CWD, there, RenameFlags::EXCHANGE);
+                        exchanged.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
                     }
                 }
             });
+            let before = exchanged.load(Ordering::Relaxed);
             let ended = run(&lab, *way, &["--delete"], false);
-            is_over.store(true, Ordering::Relaxed);
+            assert!(exchanged.load(Ordering::Relaxed) > before, "{way:?}: nothing has changed meanwhile");
             // What it could not do is its to report; what is outside is not its to touch.
             assert!([0, 6, 8].contains(&ended.code), "{ended:?}");
         });
@@ -227,16 +239,20 @@ fn deletion_follows_no_link() {
     }
 }
 
-/// Starts a copy, and kills either end at any moment of so many milliseconds.
-pub fn kill_within(lab: &Lab, command: &mut Command, random: &mut Random, milliseconds: u64) {
+/// Starts a copy, and kills either end at any moment of so many milliseconds. Whether it had not ended by then.
+#[must_use]
+pub fn kill_within(lab: &Lab, command: &mut Command, random: &mut Random, milliseconds: u64) -> bool {
     let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let of_agent = random.below(2) == 0;
     std::thread::sleep(Duration::from_millis(random.below(milliseconds)));
-    let all = marked(lab.0.path());
-    let agent = all.iter().find(|process| process.name == "rdma-pipe-agent").map(|process| process.pid);
-    let victim = agent.filter(|_| random.below(2) == 0).unwrap_or(process.pid());
+    // To look for the agent takes a while, in which a small copy ends.
+    let agent = || marked(lab.0.path()).iter().find(|it| it.name == "rdma-pipe-agent").map(|agent| agent.pid);
+    let victim = of_agent.then(agent).flatten().unwrap_or(process.pid());
+    let was_running = process.is_running();
     let _ = kill_process(Pid::from_raw(victim as i32).expect("not 0"), Signal::KILL);
     process.wait();
     crate::rig::lab::none_marked(lab.0.path(), Duration::from_secs(60));
+    was_running
 }
 
 /// Either end is killed at any moment; another run ends with what rsync makes at once.
@@ -258,14 +274,24 @@ fn killed_at_random_and_run_again() {
                 plant(&lab, &[&format!("dst/d{directory}/extra{file}"), &format!("dst/gone{directory}/x{file}")]);
             }
         }
-        let copied = Command::new("cp").arg("-a").arg(lab.join("dst")).arg(lab.join("reference")).status();
-        assert!(copied.expect("cp").success());
+        let duplicate = |from: &str, to: &str| {
+            let copied = Command::new("cp").arg("-a").arg(lab.join(from)).arg(lab.join(to)).status();
+            assert!(copied.expect("cp").success());
+        };
+        duplicate("dst", "reference");
+        duplicate("dst", "before");
         let mut rsync = Command::new("rsync");
         rsync.args(BASE).arg("--delete").arg(lab.join("src/.")).arg(lab.join("reference"));
         assert!(rsync.status().expect("rsync").success());
         let way = WAYS[number as usize % WAYS.len()];
-        let milliseconds = if way == ("", "") { 40 } else { 150 };
-        kill_within(&lab, &mut command(&lab, way, &["--delete"]), &mut random, milliseconds);
+        let mut milliseconds = if way == ("", "") { 40 } else { 150 };
+        // Where it had ended before, it begins anew and is killed sooner.
+        while !kill_within(&lab, &mut command(&lab, way, &["--delete"]), &mut random, milliseconds) {
+            assert!(milliseconds > 1, "run {number}, {way:?}: it ends at once");
+            milliseconds /= 2;
+            fs::remove_dir_all(lab.join("dst")).expect("ours");
+            duplicate("before", "dst");
+        }
         run(&lab, way, &["--delete"], false).expect(0);
         let found = differences(&snapshot(&lab.join("reference")), &snapshot(&lab.join("dst")), &[]);
         let found: Vec<String> = found.iter().map(Finding::shown).collect();

@@ -129,6 +129,7 @@ fn stays_linked(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
 #[test]
 fn killed_generations_go_on_and_older_ones_stay() {
     let mut random = Random::printed("generations killed");
+    let (mut killed, mut met) = (0, 0);
     for number in 0..KILLS[usize::from(is_long())] {
         let lab = Lab::new();
         fs::create_dir(lab.join("dst")).expect("a directory");
@@ -156,7 +157,11 @@ fn killed_generations_go_on_and_older_ones_stay() {
                     continue;
                 }
                 if is_killed {
-                    kill_within(&lab, &mut command(), &mut random, if way == ("", "") { 40 } else { 150 });
+                    // Some at any moment where it takes long, some where it takes no time.
+                    let moments = if way == ("", "") { [8, 40] } else { [30, 150] };
+                    let milliseconds = moments[random.below(2) as usize];
+                    killed += 1;
+                    met += u64::from(kill_within(&lab, &mut command(), &mut random, milliseconds));
                 } else {
                     limited(&command(), lab.0.path(), false, 0o022, Stdio::null()).expect(0);
                 }
@@ -185,4 +190,5 @@ fn killed_generations_go_on_and_older_ones_stay() {
         let names = fs::read_dir(lab.join("dst")).expect("it").count() as u64;
         assert_eq!(names, ROUNDS + 1, "nothing else is left");
     }
+    assert!(met > 0, "none of {killed} copies was running when one of its ends was killed");
 }

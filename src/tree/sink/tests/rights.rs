@@ -43,3 +43,35 @@ fn in_place_refuses_a_file_with_other_names() {
     }
     scratch.outside_is_unchanged();
 }
+
+#[test]
+fn acls_are_set_and_inherited_ones_are_not() {
+    let scratch = Scratch::new();
+    let mut xattrs = Vec::new();
+    assert!(Xattrs::push(&mut xattrs, b"system.posix_acl_access", &acl()));
+    let metadata = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
+    let with_acl = Record::File { name: b"a", metadata, data: b"" };
+    match rustix::fs::setxattr(scratch.dst(), "system.posix_acl_default", &acl(), XattrFlags::empty()) {
+        Ok(()) => {}
+        Err(error) => {
+            // Then the group's bits are only a mask, and must not become the group's.
+            let report = scratch.run(TreeOptions::default(), &[with_acl, END]).expect("whole");
+            assert_eq!((report.failed, report.failures[0].errno), (1, libc::EOPNOTSUPP), "as cp -a says it");
+            assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o777, 0o600);
+            return eprintln!("no ACLs on this file system: {error}");
+        }
+    }
+    let report = scratch.run(TreeOptions::default(), &[with_acl, file(b"b", b""), directory(b"c"), Record::Leave, END]);
+    assert_eq!(report.expect("whole").failures, []);
+    let mut value = [0; 64];
+    let length = rustix::fs::getxattr(scratch.dst().join("a"), "system.posix_acl_access", &mut value).expect("an ACL");
+    assert_eq!(value[..length], acl());
+    for (name, attribute) in [("b", "access"), ("c", "access"), ("c", "default")] {
+        let attribute = format!("system.posix_acl_{attribute}");
+        assert_eq!(rustix::fs::getxattr(scratch.dst().join(name), &attribute, &mut value), Err(Errno::NODATA));
+    }
+    assert_eq!(fs::metadata(scratch.dst().join("b")).expect("there").mode() & 0o777, 0o640);
+    // Without its ACL the file's group gets nothing.
+    scratch.run(TreeOptions { xattrs: false, ..TreeOptions::default() }, &[with_acl, END]).expect("whole");
+    assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
+}

@@ -317,7 +317,7 @@ fn acl() -> Vec<u8> {
     2_u32.to_le_bytes().into_iter().chain(entries).collect()
 }
 
-/// Attributes with a line, an access control list as a failure, as with cp -a.
+/// With a line: it is no failure, since nothing could be done about it there.
 #[test]
 fn what_the_file_system_cannot_keep_is_told() {
     for to in ["", "h"] {
@@ -335,11 +335,11 @@ fn what_the_file_system_cannot_keep_is_told() {
         let paths = ["-r".into(), "from/.".into(), side(&lab, to, "into")];
         let ended = rdcp(&lab, WITHOUT_XATTRS, &paths);
         let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
-        assert!(lines.len() == 1 && lines[0].contains("2 entries have lost extended attributes"), "{to}: {lines:?}");
+        assert!(lines.len() == 1 && lines[0].contains("2 entries have lost ACLs or other"), "{to}: {lines:?}");
         set("from/one", "system.posix_acl_access", &acl());
         let ended = rdcp(&lab, WITHOUT_XATTRS, &paths);
-        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
-        assert!(lines.iter().any(|line| line.contains("one: ") && line.contains("errno 95")), "{to}: {lines:?}");
+        let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
+        assert!(lines.len() == 1 && lines[0].contains("2 entries have lost ACLs or other"), "{to}: {lines:?}");
     }
 }
 

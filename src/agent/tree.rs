@@ -185,12 +185,14 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
             errno => format!("{path}: {}; nothing is linked to it", os_number(errno)),
         }));
     }
-    // As with cp -a that is no failure, but it is not silent either.
+    // No failure, since it can be nothing else there, but not silent either.
     let without_xattrs = summary.received_tree.as_ref().map_or(0, |received| received.without_xattrs);
     if without_xattrs > 0 {
         let entries =
             if without_xattrs == 1 { "1 entry has".to_owned() } else { format!("{without_xattrs} entries have") };
-        emit(Message::Say(format!("{entries} lost extended attributes, which the file system of DST does not keep")));
+        emit(Message::Say(format!(
+            "{entries} lost ACLs or other extended attributes, which the file system of DST does not keep"
+        )));
     }
     // What is not copied and is no failure.
     for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {

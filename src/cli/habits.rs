@@ -385,6 +385,10 @@ pub fn translate(
                     let name = words.next().unwrap_or_default();
                     return Err(format!("--compress {}: it takes off, auto, lz4, zstd", escaped(&name)));
                 }
+                None if word == "--verify" && words.peek().is_some_and(|next| *next == "disk" && !exists(next)) => {
+                    words.next();
+                    done.words.push("--verify=disk".into());
+                }
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
                 }
@@ -527,7 +531,8 @@ fn cluster(
             Some(Here::Filter) => {
                 let rule = if attached { Some(rest.to_owned()) } else { words.next() };
                 let rule = rule.unwrap_or_default();
-                if !attached && (exists(&rule) || rule.as_bytes().contains(&b':')) {
+                let is_operand = exists(&rule) || rule.as_bytes().contains(&b':');
+                if !attached && is_operand && filter(&rule).is_err() {
                     return Err("-f is rsync's --filter; nothing is needed to overwrite".to_owned());
                 }
                 done.words.extend(filter(&rule)?);
@@ -575,7 +580,9 @@ fn cluster(
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
                 return Ok(());
             }
-            Some(Here::Word(Behind::Program)) if !attached && value.is_some_and(|value| is_absent(value, exists)) => {
+            Some(Here::Word(Behind::Program))
+                if !attached && at == 0 && !done.is_sync && value.is_some_and(|value| is_absent(value, exists)) =>
+            {
                 let program = value.map(escaped).unwrap_or_default();
                 return Err(format!("-{} {program}: no such program", char::from(byte)));
             }

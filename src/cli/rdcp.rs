@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::path::PathBuf;
@@ -27,6 +26,7 @@ use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
+use crate::fs::standard;
 use crate::job::Setup;
 use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
@@ -332,6 +332,12 @@ fn note_hosts(sources: &[Spec], destination: &Spec) {
     }
 }
 
+/// Whether standard output is nobody's but the data's.
+fn is_file_or_null() -> bool {
+    let is_file = standard::output().and_then(|file| file.metadata()).is_ok_and(|found| found.is_file());
+    is_file || standard::is_null(std::io::stdout())
+}
+
 fn exists(name: &OsStr) -> bool {
     std::path::Path::new(name).symlink_metadata().is_ok()
 }
@@ -607,7 +613,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
-            let is_shown = plan.destination == Spec::Standard && std::io::stdout().is_terminal();
+            // What reads a pipe may write to the terminal as well.
+            let is_shown = plan.destination == Spec::Standard && !is_file_or_null();
             let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
             let mut console = Console::new("rdcp", reporter, may_draw, style);

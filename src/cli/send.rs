@@ -82,7 +82,8 @@ impl Arguments for SendArguments {
 
     fn conceal(given: &ArgMatches) {
         let words: Vec<&OsString> = given.get_many("positionals").unwrap_or_default().collect();
-        let before = if words.first().is_some_and(|word| with_port(word).is_some()) { 1 } else { 2 };
+        let port = words.first().and_then(|word| with_port(word)).map(|(_, port)| port);
+        let before = if port.is_some_and(|port| words.get(1) != Some(&&port)) { 1 } else { 2 };
         key::conceal(words.get(before).copied().filter(|_| key::is_typed(given)));
     }
 }
@@ -101,6 +102,8 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let (host, port) = match positionals.next() {
         Some(word) => match with_port(&word) {
+            // Twice the same is one PORT.
+            Some((host, port)) if positionals.as_slice().first() == Some(&port) => (Some(host), positionals.next()),
             Some((host, port)) => (Some(host), Some(port)),
             None => (Some(word), positionals.next()),
         },

@@ -162,7 +162,7 @@ impl Current {
 pub(super) struct Applied {
     /// The first call that failed.
     pub error: Option<Errno>,
-    /// The file system has no such extended attributes, or we may not set them although we are root.
+    /// The file system has no such extended attributes.
     pub is_unsupported: bool,
 }
 
@@ -340,10 +340,10 @@ fn set_xattrs(
                 // Nor is it to keep one that is not the source's.
                 remove_acls(object, |other| other != name);
             }
-            // Root of a container may set few of the privileged ones; cp ignores that, too, but names a lost ACL.
-            if !is_acl && error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM {
+            if error == Errno::OPNOTSUPP {
                 applied.is_unsupported = true;
-            } else {
+            } else if !(is_privileged(name) && error == Errno::PERM) {
+                // Root of a container may set few of the privileged ones; cp ignores that, too.
                 // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
                 let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
                 applied.error = applied.error.or(Some(error));

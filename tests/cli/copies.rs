@@ -76,6 +76,23 @@ fn hops_of_a_pipeline_are_a_line_each() {
     assert!(end.lines().all(|line| line.ends_with("said") || line.ends_with("16777216")), "{end:?}");
 }
 
+/// What a pipeline draws is gone before the first byte of its output, and takes nothing of that away.
+#[test]
+fn output_on_the_terminal_stays() {
+    let lab = Lab::new();
+    let (rsh, home) = (lab.join("rsh"), lab.join("home"));
+    let stages = "h1:'head -c 8M /dev/zero | wc -c; sleep 1; printf wait; sleep 1; echo said >&2; printf end' h1:cat";
+    let (shown, ended) = Session::start(&format!(
+        "stty cols 80; HOME='{}' exec {PROGRAM} rdpipe --rsh '{}' --agent {AGENT} {stages}",
+        text(&home),
+        text(&rsh)
+    ))
+    .end();
+    ended.expect(0);
+    let (_, after) = shown.split_once("8388608").expect("its output");
+    assert!(["wait", "said", "end"].iter().all(|word| after.contains(word)) && !after.contains(CLEAR), "{shown:?}");
+}
+
 #[test]
 fn a_tree_is_on_one_line_from_and_to_any_host() {
     for (from, to, columns) in [("", "h1", 80), ("h1", "", 40), ("h1", "h2", 80)] {

@@ -23,7 +23,11 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
     let listener = Listener::start_without_lanes(port, ports.clone(), key, post)
         .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     match &generated {
-        Some(text) => crate::cli::say(&format!("RD_KEY={text} rdperf {}:{}", own_address(), listener.port())),
+        Some(text) => {
+            let address = own_address();
+            let address = if address.contains(':') { format!("[{address}]") } else { address };
+            crate::cli::say(&format!("RD_KEY={text} rdperf {address}:{}", listener.port()));
+        }
         None => crate::cli::say(&format!("rdperf: waiting on port {}", listener.port())),
     }
     let verbose = arguments.output.verbose;

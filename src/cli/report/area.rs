@@ -4,6 +4,7 @@
 //! up and keeps the cursor where it was: at the beginning of what there is to be cleared.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -54,7 +55,7 @@ pub(in crate::cli) struct ProgressArea {
     pub began: Instant,
     shown: Instant,
     term: Term,
-    is_drawn: bool,
+    is_drawn: Arc<AtomicBool>,
 }
 
 impl ProgressArea {
@@ -77,7 +78,7 @@ impl ProgressArea {
 
     fn of_kind(name: &'static str, kind: Kind) -> Self {
         let now = Instant::now();
-        Self { name, kind, began: now, shown: now, term: Term::buffered_stderr(), is_drawn: false }
+        Self { name, kind, began: now, shown: now, term: Term::buffered_stderr(), is_drawn: Arc::default() }
     }
 
     /// Begins anew: what takes no time from now on is not shown.
@@ -142,7 +143,11 @@ impl ProgressArea {
         if self.kind != Kind::Drawn {
             return;
         }
-        self.is_drawn = true;
+        // The line may be another program's, which asks for something there.
+        if lines.is_empty() {
+            return self.clear();
+        }
+        self.is_drawn.store(true, Ordering::Relaxed);
         WAS_DRAWN.store(true, Ordering::Relaxed);
         let (columns, rows) = size();
         let lines: Vec<String> = lines.iter().take(rows).map(|line| cut_end(line, columns.saturating_sub(1))).collect();
@@ -154,14 +159,19 @@ impl ProgressArea {
         let _ = self.term.flush();
     }
 
-    /// What takes it away in another thread, if something is drawn; from then on nothing is.
-    pub fn clearing(&self) -> Option<impl FnOnce() + Send + 'static> {
-        self.is_drawn.then_some(|| _ = Term::stderr().clear_to_end_of_screen())
+    /// What takes away in another thread what is drawn: nothing may be drawn any more from then on.
+    pub fn clearing(&self) -> impl FnOnce() + Send + 'static {
+        let is_drawn = Arc::clone(&self.is_drawn);
+        move || {
+            if is_drawn.swap(false, Ordering::Relaxed) {
+                let _ = Term::stderr().clear_to_end_of_screen();
+            }
+        }
     }
 
     /// Takes away what is drawn.
     pub fn clear(&mut self) {
-        if std::mem::take(&mut self.is_drawn) {
+        if self.is_drawn.swap(false, Ordering::Relaxed) {
             let _ = self.term.clear_to_end_of_screen();
             let _ = self.term.flush();
         }

@@ -25,6 +25,9 @@ use crate::job::{self, pipeline};
 const NOTICES_MAX: u32 = 3;
 const NOTICES_WITHIN: Duration = Duration::from_secs(10);
 
+/// What has carried less is told by no last line.
+const LAST_LINE_BYTES_MIN: u64 = 1 << 20;
+
 /// What has been said of hops lately.
 struct Notices {
     since: Instant,
@@ -39,6 +42,8 @@ pub(crate) struct HopsConsole<'a> {
     area: ProgressArea,
     /// Nothing is drawn any more once there is something on standard output.
     is_until_output: bool,
+    /// A hop has met.
+    has_begun: bool,
     /// Hops without a link, by their sender's number: since when, and for how many seconds one is tried for.
     lost: HashMap<u32, (Instant, u64)>,
     /// Several hosts that get one stream, and the line about them.
@@ -57,6 +62,7 @@ impl<'a> HopsConsole<'a> {
             options,
             area: ProgressArea::new("rdpipe", options, may_draw || is_until_output),
             is_until_output,
+            has_begun: false,
             lost: HashMap::new(),
             hosts: Hosts::default(),
             line_of_hosts: None,
@@ -93,7 +99,8 @@ impl<'a> HopsConsole<'a> {
             .iter()
             .filter_map(|hop| Some((hop, report(hop)?)))
             .max_by_key(|(_, report)| report.bytes)
-            .filter(|_| !self.options.quiet)
+            // Where the data itself has gone to the terminal, or hardly any, that says enough.
+            .filter(|(_, report)| !self.options.quiet && !self.is_until_output && report.bytes >= LAST_LINE_BYTES_MIN)
         else {
             return;
         };
@@ -154,6 +161,9 @@ impl pipeline::Observer for HopsConsole<'_> {
     }
 
     fn pass_on(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
         self.area.clear();
         crate::standard_error::write(bytes);
     }
@@ -163,6 +173,11 @@ impl pipeline::Observer for HopsConsole<'_> {
         let mut unwritten = if guarded { Unwritten::hold() } else { None };
         if guarded && unwritten.is_none() {
             return;
+        }
+        // Logins take as long as they take.
+        if !self.has_begun {
+            self.has_begun = hops.iter().any(Hop::has_met);
+            self.area.restart();
         }
         let Self { area, rates, lost, line_of_hosts, .. } = self;
         let began = area.began;
@@ -187,8 +202,8 @@ impl pipeline::Observer for HopsConsole<'_> {
             };
             moving.map(line).chain(line_of_hosts.take()).collect()
         });
-        if let (Some(unwritten), Some(clear)) = (&mut unwritten, self.area.clearing()) {
-            unwritten.before_first_byte(clear);
+        if let Some(unwritten) = &mut unwritten {
+            unwritten.before_first_byte(self.area.clearing());
         }
     }
 

@@ -62,14 +62,13 @@ impl Recorder {
     fn data_bytes(&mut self, entry: &Entry<'_>, stat: &Stat) -> Result<u64, Fault> {
         let (size, blocks) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(512));
         if let Some(inode) = self.inode(stat) {
-            let names = further_names(entry, stat);
-            if self.links.first(inode, names).is_some() {
+            if self.links.first(inode, || further_names(entry, stat)).is_some() {
                 if !entry.follow {
                     self.links.count(inode);
                 }
                 return Ok(0);
             }
-            self.links.insert(inode, Vec::new(), names, 0);
+            self.links.insert(inode, Vec::new(), further_names(entry, stat), 0);
         }
         let may_have_holes = self.options.sparse && blocks < size;
         let (file, _) = match may_have_holes {

@@ -78,12 +78,12 @@ impl First {
 impl Links {
     /// Under which path a file was sent, and its number if it is a large one, otherwise 0. One whose number another has by now
     /// is forgotten.
-    pub fn first(&mut self, inode: Identity, names: Names) -> Option<(Vec<u8>, u32)> {
+    pub fn first(&mut self, inode: Identity, names: impl FnOnce() -> Names) -> Option<(Vec<u8>, u32)> {
         let (path, item, known) = match self.first.get(&inode) {
             Some(first) => (first.path.to_vec(), first.item, first.names),
             None => self.far(inode).map(|first| (first.path.into(), first.item, first.names))?,
         };
-        if known.are_anothers(names) {
+        if known.are_anothers(names()) {
             self.forget(inode);
             return None;
         }
@@ -186,7 +186,7 @@ impl Recorder {
         stat: &Stat,
         target: &mut [u8],
     ) -> Option<Step> {
-        let (first, item) = self.links.first(inode, further_names(entry, stat))?;
+        let (first, item) = self.links.first(inode, || further_names(entry, stat))?;
         let waiting: u64 = self.open.values().map(|open| open.names).sum();
         // The receiver would link to what stands there now.
         if self.unsettled.contains(&inode) {
@@ -230,11 +230,11 @@ mod tests {
     fn a_file_is_forgotten_with_its_last_name() {
         let mut links = Links::default();
         links.insert((1, 2), b"d/a".to_vec(), left(2), 7);
-        assert_eq!(links.first((1, 2), left(0)), Some((b"d/a".to_vec(), 7)));
+        assert_eq!(links.first((1, 2), || left(0)), Some((b"d/a".to_vec(), 7)));
         links.count((1, 2));
-        assert!(links.first((1, 2), left(0)).is_some());
+        assert!(links.first((1, 2), || left(0)).is_some());
         links.count((1, 2));
-        assert!(links.first((1, 2), left(0)).is_none());
+        assert!(links.first((1, 2), || left(0)).is_none());
         links.count((1, 2));
         assert_eq!(links.bytes, 0);
     }
@@ -248,9 +248,9 @@ mod tests {
             }
             let born = |at| Names { left: 1, born: Some(at) };
             links.insert((1, 2), b"a".to_vec(), born(5), 0);
-            assert_eq!(links.first((1, 2), born(5)), Some((b"a".to_vec(), 0)));
-            assert!(links.first((1, 2), left(0)).is_some(), "where the file system does not tell");
-            assert_eq!((links.first((1, 2), born(6)), links.first((1, 2), born(6))), (None, None));
+            assert_eq!(links.first((1, 2), || born(5)), Some((b"a".to_vec(), 0)));
+            assert!(links.first((1, 2), || left(0)).is_some(), "where the file system does not tell");
+            assert_eq!((links.first((1, 2), || born(6)), links.first((1, 2), || born(6))), (None, None));
             assert_eq!(links.more.is_some(), far);
         }
     }
@@ -279,14 +279,14 @@ mod tests {
         };
         for round in 0..2 {
             for inode in 0..count {
-                assert!(links.first((0, inode), left(0)) == expected(inode), "{inode}");
+                assert!(links.first((0, inode), || left(0)) == expected(inode), "{inode}");
             }
             links.insert((0, count - 3), b"other".to_vec(), left(2 - round), 8);
             (0..count).for_each(|inode| links.count((0, inode)));
         }
-        assert!((0..count).all(|inode| links.first((0, inode), left(0)).is_none()));
+        assert!((0..count).all(|inode| links.first((0, inode), || left(0)).is_none()));
         assert_eq!(links.bytes, 0);
         links.insert((1, 1), vec![b'p'; PATH_BYTES_MAX + 1], left(1), 0);
-        assert!(links.first((1, 1), left(0)).is_none());
+        assert!(links.first((1, 1), || left(0)).is_none());
     }
 }

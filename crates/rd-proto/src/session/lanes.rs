@@ -456,10 +456,12 @@ impl Lanes {
             } else if let Some(path) = self.path {
                 actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
+        }
+        self.note_rail(lane, true, now, actions);
+        if self.connector {
             // Rails may have been found while it was dialled, and its place been given to another.
             self.keep_lanes(path_of(lane), now, actions);
         }
-        self.note_rail(lane, true, now, actions);
         self.note_payload(now, actions);
         true
     }

@@ -116,7 +116,7 @@ fn a_tree_is_on_one_line_from_and_to_any_host() {
     }
 }
 
-/// Whatever goes somewhere else leaves room for a bar, and for a line that says what it came to.
+/// Whatever goes somewhere else leaves room for a bar, and for a line that says what it came to; what is put out stands alone.
 #[test]
 fn what_goes_to_no_terminal_has_a_bar() {
     let lab = Lab::new();
@@ -134,7 +134,7 @@ fn what_goes_to_no_terminal_has_a_bar() {
     // What is put out is whole, and nothing is drawn from then on.
     let shown = pipe("sha256sum");
     let (_, behind) = shown.split_once("  -\r\n").unwrap_or_else(|| panic!("{shown:?}"));
-    assert!(behind.contains("8.0 MiB in ") && behind.matches("MB/s").count() == 1, "{shown:?}");
+    assert!(!behind.contains("MB/s"), "{shown:?}");
     let arguments = format!("--bwlimit {RATE} {} - >{}", at(&lab, "h1", "file"), at(&lab, "", "copy"));
     let (shown, ended) = Session::start(&line(&lab, "", &arguments)).end();
     ended.expect(0);
@@ -153,7 +153,7 @@ fn names_do_nothing_to_the_terminal() {
     let arguments = format!("--bwlimit {RATE} -r {} {}", at(&lab, "h1", "tree"), at(&lab, "", "copy"));
     let (shown, ended) = Session::start(&line(&lab, "stty cols 120;", &arguments)).end();
     ended.expect(0);
-    assert!(shown.contains("\\u{1b}[2J\\u{7}\\n?x"), "a name is shown: {shown:?}");
+    assert!(shown.contains("\\u{1b}[2J\\u{7}\\n\\u{202e}x"), "a name is shown: {shown:?}");
     assert!(!shown.replace(CLEAR, "").contains(['\u{1b}', '\u{7}', '\u{202e}']), "{shown:?}");
 }
 

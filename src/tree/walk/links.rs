@@ -53,6 +53,11 @@ pub struct Names {
 }
 
 impl Names {
+    /// `left` has another width on other processors.
+    fn new(left: impl Into<u64>, born: Option<i128>) -> Self {
+        Self { left: left.into(), born }
+    }
+
     fn are_anothers(&self, others: Self) -> bool {
         self.born.zip(others.born).is_some_and(|(born, other)| born != other)
     }
@@ -173,7 +178,7 @@ pub fn further_names(entry: &Present<'_>, stat: &Stat) -> Names {
     let told = told.filter(|told| StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::BTIME));
     let born = told.map(|told| i128::from(told.stx_btime.tv_sec) * 1_000_000_000 + i128::from(told.stx_btime.tv_nsec));
     let left = if entry.follow { stat.st_nlink } else { stat.st_nlink - 1 };
-    Names { left: left.into(), born }
+    Names::new(left, born)
 }
 
 impl Recorder {

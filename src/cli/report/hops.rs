@@ -95,12 +95,14 @@ impl<'a> HopsConsole<'a> {
 
     /// Tells what the hop that has carried most came to: its bar has gone without a trace.
     pub(crate) fn say_last(&mut self, hops: &[Hop]) {
+        let is_put_out = |hop: &Hop| hop.stages[1].is_none() && report(hop).is_some_and(|report| report.bytes > 0);
+        let may_follow = !self.is_until_output || !hops.iter().any(is_put_out);
         let Some((hop, report)) = hops
             .iter()
             .filter_map(|hop| Some((hop, report(hop)?)))
             .max_by_key(|(_, report)| report.bytes)
             // Where the data itself has gone to the terminal, or hardly any, that says enough.
-            .filter(|(_, report)| !self.options.quiet && !self.is_until_output && report.bytes >= LAST_LINE_BYTES_MIN)
+            .filter(|(_, report)| !self.options.quiet && may_follow && report.bytes >= LAST_LINE_BYTES_MIN)
         else {
             return;
         };

@@ -198,7 +198,7 @@ fn a_dry_run_says_what_it_is() {
     assert!(lab.made(&["source"]).is_empty());
 }
 
-/// A file that was renamed is told of under its new name, also beforehand.
+/// A renamed file has a line with its new name, in a dry run as well.
 #[test]
 fn what_was_moved_has_a_line() {
     let lab = Lab::new();

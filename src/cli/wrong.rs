@@ -3,9 +3,7 @@
 //! clap's own text takes five lines, and its tips mislead: to pass an unknown option as a file, or to use one that only
 //! looks like it.
 
-use std::ffi::OsStr;
-
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;

@@ -52,7 +52,8 @@ pub(crate) fn copy_range(
         let count = match by_kernel {
             Ok(count @ 1..) => count,
             Err(Errno::INTR) => continue,
-            // Some file systems say 0 although there is more. Of other errors it is not known which file they are about; or this cannot be done for these two.
+            // Some file systems say 0 although there is more. Of other errors it is not known which file they are about; or
+            // this cannot be done for these two.
             Ok(0) | Err(_) => {
                 scratch.resize(SCRATCH_BYTES, 0);
                 let part = &mut scratch[..left.min(SCRATCH_BYTES)];

@@ -134,7 +134,7 @@ pub fn is_taken(file: impl AsFd) -> bool {
     fstat(file).is_ok_and(|stat| taken.contains(&identity(&stat)))
 }
 
-/// Whether a session has written to standard output, and what is to be done before it does.
+/// Whether a session has written to standard output, and what to do before it does.
 struct Begun {
     has_begun: bool,
     before: Option<Box<dyn FnOnce() + Send>>,
@@ -152,7 +152,7 @@ impl Unwritten {
         (!begun.has_begun).then_some(Self(begun))
     }
 
-    /// What is to be done before the first byte, such as to take away what is drawn on the same terminal.
+    /// Sets what to do before the first byte, such as clearing progress that is drawn on the same terminal.
     pub fn before_first_byte(&mut self, before: impl FnOnce() + Send + 'static) {
         self.0.before = Some(Box::new(before));
     }

@@ -40,8 +40,17 @@ fn at(lab: &Lab, host: &str, name: &str) -> String {
 
 /// The command line of a copy, for a shell.
 fn line(lab: &Lab, before: &str, arguments: &str) -> String {
+    line_of("rdcp", lab, before, arguments)
+}
+
+/// The same of another command.
+fn line_of(command: &str, lab: &Lab, before: &str, arguments: &str) -> String {
     let (rsh, home) = (lab.join("rsh"), lab.join("home"));
-    format!("{before} HOME='{}' exec {PROGRAM} rdcp --rsh '{}' --agent {AGENT} {arguments}", text(&home), text(&rsh))
+    format!(
+        "{before} HOME='{}' exec {PROGRAM} {command} --rsh '{}' --agent {AGENT} {arguments}",
+        text(&home),
+        text(&rsh)
+    )
 }
 
 /// The lines that were drawn in one place.
@@ -53,14 +62,9 @@ fn drawn(shown: &str) -> Vec<&str> {
 #[test]
 fn hops_of_a_pipeline_are_a_line_each() {
     let lab = Lab::new();
-    let (rsh, home) = (lab.join("rsh"), lab.join("home"));
     let stages = "h1:'head -c 16M /dev/zero' h2:'cat; echo said >&2' h3:'wc -c >&2'";
-    let (shown, ended) = Session::start(&format!(
-        "stty cols 40 rows 2; HOME='{}' exec {PROGRAM} rdpipe --progress --rsh '{}' --agent {AGENT} --bwlimit {RATE} {stages}",
-        text(&home),
-        text(&rsh)
-    ))
-    .end();
+    let arguments = format!("--progress --bwlimit {RATE} {stages}");
+    let (shown, ended) = Session::start(&line_of("rdpipe", &lab, "stty cols 40 rows 2;", &arguments)).end();
     ended.expect(0);
     let pairs: Vec<&str> = drawn(&shown).into_iter().filter_map(|drawn| drawn.strip_suffix("\u{1b}[1A")).collect();
     assert!(pairs.len() > 3, "{shown:?}");
@@ -82,14 +86,8 @@ fn hops_of_a_pipeline_are_a_line_each() {
 #[test]
 fn output_on_the_terminal_stays() {
     let lab = Lab::new();
-    let (rsh, home) = (lab.join("rsh"), lab.join("home"));
     let stages = "h1:'head -c 8M /dev/zero | wc -c; sleep 1; printf wait; sleep 1; echo said >&2; printf end' h1:cat";
-    let (shown, ended) = Session::start(&format!(
-        "stty cols 80; HOME='{}' exec {PROGRAM} rdpipe --rsh '{}' --agent {AGENT} {stages}",
-        text(&home),
-        text(&rsh)
-    ))
-    .end();
+    let (shown, ended) = Session::start(&line_of("rdpipe", &lab, "stty cols 80;", stages)).end();
     ended.expect(0);
     let (_, after) = shown.split_once("8388608").expect("its output");
     assert!(["wait", "said", "end"].iter().all(|word| after.contains(word)) && !after.contains(CLEAR), "{shown:?}");
@@ -126,7 +124,7 @@ fn what_goes_to_no_terminal_has_a_bar() {
     let file = lab.join("file");
     let pipe = |last: &str| {
         let stages = format!("--bwlimit {RATE} h1:'cat {}' h2:'{last}'", text(&file));
-        let (shown, ended) = Session::start(&line(&lab, "", &stages).replace(" rdcp ", " rdpipe ")).end();
+        let (shown, ended) = Session::start(&line_of("rdpipe", &lab, "", &stages)).end();
         ended.expect(0);
         shown
     };

@@ -92,7 +92,7 @@ impl ProgressArea {
         self.kind != Kind::Off
     }
 
-    /// It is drawn, whoever sees it.
+    /// It is drawn at a terminal, also while the command is in the background.
     pub fn is_drawn_anew(&self) -> bool {
         self.kind == Kind::Drawn
     }

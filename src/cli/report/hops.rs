@@ -25,7 +25,7 @@ use crate::job::{self, pipeline};
 const NOTICES_MAX: u32 = 3;
 const NOTICES_WITHIN: Duration = Duration::from_secs(10);
 
-/// What has carried less is told by no last line.
+/// A hop that has carried less gets no last line.
 const LAST_LINE_BYTES_MIN: u64 = 1 << 20;
 
 /// What has been said of hops lately.

@@ -11,6 +11,7 @@ use super::{
     Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, NO_THREAD, Progress, STACK_BYTES, Task, WARM_UP,
     fill_pattern, latency_histogram, record_half,
 };
+use crate::fault::errno_of;
 use crate::transport::{LaneError, tcp};
 
 /// One connection.
@@ -245,10 +246,9 @@ impl Group for TcpGroup {
                 let (out, back) = if sends && receives {
                     thread::scope(|scope| {
                         let thread = thread::Builder::new().name("perf".to_owned()).stack_size(STACK_BYTES);
-                        let out = thread.spawn_scoped(scope, out).map_err(|error| LaneError::Os {
-                            what: NO_THREAD,
-                            error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
-                        })?;
+                        let out = thread
+                            .spawn_scoped(scope, out)
+                            .map_err(|error| LaneError::Os { what: NO_THREAD, error: errno_of(&error) })?;
                         let back = wire.stream_in(plan, incoming);
                         Ok::<_, LaneError>((out.join().expect("no panic in it"), back))
                     })?

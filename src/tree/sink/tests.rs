@@ -608,8 +608,8 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     let metadata = Metadata { uid: 12, gid: 34, ..META };
     let large = Record::Large { name: b"large", metadata, item: 1, size: SIZE, is_sparse: false };
     assert!(Record::awaits_have(SIZE, false));
-    // As if killed there: a failure that stops everything leaves what is to be gone on with; but where the disk has failed, the
-    // cache may have what that has not.
+    // EROFS stands for a kill there: what stops everything leaves a file to resume. After EIO it does not, since the page cache
+    // may hold what the disk does not.
     let fails = |errno| {
         where_calls_fail(&[libc::SYS_fsync, libc::SYS_fdatasync], errno, || {
             let mut sink = scratch.sink(TreeOptions { fsync: true, ..TreeOptions::default() });

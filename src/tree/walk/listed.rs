@@ -332,7 +332,7 @@ impl Recorder {
 
     /// What the cache has of a file.
     fn cached(&self, wanted: &WantedFile) -> Option<[u8; 16]> {
-        // What is to be removed once it is known to be there is read.
+        // Before a source is removed, its contents are read: the cache alone does not decide that.
         let cache = self.cache.as_ref().filter(|_| wanted.file.seen.is_none())?;
         let entry = wanted.file.entry();
         let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };

@@ -1,14 +1,15 @@
 //! A place in memory, and files in it.
 
+use std::env;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cold::evict;
 use crate::harness::{Result, gib, text, timed};
 use crate::process::free_port;
-use crate::record::root;
 
 /// A directory in memory where there is room, removed at the end.
 pub struct Scratch(pub PathBuf);
@@ -19,7 +20,7 @@ impl Scratch {
     }
 
     pub fn with_room_for(bytes: u64, files: u64) -> Result<Self> {
-        let places = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
+        let places = [PathBuf::from("/dev/shm"), env::temp_dir()];
         let fits = |place: &Path| {
             room("-Pk", place).is_some_and(|kib| kib > bytes >> 10)
                 && (files == 0 || room("-Pi", place).is_some_and(|free| free > files))
@@ -39,23 +40,24 @@ impl Scratch {
         Ok(Scratch(directory))
     }
 
-    /// Text that compresses as text does: lines of this project's documents, in no order.
+    /// Text that compresses as text does: sources and documents of the crates that this was built from, over again where
+    /// they are too few, which is further back than any compression here looks.
     pub fn text_file(&self, bytes: u64) -> Result<PathBuf> {
-        let documents =
-            ["README.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md", "docs/SECURITY.md", "docs/TESTING.md"];
-        let read = |name| fs::read_to_string(root().join(name)).map_err(text);
-        let all = documents.into_iter().map(read).collect::<Result<Vec<String>>>()?.concat();
-        let words: Vec<&str> = all.split_inclusive([' ', '\n']).collect();
+        let home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".cargo")));
+        let crates = home.ok_or("there is no home directory")?.join("registry/src");
+        let mut names = Vec::new();
+        texts_below(&crates, &mut names);
+        names.sort();
         let path = self.0.join("text");
         let mut file = BufWriter::new(File::create(&path).map_err(text)?);
-        let (mut state, mut left) = (SEED, bytes as usize);
+        let mut left = bytes;
         while left > 0 {
-            // Some words in a row, so that there are repetitions beyond single words, as there are in text.
-            let from = next(&mut state) as usize % words.len();
-            for word in words[from..].iter().take(4) {
-                let part = word.len().min(left);
-                file.write_all(&word.as_bytes()[..part]).map_err(text)?;
-                left -= part;
+            let before = left;
+            for name in &names {
+                left -= io::copy(&mut File::open(name).map_err(text)?.take(left), &mut file).map_err(text)?;
+            }
+            if left == before {
+                return Err(format!("there is no text below {}", crates.display()));
             }
         }
         file.flush().map_err(text)?;
@@ -130,6 +132,20 @@ impl Drop for Image {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.path).status();
         let _ = fs::remove_file(&self.file);
+    }
+}
+
+/// Files of Rust and Markdown at any depth.
+fn texts_below(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => texts_below(&path, found),
+            Ok(kind) if kind.is_file() && [Some("rs"), Some("md")].contains(&path.extension().and_then(OsStr::to_str)) => {
+                found.push(path);
+            }
+            _ => {}
+        }
     }
 }
 

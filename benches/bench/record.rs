@@ -294,6 +294,7 @@ fn machine() -> Vec<(String, String)> {
         ("iperf3", "iperf3", &["--version"]),
         ("rsync", "rsync", &["--version"]),
         ("rclone", "rclone", &["--version"]),
+        ("lz4", "dpkg-query", &["-W", "-f", "${Version}", "lz4"]),
         ("ssh", "ssh", &["-V"]),
         ("perftest", "dpkg-query", &["-W", "-f", "${Version}", "perftest"]),
     ] {

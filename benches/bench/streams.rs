@@ -175,12 +175,14 @@ pub fn compress() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What LZ4 takes of text on two threads, chunk by chunk as a stream has it, without anything else.
+/// What LZ4 takes of text on two threads, chunk by chunk as a stream has it, without anything else; and what its own program
+/// takes on one.
 fn compressor_alone(path: &Path) -> Result<Vec<Row>> {
     const GB_S: f64 = 1.4;
     const BYTES_MAX: u64 = 256 << 20;
     const CHUNK_BYTES: usize = 1 << 20;
     const THREADS: usize = 2;
+    const OURS: &str = "lz4, 2 threads";
     let mut text_of = Vec::new();
     File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut text_of)).map_err(text)?;
     let length = text_of.len();
@@ -198,11 +200,25 @@ fn compressor_alone(path: &Path) -> Result<Vec<Row>> {
         });
         Ok(length as f64 / 1e9 / start.elapsed().as_secs_f64())
     };
-    let contestants = [Contestant::new(Kind::Ours, "lz4, 2 threads", "rd_proto's Compressor, MiB by MiB", compress)];
+    let itself = || {
+        let output = Command::new("lz4").args(["-b1", "-B6", "-i1"]).arg(path).output().map_err(text)?;
+        lz4_rate(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat())).ok_or("lz4 tells no rate".into())
+    };
+    let contestants = [
+        Contestant::new(Kind::Ours, OURS, "rd_proto's Compressor, MiB by MiB", compress),
+        Contestant::new(Kind::Peer, "lz4 itself, 1 thread", "lz4 -b1 -B6 -i1 {file}", itself),
+    ];
     let title = format!("{} MiB of text compressed in memory, and nothing else", length >> 20);
     judged("compress", &title, "GB/s", &contestants, runs(), |found| {
-        found.entries.iter().map(|lz4| Row::at_least("compress: lz4 alone, text", GB_S, "GB/s", &lz4.values)).collect()
+        let ours = found.entries.iter().filter(|entry| entry.name == OURS);
+        ours.map(|lz4| Row::at_least("compress: lz4 alone, text", GB_S, "GB/s", &lz4.values)).collect()
     })
+}
+
+/// GB/s of compression, of what `lz4 -b` draws again and again: bytes before -> bytes after (ratio), MB/s, MB/s back.
+fn lz4_rate(drawn: &str) -> Option<f64> {
+    let (_, rates) = drawn.rsplit_once("), ")?;
+    rates.split_once(" MB/s")?.0.trim().parse::<f64>().ok().map(|rate| rate / 1e3)
 }
 
 /// Text over a line that is slower than any compression.

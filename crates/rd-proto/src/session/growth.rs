@@ -27,6 +27,10 @@ const SHORT_INTERVAL: Duration = Duration::from_millis(200);
 /// which would be a gain.
 const SHORT_INTERVAL_BYTES: u64 = 32 << 20;
 
+/// A trial of more rails is not over before this many intervals, unless it has shown that they carry more: what goes by the new
+/// ones comes through a chunk at a time, and until the first has come, what is behind it waits.
+const RAILS_ROUNDS_MIN: u32 = 4;
+
 /// Two intervals in a row that differ by less than this part show that the lanes have found their rate.
 const SETTLED: f64 = 1.1;
 
@@ -106,8 +110,10 @@ pub(crate) struct LaneGrowth {
     interval: Duration,
     /// One that has carried less than this lasts for [`INTERVAL_MIN`].
     interval_bytes: u64,
-    /// Intervals before more lanes are judged, unless they carry more already.
+    /// Intervals that new lanes take to find their rate.
     rounds_min: u32,
+    /// Intervals before more of them are judged, unless they carry more already.
+    trial_min: u32,
     phase: Phase,
     began: Duration,
     bytes_at: u64,
@@ -143,7 +149,9 @@ impl LaneGrowth {
 
     /// Of a session that has found `max` rails and uses one.
     pub(crate) fn of_rails(max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
-        Self { interval_bytes: SHORT_INTERVAL_BYTES, ..Self::begin(1, max, round_trip, now, bytes) }
+        let growth = Self::begin(1, max, round_trip, now, bytes);
+        let trial_min = growth.trial_min.max(RAILS_ROUNDS_MIN);
+        Self { interval_bytes: SHORT_INTERVAL_BYTES, trial_min, ..growth }
     }
 
     fn begin(lanes: u16, max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
@@ -157,6 +165,7 @@ impl LaneGrowth {
             interval,
             interval_bytes: 0,
             rounds_min,
+            trial_min: rounds_min,
             phase: Phase::Settling(rounds_min),
             began: now,
             bytes_at: bytes,
@@ -236,7 +245,7 @@ impl LaneGrowth {
                 let is_better = *good >= ROUNDS_ALIKE && (is_more || *sum >= *before * LOSS_MAX * f64::from(seen));
                 // More lanes may take a while to show what they carry; fewer show at once what is missing.
                 let is_over = match is_more {
-                    true => seen >= ROUNDS_MAX || seen > self.rounds_min && is_settled && !is_good,
+                    true => seen >= ROUNDS_MAX || seen > self.trial_min && is_settled && !is_good,
                     false => seen >= ROUNDS_ALIKE || !is_good,
                 };
                 *rounds += 1;

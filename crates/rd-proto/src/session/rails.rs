@@ -260,6 +260,34 @@ mod tests {
         }
     }
 
+    /// A MiB at a time, and in order: on a slow line nothing may come through until the new rail's first chunks have.
+    #[test]
+    fn a_rail_that_holds_the_others_up_at_first_is_kept() {
+        for case in 0..200 {
+            let seed = first_seed().wrapping_add(case);
+            let mut luck = seed;
+            let rate = 4e6 * (1.0 + random(&mut luck));
+            let held_up = 2 + (random(&mut luck) * 14.0) as u32;
+            let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+            let (mut bytes, mut held, mut since) = (0.0, 0.0, None);
+            for tick in 1..100 {
+                if rails.wanted() == 2 {
+                    since.get_or_insert(tick);
+                    held += 2.0 * rate / 10.0;
+                } else {
+                    held += rate / 10.0;
+                }
+                // What was held up comes soon then.
+                let is_held_up = since.is_some_and(|since| tick < since + held_up);
+                let comes = if is_held_up { 0.35 * rate / 10.0 } else { held.min(rate) };
+                bytes += comes;
+                held -= comes;
+                rails.fit(bytes as u64, true, tick * TICK);
+            }
+            assert_eq!(rails.wanted(), 2, "RD_SEED={seed}: {rate} B/s, held up for {held_up} ticks");
+        }
+    }
+
     #[test]
     fn rails_are_tried_before_anything_else_and_not_waited_for_without_end() {
         let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);

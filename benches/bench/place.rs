@@ -141,7 +141,9 @@ fn texts_below(directory: &Path, found: &mut Vec<PathBuf>) {
         let path = entry.path();
         match entry.file_type() {
             Ok(kind) if kind.is_dir() => texts_below(&path, found),
-            Ok(kind) if kind.is_file() && [Some("rs"), Some("md")].contains(&path.extension().and_then(OsStr::to_str)) => {
+            Ok(kind)
+                if kind.is_file() && [Some("rs"), Some("md")].contains(&path.extension().and_then(OsStr::to_str)) =>
+            {
                 found.push(path);
             }
             _ => {}

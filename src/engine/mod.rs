@@ -59,7 +59,7 @@ pub use summary::{Line, Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
-/// How long frames get to leave before the process stops itself.
+/// How long frames get to leave before the process stops itself: up to 40 times that where one waits behind a chunk.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
 
 /// How often a session has stopped this process. Several of them may run here: all get the signal, one of them stops
@@ -570,6 +570,10 @@ impl Engine {
             self.half.machine().handle_pause(true, now);
             self.act();
             std::thread::sleep(PAUSE_FLUSH);
+            let until = Instant::now() + 39 * PAUSE_FLUSH;
+            while self.lanes.values().any(|live| live.lane.has_control_waiting()) && Instant::now() < until {
+                std::thread::sleep(PAUSE_FLUSH);
+            }
             if STOPS.compare_exchange(stops, stops + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
             }

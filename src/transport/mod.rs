@@ -141,7 +141,7 @@ pub trait Lane: Send {
     /// takes none for so long that this overflows, the lane goes down.
     fn send_control(&mut self, sealed: &[u8]);
 
-    /// Whether a control frame waits behind what is being sent.
+    /// Whether a control frame has still to be sent: it may wait behind a chunk.
     fn has_control_waiting(&self) -> bool {
         false
     }

@@ -76,6 +76,8 @@ struct Shared {
 
 struct State {
     control: VecDeque<Vec<u8>>,
+    /// One more is being written.
+    is_telling: bool,
     chunks: VecDeque<(Buffer, u32)>,
     posted: Vec<Buffer>,
     closing: Option<Instant>,
@@ -107,6 +109,7 @@ impl TcpLane {
             socket,
             state: Mutex::new(State {
                 control: VecDeque::with_capacity(CONTROL_QUEUE_MAX),
+                is_telling: false,
                 chunks: VecDeque::new(),
                 posted: Vec::new(),
                 closing: None,
@@ -181,7 +184,8 @@ impl Lane for TcpLane {
     }
 
     fn has_control_waiting(&self) -> bool {
-        !self.shared.lock().control.is_empty()
+        let state = self.shared.lock();
+        state.is_telling || !state.control.is_empty()
     }
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
@@ -326,11 +330,13 @@ impl Shared {
 
     fn next_work(&self) -> Work {
         let mut state = self.lock();
+        state.is_telling = false;
         loop {
             if state.failure.is_some() {
                 return Work::Finish;
             }
             if let Some(record) = state.control.pop_front() {
+                state.is_telling = true;
                 return Work::Control(record);
             }
             if state.closing.is_some() {

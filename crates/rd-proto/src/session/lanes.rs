@@ -127,7 +127,8 @@ pub(crate) struct Lanes {
     replays: Option<(Duration, u32)>,
     lost_told: bool,
     had_payload_lane: bool,
-    peer_paused: bool,
+    /// The peer has said that it is about to be stopped: bits of lanes whose last frame that was.
+    paused: u32,
     last_timeout: Duration,
 }
 
@@ -164,7 +165,7 @@ impl Lanes {
             replays: None,
             lost_told: false,
             had_payload_lane: false,
-            peer_paused: false,
+            paused: 0,
             last_timeout: Duration::ZERO,
         }
     }
@@ -176,7 +177,7 @@ impl Lanes {
 
     /// The peer has said that it is about to be stopped, and nothing since.
     pub(crate) fn is_peer_paused(&self) -> bool {
-        self.peer_paused
+        self.paused != 0
     }
 
     pub(crate) fn path(&self) -> Option<Path> {
@@ -350,7 +351,7 @@ impl Lanes {
 
     /// Gives up the lanes of a way that has stopped working, while another one works.
     fn leave_failed(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
-        let Some(path) = self.path.filter(|_| !self.peer_paused) else { return };
+        let Some(path) = self.path.filter(|_| !self.is_peer_paused()) else { return };
         let health = |lane: LaneId| self.places[usize::from(lane.index)].health;
         let lanes: Vec<Health> = self.payload().map(health).collect();
         let Some(way) = ways::failed(&lanes, now) else { return };
@@ -449,7 +450,7 @@ impl Lanes {
             left: is_left.then_some(place.generation),
         };
         // Nobody authenticates while he is stopped.
-        self.peer_spoke(false, now);
+        self.peer_is(0, now);
         if self.connector {
             if path_of(lane) == Path::Rdma && self.path != Some(Path::Rdma) {
                 self.switch(Path::Rdma, now, actions);
@@ -493,7 +494,7 @@ impl Lanes {
         if lost {
             self.note_rail(lane, false, now, actions);
         }
-        self.peer_spoke(self.peer_paused, now);
+        self.peer_is(self.paused, now);
         self.fall_back_if_lost(now, actions);
         if self.path == Some(Path::Tcp) {
             self.rest();
@@ -585,14 +586,20 @@ impl Lanes {
         self.places[usize::from(lane.index)].spoke = now;
     }
 
-    pub(crate) fn peer_spoke(&mut self, pauses: bool, now: Duration) {
+    /// A frame has come, PAUSE or another. One that was sent before PAUSE may come behind it by another lane.
+    pub(crate) fn peer_spoke(&mut self, lane: LaneId, pauses: bool, now: Duration) {
+        let others = self.up().filter(|other| other.index != lane.index).fold(0, |bits, other| bits | 1 << other.index);
+        self.peer_is(self.paused & others | u32::from(pauses) << lane.index, now);
+    }
+
+    fn peer_is(&mut self, paused: u32, now: Duration) {
         // A stopped peer's kernel keeps answering on TCP; nothing does on RDMA. Without TCP, being stopped is no
         // excuse for silence, or a peer that never comes back would be waited for without end.
-        let pauses = pauses && self.up().any(|lane| path_of(lane) == Path::Tcp);
-        if self.peer_paused && !pauses {
+        let paused = if self.up().any(|lane| path_of(lane) == Path::Tcp) { paused } else { 0 };
+        if self.is_peer_paused() && paused == 0 {
             self.woke(now);
         }
-        self.peer_paused = pauses;
+        self.paused = paused;
     }
 
     /// Forgets how long nothing has been heard: one of the two ends was stopped.
@@ -744,9 +751,9 @@ impl Lanes {
         self.last_timeout = now;
         for lane in self.up() {
             let place = self.places[usize::from(lane.index)];
-            if !self.peer_paused && now.saturating_sub(place.heard) >= HEARD_MAX {
+            if !self.is_peer_paused() && now.saturating_sub(place.heard) >= HEARD_MAX {
                 self.close(lane, actions);
-            } else if now.saturating_sub(place.spoke) >= HEARTBEAT && !self.peer_paused {
+            } else if now.saturating_sub(place.spoke) >= HEARTBEAT && !self.is_peer_paused() {
                 self.spoke(lane, now);
                 actions.push_back(Action::Send(lane, Frame::Ping));
             }

@@ -688,7 +688,7 @@ impl Core {
         frame: Frame,
         now: Duration,
     ) -> Result<Option<Frame>, Violation> {
-        self.lanes.peer_spoke(matches!(frame, Frame::Pause), now);
+        self.lanes.peer_spoke(lane, matches!(frame, Frame::Pause), now);
         match frame {
             Frame::Ping | Frame::Pause => {}
             Frame::Unwatched => {

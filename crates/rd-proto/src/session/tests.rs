@@ -7,6 +7,8 @@ use crate::control::{Encrypt, Policy, RdmaKind, Role, SPAN_MAX, SequenceSet};
 const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp];
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
 
+mod pause;
+
 fn offer(role: Role) -> Offer {
     Offer {
         role,

@@ -85,6 +85,17 @@ pub(crate) fn forward(
     Ok(Forwarding(*count))
 }
 
+/// What ends a process that stands for all of a container, until [`listen`] does: the kernel keeps signals from process 1 that it
+/// has no handler for.
+static ENDS_FIRST: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(true)));
+
+/// Has signals end this process that would end any other, where it is process 1.
+pub(crate) fn end_first() {
+    for signal in not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP]).into_iter().filter(|_| std::process::id() == 1) {
+        let _ = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&ENDS_FIRST));
+    }
+}
+
 /// Starts the thread.
 fn listen(is_launched: bool) -> std::io::Result<()> {
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
@@ -96,6 +107,7 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&IS_ASKED))?;
     }
     let mut signals = Signals::new(handled)?;
+    ENDS_FIRST.store(false, Ordering::Relaxed);
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         let (mut last, mut asked) = (None, Requests::default());
         for signal in signals.forever() {

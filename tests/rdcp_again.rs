@@ -186,6 +186,8 @@ fn a_cache_does_no_harm() {
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
         let shown = fs::metadata(&cache).expect("it is made");
         assert_eq!(shown.mode() & 0o777, 0o600);
+        // Agents are run from no directory that others may enter.
+        assert_eq!(fs::metadata(lab.join("caches/rdma-pipe")).expect("made").mode() & 0o777, 0o700);
         let after = fs::metadata(lab.join("copy/below/large")).expect("it");
         assert_eq!((before.ctime(), before.ctime_nsec()), (after.ctime(), after.ctime_nsec()));
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");

@@ -22,10 +22,10 @@ use flume::{RecvTimeoutError, unbounded};
 
 use crate::control::channel::{ChannelError, Outbox, receive};
 use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
+use crate::control::logs;
 use crate::control::tunnel::Emit;
-use crate::control::{logs, names};
 use crate::fault::{Exit, Failure};
-use crate::fs::standard;
+use crate::fs::{accounts, standard};
 
 /// How long a caller may take to say who it is.
 const HELLO_MAX: Duration = Duration::from_secs(60);
@@ -65,7 +65,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     }
     let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
     // Relative paths start at the login's home, also where the launcher is not ssh.
-    if let Some(home) = names::own_home() {
+    if let Some(home) = accounts::own_home() {
         let _ = std::env::set_current_dir(home);
     }
     // What is written where a name leads must never be taken for our word, nor what is read be taken from the caller's.

@@ -30,8 +30,7 @@ const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usa
 
 /// The whole command.
 pub fn main() -> ExitCode {
-    super::abort_on_panic();
-    super::key::conceal_memory();
+    super::begin();
     super::run(NAME, || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
         Err(error) if error.use_stderr() => Err(Failure::new(Exit::Usage, super::wrong::line(&error))),

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::control::names;
+use crate::fs::accounts;
 
 /// Bytes that are read of each file.
 const BYTES_MAX: u64 = 1 << 20;
@@ -40,7 +41,7 @@ pub(crate) fn is_known(word: &str) -> bool {
 /// The hosts that ssh's configuration names, and those that it has seen, unless their names are hashed. `configuration`: that
 /// of `-F`, in place of the user's and the system's.
 pub(crate) fn of_ssh(configuration: Option<&Path>) -> BTreeSet<String> {
-    let home = names::own_home().map(PathBuf::from).unwrap_or_default();
+    let home = accounts::own_home().map(PathBuf::from).unwrap_or_default();
     let own = home.join(".ssh");
     let mut found = Configuration { hosts: BTreeSet::new(), files: 0 };
     match configuration {

@@ -35,6 +35,8 @@ mod wrong;
 use settings::{Settings, Sources};
 
 use crate::fault::{self, Exit, Failure};
+use crate::signals;
+use crate::transport::pool::one_arena_if_limited;
 
 /// A command: the name that the program is installed under, what runs it, and what it does.
 type Entry = (&'static str, fn(Vec<OsString>) -> ExitCode, &'static str);
@@ -67,19 +69,31 @@ pub fn definitions() -> [clap::Command; COMMANDS.len()] {
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
+        // Threads of a scope are started by what panics where the system has none left.
+        if panic.payload().downcast_ref::<String>().is_some_and(|said| said.starts_with("failed to spawn thread")) {
+            complain("rdma-pipe", "cannot start a thread: the limit on processes is reached (ulimit -u)");
+            std::process::exit(i32::from(Exit::Connect.code()));
+        }
         report(panic);
         std::process::abort();
     }));
 }
 
-/// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
-pub fn main() -> ExitCode {
+/// What comes first in any program of ours.
+fn begin() {
     abort_on_panic();
     // Also a helper holds what a command is given.
     key::conceal_memory();
+    one_arena_if_limited();
+}
+
+/// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
+pub fn main() -> ExitCode {
+    begin();
     if let Some(code) = helper() {
         return code;
     }
+    signals::end_first();
     let mut words: Vec<OsString> = std::env::args_os().collect();
     color::set(&words);
     let command = |name: &OsStr| COMMANDS.iter().find(|(known, ..)| name == *known);

@@ -18,6 +18,7 @@ use clap::{Arg, Command};
 
 use super::{Arguments, definitions, wrong};
 use crate::fault::{Exit, Failure, escaped};
+use crate::fs::accounts::own_home;
 use crate::job::targets::expand;
 use crate::options::Rule;
 use crate::tree::patterns::Patterns;
@@ -118,7 +119,8 @@ impl Sources {
             Some(none) if none == NONE => Vec::new(),
             Some(file) => vec![PathBuf::from(file)],
             None => {
-                let own = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+                let own = absolute("XDG_CONFIG_HOME").or_else(|| Some(PathBuf::from(own_home()?).join(".config")));
+                let own = own.filter(|path| path.is_absolute());
                 own.into_iter().chain([PathBuf::from(SYSTEM)]).map(|directory| directory.join(BELOW)).collect()
             }
         };

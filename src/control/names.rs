@@ -20,17 +20,11 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
     let Some(rest) = path.strip_prefix(b"~") else { return as_it_is() };
     let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
     let (user, below) = rest.split_at(end);
-    let home = if user.is_empty() { own_home() } else { accounts::home_of(user) };
+    let home = if user.is_empty() { accounts::own_home() } else { accounts::home_of(user) };
     match home {
         Some(home) => PathBuf::from(OsString::from_vec([home.as_bytes(), below].concat())),
         None => as_it_is(),
     }
-}
-
-/// The home of the user who runs this.
-pub fn own_home() -> Option<OsString> {
-    let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
-    told.or_else(accounts::own_home)
 }
 
 /// The paths that `pattern` stands for, sorted. A path that exists stands for itself, whatever is in its name; one
@@ -225,7 +219,7 @@ mod tests {
 
     #[test]
     fn homes() {
-        let home = own_home().expect("somebody runs this");
+        let home = accounts::own_home().expect("somebody runs this");
         assert_eq!(home_expanded(b"~"), Path::new(&home));
         assert_eq!(home_expanded(b"~/x y"), Path::new(&home).join("x y"));
         assert_eq!(

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 
 use nix::unistd::{Group, User, geteuid};
 
-/// The home of the user who runs this, as the database has it.
+/// The home of the user who runs this: `HOME`, else as the database has it.
 pub(crate) fn own_home() -> Option<OsString> {
-    User::from_uid(geteuid()).ok()?.map(|user| user.dir.into_os_string())
+    let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    told.or_else(|| Some(User::from_uid(geteuid()).ok()??.dir.into_os_string()))
 }
 
 /// The home of a user.

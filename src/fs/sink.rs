@@ -61,11 +61,11 @@ impl Target {
                 FileType::Socket => return Err(fact(Errno::NXIO)),
                 // A link is followed once, as cp does; what it leads to is what is replaced.
                 FileType::RegularFile => {
-                    accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
+                    may(path, Access::WRITE_OK).map_err(fact)?;
                     std::fs::canonicalize(path).map_err(|error| std_fact(path.as_os_str(), &error))?
                 }
                 _ => {
-                    accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
+                    may(path, Access::WRITE_OK).map_err(fact)?;
                     return Ok(Self::Special(path.to_owned()));
                 }
             },
@@ -79,9 +79,17 @@ impl Target {
             Err(error) => return Err(fact(error)),
         };
         let directory = directory_of(&resolved);
-        accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
-            .map_err(|error| io_fact(directory.as_os_str(), error))?;
+        may(directory, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| io_fact(directory.as_os_str(), error))?;
         Ok(Self::File(resolved))
+    }
+}
+
+/// Whether this process may use a path so.
+fn may(path: &Path, access: Access) -> Result<(), Errno> {
+    match accessat(CWD, path, access, AtFlags::EACCESS) {
+        // Rules of containers that are older than the call with flags refuse it.
+        Err(Errno::PERM) => accessat(CWD, path, access, AtFlags::empty()),
+        answered => answered,
     }
 }
 

@@ -22,11 +22,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use rd_proto::frame::CHUNK_HEADER_BYTES;
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 /// Bytes from one header slot to the next: a cache line, so that two slots never share one.
 const HEADER_STRIDE: usize = 64;
 
 const _: () = assert!(CHUNK_HEADER_BYTES <= HEADER_STRIDE);
+
+/// Has all threads allocate from one arena where addresses are limited (`ulimit -v`): the C library takes 64 MiB of them for each
+/// further one, which a pool and stacks would lack. To be called before there are threads.
+pub fn one_arena_if_limited() {
+    if getrlimit(Resource::As).current.is_some() {
+        // SAFETY: it sets a number of the allocator's.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
+}
 
 /// A fixed set of buffers in one mapping. Dropped with the last buffer and the last transport that uses it.
 #[derive(Debug)]

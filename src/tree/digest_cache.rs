@@ -20,11 +20,11 @@
 //! * Nobody but its owner may write to it.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -38,6 +38,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::fault::printable;
+use crate::fs::accounts::own_home;
 use crate::fs::{hash16, plain_fact};
 use crate::options::TreeOptions;
 
@@ -166,9 +167,9 @@ struct Known {
 
 /// Where the cache is, unless a file is named: in the user's directory for caches.
 fn default_path() -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    caches.map(|caches| caches.join("rdma-pipe/digests"))
+    let told = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = told.or_else(|| Some(PathBuf::from(own_home()?).join(".cache")));
+    caches.filter(|path| path.is_absolute()).map(|caches| caches.join("rdma-pipe/digests"))
 }
 
 impl DigestCache {
@@ -188,9 +189,11 @@ impl DigestCache {
     /// Its path and why it is not used. It is left as it is then.
     pub fn open(path: &Path) -> Result<Self, (PathBuf, Unusable)> {
         let is_default = path.as_os_str().is_empty();
-        let path = if is_default { default_path().unwrap_or_default() } else { path.to_owned() };
+        let none = || (PathBuf::from("~/.cache/rdma-pipe/digests"), Errno::NOENT.into());
+        let path = if is_default { default_path().ok_or_else(none)? } else { path.to_owned() };
         if let (true, Some(above)) = (is_default, path.parent()) {
-            let _ = std::fs::create_dir_all(above);
+            // Agents are kept there too, and run from no directory that others may enter.
+            let _ = DirBuilder::new().recursive(true).mode(0o700).create(above);
         }
         let mut tries = 0;
         loop {

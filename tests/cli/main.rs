@@ -6,6 +6,7 @@ mod rig;
 
 mod cold;
 mod completions;
+mod confined;
 mod copies;
 mod ends;
 mod files;

@@ -42,6 +42,16 @@ fn the_user_s_file_has_defaults_which_the_command_line_overrides() {
 }
 
 #[test]
+fn without_home_it_is_the_account_s() {
+    let home = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("accounts").expect("one of them").dir;
+    let mut command = rdcp();
+    command.env_remove(FILE).env_remove("HOME").env_remove("XDG_CONFIG_HOME");
+    let output = command.args(["--show-config", "a", "far:b"]).output().expect("run");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(text.contains(&format!("{}/.config/rdma-pipe/config.toml", home.display())), "{text}");
+}
+
+#[test]
 fn show_config_tells_where_each_value_is_from() {
     let scratch = Scratch::new();
     let path = own(&scratch, "[host.far]\nlanes = 4\n");

@@ -28,7 +28,10 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
 };
-use rustix::process::{Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, wait};
+use rustix::process::{
+    DumpableBehavior, Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, set_child_subreaper,
+    set_dumpable_behavior, wait,
+};
 
 use super::descriptors;
 use crate::fs::{Identity, identity};
@@ -390,8 +393,10 @@ fn guard(group: &OsStr) {
         let Some(group) = group.to_str().and_then(|group| group.parse().ok()) else { return };
         command.process_group(group);
     }
+    // It holds no key, and by its /proc/PID/exe a redirection finds this program again when that has been replaced.
+    let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
     // A system without that leaves only what stays with its parents; Linux has had it since 3.4.
-    let _ = rustix::process::set_child_subreaper(Some(getpid()));
+    let _ = set_child_subreaper(Some(getpid()));
     let child = match command.spawn() {
         Ok(child) => Pid::from_child(&child),
         Err(error) => return tell(Answer::Failed(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))),

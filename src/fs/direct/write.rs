@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
 
 use super::{ALIGNMENT, reopen};
 use crate::fs::{TMPFS_MAGIC, close, group_limits, write_at};
@@ -168,6 +170,14 @@ pub fn available_bytes(root: &Path) -> Option<u64> {
     for files in [["memory.max", "memory.limit_in_bytes"], ["memory.high"; 2]] {
         for (group, limit) in group_limits(root, "memory", files) {
             least = least.min(limit.saturating_sub(used_bytes(&group)));
+        }
+    }
+    // And than limits on this process do (`ulimit -v`), by what it has taken of them: proc_pid_statm(5).
+    let statm = read("proc/self/statm").unwrap_or_default();
+    let pages: Vec<u64> = statm.split(' ').filter_map(|number| number.trim().parse().ok()).collect();
+    for (resource, taken) in [(Resource::As, pages.first()), (Resource::Data, pages.get(5))] {
+        if let (Some(limit), Some(taken)) = (getrlimit(resource).current, taken) {
+            least = least.min(limit.saturating_sub(taken * page_size() as u64));
         }
     }
     Some(least)

@@ -1,0 +1,75 @@
+//! Under limits, and as all that runs in a container.
+
+use std::process::{Command, Stdio};
+
+use crate::rig::others::{NOBODY, as_user_by};
+use crate::rig::*;
+
+/// Not to be had without root, whose namespaces and other users these need.
+fn is_root(name: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("not run: {name}, which needs root");
+    }
+    is_root
+}
+
+/// `ulimit -v`, as batch systems set it: the C library, stacks and a pool for a long line must not take all of it from each other.
+#[test]
+fn a_limit_on_addresses_leaves_room_for_all() {
+    let input = noise(8 * CHUNK);
+    for kib in [160 << 10, 400 << 10, 600 << 10] {
+        let limited = |command: &Command| in_shell(&format!("ulimit -v {kib}; exec \"$@\""), command);
+        let mut recv = Process::spawn(limited(rdrecv().args(["0", KEY])).stdin(Stdio::null()).stdout(Stdio::piped()));
+        let (output, port) = (drain(recv.stdout()), recv.port().to_string());
+        let mut send = limited(rdsend().args(["127.0.0.1", &port, KEY]));
+        let mut send = Process::spawn(send.stdin(Stdio::piped()).stdout(Stdio::null()));
+        feed(send.stdin(), input.clone());
+        send.wait().expect(0);
+        recv.wait().expect(0);
+        same(&output.join().expect("no panic"), &input);
+    }
+}
+
+/// Signals that process 1 has no handler for never reach it.
+#[test]
+fn a_receiver_that_is_all_of_a_container_ends_when_it_is_asked_to() {
+    if !is_root("process 1") {
+        return;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--fork", "--pid", "--kill-child", "--mount-proc", PROGRAM, "rdrecv", "0", KEY]);
+    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        process.port();
+        let children = format!("/proc/{0}/task/{0}/children", process.pid());
+        let first = std::fs::read_to_string(children).expect("a living process");
+        let killed = Command::new("kill").args([&format!("-{signal}"), first.trim()]).status().expect("it starts");
+        assert!(killed.success());
+        process.wait().expect(code).within(SOON);
+    }
+}
+
+#[test]
+fn without_room_for_threads_it_says_so() {
+    if !is_root("a user without room for threads") {
+        return;
+    }
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("tree")).expect("a directory");
+    scratch.file("tree/file", b"x");
+    let manifest = scratch.join("list");
+    let mut command = rdcp();
+    command.args(["-r", "--manifest"]).args([&manifest, &scratch.join("tree"), &scratch.join("copy")]);
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+    for threads in [2, 3, 4] {
+        // A user of no other process: those would count.
+        let line = as_user_by(&format!("prlimit --nproc={threads}:{threads}"), NOBODY - 7, scratch.path());
+        let mut command = rdcp();
+        command.arg("--check").args([&manifest, &scratch.join("copy")]);
+        let ended = Process::spawn(in_shell(&line, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait();
+        assert!([3, 6].contains(&ended.code), "{}: {}", ended.code, ended.stderr);
+        assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    }
+}

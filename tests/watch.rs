@@ -3,11 +3,13 @@
 mod rig;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rig::lab::*;
+use rig::others::{NOBODY, as_user};
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -58,6 +60,34 @@ fn lab() -> Lab {
     fs::create_dir(lab.join("from")).expect("a directory");
     fs::write(lab.join("from/first"), "one").expect("a file");
     lab
+}
+
+/// As without `--watch`: it is named, the others are copied, and what changes in them arrives.
+#[test]
+fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not run: becoming a user who may not read all takes root");
+    }
+    let lab = lab();
+    for path in ["from/a/b", "from/closed", "from/z/open"] {
+        fs::create_dir_all(lab.join(path)).expect("directories");
+    }
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&from).status().expect("coreutils");
+    fs::set_permissions(lab.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
+    fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0)).expect("ours");
+    let mut command = rdcp();
+    command.args(["-r", "--sync", "--watch"]).args([from.join(""), to.clone()]);
+    let mut command = in_shell(&as_user(NOBODY, lab.0.path()), &command);
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    until("the first copy", &mut process, || holds(&to.join("first"), "one") && to.join("z/open").exists());
+    for (path, text) in [("a/b/new", "before it"), ("z/open/new", "behind it")] {
+        fs::write(from.join(path), text).expect("root");
+        until(path, &mut process, || holds(&to.join(path), text));
+    }
+    process.line_with("from/closed");
+    process.signal(Signal::TERM);
+    process.wait().expect(143);
 }
 
 #[test]

@@ -154,9 +154,28 @@ impl Watches {
             attempts += 1;
             // A directory below it went after it had been listed: the library gives up then.
             if attempts == ATTEMPTS_MAX || !added.as_ref().is_err_and(is_missing) || !path.exists() {
-                return added;
+                return match added {
+                    Err(error) if is_denied(&error) && !error.paths.iter().any(|denied| denied == path) => {
+                        self.add_each(path)
+                    }
+                    added => added,
+                };
             }
         }
+    }
+
+    /// Adds what is below a directory that is watched itself, but for directories that this user may not read: the library gives up
+    /// at the first of them. What is in them cannot be copied either, which the copy says.
+    fn add_each(&mut self, path: &Path) -> notify::Result<()> {
+        for entry in path.read_dir().map_err(notify::Error::io)?.flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                match self.add(&entry.path(), RecursiveMode::Recursive) {
+                    Err(error) if !is_denied(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Ends them before this returns; dropping the watcher would do so some time later.
@@ -166,6 +185,10 @@ impl Watches {
             let _ = self.watcher.unwatch(&path);
         }
     }
+}
+
+fn is_denied(error: &notify::Error) -> bool {
+    matches!(&error.kind, ErrorKind::Io(error) if error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 impl Shared {

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
+    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, accessat, chmod, chownat, fchmod, fgetxattr,
     fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
     utimensat,
 };
@@ -38,7 +38,10 @@ pub(crate) const XATTR_BYTES_MAX: usize = 64 << 10;
 /// can then be run again. Whether it needed that.
 pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
     let user = rustix::process::geteuid();
-    let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;
+    // Root may do without, but not where it has no such capability: in a container, or on a server that maps it to nobody.
+    let may_all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    let needs_it = || !user.is_root() || accessat(&directory, ".", may_all, AtFlags::EACCESS) == Err(Errno::ACCESS);
+    let is_closed = stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700 && needs_it();
     if is_closed {
         fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Metadata;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -22,7 +22,7 @@ use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
-use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside};
+use crate::fs::{DIRECTORY, PARTIAL, PLACE, is_temporary_name, name_beside};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
 
@@ -91,8 +91,13 @@ struct Made {
     is_new: bool,
     /// An earlier transfer had made it, and was killed.
     was_left: bool,
+    /// Its mode, before it was opened up to be entered at all.
+    closed: Option<u32>,
     unnamed: Option<Unnamed>,
 }
+
+/// A directory that was there, and its mode where that kept its owner from opening it.
+type Opened = (OwnedFd, Option<u32>);
 
 /// What a directory gets at the end.
 struct Last {
@@ -141,18 +146,19 @@ impl OpenDirectory {
         let made = if shared.options.dry_run {
             let entered = parent.rehearse_entering(name, is_implied)?;
             let (is_new, fd) = (entered.is_none(), entered.map_or_else(rehearse::nowhere, Ok)?);
-            Made { fd, is_new, was_left: false, unnamed: None }
+            Made { fd, is_new, was_left: false, closed: None, unnamed: None }
         } else if parent.is_top() && name != b"." {
             Self::make_at_top(parent, name, was_left)?
         } else {
             Self::make_below(parent, name, was_left, is_implied)?
         };
-        let Made { fd, is_new, was_left, unnamed } = made;
-        let stat = fstat(&fd)?;
+        let Made { fd, is_new, was_left, closed, unnamed } = made;
+        let mut stat = fstat(&fd)?;
+        stat.st_mode = closed.unwrap_or(stat.st_mode);
         let options = &shared.options;
         let is_resumed = was_left && options.lists();
         let left = if was_left && !is_resumed { Some(Mutex::new(left::sweep(&fd)?)) } else { None };
-        let was_closed = (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
+        let was_closed = closed.is_some() || (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
             // As mkdir has it for a directory of all rights.
@@ -209,9 +215,11 @@ impl OpenDirectory {
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
-        let is_there =
-            |there: Result<OwnedFd, Errno>| Ok(Made { fd: there?, is_new: was_left, was_left, unnamed: None });
-        match parent.open(name, was_left) {
+        let is_there = |there: Result<Opened, Errno>| {
+            let (fd, closed) = there?;
+            Ok(Made { fd, is_new: was_left, was_left, closed, unnamed: None })
+        };
+        match parent.open(name) {
             Err(Errno::NOENT) => {}
             there => return is_there(there),
         }
@@ -219,7 +227,7 @@ impl OpenDirectory {
         let open = || partial::open_tree(&parent.fd, &beside);
         let (fd, has_left) = parent.shared.patiently(parent, &beside, open)?;
         // Another copy that was making it has finished while this one waited: it is there now, as for any later copy.
-        match parent.open(name, was_left) {
+        match parent.open(name) {
             Err(Errno::NOENT) => {}
             there => {
                 if partial::is_named(&parent.fd, &*beside, &fd) {
@@ -231,7 +239,7 @@ impl OpenDirectory {
         }
         let partial = CString::new(beside).map_err(|_| Errno::INVAL)?;
         let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec() });
-        Ok(Made { fd, is_new: true, was_left: has_left, unnamed })
+        Ok(Made { fd, is_new: true, was_left: has_left, closed: None, unnamed })
     }
 
     fn make_below(parent: &Self, name: &[u8], was_left: bool, is_implied: bool) -> Result<Made, Fault> {
@@ -252,23 +260,23 @@ impl OpenDirectory {
             mkdirat(&parent.fd, name, Mode::RWXU)?;
             is_new = true;
         }
-        let mut opened = parent.open(name, was_left);
+        let mut opened = parent.open(name);
         if is_implied && opened.is_err() {
-            opened = Ok(parent.open_implied(name)?);
+            opened = Ok((parent.open_implied(name)?, None));
         }
+        let (fd, closed) = opened?;
         let was_left = was_left && !is_new;
-        Ok(Made { fd: opened?, is_new: is_new || was_left, was_left, unnamed: None })
+        Ok(Made { fd, is_new: is_new || was_left, was_left, closed, unnamed: None })
     }
 
-    /// Opens a directory in it. One that an earlier transfer has left may have got its mode already.
-    fn open(&self, name: &[u8], was_left: bool) -> Result<OwnedFd, Errno> {
-        let open = || openat(&self.fd, name, DIRECTORY, Mode::empty());
-        match open() {
-            Err(Errno::ACCESS) if was_left => {
-                chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty())?;
-                open()
+    /// Opens a directory in it. An earlier transfer may have given one of ours a mode that keeps even us out.
+    fn open(&self, name: &[u8]) -> Result<Opened, Errno> {
+        match openat(&self.fd, name, DIRECTORY, Mode::empty()) {
+            Err(Errno::ACCESS) => {
+                let (fd, mode) = partial::open_own_closed(&openat(&self.fd, name, PLACE, Mode::empty())?)?;
+                Ok((fd, Some(mode)))
             }
-            opened => opened,
+            opened => Ok((opened?, None)),
         }
     }
 

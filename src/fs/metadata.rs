@@ -6,9 +6,9 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{
-    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, accessat, chmod, chownat, fchmod, fgetxattr,
-    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
-    utimensat,
+    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, accessat, chmod, chownat,
+    fchmod, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
+    removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;

@@ -163,14 +163,50 @@ impl Current {
     }
 }
 
+/// What could not be set, as bits.
+pub(super) mod parts {
+    pub const OWNER: u8 = 1;
+    pub const ACL: u8 = 2;
+    pub const ATTRIBUTES: u8 = 4;
+    pub const MODE: u8 = 8;
+    pub const TIMES: u8 = 16;
+}
+
+/// Metadata that could not be set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unset {
+    /// Bits of [`parts`].
+    pub parts: u8,
+    /// What the first call answered that failed.
+    pub error: Errno,
+    /// Whose the entry is.
+    pub owner: u32,
+}
+
 /// What became of it: all is tried, whatever fails.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub(super) struct Applied {
-    /// The first call that failed.
-    pub error: Option<Errno>,
+    pub unset: Option<Unset>,
     /// The file system has no such extended attributes.
     pub is_unsupported: bool,
+}
+
+impl Applied {
+    /// Takes note of a call that was to set this part.
+    pub fn note(&mut self, part: u8, set: Result<(), Errno>) {
+        if let Err(error) = set {
+            self.unset.get_or_insert(Unset { parts: 0, error, owner: UNKNOWN }).parts |= part;
+        }
+    }
+
+    /// The same, of an entry of this owner.
+    pub fn of(mut self, owner: u32) -> Self {
+        if let Some(unset) = &mut self.unset {
+            unset.owner = owner;
+        }
+        self
+    }
 }
 
 /// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
@@ -254,7 +290,7 @@ impl Setter {
                 Ok(()) => owner = wanted,
                 // As cp has it: it is not for them to say who is in which group.
                 Err(Errno::PERM | Errno::INVAL) if !self.is_root => {}
-                Err(error) => applied.error = Some(error),
+                failed => applied.note(parts::OWNER, failed),
             }
         }
         let rights = self.rights(options, metadata, owner, current.is_directory);
@@ -266,7 +302,7 @@ impl Setter {
                 remove_acls(object, of_source);
             }
             if current.was_there {
-                applied.error = applied.error.or(remove_user_xattrs(object, of_source).err());
+                applied.note(parts::ATTRIBUTES, remove_user_xattrs(object, of_source));
             }
             lost_acl = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
         }
@@ -275,14 +311,14 @@ impl Setter {
             if lost_acl {
                 mode &= !0o070;
             }
-            applied.error = applied.error.or(object.set_mode(mode).err());
+            applied.note(parts::MODE, object.set_mode(mode));
         }
         if options.keeps_times(current.is_directory) {
             let times =
                 Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
-            applied.error = applied.error.or(object.set_times(&times).err());
+            applied.note(parts::TIMES, object.set_times(&times));
         }
-        applied
+        applied.of(owner.0)
     }
 }
 
@@ -362,7 +398,7 @@ fn set_xattrs(
                 // Root of a container may set few of the privileged ones; cp ignores that, too.
                 // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
                 let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
-                applied.error = applied.error.or(Some(error));
+                applied.note(if is_acl { parts::ACL } else { parts::ATTRIBUTES }, Err(error));
             }
         }
     }

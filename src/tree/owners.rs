@@ -76,9 +76,9 @@ impl Owners {
             Self { user: Some(user), .. } if user != own.as_raw() => {
                 Err("--chown: only root can give files to others: log in as root there, or leave the user out")
             }
-            Self { group: Some(group), .. } if !accounts::is_own_group(group) => {
-                Err("--chown: only root can give files to a group that this user is not in: name one of the user's (id -Gn)")
-            }
+            Self { group: Some(group), .. } if !accounts::is_own_group(group) => Err(
+                "--chown: only root can give files to a group that this user is not in: name one of the user's (id -Gn)",
+            ),
             _ => Ok(owners),
         }
     }

@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Metadata;
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
@@ -24,7 +22,7 @@ use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{DIRECTORY, PARTIAL, PLACE, is_temporary_name, name_beside};
 use crate::tree::entries::{Effect, FileKind};
-use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
+use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
 
 mod left;
 
@@ -545,8 +543,10 @@ impl OpenDirectory {
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
             if self.keeps_metadata {
-                let error = last.mode.and_then(|mode| fchmod(&self.fd, Mode::from_raw_mode(mode)).err());
-                return Applied { error, ..Applied::default() };
+                let mut applied = Applied::default();
+                let set = last.mode.map_or(Ok(()), |mode| opened.set_mode(mode));
+                applied.note(parts::MODE, set);
+                return applied.of(last.current.uid);
             }
             let has_all = |stat: Stat| differing(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode) == 0;
             if options.sync && fstat(&self.fd).is_ok_and(has_all) {
@@ -554,7 +554,8 @@ impl OpenDirectory {
             }
             self.shared.setter.apply(options, opened, &last.metadata.borrow(), last.mode, last.current)
         });
-        self.shared.note_unsupported(applied);
+        let is_set = applied.unset.is_none();
+        self.shared.note_at(applied, || self.own_path());
         if options.syncs() {
             if let Some(backup) = &self.shared.backup {
                 let path = self.names()[1..].join(&b'/');
@@ -562,8 +563,7 @@ impl OpenDirectory {
             }
             fsync(&self.fd)?;
         }
-        applied.error.map_or(Ok(()), Err)?;
-        if self.last.is_some() { Ok(self.list_itself()?) } else { Ok(()) }
+        if self.last.is_some() && is_set { Ok(self.list_itself()?) } else { Ok(()) }
     }
 }
 

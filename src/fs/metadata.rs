@@ -3,7 +3,7 @@
 //! Nothing here takes a name: a name may be given to something else between two calls, a descriptor may not.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
     Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, accessat, chmod, chownat,
@@ -57,6 +57,13 @@ pub enum Object<'a> {
     Path(BorrowedFd<'a>),
     /// What has this name in a directory, to be read only: it may be given to something else meanwhile. Saves opening it.
     Named(BorrowedFd<'a>, &'a CStr),
+}
+
+impl<'a> Object<'a> {
+    /// `is_place`: it has been opened as a place only.
+    pub(crate) fn opened(fd: &'a OwnedFd, is_place: bool) -> Self {
+        if is_place { Self::Path(fd.as_fd()) } else { Self::Open(fd.as_fd()) }
+    }
 }
 
 impl Object<'_> {

@@ -108,6 +108,8 @@ impl Reader {
                 Ok(length) => length,
                 // It is gone, or is listed for others to read.
                 Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
+                // Of a directory that may be entered and not read.
+                Err(Errno::ACCESS) if matches!(entry, Object::Path(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
             if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &value[..length]) {

@@ -20,11 +20,14 @@ use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
-use crate::fs::{DIRECTORY, PARTIAL, PLACE, is_temporary_name, name_beside};
+use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
 
+mod closed;
 mod left;
+
+use closed::Opened;
 
 /// A directory of the destination.
 ///
@@ -48,6 +51,8 @@ pub(super) struct OpenDirectory {
     last: Option<Last>,
     /// It has no final name yet.
     unnamed: Option<Unnamed>,
+    /// Of the top: what its mode was before it was opened up, until it has that again.
+    closed: Mutex<Option<u32>>,
     /// Neither has it, or one that it lies in.
     pub is_unseen: bool,
     /// The one at the top that has no name yet: it gets that after this one is finished.
@@ -94,9 +99,6 @@ struct Made {
     unnamed: Option<Unnamed>,
 }
 
-/// A directory that was there, and its mode where that kept its owner from opening it.
-type Opened = (OwnedFd, Option<u32>);
-
 /// What a directory gets at the end.
 struct Last {
     mode: Option<u32>,
@@ -111,15 +113,6 @@ struct Place {
 }
 
 impl OpenDirectory {
-    /// The destination itself, and whether it is there; its path comes from the user, links in it are followed. In a dry run,
-    /// it need not be.
-    pub fn open_top(path: &Path, is_dry: bool) -> Result<(OwnedFd, bool), Errno> {
-        match openat(rustix::fs::CWD, path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()) {
-            Err(Errno::NOENT) if is_dry => Ok((rehearse::nowhere()?, false)),
-            opened => Ok((opened?, true)),
-        }
-    }
-
     /// The directory in which a missing destination would be made, if that is there.
     pub fn open_above(path: &Path) -> Option<OwnedFd> {
         // As `foo/..` is not there either, the last name is one.
@@ -128,9 +121,10 @@ impl OpenDirectory {
     }
 
     /// The destination, which is open.
-    pub fn top(fd: OwnedFd, path: &[u8], shared: Arc<Shared>) -> Self {
+    pub fn top((fd, closed): Opened, path: &[u8], shared: Arc<Shared>) -> Self {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
-        let top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        let mut top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        top.closed = Mutex::new(closed);
         top.wants_names.store(true, Ordering::Relaxed);
         top
     }
@@ -151,6 +145,8 @@ impl OpenDirectory {
             Self::make_below(parent, name, was_left, is_implied)?
         };
         let Made { fd, is_new, was_left, closed, unnamed } = made;
+        // Of the top that it is merged into.
+        let closed = closed.or_else(|| if name == b"." { parent.take_closed() } else { None });
         let mut stat = fstat(&fd)?;
         stat.st_mode = closed.unwrap_or(stat.st_mode);
         let options = &shared.options;
@@ -267,17 +263,6 @@ impl OpenDirectory {
         Ok(Made { fd, is_new: is_new || was_left, was_left, closed, unnamed: None })
     }
 
-    /// Opens a directory in it. An earlier transfer may have given one of ours a mode that keeps even us out.
-    fn open(&self, name: &[u8]) -> Result<Opened, Errno> {
-        match openat(&self.fd, name, DIRECTORY, Mode::empty()) {
-            Err(Errno::ACCESS) => {
-                let (fd, mode) = partial::open_own_closed(&openat(&self.fd, name, PLACE, Mode::empty())?)?;
-                Ok((fd, Some(mode)))
-            }
-            opened => Ok((opened?, None)),
-        }
-    }
-
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
         let gives_acl = has_default_acl(&fd);
         let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
@@ -307,6 +292,7 @@ impl OpenDirectory {
             moves,
             extraneous,
             is_incomplete,
+            closed: Mutex::default(),
             keeps_metadata: false,
             root: None,
         }
@@ -540,8 +526,9 @@ impl OpenDirectory {
         if self.left.is_some() {
             unfinished::remove_stale(self.fd.as_fd())?;
         }
+        let opened = Object::Open(self.fd.as_fd());
+        self.take_closed().map_or(Ok(()), |mode| opened.set_mode(mode & 0o7777))?;
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
-            let opened = Object::Open(self.fd.as_fd());
             if self.keeps_metadata {
                 let mut applied = Applied::default();
                 let set = last.mode.map_or(Ok(()), |mode| opened.set_mode(mode));

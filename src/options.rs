@@ -261,7 +261,7 @@ pub struct TreeOptions {
     #[arg(long = "no-mode", action = ArgAction::SetFalse)]
     #[n(1)]
     pub mode: bool,
-    /// Do not preserve owner and group, which only root can
+    /// Do not preserve owner (which only root can) and group (which others can if they are in it)
     #[arg(long = "no-owner", action = ArgAction::SetFalse)]
     #[n(2)]
     pub owner: bool,
@@ -326,7 +326,7 @@ pub struct TreeOptions {
     #[arg(long, value_name = "CHANGES", value_parser = parse_chmod)]
     #[n(45)]
     pub chmod: Vec<String>,
-    /// Give all copies this owner, group, or both, which only root can
+    /// Give all copies this owner (which only root can), group (which others can if they are in it), or both
     #[arg(long, value_name = "USER:GROUP", value_parser = parse_chown)]
     #[n(46)]
     pub chown: Option<String>,

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use rig::lab::*;
-use rig::others::{NOBODY, as_user};
+use rig::others::{MEMBER, NOBODY, TEAM, as_member, as_user, with_rights};
 use rig::*;
 
 /// Leaves a command the rights that it has.
@@ -60,7 +60,9 @@ fn metadata_that_is_lost_is_told() {
         let ended = rdcp(&lab, &as_user(NOBODY, lab.0.path()), &["-r".into(), "from/.".into(), side(&lab, to, &into)]);
         let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
         assert!(lines.len() == 2 && lines[0].contains("errno 1)") && lines[1].contains("1 entry"), "{lines:?}");
-        assert!(lines[0].contains(&format!("{into}: ")), "{lines:?}");
+        for part in ["cannot set mode and times of ", &format!("{into}: "), "belongs to root", "--no-mode --no-times"] {
+            assert!(lines[0].contains(part), "{part}: {lines:?}");
+        }
         holds(&lab.join(&into).join("file"), b"1");
     }
     std::os::unix::fs::symlink("nowhere", lab.join("from/link")).expect("a link");
@@ -71,10 +73,11 @@ fn metadata_that_is_lost_is_told() {
         let given = format!("given{number}");
         let ended = rdcp(&lab, AS_CONTAINED_ROOT, &["-r".into(), "from".into(), side(&lab, to, &given)]);
         let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
-        assert!(lines.len() == 3 && lines[2].contains("2 entries"), "{lines:?}");
-        for name in ["file", "link"] {
-            assert!(lines.iter().any(|line| line.contains(&format!("{given}/{name}: "))), "{lines:?}");
-        }
+        // One line for all of one kind.
+        let is_named = ["file", "link"].iter().any(|name| lines[0].contains(&format!("{given}/{name}: ")));
+        assert!(is_named && lines[0].contains("cannot set owner of "), "{lines:?}");
+        assert!(lines[0].contains("--no-owner"), "{lines:?}");
+        assert!(lines.len() == 3 && lines[1].contains("and 1 more") && lines[2].contains("2 entries"), "{lines:?}");
         holds(&lab.join(&given).join("file"), b"1");
         // Who is not root does not expect to.
         rdcp(
@@ -361,5 +364,156 @@ fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
         holds(&lab.join("into/file"), b"1");
         assert_eq!(ended.stderr.contains("is gone from SRC"), option, "{}", ended.stderr);
         assert_eq!(lab.join("from/file").exists(), !option);
+    }
+}
+
+/// Paths below a directory, with owner, group and mode of each, and what `more` asks find(1) for.
+fn rights(lab: &Lab, directory: &str, more: &str) -> Vec<String> {
+    let mut find = std::process::Command::new("find");
+    find.current_dir(lab.join(directory)).args([".", "-printf", &format!("%P %U:%G %m{more}\\n")]);
+    let output = find.output().expect("find");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// As cp -a and rsync -a have it: what an ordinary user copies stays with the groups that they are in, and what their directory
+/// would hand down does not become the group's.
+#[test]
+fn groups_of_which_the_user_is_a_member_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let plant = format!(
+        "umask 022 && mkdir -p from/d from/own from/foreign && cd from && echo 1 >file && echo 1 >set && echo 1 >d/below \
+            && echo 1 >own/private && mkfifo fifo && ln -s nowhere link && chgrp -h {TEAM} file set d d/below fifo link \
+            && ln file further && chmod 640 file own/private && chmod 2755 set && chmod 2770 d && chmod 660 d/below fifo \
+            && cd .. && for name in expected into0 into1; do mkdir $name && chgrp {TEAM} $name && chmod 2770 $name; done"
+    );
+    for (number, to) in ["", "h"].into_iter().enumerate() {
+        let lab = Lab::new();
+        fs::set_permissions(lab.join(""), fs::Permissions::from_mode(0o777)).expect("ours");
+        let line = as_member(lab.0.path());
+        let by_member = |command: &mut std::process::Command| {
+            let mut command = in_shell(&line, command);
+            Process::spawn(command.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait()
+        };
+        by_member(std::process::Command::new("sh").args(["-c", &plant])).expect(0);
+        // Another's, with the team's group and with one that they are not in.
+        for (name, group) in [("from/foreign", TEAM), ("from/foreign/file", 34)] {
+            if name.ends_with("file") {
+                fs::write(lab.join(name), b"1").expect("a file");
+            }
+            std::os::unix::fs::chown(lab.join(name), Some(12), Some(group)).expect("chown");
+            fs::set_permissions(lab.join(name), fs::Permissions::from_mode(0o755)).expect("ours");
+        }
+        by_member(std::process::Command::new("cp").args(["-a", "from", "expected"])).expect(0);
+        let into = format!("into{number}");
+        let (tree, option) = (format!("{into}/from"), |option: &str| OsString::from(option));
+        rdcp(&lab, &line, &[option("-r"), option("from"), side(&lab, to, &into)]).expect(0);
+        let mut expected = rights(&lab, "expected", "");
+        // As the manual page has it: with cp, directories keep the setgid that they inherit. And the sender would choose what
+        // runs with this user's rights.
+        let without = ["from ", "from/own ", "from/foreign ", if to.is_empty() { "none" } else { "from/set " }];
+        for line in expected.iter_mut().filter(|line| without.iter().any(|name| line.starts_with(name))) {
+            *line = line.replace(" 2755", " 755");
+        }
+        assert_eq!(rights(&lab, &into, ""), expected, "{to}");
+
+        // What has another group gets the source's again, and is not touched then any more.
+        let sync = |more: &[&str], sources: &str| {
+            let mut arguments: Vec<OsString> = ["--sync", "-r"].iter().chain(more).map(OsString::from).collect();
+            arguments.extend([option(sources), side(&lab, to, &tree)]);
+            rdcp(&lab, &line, &arguments)
+        };
+        let regroup = format!("chgrp -hR {MEMBER} {tree} && chgrp {TEAM} {tree}/foreign/file");
+        by_member(std::process::Command::new("sh").args(["-c", &regroup])).expect(0);
+        sync(&[], "from/").expect(0);
+        assert_eq!(rights(&lab, &into, ""), expected, "{to}, again");
+        let before = rights(&lab, &into, " %C@");
+        sync(&[], "from/").expect(0);
+        assert_eq!(rights(&lab, &into, " %C@"), before, "{to}: nothing differs");
+
+        let chown = format!("--chown={MEMBER}:{TEAM}");
+        for chown in ["--chown=:4712", &chown] {
+            sync(&[chown], "from/").expect(0);
+            let has_team = |line: &String| line.contains(&format!(" {MEMBER}:{TEAM} "));
+            assert!(rights(&lab, &tree, "").iter().all(has_team), "{:?}", rights(&lab, &tree, ""));
+        }
+        sync(&["--chown=:34"], "from/").expect(6).one_line("rdcp", &["--chown", "not in"]);
+        sync(&["--chown=12:4712"], "from/").expect(6).one_line("rdcp", &["--chown", "only root"]);
+    }
+}
+
+/// A directory that its owner may not open is no failure: it is opened up, and has its mode again.
+#[test]
+fn directories_of_ones_own_that_are_closed_are_written_into() {
+    // Root's capabilities make no difference between its own and others': it has none in many containers.
+    let without_capabilities = |lab: &Lab| with_rights("", "", lab.0.path());
+    let as_users: &[&dyn Fn(&Lab) -> String] = &[&as_ordinary, &without_capabilities];
+    for as_one in &as_users[..if is_root() { 2 } else { 1 }] {
+        for (to, mode) in ["", "h"].into_iter().flat_map(|to| ["000", "300", "500", "555"].map(|mode| (to, mode))) {
+            let lab = Lab::new();
+            let line = as_one(&lab);
+            fs::create_dir_all(lab.join("from/d/below")).expect("directories");
+            for name in ["from", "from/d", "from/d/below"] {
+                fs::set_permissions(lab.join(name), fs::Permissions::from_mode(0o755)).expect("ours");
+            }
+            let sync = |more: &[&str], to: OsString| {
+                let mut arguments: Vec<OsString> = ["--sync", "-r"].iter().chain(more).map(OsString::from).collect();
+                arguments.extend(["from/".into(), to]);
+                rdcp(&lab, &line, &arguments)
+            };
+            let chmod = format!("--chmod=D{mode}");
+            for (number, more) in
+                [&[&chmod[..]][..], &[&chmod], &["--no-mode"], &[&chmod, "--delete"]].into_iter().enumerate()
+            {
+                let text = format!("{number}");
+                lab.0.file("from/d/file", text.as_bytes());
+                lab.0.file("from/d/below/file", text.as_bytes());
+                sync(more, side(&lab, to, "into")).expect(0);
+                let modes = ["into", "into/d", "into/d/below"]
+                    .map(|name| fs::metadata(lab.join(name)).expect("it").permissions().mode() & 0o777);
+                assert_eq!(modes, [u32::from_str_radix(mode, 8).expect("octal"); 3], "{to} {mode} {more:?}");
+                holds(&lab.join("into/d/file"), text.as_bytes());
+                holds(&lab.join("into/d/below/file"), text.as_bytes());
+            }
+            open_all(&lab);
+        }
+    }
+}
+
+/// As with rsync and `cp --parents`: to come to what is listed takes no right to list what is beside it.
+#[test]
+fn directories_that_may_only_be_entered_lead_to_what_is_listed() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        let line = as_ordinary(&lab);
+        let has_user = is_root();
+        fs::create_dir_all(lab.join("from/entered/sub")).expect("directories");
+        lab.0.file("from/entered/sub/file", b"1");
+        lab.0.file("list", b"entered/sub/file\n");
+        let attribute =
+            rustix::fs::setxattr(lab.join("from/entered"), "user.colour", b"blue", rustix::fs::XattrFlags::empty());
+        for (name, mode) in [("list", 0o644), ("from", 0o711), ("from/entered", 0o711), ("from/entered/sub", 0o755)] {
+            let mode = if has_user || name == "list" || mode == 0o755 { mode } else { 0o111 };
+            fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+        }
+        let copy = |more: &[&str], source: &str, into: &str| {
+            let mut arguments: Vec<OsString> = ["--sync", "-r"].iter().chain(more).map(OsString::from).collect();
+            arguments.extend([source.into(), side(&lab, to, into)]);
+            rdcp(&lab, &line, &arguments).expect(0);
+            holds(&lab.join(into).join("entered/sub/file"), b"1");
+            let mode = fs::metadata(lab.join(into).join("entered")).expect("it").permissions().mode() & 0o777;
+            assert_eq!(mode, if has_user { 0o711 } else { 0o111 }, "{more:?} {attribute:?}");
+        };
+        copy(&["-R"], "from/./entered/sub/file", "into");
+        copy(&["-R"], "from/./entered/sub", "whole");
+        copy(&["--files-from=list"], "from/", "listed");
+        // What is beside it cannot be known.
+        let ended = rdcp(&lab, &line, &["--sync".into(), "-r".into(), "from/".into(), side(&lab, to, "all")]);
+        ended.expect(5).one_line("rdcp", &["from", "errno 13"]);
+        open_all(&lab);
     }
 }

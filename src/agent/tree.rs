@@ -174,7 +174,13 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
         sent.failures.iter().map(Fault::unreadable).chain(sent.unremoved.iter().map(Fault::unremovable))
     });
     let received = summary.received_tree.iter().flat_map(|received| {
-        received.failures.iter().map(Fault::unwritable).chain(received.spared.iter().map(Fault::undeleted))
+        let lacking = received.lacking.iter().map(|one| Fault::io(Exit::Destination.code(), &one.what, &one.fact));
+        received
+            .failures
+            .iter()
+            .map(Fault::unwritable)
+            .chain(lacking)
+            .chain(received.spared.iter().map(Fault::undeleted))
     });
     tell(sent.chain(received), emit);
     let sent = summary.sent_tree.iter().flat_map(|sent| sent.without.iter());

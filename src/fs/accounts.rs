@@ -1,6 +1,7 @@
 //! The users and groups that this host knows: numbers, names, homes.
 
 use std::ffi::OsString;
+use std::sync::OnceLock;
 
 use nix::unistd::{Group, User, geteuid};
 
@@ -8,6 +9,16 @@ use nix::unistd::{Group, User, geteuid};
 pub(crate) fn own_home() -> Option<OsString> {
     let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
     told.or_else(|| Some(User::from_uid(geteuid()).ok()??.dir.into_os_string()))
+}
+
+/// Whether this process may give what is its user's to a group: it is in that.
+pub(crate) fn is_own_group(number: u32) -> bool {
+    static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
+    let groups = GROUPS.get_or_init(|| {
+        let others = rustix::process::getgroups().unwrap_or_default();
+        [rustix::process::getegid()].iter().chain(&others).map(|group| group.as_raw()).collect()
+    });
+    groups.contains(&number)
 }
 
 /// The home of a user.

@@ -3,12 +3,12 @@
 //! Nothing here takes a name: a name may be given to something else between two calls, a descriptor may not.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
-    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
-    utimensat,
+    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, accessat, chmod, chownat,
+    fchmod, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
+    removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -38,7 +38,10 @@ pub(crate) const XATTR_BYTES_MAX: usize = 64 << 10;
 /// can then be run again. Whether it needed that.
 pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
     let user = rustix::process::geteuid();
-    let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;
+    // Root may do without, but not where it has no such capability: in a container, or on a server that maps it to nobody.
+    let may_all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    let needs_it = || !user.is_root() || accessat(&directory, ".", may_all, AtFlags::EACCESS) == Err(Errno::ACCESS);
+    let is_closed = stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700 && needs_it();
     if is_closed {
         fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
     }
@@ -54,6 +57,13 @@ pub enum Object<'a> {
     Path(BorrowedFd<'a>),
     /// What has this name in a directory, to be read only: it may be given to something else meanwhile. Saves opening it.
     Named(BorrowedFd<'a>, &'a CStr),
+}
+
+impl<'a> Object<'a> {
+    /// `is_place`: it has been opened as a place only.
+    pub(crate) fn opened(fd: &'a OwnedFd, is_place: bool) -> Self {
+        if is_place { Self::Path(fd.as_fd()) } else { Self::Open(fd.as_fd()) }
+    }
 }
 
 impl Object<'_> {

@@ -295,6 +295,15 @@ pub(crate) fn open_closed(place: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno>
     openat(place, ".", DIRECTORY, Mode::empty())
 }
 
+/// The same of one that is this user's own; and its mode and kind, as they were.
+pub(crate) fn open_own_closed(place: &OwnedFd) -> Result<(OwnedFd, u32), Errno> {
+    let stat = fstat(place)?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::ACCESS);
+    }
+    Ok((open_closed(place, Mode::from_raw_mode(stat.st_mode & 0o7777))?, stat.st_mode))
+}
+
 /// Removes an entry, with everything in it if it is a directory. No link leads out of it.
 pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {

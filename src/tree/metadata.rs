@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::Fault;
 use super::owners::Named;
+use crate::fs::accounts::is_own_group;
 use crate::fs::metadata::{
     ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_user_xattrs, without_acl,
 };
@@ -20,6 +21,9 @@ use crate::options::{Chmod, TreeOptions};
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
 const SET_GID: u32 = 0o2000;
+
+/// An owner or group that is not known yet: no file has this one.
+pub(super) const UNKNOWN: u32 = u32::MAX;
 
 /// File capabilities: what set-user-ID root is, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -104,6 +108,8 @@ impl Reader {
                 Ok(length) => length,
                 // It is gone, or is listed for others to read.
                 Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
+                // Of a directory that may be entered and not read.
+                Err(Errno::ACCESS) if matches!(entry, Object::Path(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
             if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &value[..length]) {
@@ -140,6 +146,8 @@ pub(super) struct Current {
     pub uid: u32,
     /// Number of the group.
     pub gid: u32,
+    /// Permissions.
+    pub mode: u32,
     /// It is a directory.
     pub is_directory: bool,
     /// It was made in a directory that gives ACLs.
@@ -152,18 +160,55 @@ impl Current {
     /// What `stat` tells.
     pub fn new(stat: &Stat, gets_acl: bool, was_there: bool) -> Self {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        Self { uid: stat.st_uid, gid: stat.st_gid, is_directory, gets_acl, was_there }
+        let mode = stat.st_mode & 0o7777;
+        Self { uid: stat.st_uid, gid: stat.st_gid, mode, is_directory, gets_acl, was_there }
     }
+}
+
+/// What could not be set, as bits.
+pub(super) mod parts {
+    pub const OWNER: u8 = 1;
+    pub const ACL: u8 = 2;
+    pub const ATTRIBUTES: u8 = 4;
+    pub const MODE: u8 = 8;
+    pub const TIMES: u8 = 16;
+}
+
+/// Metadata that could not be set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unset {
+    /// Bits of [`parts`].
+    pub parts: u8,
+    /// What the first call answered that failed.
+    pub error: Errno,
+    /// Whose the entry is.
+    pub owner: u32,
 }
 
 /// What became of it: all is tried, whatever fails.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub(super) struct Applied {
-    /// The first call that failed.
-    pub error: Option<Errno>,
+    pub unset: Option<Unset>,
     /// The file system has no such extended attributes.
     pub is_unsupported: bool,
+}
+
+impl Applied {
+    /// Takes note of a call that was to set this part.
+    pub fn note(&mut self, part: u8, set: Result<(), Errno>) {
+        if let Err(error) = set {
+            self.unset.get_or_insert(Unset { parts: 0, error, owner: UNKNOWN }).parts |= part;
+        }
+    }
+
+    /// The same, of an entry of this owner.
+    pub fn of(mut self, owner: u32) -> Self {
+        if let Some(unset) = &mut self.unset {
+            unset.owner = owner;
+        }
+        self
+    }
 }
 
 /// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
@@ -179,6 +224,8 @@ pub(super) fn mode(options: &TreeOptions, metadata: &Metadata<'_>, permitted: u3
 /// Sets metadata, as far as it was asked for and we may.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setter {
+    /// Who sets it.
+    user: u32,
     is_root: bool,
     /// What is set was read by this process, as this user.
     is_local: bool,
@@ -187,19 +234,19 @@ pub(super) struct Setter {
 impl Setter {
     /// One for this process, whose rights are asked for once. `is_local`: what is set was read by this process.
     pub fn new(is_local: bool) -> Self {
-        Self { is_root: rustix::process::geteuid().is_root(), is_local }
+        let user = rustix::process::geteuid();
+        Self { user: user.as_raw(), is_root: user.is_root(), is_local }
     }
 
     /// Owner and group that an entry is to have which has these now: each the source's, or that of `--chown`, where it was
-    /// asked for, and stays else.
+    /// asked for and we may, and stays else. Those who are not root give what is theirs to the groups that they are in.
     pub fn owner(self, options: &TreeOptions, metadata: &Metadata<'_>, current: (u32, u32)) -> (u32, u32) {
-        if !self.is_root {
-            return current;
-        }
         let (user, group) =
             options.chown.as_deref().map_or(("", ""), |chown| chown.split_once(':').unwrap_or((chown, "")));
-        let uid = if options.owner || !user.is_empty() { metadata.uid } else { current.0 };
-        let gid = if options.owner || !group.is_empty() { metadata.gid } else { current.1 };
+        let is_ours = || [self.user, UNKNOWN].contains(&current.0);
+        let may_group = || self.is_root || is_ours() && is_own_group(metadata.gid);
+        let uid = if self.is_root && (options.owner || !user.is_empty()) { metadata.uid } else { current.0 };
+        let gid = if (options.owner || !group.is_empty()) && may_group() { metadata.gid } else { current.1 };
         (uid, gid)
     }
 
@@ -220,9 +267,9 @@ impl Setter {
     /// Sets `metadata` as far as the `options` ask for it, and the permission bits `mode` (none on a symbolic link).
     ///
     /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
-    /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep owners:
-    /// that the sender gives a file to just them is no reason to have it run with their rights, and only a directory's
-    /// setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
+    /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep users, and
+    /// only groups that they are in: that the sender gives a file to just them is no reason to have it run with their
+    /// rights, and only a directory's setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
     /// be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(
         self,
@@ -236,9 +283,16 @@ impl Setter {
         let mut owner = (current.uid, current.gid);
         let wanted = self.owner(options, metadata, owner);
         if owner != wanted {
+            if let Some(mode) = mode.filter(|_| current.was_there) {
+                // The new group is never to have more than in the end. What the owner may is still needed.
+                let own = if current.is_directory { 0o700 } else { 0 };
+                let _ = object.set_mode(current.mode & (mode | 0o7700) | own);
+            }
             match object.set_owner(wanted.0, wanted.1) {
                 Ok(()) => owner = wanted,
-                Err(error) => applied.error = Some(error),
+                // As cp has it: it is not for them to say who is in which group.
+                Err(Errno::PERM | Errno::INVAL) if !self.is_root => {}
+                failed => applied.note(parts::OWNER, failed),
             }
         }
         let rights = self.rights(options, metadata, owner, current.is_directory);
@@ -250,7 +304,7 @@ impl Setter {
                 remove_acls(object, of_source);
             }
             if current.was_there {
-                applied.error = applied.error.or(remove_user_xattrs(object, of_source).err());
+                applied.note(parts::ATTRIBUTES, remove_user_xattrs(object, of_source));
             }
             lost_acl = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
         }
@@ -259,14 +313,14 @@ impl Setter {
             if lost_acl {
                 mode &= !0o070;
             }
-            applied.error = applied.error.or(object.set_mode(mode).err());
+            applied.note(parts::MODE, object.set_mode(mode));
         }
         if options.keeps_times(current.is_directory) {
             let times =
                 Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
-            applied.error = applied.error.or(object.set_times(&times).err());
+            applied.note(parts::TIMES, object.set_times(&times));
         }
-        applied
+        applied.of(owner.0)
     }
 }
 
@@ -283,7 +337,7 @@ pub(super) struct Rights<'a> {
 impl Rights<'_> {
     /// The mode that is set for this one.
     pub fn mode(self, mode: u32) -> u32 {
-        let Setter { is_root, is_local } = self.setter;
+        let Setter { is_root, is_local, .. } = self.setter;
         if !self.options.mode {
             return mode;
         }
@@ -346,7 +400,7 @@ fn set_xattrs(
                 // Root of a container may set few of the privileged ones; cp ignores that, too.
                 // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
                 let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
-                applied.error = applied.error.or(Some(error));
+                applied.note(if is_acl { parts::ACL } else { parts::ATTRIBUTES }, Err(error));
             }
         }
     }

@@ -64,17 +64,23 @@ impl Owners {
     ///
     /// What is wrong with `--chown`.
     pub fn new(options: &TreeOptions) -> Result<Self, &'static str> {
-        let is_root = rustix::process::geteuid().is_root();
-        let by_name = is_root && options.owner && !options.numeric_ids;
+        let by_name = options.owner && !options.numeric_ids;
         let mut owners = Self { by_name, ..Self::default() };
         let Some(chown) = &options.chown else { return Ok(owners) };
-        if !is_root {
-            return Err("--chown: only root can give files to others: log in as root there, or leave it out");
-        }
         let (user, group) = chown.split_once(':').unwrap_or((chown, ""));
         owners.user = number(user, accounts::user_number).ok_or("--chown: this host has no such user")?;
         owners.group = number(group, accounts::group_number).ok_or("--chown: this host has no such group")?;
-        Ok(owners)
+        let own = rustix::process::geteuid();
+        match owners {
+            _ if own.is_root() => Ok(owners),
+            Self { user: Some(user), .. } if user != own.as_raw() => {
+                Err("--chown: only root can give files to others: log in as root there, or leave the user out")
+            }
+            Self { group: Some(group), .. } if !accounts::is_own_group(group) => Err(
+                "--chown: only root can give files to a group that this user is not in: name one of the user's (id -Gn)",
+            ),
+            _ => Ok(owners),
+        }
     }
 
     /// Gives a record from the sender the owners that its entry is to have here.

@@ -40,6 +40,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod unfinished;
+mod unset;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashSet};
@@ -63,7 +64,7 @@ use super::ahead::Ahead;
 use super::digest_cache::DigestCache;
 use super::entries::EntryStream;
 use super::first::First;
-use super::metadata::{Applied, Setter};
+use super::metadata::Setter;
 use super::owners::Owners;
 use super::patterns::Patterns;
 use super::progress::Progress;
@@ -89,6 +90,8 @@ use prove::Proving;
 use rehearse::AllPlanned;
 pub use report::Report;
 use snapshot::Snapshot;
+use unset::AllLacking;
+pub use unset::Lacking;
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
@@ -231,6 +234,8 @@ struct Counts {
 struct Failures {
     fatal: Option<IoFact>,
     first: First,
+    /// What lacks metadata only; those count, too.
+    lacking: AllLacking,
     count: u64,
     /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
     /// two that collide.
@@ -348,18 +353,6 @@ impl Shared {
         self.progress.made(false);
     }
 
-    /// Takes note of metadata that could not be set on an entry that was published all the same.
-    fn note(&self, applied: Applied, directory: &OpenDirectory, name: &[u8]) {
-        self.note_unsupported(applied);
-        if let Some(error) = applied.error {
-            self.report(&directory.path(name), error);
-        }
-    }
-
-    fn note_unsupported(&self, applied: Applied) {
-        self.counts.without_xattrs.fetch_add(u64::from(applied.is_unsupported), Relaxed);
-    }
-
     fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
         match linked {
             Ok(()) => {
@@ -412,7 +405,7 @@ impl TreeSink {
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let opened = OpenDirectory::open_top(directory, options.dry_run);
         let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
-        let backup = if is_there { Backup::new(top.as_fd(), &names, &options)? } else { None };
+        let backup = if is_there { Backup::new(top.0.as_fd(), &names, &options)? } else { None };
         let (cache, without) = DigestCache::asked(&options);
         let shared = Arc::new(Shared {
             backup,
@@ -573,6 +566,7 @@ impl TreeSink {
             failed: failures.count,
             unsent: self.unsent,
             failures: std::mem::take(&mut failures.first).into_iter().collect(),
+            lacking: std::mem::take(&mut failures.lacking).into_values().collect(),
             without: std::mem::take(&mut *shared.without.lock().expect("no panics under it")),
             same: shared.counts.same.load(Relaxed),
             stats: *shared.stats(),

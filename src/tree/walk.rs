@@ -646,7 +646,7 @@ impl Recorder {
         let is_implied = self.is_implied(place, entry.name);
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
-                let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
+                let (directory, stat, is_place) = self.open_directory(place, entry, seen)?;
                 if follow::is_loop(place, entry, &stat) {
                     return Err(follow::IS_LOOP);
                 }
@@ -655,7 +655,7 @@ impl Recorder {
                 }
                 let metadata = match is_implied {
                     true => Metadata::IMPLIED,
-                    false => self.reader.read(&self.options, Object::Open(directory.as_fd()), &stat)?,
+                    false => self.reader.read(&self.options, Object::opened(&directory, is_place), &stat)?,
                 };
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
                 *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };

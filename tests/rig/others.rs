@@ -13,8 +13,22 @@ pub fn as_user(user: u32, directory: &Path) -> String {
 
 /// The same by way of another command, such as `timeout 5`.
 pub fn as_user_by(before: &str, user: u32, directory: &Path) -> String {
-    let run =
-        format!("exec {before} setpriv --reuid={user} --regid={user} --clear-groups --bounding-set=-all -- \"$@\"");
+    with_rights(before, &format!("--reuid={user} --regid={user} --clear-groups"), directory)
+}
+
+/// A user, and a group that they are in besides that of the same number.
+pub const MEMBER: u32 = 4711;
+pub const TEAM: u32 = 4712;
+
+/// As [`as_user`], of that member.
+#[allow(dead_code, reason = "not all that have others have groups")]
+pub fn as_member(directory: &Path) -> String {
+    with_rights("", &format!("--reuid={MEMBER} --regid={MEMBER} --groups={TEAM}"), directory)
+}
+
+/// What setpriv makes of root, without any capability.
+pub fn with_rights(before: &str, rights: &str, directory: &Path) -> String {
+    let run = format!("exec {before} setpriv {rights} --inh-caps=-all --bounding-set=-all -- \"$@\"");
     closed().map_or(run.clone(), |closed| reachable(closed, directory, &run))
 }
 

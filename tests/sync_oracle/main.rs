@@ -17,6 +17,7 @@ mod implied;
 mod itemize;
 mod left;
 mod lines;
+mod member;
 mod modes;
 mod random;
 #[path = "../oracle/snapshot.rs"]

@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Metadata;
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
@@ -24,9 +22,12 @@ use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside};
 use crate::tree::entries::{Effect, FileKind};
-use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
+use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
 
+mod closed;
 mod left;
+
+use closed::Opened;
 
 /// A directory of the destination.
 ///
@@ -50,6 +51,8 @@ pub(super) struct OpenDirectory {
     last: Option<Last>,
     /// It has no final name yet.
     unnamed: Option<Unnamed>,
+    /// Of the top: what its mode was before it was opened up, until it has that again.
+    closed: Mutex<Option<u32>>,
     /// Neither has it, or one that it lies in.
     pub is_unseen: bool,
     /// The one at the top that has no name yet: it gets that after this one is finished.
@@ -91,6 +94,8 @@ struct Made {
     is_new: bool,
     /// An earlier transfer had made it, and was killed.
     was_left: bool,
+    /// Its mode, before it was opened up to be entered at all.
+    closed: Option<u32>,
     unnamed: Option<Unnamed>,
 }
 
@@ -108,15 +113,6 @@ struct Place {
 }
 
 impl OpenDirectory {
-    /// The destination itself, and whether it is there; its path comes from the user, links in it are followed. In a dry run,
-    /// it need not be.
-    pub fn open_top(path: &Path, is_dry: bool) -> Result<(OwnedFd, bool), Errno> {
-        match openat(rustix::fs::CWD, path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()) {
-            Err(Errno::NOENT) if is_dry => Ok((rehearse::nowhere()?, false)),
-            opened => Ok((opened?, true)),
-        }
-    }
-
     /// The directory in which a missing destination would be made, if that is there.
     pub fn open_above(path: &Path) -> Option<OwnedFd> {
         // As `foo/..` is not there either, the last name is one.
@@ -125,9 +121,10 @@ impl OpenDirectory {
     }
 
     /// The destination, which is open.
-    pub fn top(fd: OwnedFd, path: &[u8], shared: Arc<Shared>) -> Self {
+    pub fn top((fd, closed): Opened, path: &[u8], shared: Arc<Shared>) -> Self {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
-        let top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        let mut top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        top.closed = Mutex::new(closed);
         top.wants_names.store(true, Ordering::Relaxed);
         top
     }
@@ -141,18 +138,21 @@ impl OpenDirectory {
         let made = if shared.options.dry_run {
             let entered = parent.rehearse_entering(name, is_implied)?;
             let (is_new, fd) = (entered.is_none(), entered.map_or_else(rehearse::nowhere, Ok)?);
-            Made { fd, is_new, was_left: false, unnamed: None }
+            Made { fd, is_new, was_left: false, closed: None, unnamed: None }
         } else if parent.is_top() && name != b"." {
             Self::make_at_top(parent, name, was_left)?
         } else {
             Self::make_below(parent, name, was_left, is_implied)?
         };
-        let Made { fd, is_new, was_left, unnamed } = made;
-        let stat = fstat(&fd)?;
+        let Made { fd, is_new, was_left, closed, unnamed } = made;
+        // Of the top that it is merged into.
+        let closed = closed.or_else(|| if name == b"." { parent.take_closed() } else { None });
+        let mut stat = fstat(&fd)?;
+        stat.st_mode = closed.unwrap_or(stat.st_mode);
         let options = &shared.options;
         let is_resumed = was_left && options.lists();
         let left = if was_left && !is_resumed { Some(Mutex::new(left::sweep(&fd)?)) } else { None };
-        let was_closed = (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
+        let was_closed = closed.is_some() || (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
             // As mkdir has it for a directory of all rights.
@@ -209,9 +209,11 @@ impl OpenDirectory {
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
-        let is_there =
-            |there: Result<OwnedFd, Errno>| Ok(Made { fd: there?, is_new: was_left, was_left, unnamed: None });
-        match parent.open(name, was_left) {
+        let is_there = |there: Result<Opened, Errno>| {
+            let (fd, closed) = there?;
+            Ok(Made { fd, is_new: was_left, was_left, closed, unnamed: None })
+        };
+        match parent.open(name) {
             Err(Errno::NOENT) => {}
             there => return is_there(there),
         }
@@ -219,7 +221,7 @@ impl OpenDirectory {
         let open = || partial::open_tree(&parent.fd, &beside);
         let (fd, has_left) = parent.shared.patiently(parent, &beside, open)?;
         // Another copy that was making it has finished while this one waited: it is there now, as for any later copy.
-        match parent.open(name, was_left) {
+        match parent.open(name) {
             Err(Errno::NOENT) => {}
             there => {
                 if partial::is_named(&parent.fd, &*beside, &fd) {
@@ -231,7 +233,7 @@ impl OpenDirectory {
         }
         let partial = CString::new(beside).map_err(|_| Errno::INVAL)?;
         let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec() });
-        Ok(Made { fd, is_new: true, was_left: has_left, unnamed })
+        Ok(Made { fd, is_new: true, was_left: has_left, closed: None, unnamed })
     }
 
     fn make_below(parent: &Self, name: &[u8], was_left: bool, is_implied: bool) -> Result<Made, Fault> {
@@ -252,24 +254,13 @@ impl OpenDirectory {
             mkdirat(&parent.fd, name, Mode::RWXU)?;
             is_new = true;
         }
-        let mut opened = parent.open(name, was_left);
+        let mut opened = parent.open(name);
         if is_implied && opened.is_err() {
-            opened = Ok(parent.open_implied(name)?);
+            opened = Ok((parent.open_implied(name)?, None));
         }
+        let (fd, closed) = opened?;
         let was_left = was_left && !is_new;
-        Ok(Made { fd: opened?, is_new: is_new || was_left, was_left, unnamed: None })
-    }
-
-    /// Opens a directory in it. One that an earlier transfer has left may have got its mode already.
-    fn open(&self, name: &[u8], was_left: bool) -> Result<OwnedFd, Errno> {
-        let open = || openat(&self.fd, name, DIRECTORY, Mode::empty());
-        match open() {
-            Err(Errno::ACCESS) if was_left => {
-                chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty())?;
-                open()
-            }
-            opened => opened,
-        }
+        Ok(Made { fd, is_new: is_new || was_left, was_left, closed, unnamed: None })
     }
 
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
@@ -301,6 +292,7 @@ impl OpenDirectory {
             moves,
             extraneous,
             is_incomplete,
+            closed: Mutex::default(),
             keeps_metadata: false,
             root: None,
         }
@@ -534,11 +526,14 @@ impl OpenDirectory {
         if self.left.is_some() {
             unfinished::remove_stale(self.fd.as_fd())?;
         }
+        let opened = Object::Open(self.fd.as_fd());
+        self.take_closed().map_or(Ok(()), |mode| opened.set_mode(mode & 0o7777))?;
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
-            let opened = Object::Open(self.fd.as_fd());
             if self.keeps_metadata {
-                let error = last.mode.and_then(|mode| fchmod(&self.fd, Mode::from_raw_mode(mode)).err());
-                return Applied { error, ..Applied::default() };
+                let mut applied = Applied::default();
+                let set = last.mode.map_or(Ok(()), |mode| opened.set_mode(mode));
+                applied.note(parts::MODE, set);
+                return applied.of(last.current.uid);
             }
             let has_all = |stat: Stat| differing(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode) == 0;
             if options.sync && fstat(&self.fd).is_ok_and(has_all) {
@@ -546,7 +541,8 @@ impl OpenDirectory {
             }
             self.shared.setter.apply(options, opened, &last.metadata.borrow(), last.mode, last.current)
         });
-        self.shared.note_unsupported(applied);
+        let is_set = applied.unset.is_none();
+        self.shared.note_at(applied, || self.own_path());
         if options.syncs() {
             if let Some(backup) = &self.shared.backup {
                 let path = self.names()[1..].join(&b'/');
@@ -554,8 +550,7 @@ impl OpenDirectory {
             }
             fsync(&self.fd)?;
         }
-        applied.error.map_or(Ok(()), Err)?;
-        if self.last.is_some() { Ok(self.list_itself()?) } else { Ok(()) }
+        if self.last.is_some() && is_set { Ok(self.list_itself()?) } else { Ok(()) }
     }
 }
 

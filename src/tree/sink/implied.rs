@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rd_proto::tree::{Extension, Metadata};
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2, readlinkat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -15,6 +15,9 @@ use crate::tree::Fault;
 
 /// How often a path is opened again, of which something was renamed meanwhile.
 const TRIES: u32 = 16;
+
+/// Links on the way that are followed; as the kernel has it.
+const LINKS_MAX: u32 = 40;
 
 impl Shared {
     /// Whether a directory only leads to others. The sender's word alone is not enough: links are followed for it.
@@ -67,8 +70,101 @@ pub(super) fn open_beneath(directory: &OwnedFd, path: &[u8], flags: OFlags) -> R
     for _ in 0..TRIES {
         match opened {
             Err(Errno::AGAIN) => opened = open(),
+            // Kernels before 5.6 have no such call, and some containers forbid it.
+            Err(Errno::NOSYS | Errno::PERM) => return walk_beneath(directory, path, flags),
             _ => break,
         }
     }
     opened
+}
+
+/// The same name by name, each link read and its target walked.
+fn walk_beneath(top: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let split = |path: &[u8]| -> Vec<Vec<u8>> {
+        let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
+        names.rev().map(<[u8]>::to_vec).collect()
+    };
+    let (mut to_come, mut links) = (split(path), 0);
+    // Those that lead to where the walk is: `..` goes back to the one before, wherever that may have been moved to.
+    let mut entered: Vec<OwnedFd> = Vec::new();
+    while let Some(name) = to_come.pop() {
+        if name == b".." {
+            entered.pop().ok_or(Errno::XDEV)?;
+            continue;
+        }
+        let here = entered.last().unwrap_or(top);
+        let found = openat(here, &*name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let is_link = FileType::from_raw_mode(fstat(&found)?.st_mode) == FileType::Symlink;
+        let is_followed = !to_come.is_empty() || !flags.contains(OFlags::NOFOLLOW);
+        if !(is_link && is_followed) {
+            entered.push(found);
+            continue;
+        }
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(Errno::LOOP);
+        }
+        let target = readlinkat(&found, c"", Vec::new())?;
+        if target.as_bytes().starts_with(b"/") {
+            return Err(Errno::XDEV);
+        }
+        to_come.extend(split(target.as_bytes()));
+    }
+    match entered.pop() {
+        Some(found) if flags.contains(OFlags::PATH) && !flags.contains(OFlags::DIRECTORY) => Ok(found),
+        // What is no directory has nothing in it.
+        found => openat(found.as_ref().unwrap_or(top), c".", flags, Mode::empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+    use crate::fs::{PLACE, identity};
+
+    /// Where the kernel has no call for it the answers are the same.
+    #[test]
+    fn paths_are_walked_as_the_kernel_walks_them() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let top = scratch.path().join("top");
+        fs::create_dir_all(top.join("a/b/c")).expect("directories");
+        fs::write(top.join("a/file"), "x").expect("a file");
+        let links = [
+            ("down", "a/b"),
+            ("a/up", "../a/./b/"),
+            ("a/b/two", "../up"),
+            ("out", "../top"),
+            ("a/out", "../../other"),
+            ("there-and-back", "a/../../top/a"),
+            ("absolute", "/"),
+            ("itself", "itself"),
+            ("nowhere", "a/none"),
+            ("to-file", "a/file"),
+        ];
+        for (name, target) in links {
+            symlink(target, top.join(name)).expect("a link");
+        }
+        let top = OwnedFd::from(fs::File::open(top).expect("there"));
+        let mut found = 0;
+        let paths = "a a/b/c down down/c a/up/c a/b/two/c a/b/../up out out/a a/out there-and-back absolute absolute/etc itself \
+            itself/a nowhere nowhere/x to-file to-file/x a/file a/file/x a/none/x .. a/.. a/../.. down/..";
+        for path in paths.split_whitespace() {
+            for flags in [PLACE, DIRECTORY.difference(OFlags::NOFOLLOW), OFlags::PATH | OFlags::NOFOLLOW] {
+                let open = || {
+                    let opened = open_beneath(&top, path.as_bytes(), flags | OFlags::CLOEXEC);
+                    opened.map(|opened| identity(&fstat(&opened).expect("open")))
+                };
+                let expected = open();
+                found += u32::from(expected.is_ok());
+                for error in [libc::ENOSYS, libc::EPERM] {
+                    assert_eq!(where_calls_fail(&[libc::SYS_openat2], error, open), expected, "{path} {flags:?}");
+                }
+            }
+        }
+        assert!(found > 20, "{found}");
+    }
 }

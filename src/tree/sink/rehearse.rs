@@ -19,7 +19,8 @@ use super::links::{is_left_as_newer, kind_and_time};
 use super::{Shared, partial};
 use crate::fs::{DIRECTORY, PLACE, open_quietly};
 use crate::tree::entries::{Effect, FileKind, differs};
-use crate::tree::{FIRST_NAME_FAILED, Fault, metadata};
+use crate::tree::metadata::{self, UNKNOWN};
+use crate::tree::{FIRST_NAME_FAILED, Fault};
 
 /// Entries that are remembered since hard links to them may come. Of those beyond, a link is held against what is there now.
 const PLANNED_MAX: usize = 1 << 16;
@@ -138,13 +139,11 @@ impl Shared {
         let mut planned = self.planned.lock().expect("no panics under it");
         if planned.0.len() < PLANNED_MAX {
             let modified = (described.modified.seconds, described.modified.nanoseconds);
-            // No file has this one.
-            const OWN: u32 = u32::MAX;
-            let owner = self.setter.owner(&self.options, described, (OWN, OWN));
+            let owner = self.setter.owner(&self.options, described, (UNKNOWN, UNKNOWN));
             let rights = self.setter.rights(&self.options, described, owner, false);
             let mode = || rights.mode(metadata::mode(&self.options, described, 0o777));
             let mode = (self.options.mode && kind != FileKind::Symlink).then(mode);
-            let owner = (Some(owner.0).filter(|&uid| uid != OWN), Some(owner.1).filter(|&gid| gid != OWN));
+            let owner = (Some(owner.0).filter(|&uid| uid != UNKNOWN), Some(owner.1).filter(|&gid| gid != UNKNOWN));
             planned.0.insert(directory.told_path(name), Planned { kind, size, modified, mode, owner, is_new });
         }
     }

@@ -2,6 +2,7 @@
 
 use rd_proto::control::IoFact;
 
+use super::Lacking;
 use crate::fs::direct::write::Written;
 use crate::tree::stats::Stats;
 
@@ -28,6 +29,8 @@ pub struct Report {
     pub failed: u64,
     /// The first of those, with paths that begin with the destination's.
     pub failures: Vec<IoFact>,
+    /// The first of each kind of which all is there but some metadata.
+    pub lacking: Vec<Lacking>,
     /// What `--max-delete` has kept, which counts as one of those.
     pub spared: Option<IoFact>,
     /// Earlier generations that cannot be used.

@@ -172,12 +172,17 @@ impl Partial {
             shared.made(&shared.counts.files);
             return Ok(());
         }
-        let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
+        let own = |stat: &Stat| (stat.st_uid, stat.st_gid);
+        let mut old_mode = 0o600;
         let mut owner = match (&self.way, directory.new_owner.get()) {
-            (Way::InPlace { .. }, _) => own()?,
+            (Way::InPlace { .. }, _) => {
+                let stat = fstat(&self.file)?;
+                old_mode = stat.st_mode & 0o7777;
+                own(&stat)
+            }
             (_, Some(&owner)) => owner,
             (_, None) => {
-                let owner = own()?;
+                let owner = own(&fstat(&self.file)?);
                 *directory.new_owner.get_or_init(|| owner)
             }
         };
@@ -192,7 +197,7 @@ impl Partial {
             }
         }
         let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace { is_new: false, .. }));
-        let current = Current { uid: owner.0, gid: owner.1, is_directory: false, gets_acl, was_there };
+        let current = Current { uid: owner.0, gid: owner.1, mode: old_mode, is_directory: false, gets_acl, was_there };
         let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
         if options.syncs() {
             fsync(&self.file)?;

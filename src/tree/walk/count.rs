@@ -44,9 +44,9 @@ impl Recorder {
         let (mut amount, mut entered) = (Amount { entries: 1, ..Amount::default() }, None);
         if kind == FileType::Directory {
             amount.directories = 1;
-            let opened = self.open(entry, kind, seen, OFlags::DIRECTORY).ok();
-            let opened = opened.filter(|(_, stat)| !follow::is_loop(place, entry, stat));
-            entered = opened.map(|(directory, _)| (directory, entry.is_through()));
+            let opened = self.open_directory(place, entry, seen).ok();
+            let opened = opened.filter(|(_, stat, _)| !follow::is_loop(place, entry, stat));
+            entered = opened.map(|(directory, ..)| (directory, entry.is_through()));
         } else if kind == FileType::RegularFile {
             let stat = match seen {
                 Some((_, stat)) => stat,

@@ -3,11 +3,13 @@
 use std::os::fd::OwnedFd;
 
 use rd_proto::tree::NAME_BYTES_MAX;
-use rustix::fs::{FileType, OFlags, RawDir};
+use rustix::fs::{FileType, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
 use super::place::{Entered, Entry, Layer, Level, Place};
-use super::{Recorder, follow};
+use super::selected::Scope;
+use super::{REPLACED, Recorder, Seen, follow};
+use crate::fs::identity;
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
@@ -15,6 +17,32 @@ use crate::tree::names::Names;
 const ENTRIES_BYTES: usize = 256 << 10;
 
 impl Recorder {
+    /// Opens a directory; as a place only, which is told, where it may not be read and only leads to what is listed: that takes
+    /// no more than the right to enter it.
+    pub(super) fn open_directory(
+        &mut self,
+        place: &Place,
+        entry: &Entry<'_>,
+        seen: Seen,
+    ) -> Result<(OwnedFd, Stat, bool), Fault> {
+        let was = seen.as_ref().map(|(_, stat)| identity(stat));
+        match self.open(entry, FileType::Directory, seen, OFlags::DIRECTORY) {
+            Err(Fault::System(Errno::ACCESS)) if self.only_leads(place, entry) => {
+                let flags = OFlags::DIRECTORY | OFlags::PATH;
+                let (directory, stat) = self.open(entry, FileType::Directory, None, flags)?;
+                let is_same = was.is_none_or(|was| was == identity(&stat));
+                if is_same { Ok((directory, stat, true)) } else { Err(REPLACED) }
+            }
+            opened => opened.map(|(directory, stat)| (directory, stat, false)),
+        }
+    }
+
+    /// Whether nothing comes of a directory but what is listed by its name.
+    fn only_leads(&self, place: &Place, entry: &Entry<'_>) -> bool {
+        let is_itself = |name: &[u8]| !entry.is_through() && self.lists(place, name, FileType::Directory).1;
+        matches!(place.scope_of(entry.name, is_itself), Scope::Listed(..))
+    }
+
     /// What is entered with a directory that has been opened: those that are merged with it as well.
     pub(super) fn enter(&mut self, place: &Place, entry: &Entry<'_>, directory: OwnedFd) -> Entered {
         let mut entered = Entered {

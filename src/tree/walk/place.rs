@@ -164,8 +164,12 @@ impl Place {
     /// What is copied of the directory that has been entered last. `is_itself`: whether one of this name is copied for its own
     /// sake.
     pub fn scope(&self, is_itself: impl FnOnce(&[u8]) -> bool) -> Scope {
+        self.levels.last().map_or(Scope::All, |level| self.scope_of(level.entered(), is_itself))
+    }
+
+    /// The same of an entry of the last level.
+    pub fn scope_of(&self, name: &[u8], is_itself: impl FnOnce(&[u8]) -> bool) -> Scope {
         let (Some(selected), Some(level)) = (&self.selected, self.levels.last()) else { return Scope::All };
-        let name = level.entered();
         if self.levels.len() == 1 { selected.root() } else { selected.below(&level.scope, name, is_itself(name)) }
     }
 

@@ -1,0 +1,77 @@
+//! Metadata that could not be set on entries whose data is all there: one line for all of which the same failed, as there may
+//! be as many as the tree has entries.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rd_proto::control::IoFact;
+
+use super::Shared;
+use super::directory::OpenDirectory;
+use crate::fs::{accounts, io_fact};
+use crate::tree::metadata::{Applied, Unset, parts};
+use crate::tree::stops_everything;
+
+/// What could not be set on an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// What was tried, as "cannot set the owner of".
+    pub what: String,
+    /// The first entry, why, and what to do.
+    pub fact: IoFact,
+}
+
+/// By what it is, and the error's number.
+pub(super) type AllLacking = BTreeMap<(u8, i32), Lacking>;
+
+impl Shared {
+    /// Takes note of metadata that could not be set on an entry that was published all the same.
+    pub(super) fn note(&self, applied: Applied, directory: &OpenDirectory, name: &[u8]) {
+        self.note_at(applied, || directory.path(name));
+    }
+
+    /// The same, of what has this path.
+    pub(super) fn note_at(&self, applied: Applied, path: impl FnOnce() -> Vec<u8>) {
+        self.note_unsupported(applied);
+        let Some(unset) = applied.unset else { return };
+        if stops_everything(unset.error) {
+            return self.report(&path(), unset.error);
+        }
+        let mut failures = self.failures();
+        failures.count += 1;
+        failures.lacking.entry((unset.parts, unset.error.raw_os_error())).or_insert_with(|| lacking(unset, &path()));
+    }
+
+    pub(super) fn note_unsupported(&self, applied: Applied) {
+        self.counts.without_xattrs.fetch_add(u64::from(applied.is_unsupported), Relaxed);
+    }
+}
+
+fn lacking(unset: Unset, path: &[u8]) -> Lacking {
+    let (mut words, mut options) = (Vec::new(), Vec::new());
+    for (part, word, option) in [
+        (parts::OWNER, "owner", "--no-owner"),
+        (parts::ACL, "ACL", "--no-xattrs"),
+        (parts::ATTRIBUTES, "attributes", "--no-xattrs"),
+        (parts::MODE, "mode", "--no-mode"),
+        (parts::TIMES, "times", "--no-times"),
+    ] {
+        if unset.parts & part != 0 {
+            words.push(word);
+            options.push(option);
+        }
+    }
+    options.dedup();
+    let own = rustix::process::geteuid();
+    let whose = if own.is_root() || own.as_raw() == unset.owner {
+        String::new()
+    } else {
+        let name = accounts::user_name(unset.owner).map(|name| String::from_utf8_lossy(&name).into_owned());
+        format!("it belongs to {}; ", name.unwrap_or_else(|| format!("user {}", unset.owner)))
+    };
+    let detail = format!("{whose}its data is all there; {} leaves this out", options.join(" "));
+    let fact = IoFact { detail: detail.into_bytes(), ..io_fact(OsStr::from_bytes(path), unset.error) };
+    Lacking { what: format!("cannot set {} of", words.join(" and ")), fact }
+}

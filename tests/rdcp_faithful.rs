@@ -46,10 +46,6 @@ fn rights(top: &Path) -> String {
 }
 
 /// The name under which a copy makes what is to be called `name`.
-fn beside(name: &str, ending: &str) -> String {
-    format!(".{}.{ending}", &blake3::hash(name.as_bytes()).to_hex()[..32])
-}
-
 /// Attributes of the user and of root, with their values.
 fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let (mut list, mut value) = (vec![0; 65536], vec![0; 65536]);
@@ -84,10 +80,10 @@ fn what_a_cut_copy_left_is_not_copied() {
             let (whole, left) = (noise(bytes), noise(bytes + 1));
             lab.0.file("data/foo", &whole);
             let leftovers = [
-                beside("foo", "rd-part"),
-                format!("sub/{}", beside("foo", "rd-link")),
+                name_beside("foo", "rd-part"),
+                format!("sub/{}", name_beside("foo", "rd-link")),
                 // Of any file, also one that is not there.
-                beside("bar", "rd-part"),
+                name_beside("bar", "rd-part"),
             ];
             for name in &leftovers {
                 let path = lab.0.file(&format!("data/{name}"), &left[1..]);
@@ -106,7 +102,7 @@ fn what_a_cut_copy_left_is_not_copied() {
             assert_eq!((names(&backup), names(&backup.join("sub"))), (vec!["foo".into(), "sub".into()], vec![]));
         }
         // Named itself, it is refused, and so is such a name for what is new.
-        let part = beside("foo", "rd-part");
+        let part = name_beside("foo", "rd-part");
         let ended = rdcp(&lab, &[side(&lab, from, &format!("data/{part}")), side(&lab, to, "taken")]);
         ended.expect(5).one_line("rdcp", &[&part, "interrupted copy"]);
         let ended = rdcp(&lab, &[side(&lab, from, "data/foo"), side(&lab, to, &part)]);
@@ -254,7 +250,9 @@ fn a_stream_keeps_the_acl_of_the_file_that_it_replaces() {
             holds(&path, b"new");
             assert_eq!(rights(), before, "{host} {name}");
         }
-        copy(side(&lab, host, &beside("file", "rd-part"))).expect(6).one_line("rdcp", &["rd-part", "choose another"]);
+        copy(side(&lab, host, &name_beside("file", "rd-part")))
+            .expect(6)
+            .one_line("rdcp", &["rd-part", "choose another"]);
     }
 }
 

@@ -616,7 +616,7 @@ fn pushing_again_right_after_a_kill_succeeds() {
 fn what_is_in_the_way_of_a_partial_is_named() {
     let lab = Lab::new();
     lab.0.file("source", &noise(LARGE));
-    let partial = format!(".{}.rd-part", &blake3::hash(b"target").to_hex()[..32]);
+    let partial = name_beside("target", "rd-part");
     fs::create_dir_all(lab.join(&partial).join("deep/er")).expect("directories");
     lab.rdcp(&["source".into(), lab.at("h", "target")]).expect(0);
     no_temporaries(lab.0.path());

@@ -517,3 +517,48 @@ fn directories_that_may_only_be_entered_lead_to_what_is_listed() {
         open_all(&lab);
     }
 }
+
+/// What another user's copy has left in a directory of several can be neither locked nor removed by this one, and no waiting helps.
+/// It is in nobody's way; but for somebody who put it under another user's name, and whose that is, is said.
+#[test]
+fn what_another_user_has_left_blocks_no_name() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    lab.0.file("file", b"whole");
+    fs::create_dir(lab.join("tree")).expect("a directory");
+    lab.0.file("tree/file", b"whole");
+    fs::create_dir(lab.join("shared")).expect("a directory");
+    fs::set_permissions(lab.join("shared"), fs::Permissions::from_mode(0o1777)).expect("ours");
+    let left = |user: &str, name: &str| {
+        let hash = blake3::hash(format!("{name}{user}").as_bytes()).to_hex();
+        let beside = lab.join(&format!("shared/.{}.rd-part", &hash[..32]));
+        if name == "tree" {
+            fs::create_dir(&beside).expect("a directory");
+            fs::set_permissions(&beside, fs::Permissions::from_mode(0o700)).expect("ours");
+        } else {
+            fs::write(&beside, "half").expect("a file");
+            fs::set_permissions(&beside, fs::Permissions::from_mode(0o600)).expect("ours");
+        }
+        std::os::unix::fs::chown(&beside, Some(4_000_001), None).expect("root");
+    };
+    let copy = |name: &str| {
+        rdcp(
+            &lab,
+            &as_user(NOBODY, lab.0.path()),
+            &["-r".into(), name.into(), side(&lab, "h", &format!("shared/{name}"))],
+        )
+    };
+    // Of root, and of a user who has made it as such.
+    for user in ["", "/4000001"] {
+        ["file", "tree"].iter().for_each(|name| left(user, name));
+    }
+    for name in ["file", "tree"] {
+        copy(name).expect(0);
+        left(&format!("/{NOBODY}"), name);
+        let to = lab.join("shared").join(name);
+        if name == "tree" { fs::remove_dir_all(to) } else { fs::remove_file(to) }.expect("there");
+        copy(name).expect(6).one_line("rdcp", &[".rd-part: ", "it belongs to 4000001: have it removed"]);
+    }
+}

@@ -45,7 +45,7 @@ pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
 }
 
 /// `f_type` of tmpfs.
-const TMPFS_MAGIC: u32 = 0x0102_1994;
+pub(crate) const TMPFS_MAGIC: u32 = 0x0102_1994;
 
 /// What fstat(2) says of a file; of a block device also its length.
 pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
@@ -102,9 +102,33 @@ const HASH_DIGITS: usize = 32;
 /// Why nothing gets a temporary name for good.
 pub(crate) const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choose another one";
 
-/// The name under which `name` is made: hashed, so that it is never too long.
+/// The name under which `name` is made: hashed, so that it is never too long. Each user makes it under another one, since what
+/// one has left in a directory of several, another may neither go on with nor remove; what marks the file counts for all.
 pub(crate) fn name_beside(name: &[u8], ending: &str) -> String {
-    format!(".{}.{ending}", &blake3::hash(name).to_hex()[..HASH_DIGITS])
+    name_of(rustix::process::geteuid().as_raw(), name, ending)
+}
+
+fn name_of(user: u32, name: &[u8], ending: &str) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(name);
+    if user != 0 && ending != UNFINISHED {
+        // In no name is a slash.
+        hasher.update(format!("/{user}").as_bytes());
+    }
+    format!(".{}.{ending}", &hasher.finalize().to_hex()[..HASH_DIGITS])
+}
+
+/// Makes the entries of a directory durable. Where that can be asked of files alone (CIFS, some FUSE file systems), the file
+/// system cares for them itself.
+///
+/// # Errors
+///
+/// What the system answered.
+pub(crate) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
+    match rustix::fs::fsync(directory) {
+        Err(Errno::INVAL | Errno::BADF) => Ok(()),
+        synced => synced,
+    }
 }
 
 /// Whether a name is of those that [`name_beside`] makes. What stands under it may be renamed or removed by a copy at any
@@ -262,6 +286,16 @@ pub(crate) fn hash16(hash: &blake3::Hash) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_make_files_under_names_of_their_own_and_mark_them_for_all() {
+        for ending in [PARTIAL, WHOLE] {
+            let names = [0, 1, 11, 1000].map(|user| name_of(user, b"a name", ending));
+            let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+            assert!(distinct.len() == 4 && names.iter().all(|name| is_temporary_name(name.as_bytes())), "{names:?}");
+        }
+        assert_eq!(name_of(1, b"a name", UNFINISHED), name_of(0, b"a name", UNFINISHED));
+    }
 
     #[test]
     fn temporary_names_are_known_and_no_others() {

@@ -29,23 +29,46 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// What EBUSY means where a partial name is to be had.
 pub(crate) const HELD: &str = "another copy is writing to it";
 
+/// Why what stands under a partial name stays there, where nothing tells whether a copy is writing to it.
+const NO_LOCKS: &str = "this file system has no locks, and it was written to a moment ago: if no copy runs, try again in a \
+                        minute or remove it";
+
+/// For how many seconds nothing may have happened to it until it is a killed copy's.
+const QUIET_SECONDS: i64 = if cfg!(test) { 2 } else { 60 };
+
 /// Why there is nothing of ours under a partial name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blocked {
     pub error: Errno,
     /// What stands under the partial name is in the way, and cannot be removed.
     pub is_in_the_way: bool,
+    /// What is to be said of that.
+    pub why: String,
 }
 
 impl From<Errno> for Blocked {
     fn from(error: Errno) -> Self {
-        Self { error, is_in_the_way: false }
+        Self { error, is_in_the_way: false, why: String::new() }
     }
 }
 
 impl Blocked {
-    fn in_the_way(error: Errno) -> Self {
-        Self { error, is_in_the_way: error != Errno::BUSY }
+    /// By what stands under this name.
+    fn by(directory: impl AsFd, name: impl Arg, error: Errno) -> Self {
+        if error == Errno::BUSY {
+            return error.into();
+        }
+        let why = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            _ if error == Errno::NOLCK => NO_LOCKS.to_owned(),
+            Ok(found) if found.st_uid != rustix::process::geteuid().as_raw() => {
+                let user = super::accounts::user_name(found.st_uid);
+                let user = user.map_or(found.st_uid.to_string(), |name| String::from_utf8_lossy(&name).into_owned());
+                format!("it belongs to {user}: have it removed if no copy is writing to it")
+            }
+            _ => String::new(),
+        };
+        let error = if error == Errno::NOLCK { Errno::BUSY } else { error };
+        Self { error, is_in_the_way: true, why }
     }
 }
 
@@ -57,7 +80,7 @@ pub(crate) fn patiently<T>(
 ) -> Result<T, Blocked> {
     loop {
         match attempt() {
-            Err(blocked) if blocked.error == Errno::BUSY && Instant::now() < until && !is_over() => {
+            Err(blocked) if blocked == Errno::BUSY.into() && Instant::now() < until && !is_over() => {
                 std::thread::sleep(TRY_AGAIN);
             }
             done => return done,
@@ -94,28 +117,25 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match openat(fd, name, flags, Mode::empty()) {
             Ok(left) => {
-                flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
+                lock(fd, &left).map_err(|error| Blocked::by(fd, name, error))?;
                 if is_named(fd, name, &left) {
                     let here = fstat(&left)?;
-                    let ours = FileType::from_raw_mode(here.st_mode) == FileType::RegularFile
+                    let ours = is_regular(&here)
                         && here.st_nlink == 1
                         && here.st_uid == rustix::process::geteuid().as_raw()
                         && here.st_mode & 0o7777 == 0o600;
                     if may_adopt && ours {
                         return Ok((left, true));
                     }
-                    unlinkat(fd, name, AtFlags::empty()).map_err(Blocked::in_the_way)?;
+                    unlinkat(fd, name, AtFlags::empty()).map_err(|error| Blocked::by(fd, name, error))?;
                 }
             }
             // Gone meanwhile.
             Err(Errno::NOENT) => {}
             Err(error) => match statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-                // Another user's transfer may be writing to it: that cannot be seen from here.
-                Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile => {
-                    return Err(Blocked::in_the_way(if error == Errno::ACCESS { Errno::BUSY } else { error }));
-                }
-                // A directory, a link, a socket.
-                Ok(_) => make_way(fd, &c_name(name)?).map_err(Blocked::in_the_way)?,
+                Ok(found) if is_regular(&found) && error != Errno::ACCESS => return Err(Blocked::by(fd, name, error)),
+                // A directory, a link, a socket; a file that nobody may write to.
+                Ok(_) => clear(fd, &c_name(name)?)?,
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             },
@@ -145,13 +165,13 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             Err(Errno::NOENT) => continue,
             // A file: of a copy of one to the same name.
             Err(_) => {
-                make_way(fd, name).map_err(Blocked::in_the_way)?;
+                clear(fd, name)?;
                 continue;
             }
         };
-        let lock = flock(&found, FlockOperation::NonBlockingLockExclusive);
-        if lock == Err(Errno::AGAIN) || lock.is_err() && !is_new {
-            return Err(Errno::BUSY.into());
+        match lock(fd, &found) {
+            Err(error) if error == Errno::BUSY || !is_new => return Err(Blocked::by(fd, name, error)),
+            _ => {}
         }
         // Published or removed before it was locked.
         if !is_named(fd, name, &found) {
@@ -161,7 +181,7 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             return Ok((found, !is_new));
         }
         drop(found);
-        make_way(fd, name).map_err(Blocked::in_the_way)?;
+        clear(fd, name)?;
     }
     Err(Errno::BUSY.into())
 }
@@ -182,7 +202,7 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
                 Err(error @ (Errno::ACCESS | Errno::ROFS)) => return Err(error.into()),
                 // A directory, a link, a socket.
                 Err(_) => {
-                    make_way(fd, &c_name(name)?).map_err(Blocked::in_the_way)?;
+                    clear(fd, &c_name(name)?)?;
                     continue;
                 }
                 file => (file?, true),
@@ -194,10 +214,10 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             return Err(Errno::BUSY.into());
         }
         match is_named(fd, name, &file) {
-            true if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile => {
+            true if is_regular(&fstat(&file)?) => {
                 return Ok((file, was_there));
             }
-            true => make_way(fd, &c_name(name)?).map_err(Blocked::in_the_way)?,
+            true => clear(fd, &c_name(name)?)?,
             // Removed by who was done with the file.
             false => {}
         }
@@ -207,6 +227,75 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
 
 fn is_closed_to_others(stat: &Stat) -> bool {
     stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0
+}
+
+fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Locks what was there under a partial name in a directory.
+///
+/// # Errors
+///
+/// EBUSY if somebody else holds it; ENOLCK if nobody can, and it has not been quiet for long.
+fn lock(directory: BorrowedFd<'_>, left: &OwnedFd) -> Result<(), Errno> {
+    match flock(left, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::AGAIN) => Err(Errno::BUSY),
+        Err(Errno::NOSYS | Errno::NOLCK | Errno::OPNOTSUPP) => {
+            let since = now(directory)?.saturating_sub(QUIET_SECONDS);
+            if is_touched(left, since)? { Err(Errno::NOLCK) } else { Ok(()) }
+        }
+        locked => locked,
+    }
+}
+
+/// What time it is to the file system, which may be another host's.
+fn now(directory: BorrowedFd<'_>) -> Result<i64, Errno> {
+    let random = getrandom::u64().map_err(|_| Errno::IO)?;
+    let name = super::name_beside(&random.to_le_bytes(), super::PARTIAL);
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let stat = openat(directory, &*name, flags, Mode::RUSR | Mode::WUSR).and_then(fstat);
+    let _ = unlinkat(directory, &*name, AtFlags::empty());
+    Ok(stat?.st_mtime)
+}
+
+/// Whether anything has happened since then to a file, or to a directory or anything in it. What is finished in one has
+/// the time that it has at the source, but has changed all the same.
+fn is_touched(left: &OwnedFd, since: i64) -> Result<bool, Errno> {
+    let is_late = |stat: &Stat| stat.st_mtime.max(stat.st_ctime) > since;
+    let stat = fstat(left)?;
+    if is_late(&stat) || is_regular(&stat) {
+        return Ok(is_late(&stat));
+    }
+    // The names of the directories in each that are still to be entered.
+    let look = |directory: &OwnedFd| {
+        let (mut below, mut has_late) = (Vec::new(), false);
+        for_each::<Errno>(directory, |name| {
+            let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
+            has_late |= is_late(&stat);
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                below.push(name.to_owned());
+            }
+            Ok(())
+        })?;
+        Ok::<_, Errno>((below, has_late))
+    };
+    let top = openat(left, ".", DIRECTORY, Mode::empty())?;
+    let (mut levels, mut next) = (Vec::new(), Some(top));
+    while let Some(directory) = next.take() {
+        let (below, has_late) = look(&directory)?;
+        if has_late || levels.len() > REMOVE_DEPTH_MAX {
+            return Ok(true);
+        }
+        levels.push((below, directory));
+        while let (None, Some((below, here))) = (&next, levels.last_mut()) {
+            match below.pop() {
+                Some(name) => next = open_directory(&*here, &name).ok(),
+                None => drop(levels.pop()),
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn c_name(name: &str) -> Result<CString, Errno> {
@@ -244,26 +333,31 @@ pub(crate) fn remove_named(directory: impl AsFd, name: impl Arg + Copy, file: im
     }
 }
 
-/// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
+/// As [`make_way`], for an entry that needs the name.
+fn clear(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Blocked> {
+    make_way(directory, name).map_err(|error| Blocked::by(directory, name, error))
+}
+
+/// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it, ENOLCK if one may.
 pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => FileType::from_raw_mode(found.st_mode),
         Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
+        found => found?,
     };
-    match found {
+    match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => {
             let left = open_directory(directory, name)?;
-            flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
+            lock(directory, &left)?;
             remove_contents(&left)?;
             unlinkat(directory, name, AtFlags::REMOVEDIR)
         }
         FileType::RegularFile => {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             match openat(directory, name, flags, Mode::empty()) {
-                Ok(left) => flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?,
-                // Killed just before it was published, it may have a mode that keeps us from reading it.
-                Err(Errno::ACCESS) => {}
+                Ok(left) => lock(directory, &left)?,
+                // Killed just before it was published, it may have a mode that keeps us from reading it. Whether another
+                // user's copy lives cannot be seen from here.
+                Err(Errno::ACCESS) if found.st_uid == rustix::process::geteuid().as_raw() => {}
                 Err(error) => return Err(error),
             }
             unlinkat(directory, name, AtFlags::empty())
@@ -491,6 +585,44 @@ mod tests {
         assert_eq!(opened().expect_err("locked"), Errno::BUSY.into());
         drop(held);
         assert!(!opened().expect("made").1);
+    }
+
+    /// Where nobody can hold anything, what is quiet is a killed copy's; before, what is said of it is true.
+    #[test]
+    fn without_locks_what_is_quiet_is_gone_on_with() {
+        use crate::fs::close::tests::where_calls_fail;
+
+        let scratch = tempfile::tempdir().expect("a directory");
+        let top = || directory(scratch.path());
+        for error in [libc::ENOSYS, libc::ENOLCK, libc::EOPNOTSUPP] {
+            where_calls_fail(&[libc::SYS_flock], error, || {
+                let tree = scratch.path().join("tree/below/it");
+                let both = || [open(top(), "file", true), open_tree(top(), "tree")];
+                assert!(both().iter().all(|made| made.as_ref().is_ok_and(|(_, was_there)| !was_there)));
+                fs::create_dir_all(&tree).expect("directories");
+                fs::create_dir_all(tree.with_file_name("beside")).expect("directories");
+                let is_said = |blocked: &Blocked| blocked.is_in_the_way && blocked.why == NO_LOCKS;
+                let are_held = || {
+                    let made = both();
+                    made.map(|made| made.is_err_and(|blocked| blocked.error == Errno::BUSY && is_said(&blocked)))
+                };
+                assert_eq!(are_held(), [true, true]);
+                std::thread::sleep(Duration::from_millis(3100));
+                // What is finished has the time that it has at the source.
+                let file = fs::File::create(tree.join("file")).expect("a file");
+                file.set_modified(std::time::UNIX_EPOCH).expect("ours");
+                assert_eq!(are_held(), [false, true]);
+                std::thread::sleep(Duration::from_millis(3100));
+                assert!(both().iter().all(|made| made.as_ref().is_ok_and(|(_, was_there)| *was_there)));
+            });
+            fs::remove_file(scratch.path().join("file")).expect("ours");
+            fs::remove_dir_all(scratch.path().join("tree")).expect("ours");
+        }
+        // Any other error is no sign of another copy.
+        drop(open(top(), "file", true).expect("made"));
+        where_calls_fail(&[libc::SYS_flock], libc::EIO, || {
+            assert_eq!(open(top(), "file", true).expect_err("unlocked").error, Errno::IO);
+        });
     }
 
     /// A transfer that was killed just now holds what it has made for a moment longer.

@@ -136,8 +136,9 @@ impl FileSink {
         let open = || partial::open(&directory, &beside, false);
         let (file, _) = partial::patiently(Instant::now() + HELD_MAX, || false, open).map_err(|blocked| {
             let at = if blocked.is_in_the_way { path.with_file_name(&beside) } else { path.to_owned() };
-            let detail = if blocked.error == Errno::BUSY { partial::HELD } else { "" };
-            IoFact { detail: detail.into(), ..io_fact(at.as_os_str(), blocked.error) }
+            let is_held = blocked == Errno::BUSY.into();
+            let detail = if is_held { partial::HELD.into() } else { blocked.why.into_bytes() };
+            IoFact { detail, ..io_fact(at.as_os_str(), blocked.error) }
         })?;
         let names = Some(Names { directory, partial: beside.into(), last });
         Ok(Self::new(file.into(), path, names))

@@ -49,6 +49,7 @@ use rd_proto::control::IoFact;
 use rustix::fs::{AtFlags, FileType, Stat, statat};
 use rustix::io::Errno;
 
+use crate::fault::shown_path;
 use crate::fs::{identity, io_fact, plain_fact};
 use crate::options::TreeOptions;
 
@@ -89,9 +90,11 @@ enum Fault {
     System(Errno),
     /// What explains it is added.
     Explained(Errno, &'static str),
-    /// It is about this path, which is not the entry's.
-    At(Errno, Vec<u8>),
+    /// It is about this path, which is not the entry's; what explains it is added.
+    At(Errno, Vec<u8>, String),
     Detail(&'static str),
+    /// The destination takes its name for another one that has come, which may be there already.
+    TakenFor(Option<Vec<u8>>),
 }
 
 impl From<Errno> for Fault {
@@ -103,8 +106,8 @@ impl From<Errno> for Fault {
 impl Fault {
     fn errno(&self) -> Option<Errno> {
         match *self {
-            Self::System(error) | Self::Explained(error, _) | Self::At(error, _) => Some(error),
-            Self::Detail(_) => None,
+            Self::System(error) | Self::Explained(error, _) | Self::At(error, ..) => Some(error),
+            Self::Detail(_) | Self::TakenFor(_) => None,
         }
     }
 
@@ -112,8 +115,17 @@ impl Fault {
         match self {
             Self::System(error) => io_fact(path, error),
             Self::Explained(error, detail) => IoFact { detail: detail.into(), ..io_fact(path, error) },
-            Self::At(error, path) => io_fact(OsStr::from_bytes(&path), error),
+            Self::At(error, path, why) => {
+                IoFact { detail: why.into_bytes(), ..io_fact(OsStr::from_bytes(&path), error) }
+            }
             Self::Detail(detail) => plain_fact(path, detail),
+            Self::TakenFor(other) => {
+                let other = other.map_or("another name that is copied".to_owned(), |name| shown_path(&name));
+                plain_fact(
+                    path,
+                    &format!("this file system does not tell it from {other}: rename one of them at the source"),
+                )
+            }
         }
     }
 }

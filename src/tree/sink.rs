@@ -22,6 +22,7 @@ mod device;
 mod directory;
 mod elsewhere;
 mod entry;
+mod folding;
 mod held;
 mod implied;
 mod itemize;
@@ -298,8 +299,8 @@ impl Shared {
         attempt: impl Fn() -> Result<T, Blocked>,
     ) -> Result<T, Fault> {
         let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
-        opened.map_err(|Blocked { error, is_in_the_way }| match is_in_the_way {
-            true => Fault::At(error, directory.path(beside.as_bytes())),
+        opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
+            true => Fault::At(error, directory.path(beside.as_bytes()), why),
             false => error.into(),
         })
     }
@@ -621,7 +622,9 @@ impl TreeSink {
                 Record::Incomplete => directory.iter().for_each(|directory| directory.note_incomplete()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
                 Record::End { failures } => self.unsent = failures,
-                entry => match directory.filter(|directory| self.may_be_made(directory, &entry)) {
+                entry => match directory.filter(|at| {
+                    self.may_be_made(at, &entry) && (wanted.is_some() || self.admits(at, &entry, chunk, &mut batch))
+                }) {
                     None => self.skip(&entry, number)?,
                     Some(directory) => {
                         if is_listed && !batch.list(number) {

@@ -342,6 +342,13 @@ pub fn partials(directory: &Path) -> Vec<(PathBuf, u64)> {
     ours.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.blocks() * 512))).collect()
 }
 
+/// The name beside another one under which this user's copies make it (`rd-part`, `rd-link`), or mark it (`rd-half`).
+pub fn name_beside(name: &str, ending: &str) -> String {
+    let user = rustix::process::geteuid();
+    let own = if user.is_root() || ending == "rd-half" { String::new() } else { format!("/{}", user.as_raw()) };
+    format!(".{}.{ending}", &blake3::hash(format!("{name}{own}").as_bytes()).to_hex()[..32])
+}
+
 /// A xorshift generator: the same bytes for the same seed, and nothing in them to compress.
 #[derive(Clone)]
 pub struct Random(u64);

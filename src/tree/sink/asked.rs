@@ -1,9 +1,12 @@
 //! What a sender may send, and what of it is made.
 
+use std::sync::Arc;
+
 use rd_proto::tree::{Extension, Metadata, Record};
 
 use super::directory::OpenDirectory;
-use super::{Names, Refused, TreeSink};
+use super::jobs::{Batch, Job};
+use super::{Bytes, Names, Refused, TreeSink};
 use crate::fs::{IS_TEMPORARY, is_temporary_name};
 use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
 
@@ -72,5 +75,24 @@ impl TreeSink {
         };
         self.shared.fail(&directory.path(name), Fault::Detail(reason));
         false
+    }
+
+    /// Whether the destination tells the entry's name from those that have come to its directory; `batch` is of the last.
+    pub(super) fn admits(
+        &self,
+        directory: &OpenDirectory,
+        entry: &Record<'_>,
+        chunk: &Bytes,
+        batch: &mut Batch,
+    ) -> bool {
+        let is_made = matches!(entry, Record::Directory { .. } | Record::Large { .. } | Record::HardLink { .. })
+            || self.is_for_threads(entry);
+        let Some(name) = entry.name().filter(|_| is_made).map(|name| directory.final_name(name)) else { return true };
+        let settle = || {
+            self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(batch)));
+            self.shared.wait_drained();
+        };
+        let admitted = directory.admit(name, settle);
+        admitted.map_err(|fault| self.shared.fail(&directory.path(name), fault)).is_ok()
     }
 }

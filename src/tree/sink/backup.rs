@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex};
 
 use rd_proto::control::IoFact;
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, fsync, linkat, mkdirat, openat, renameat,
-    statat, unlinkat,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, linkat, mkdirat, openat, renameat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 
 use super::Names;
-use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside};
+use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside, sync_directory};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
@@ -66,7 +66,7 @@ impl Reached {
                     mkdirat(here, &name[..], Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
                     self.is_new = true;
                     if syncs {
-                        fsync(here)?;
+                        sync_directory(here)?;
                     }
                     openat(here, &name[..], DIRECTORY, Mode::empty())?
                 }
@@ -197,7 +197,7 @@ impl Backup {
                 next => next?,
             };
         }
-        fsync(&here)
+        sync_directory(&here)
     }
 
     /// The directory in DIR for an entry of this path, and the entry's name. Those that are missing get the owners and
@@ -219,7 +219,7 @@ impl Backup {
                 made.map_err(no_backup)?;
             }
             if made.is_ok() && self.syncs {
-                fsync(&here).map_err(no_backup)?;
+                sync_directory(&here).map_err(no_backup)?;
             }
             // Not where an earlier copy has kept what was no directory then: that stays.
             here = openat(&here, name, DIRECTORY, Mode::empty()).map_err(no_backup)?;

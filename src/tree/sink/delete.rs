@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, fsync, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
@@ -21,7 +21,8 @@ use super::{Counts, Shared, itemize, unfinished};
 use crate::fault::errno_of;
 use crate::fs::metadata::{open_up, restore_times};
 use crate::fs::{
-    DIRECTORY, Identity, PLACE, identity, is_temporary_name, open_quietly, partial, plain_fact, unlinked_anywhere,
+    DIRECTORY, Identity, PLACE, identity, is_temporary_name, open_quietly, partial, plain_fact, sync_directory,
+    unlinked_anywhere,
 };
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
@@ -283,7 +284,9 @@ impl Shared {
             while delete_next(&mut file, self, top)? {}
             Ok(())
         };
-        let has_all = self.options.generations.session.is_last && unsent == 0 && self.failures().count == 0;
+        // Where it was not asked to be, it is only put off until all of this session has come.
+        let is_last = self.options.generations.session.is_last || !self.options.delete_after;
+        let has_all = is_last && unsent == 0 && self.failures().count == 0;
         let deleted = match !has_all {
             true => Err(Fault::Detail("nothing has been deleted, since not all was copied")),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
@@ -359,7 +362,7 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
             restore_times(&directory, &stat)?;
             if shared.options.syncs() {
                 shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(shared.below_destination(&path)))?;
-                fsync(&directory)?;
+                sync_directory(&directory)?;
             }
         }
         Ok(())

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Metadata;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
+use super::folding::Folding;
 use super::implied::{self, TreeRoot, open_beneath};
 use super::itemize::differing;
 use super::moves::Moves;
@@ -20,7 +21,7 @@ use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
-use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside};
+use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, sync_directory};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
 
@@ -79,6 +80,9 @@ pub(super) struct OpenDirectory {
     pub(super) root: Option<Arc<TreeRoot>>,
     /// Not all that the source has in it will come.
     is_incomplete: AtomicBool,
+    pub folding: Folding,
+    /// Another directory to come may be taken for it, and what is in it be that one's.
+    may_be_two: bool,
 }
 
 /// A directory under its partial name.
@@ -126,6 +130,7 @@ impl OpenDirectory {
         let mut top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
         top.closed = Mutex::new(closed);
         top.wants_names.store(true, Ordering::Relaxed);
+        top.folding = if top.shared.options.dry_run { Folding::none() } else { Folding::of(&top.fd) };
         top
     }
 
@@ -180,6 +185,9 @@ impl OpenDirectory {
         let is_unseen = parent.is_unseen || unnamed.is_some();
         let mut entered = Self::new(fd, place, Arc::clone(shared), Some(last));
         entered.wants_names.store(!is_new, Ordering::Relaxed);
+        let named = unnamed.as_ref().map_or(name, |unnamed| unnamed.partial.as_bytes());
+        entered.folding = Folding::below(parent, &entered.fd, &stat, is_new, named);
+        entered.may_be_two = options.delete && !is_new && name != b"." && parent.folds();
         (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
         entered.unseen_root = parent.unseen_root.clone().or(parent.unnamed.is_some().then(|| Arc::clone(parent)));
         (entered.is_new, entered.is_resumed, entered.is_phantom) = (is_new, is_resumed, is_new && options.dry_run);
@@ -295,6 +303,8 @@ impl OpenDirectory {
             closed: Mutex::default(),
             keeps_metadata: false,
             root: None,
+            folding: Folding::none(),
+            may_be_two: false,
         }
     }
 
@@ -415,7 +425,7 @@ impl OpenDirectory {
             };
             self.shared.report(&self.own_path(), fault);
         };
-        let mut names = match extraneous.take() {
+        let mut names = match extraneous.take().and_then(|names| self.without_those_that_came(names)) {
             Ok(names) => names,
             Err(error) => return unlisted(error),
         };
@@ -426,7 +436,7 @@ impl OpenDirectory {
         if self.names().len() == roots && !has_met && !self.shared.options.force_empty {
             return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
         }
-        if self.shared.options.delete_after {
+        if self.shared.options.delete_after || self.may_be_two {
             let path = self.names()[1..].join(&b'/');
             let deferred = self.shared.defer(&self.fd, &path, &mut names);
             return deferred.unwrap_or_else(unlisted);
@@ -518,7 +528,7 @@ impl OpenDirectory {
             return Ok(());
         }
         for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
-            match remove(&self.fd, &name.0) {
+            match if self.has_come_otherwise(&name.0) { Ok(()) } else { remove(&self.fd, &name.0) } {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -548,7 +558,7 @@ impl OpenDirectory {
                 let path = self.names()[1..].join(&b'/');
                 backup.sync(self.shared.below_destination(&path))?;
             }
-            fsync(&self.fd)?;
+            sync_directory(&self.fd)?;
         }
         if self.last.is_some() && is_set { Ok(self.list_itself()?) } else { Ok(()) }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::OPEN_LINKS_MAX;
-use rustix::fs::{AtFlags, CWD, FileType, Stat, fstat, linkat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, linkat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, find};
@@ -107,12 +107,30 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     directory.back_up(name)?;
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
-    let done = partial::publish(&directory.fd, &*beside, fd, name);
+    let linked = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    let done = linked.and_then(|linked| {
+        let is_it =
+            is_same_file(&fstat(fd)?, &fstat(&linked)?, || fstatfs(&linked).map_or(0, |system| system.f_type as u32));
+        if is_it { partial::publish(&directory.fd, &*beside, &linked, name) } else { Err(Errno::STALE) }
+    });
     // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
     done?;
     directory.clear_mark(name);
     Ok(())
+}
+
+/// FUSE, CIFS, SMB 2 (statfs(2)): each name of a file may have a number of its own.
+const NUMBER_NAMES: [u32; 3] = [0x6573_5546, 0xff53_4d42, 0xfe53_4d42];
+
+/// Whether what stands beside is the file that was linked, and not what another user, who may write to the directory, has put
+/// in its place. Where the numbers do not tell, its owner does, whom nobody else can give it, with all else that it has.
+fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool {
+    let other = |stat: &Stat| {
+        let modified = (stat.st_mtime, stat.st_mtime_nsec);
+        (stat.st_dev, stat.st_mode, stat.st_uid, stat.st_gid, stat.st_size, modified, stat.st_rdev)
+    };
+    identity(first) == identity(beside) || other(first) == other(beside) && NUMBER_NAMES.contains(&kind())
 }
 
 /// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller
@@ -174,4 +192,33 @@ fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name
     linkat(CWD, itself(fd), &directory.fd, name, AtFlags::SYMLINK_FOLLOW)?;
     shared.can_link_nameless.store(false, Relaxed);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_file_that_have_other_numbers_are_known_where_that_may_be() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = |name: &str, text: &str| {
+            let file = std::fs::File::create_new(scratch.path().join(name)).expect("made");
+            std::io::Write::write_all(&mut &file, text.as_bytes()).expect("written");
+            file.set_modified(std::time::UNIX_EPOCH).expect("ours");
+            fstat(&file).expect("open")
+        };
+        let (first, like, other) = (file("first", "text"), file("like", "text"), file("other", "texts"));
+        let mut owned = like;
+        owned.st_uid += 1;
+        for (kind, beside, is_same) in [
+            (0xef53, &first, true),
+            (0xef53, &like, false),
+            (0x6573_5546, &like, true),
+            (0x6573_5546, &other, false),
+            (0xfe53_4d42, &like, true),
+            (0xfe53_4d42, &owned, false),
+        ] {
+            assert_eq!(is_same_file(&first, beside, || kind), is_same, "{kind:x}");
+        }
+    }
 }

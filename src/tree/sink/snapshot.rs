@@ -15,7 +15,7 @@ use std::time::Instant;
 use rd_proto::control::IoFact;
 use rd_proto::tree::{Record, is_name};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, openat, readlinkat_raw, renameat, statat, symlinkat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat_raw, renameat, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -24,6 +24,7 @@ use super::unfinished::{is_marked_in, is_marker, remove_stale};
 use super::{HELD_MAX, TreeSink};
 use crate::fs::{
     DIRECTORY, PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact,
+    sync_directory,
 };
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::Fault;
@@ -109,7 +110,7 @@ impl Snapshot {
         let (marker, was_there) = opened.map_err(|blocked| blocked.error)?;
         self.marker = Some(marker);
         if options.syncs() {
-            fsync(&self.generations)?;
+            sync_directory(&self.generations)?;
         }
         self.was_left = was_there;
         if !was_there && !options.generations.session.follows && !self.is_void() {
@@ -262,7 +263,7 @@ impl Snapshot {
         self.unmark_latest(&leads_to[..read.unwrap_or(0)]);
         symlinkat(&self.name, &self.generations, &beside)?;
         renameat(&self.generations, &beside, &self.generations, LATEST)?;
-        if options.syncs() { fsync(&self.generations) } else { Ok(()) }
+        if options.syncs() { sync_directory(&self.generations) } else { Ok(()) }
     }
 }
 

@@ -600,6 +600,23 @@ fn a_failure_told_at_close_is_one() {
     }
 }
 
+/// CIFS and some FUSE file systems sync files alone.
+#[test]
+fn directories_that_cannot_be_synced_fail_nothing_but_files_do() {
+    let options = || TreeOptions { fsync: true, symlinks: true, recursive: true, ..TreeOptions::default() };
+    let metadata = META;
+    let inner = [Record::Directory { name: b"d", metadata }, Record::Symlink { name: b"l", metadata, target: b"to" }];
+    for (errno, failed) in [(libc::EINVAL, 0), (libc::EBADF, 0), (libc::EPERM, 2)] {
+        let (scratch, records) = (Scratch::new(), [&inner[..], &[Record::Leave, END]].concat());
+        let report = where_calls_fail(&[libc::SYS_fsync], errno, || scratch.run(options(), &records));
+        assert_eq!(report.expect("whole").failed, failed, "{errno}");
+    }
+    let scratch = Scratch::new();
+    let one = [Record::File { name: b"f", metadata, data: b"1" }, END];
+    let report = where_calls_fail(&[libc::SYS_fsync], libc::EINVAL, || scratch.run(options(), &one));
+    assert_eq!(report.expect("whole").failed, 1);
+}
+
 /// Syncing takes long, and a receiver that is killed meanwhile leaves what the next transfer resumes: a file of ours.
 #[test]
 fn a_file_that_is_being_synced_is_one_to_go_on_with() {

@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::fs::{AtFlags, FileType, Stat, fsync, ftruncate, statat};
+use rustix::fs::{AtFlags, FileType, Stat, ftruncate, statat};
 use rustix::io::Errno;
 
 use super::Shared;
 use super::directory::OpenDirectory;
 use crate::fs::metadata::restore_times;
-use crate::fs::{HASH_READ_BYTES, UNFINISHED, is_temporary_name, name_beside, partial, read_up_to};
+use crate::fs::{HASH_READ_BYTES, UNFINISHED, is_temporary_name, name_beside, partial, read_up_to, sync_directory};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
@@ -49,7 +49,7 @@ impl Marker {
             Ok(opened) => opened,
         };
         if shared.options.syncs() {
-            fsync(&directory.fd)?;
+            sync_directory(&directory.fd)?;
         }
         Ok(Some(Self { file, beside, was_there }))
     }

@@ -197,8 +197,7 @@ fn an_unknown_critical_extension_fails_its_entry_and_no_other() {
 
 /// The names beside `name`, as somebody may have planted them.
 fn beside(scratch: &Scratch, name: &str) -> [PathBuf; 3] {
-    let hash = blake3::hash(name.as_bytes()).to_hex();
-    ["rd-part", "rd-link", "rd-half"].map(|ending| scratch.dst().join(format!(".{}.{ending}", &hash[..32])))
+    ["rd-part", "rd-link", "rd-half"].map(|ending| scratch.dst().join(name_beside(name.as_bytes(), ending)))
 }
 
 #[test]

@@ -1,0 +1,376 @@
+//! Names that the destination takes for one though they differ, as `File` and `file` on exFAT, FAT, CIFS and in directories
+//! with the casefold flag. The second of them would replace the first, and what came for it be deleted: it is refused.
+//!
+//! Where a directory is known to tell names apart nothing is done. Elsewhere those that have come are remembered by a key that
+//! is the same for all that may be taken for one. Two of a key are held against what is in the directory.
+
+use std::collections::HashSet;
+use std::hash::BuildHasher;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, fstatfs, ioctl_getflags, openat, statat, unlinkat};
+use rustix::io::Errno;
+
+use super::directory::OpenDirectory;
+use crate::fs::metadata::restore_times;
+use crate::fs::{PARTIAL, TMPFS_MAGIC, name_beside, partial};
+use crate::tree::Fault;
+use crate::tree::names::Names;
+
+/// Keys that are kept for all directories that are open, of some 16 bytes each.
+const KEYS_MAX: usize = 4 << 20;
+
+const TOO_MANY: &str = "is one too many in a directory that takes some names for one: copy fewer at once";
+
+/// `FS_CASEFOLD_FL`, and the kinds of file systems (statfs(2)) of which each directory has that flag or not, handed down to
+/// those that are made in it: ext4, f2fs, bcachefs, tmpfs.
+const CASEFOLD: u32 = 1 << 30;
+const HAVE_FLAGS: [u32; 4] = [0xef53, 0xf2f5_2010, 0xca45_1a4e, TMPFS_MAGIC];
+
+const UNKNOWN: u8 = 0;
+const TELLS_APART: u8 = 1;
+const FOLDS: u8 = 2;
+
+/// What is known of a directory, and the keys of the names that have come.
+pub(super) struct Folding {
+    state: AtomicU8,
+    has_flags: bool,
+    device: u64,
+    keys: Mutex<HashSet<u64>>,
+    /// How many there are in all directories.
+    held: Arc<AtomicUsize>,
+    /// In a test, of a directory that folds none.
+    #[cfg(test)]
+    pub is_emulated: bool,
+}
+
+impl Folding {
+    fn new(state: u8, has_flags: bool, device: u64) -> Self {
+        Self {
+            state: AtomicU8::new(state),
+            has_flags,
+            device,
+            keys: Mutex::default(),
+            held: Arc::default(),
+            #[cfg(test)]
+            is_emulated: false,
+        }
+    }
+
+    /// Nothing is made that could replace anything.
+    pub fn none() -> Self {
+        Self::new(TELLS_APART, false, 0)
+    }
+
+    /// Of a directory of which nothing is known.
+    pub fn of(directory: &OwnedFd) -> Self {
+        let device = fstat(directory).map_or(0, |stat| stat.st_dev);
+        let has_flags = fstatfs(directory).is_ok_and(|system| HAVE_FLAGS.contains(&(system.f_type as u32)));
+        Self::new(if has_flags { flagged(directory) } else { UNKNOWN }, has_flags, device)
+    }
+
+    /// Of a directory that has been entered, or made, under this name.
+    pub fn below(parent: &OpenDirectory, directory: &OwnedFd, stat: &Stat, is_new: bool, name: &[u8]) -> Self {
+        let above = &parent.folding;
+        if above.state.load(Relaxed) == UNKNOWN
+            && stat.st_dev == above.device
+            && let Some(other) = other_case(name)
+        {
+            let is_other = || is_listed(&parent.fd, &other).unwrap_or(true);
+            let folds = statat(&parent.fd, &other[..], AtFlags::SYMLINK_NOFOLLOW).is_ok() && !is_other();
+            above.decide(folds);
+        }
+        let mut below = match stat.st_dev == above.device || parent.shared.options.dry_run {
+            true if above.has_flags && !is_new => Self::new(flagged(directory), true, above.device),
+            true => Self::new(above.state.load(Relaxed), above.has_flags, above.device),
+            false => Self::of(directory),
+        };
+        below.held = Arc::clone(&above.held);
+        #[cfg(test)]
+        if above.is_emulated {
+            below.emulate();
+        }
+        below
+    }
+
+    fn decide(&self, folds: bool) {
+        self.state.store(if folds { FOLDS } else { TELLS_APART }, Relaxed);
+    }
+
+    /// Takes a name that has come. Whether none has that may be taken for the same; nothing where there is no room.
+    fn add(&self, name: &[u8]) -> Option<bool> {
+        let mut keys = self.keys.lock().expect("no panics under it");
+        let hash = keys.hasher().hash_one(key(name));
+        if keys.contains(&hash) {
+            return Some(false);
+        }
+        if self.held.fetch_add(1, Relaxed) >= KEYS_MAX {
+            self.held.fetch_sub(1, Relaxed);
+            return None;
+        }
+        Some(keys.insert(hash))
+    }
+
+    fn has(&self, name: &[u8]) -> bool {
+        let keys = self.keys.lock().expect("no panics under it");
+        keys.contains(&keys.hasher().hash_one(key(name)))
+    }
+
+    #[cfg(test)]
+    pub fn emulate(&mut self) {
+        (self.is_emulated, self.state) = (true, AtomicU8::new(FOLDS));
+    }
+}
+
+impl Drop for Folding {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.keys.get_mut().expect("no panics under it").len(), Relaxed);
+    }
+}
+
+impl OpenDirectory {
+    /// Takes a name that comes. `settle` has those before it made.
+    ///
+    /// # Errors
+    ///
+    /// It would be taken for one of those.
+    pub(super) fn admit(&self, name: &[u8], settle: impl FnOnce()) -> Result<(), Fault> {
+        let folding = &self.folding;
+        if folding.state.load(Relaxed) == TELLS_APART || name == b"." {
+            return Ok(());
+        }
+        let is_first = folding.add(name);
+        if is_first == Some(true) || !self.folds() {
+            return Ok(());
+        }
+        if is_first.is_none() {
+            return Err(Fault::Detail(TOO_MANY));
+        }
+        settle();
+        self.tell_apart(name)
+    }
+
+    /// Whether an entry that has not come by this name has by another one.
+    pub(super) fn has_come_otherwise(&self, name: &[u8]) -> bool {
+        let may_have = self.folding.state.load(Relaxed) != TELLS_APART && self.folding.has(name);
+        may_have && self.folds() && self.tell_apart(name).is_err()
+    }
+
+    /// Of names to be deleted, those that are of nothing that has come.
+    pub(super) fn without_those_that_came(&self, mut names: Names) -> Result<Names, Fault> {
+        if self.folding.state.load(Relaxed) == TELLS_APART {
+            return Ok(names);
+        }
+        let mut others = Names::default();
+        while let Some((kind, name)) = names.current() {
+            if !self.has_come_otherwise(name.to_bytes()) {
+                others.push(kind, name)?;
+            }
+            names.advance()?;
+        }
+        others.sort()?;
+        Ok(others)
+    }
+
+    /// Whether it takes names for one that differ in the case of letters. Where nothing says so yet, a file is made.
+    pub(super) fn folds(&self) -> bool {
+        if self.folding.state.load(Relaxed) == UNKNOWN {
+            self.folding.decide(makes_one_of_two(&self.fd).unwrap_or(false));
+        }
+        self.folding.state.load(Relaxed) == FOLDS
+    }
+
+    /// Holds a name of which another spelling has come, or the other way round, against what is there. It is another entry's
+    /// where both are listed, or where only the other is and this one leads to nothing. Of what is not there yet nothing is
+    /// known but that the directory folds.
+    fn tell_apart(&self, name: &[u8]) -> Result<(), Fault> {
+        let (wanted, mut alike) = (key(name), Vec::new());
+        partial::for_each::<Errno>(&self.fd, |there| {
+            if key(there.to_bytes()) == wanted {
+                alike.push(there.to_bytes().to_vec());
+            }
+            Ok(())
+        })?;
+        let is_apart = match alike.iter().any(|there| there == name) {
+            true => alike.len() > 1,
+            false if alike.is_empty() => self.shared.options.existing,
+            false => !self.leads_to_any(name),
+        };
+        if is_apart { Ok(()) } else { Err(Fault::TakenFor(alike.into_iter().find(|there| there != name))) }
+    }
+
+    fn leads_to_any(&self, name: &[u8]) -> bool {
+        #[cfg(test)]
+        if self.folding.is_emulated {
+            return true;
+        }
+        self.has(name)
+    }
+}
+
+/// What is the same of all names that may be taken for one: FAT and Windows leave dots and blanks at the end out as well.
+fn key(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    // Both ways, since several small letters may have one capital, and some capitals are several letters.
+    text.trim_end_matches(['.', ' ']).to_uppercase().to_lowercase()
+}
+
+/// The name with capitals for small letters and the other way round; none if it has none.
+fn other_case(name: &[u8]) -> Option<Vec<u8>> {
+    let swap =
+        |byte: &u8| if byte.is_ascii_lowercase() { byte.to_ascii_uppercase() } else { byte.to_ascii_lowercase() };
+    let other: Vec<u8> = name.iter().map(swap).collect();
+    (other != name).then_some(other)
+}
+
+fn is_listed(directory: impl AsFd, name: &[u8]) -> Result<bool, Errno> {
+    let mut is_listed = false;
+    // Another descriptor: nobody else's place in the listing is moved.
+    let directory = openat(directory, ".", crate::fs::DIRECTORY, Mode::empty())?;
+    partial::for_each::<Errno>(directory, |there| {
+        is_listed |= there.to_bytes() == name;
+        Ok(())
+    })?;
+    Ok(is_listed)
+}
+
+fn flagged(directory: &OwnedFd) -> u8 {
+    let has_flag = ioctl_getflags(directory).is_ok_and(|flags| flags.bits() & CASEFOLD != 0);
+    if has_flag { FOLDS } else { TELLS_APART }
+}
+
+/// Makes a file, and looks whether it has another name as well. Nothing of it is left.
+fn makes_one_of_two(directory: &OwnedFd) -> Result<bool, Errno> {
+    let before = fstat(directory)?;
+    let random = getrandom::u64().map_err(|_| Errno::IO)?;
+    let name = name_beside(&random.to_le_bytes(), PARTIAL);
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, &*name, flags, Mode::RUSR | Mode::WUSR)?;
+    let folds = statat(directory, name.to_uppercase(), AtFlags::SYMLINK_NOFOLLOW).is_ok();
+    unlinkat(directory, &*name, AtFlags::empty())?;
+    let _ = restore_times(directory, &before);
+    Ok(folds)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use rd_proto::tree::{Metadata, Record, Time};
+
+    use super::super::tests::chunk;
+    use super::super::{Report, TreeOptions, TreeSink};
+    use super::*;
+
+    const META: Metadata<'static> =
+        Metadata { mode: 0o755, modified: Time { seconds: 1_000_000_000, nanoseconds: 5 }, ..Metadata::ZERO };
+
+    fn directory(name: &[u8]) -> Record<'_> {
+        Record::Directory { name, metadata: META }
+    }
+
+    fn file(name: &[u8]) -> Record<'_> {
+        Record::File { name, metadata: META, data: name }
+    }
+
+    /// Takes a tree where names are taken for one; or not, whatever is said of them.
+    fn take(top: &Path, options: TreeOptions, folds: bool, records: &[Record<'_>]) -> Report {
+        let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("there");
+        let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
+        if folds {
+            open.folding.emulate();
+        } else {
+            open.folding.state = AtomicU8::new(UNKNOWN);
+        }
+        sink.push(0, 0, chunk(records)).expect("taken");
+        sink.push(0, 0, chunk(&[Record::End { failures: 0 }])).expect("taken");
+        sink.finish().expect("whole")
+    }
+
+    fn failed(report: &Report) -> Vec<String> {
+        report.failures.iter().map(|fact| String::from_utf8_lossy(&fact.path).into_owned()).collect()
+    }
+
+    #[test]
+    fn the_second_of_two_names_that_are_taken_for_one_is_refused() {
+        let first = Record::HardLink { name: "d\u{e4}".as_bytes(), first: b"D/x" };
+        let records = [
+            directory(b"D"),
+            file(b"x"),
+            Record::Leave,
+            file(b"File"),
+            file(b"Other"),
+            directory(b"d"),
+            file(b"below"),
+            file(b"x"),
+            Record::Leave,
+            first,
+            file(b"file"),
+            Record::Symlink { name: b"file.", metadata: META, target: b"to" },
+            file("\u{c4}".as_bytes()),
+            file("\u{e4}".as_bytes()),
+        ];
+        for folds in [true, false] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let top = scratch.path();
+            let report =
+                take(top, TreeOptions { symlinks: true, recursive: true, ..TreeOptions::default() }, folds, &records);
+            let mut there: Vec<_> =
+                fs::read_dir(top).expect("there").map(|entry| entry.expect("one").file_name()).collect();
+            there.sort();
+            if !folds {
+                assert_eq!((report.failed, there.len()), (0, 9), "{:?}", failed(&report));
+                continue;
+            }
+            assert_eq!(there, ["D", "File", "Other", "d\u{e4}", "\u{c4}"]);
+            let at = |name: &str| top.join(name).to_str().expect("UTF-8").to_owned();
+            assert_eq!(failed(&report), ["d", "file", "file.", "\u{e4}"].map(at));
+            let detail = String::from_utf8_lossy(&report.failures[1].detail).into_owned();
+            assert_eq!(detail, "this file system does not tell it from File: rename one of them at the source");
+            assert_eq!(fs::read(top.join("File")).expect("there"), b"File");
+        }
+    }
+
+    /// What is not published yet is not to be seen, but its name is known.
+    #[test]
+    fn a_large_file_keeps_its_name_before_it_has_it() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let size = 100 << 20;
+        let large = Record::Large { name: b"Large", metadata: META, item: 1, size, is_sparse: true };
+        let closed = Record::Closed { item: 1, data_bytes: 0, is_intact: true };
+        let report = take(scratch.path(), TreeOptions::default(), true, &[large, file(b"large"), closed]);
+        assert_eq!(failed(&report), [scratch.path().join("large").to_str().expect("UTF-8")]);
+        assert_eq!(fs::metadata(scratch.path().join("Large")).expect("there").len(), size);
+    }
+
+    /// What came for another directory that was taken for this one, in an earlier copy, is not missing at the source; nor is
+    /// what has come, and is here by another spelling.
+    #[test]
+    fn nothing_is_deleted_that_is_at_the_source_by_another_spelling() {
+        let two = [directory(b"D"), file(b"x"), Record::Leave, directory(b"d"), file(b"y"), Record::Leave];
+        let listed = Record::Listed { name: b"RENAMED", metadata: META, size: 3 };
+        let left = TreeOptions { existing: true, ..TreeOptions::default() };
+        for (folds, below, options, there) in [
+            (true, &two[..], TreeOptions::default(), &["D/x", "D/y", "gone", "renamed"][..]),
+            (false, &two[..], TreeOptions::default(), &["D/x", "d/y"]),
+            (true, &two[..3], TreeOptions::default(), &["D/x"]),
+            // It leads to nothing here, where it is only said to be the same.
+            (true, &[listed][..], left.clone(), &["renamed"]),
+            (false, &[listed][..], left, &[]),
+        ] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| scratch.path().join("src").join(name);
+            fs::create_dir_all(at("D")).expect("directories");
+            ["D/y", "gone", "renamed"].iter().for_each(|name| fs::write(at(name), "old").expect("a file"));
+            let options = TreeOptions { sync: true, delete: true, recursive: true, ..options };
+            let records = [&[directory(b"src")], below, &[Record::Leave]].concat();
+            let report = take(scratch.path(), options, folds, &records);
+            let found = ["D/x", "D/y", "d/y", "gone", "renamed"].into_iter().filter(|name| at(name).exists());
+            assert_eq!(found.collect::<Vec<_>>(), there, "{folds} {report:?}");
+        }
+    }
+}

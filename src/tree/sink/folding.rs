@@ -23,6 +23,9 @@ use crate::tree::names::Names;
 /// Keys that are kept for all directories that are open, of some 16 bytes each.
 const KEYS_MAX: usize = 4 << 20;
 
+/// Where a directory has so many it is worth a file to know whether they are needed.
+const KEYS_UNASKED_MAX: usize = 1024;
+
 const TOO_MANY: &str = "is one too many in a directory that takes some names for one: copy fewer at once";
 
 /// `FS_CASEFOLD_FL`, and the kinds of file systems (statfs(2)) of which each directory has that flag or not, handed down to
@@ -98,6 +101,14 @@ impl Folding {
 
     fn decide(&self, folds: bool) {
         self.state.store(if folds { FOLDS } else { TELLS_APART }, Relaxed);
+        if !folds {
+            let keys = std::mem::take(&mut *self.keys.lock().expect("no panics under it"));
+            self.held.fetch_sub(keys.len(), Relaxed);
+        }
+    }
+
+    fn has_many(&self) -> bool {
+        self.keys.lock().expect("no panics under it").len() >= KEYS_UNASKED_MAX
     }
 
     /// Takes a name that has come. Whether none has that may be taken for the same; nothing where there is no room.
@@ -143,7 +154,8 @@ impl OpenDirectory {
             return Ok(());
         }
         let is_first = folding.add(name);
-        if is_first == Some(true) || !self.folds() {
+        let is_new = is_first == Some(true);
+        if is_new && !folding.has_many() || !self.folds() || is_new {
             return Ok(());
         }
         if is_first.is_none() {
@@ -333,6 +345,23 @@ mod tests {
             assert_eq!(detail, "this file system does not tell it from File: rename one of them at the source");
             assert_eq!(fs::read(top.join("File")).expect("there"), b"File");
         }
+    }
+
+    /// However many come to one directory.
+    #[test]
+    fn names_are_remembered_until_it_is_known_that_they_are_told_apart() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+        let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
+        open.folding.state = AtomicU8::new(UNKNOWN);
+        let held = Arc::clone(&open.folding.held);
+        for number in 0..KEYS_UNASKED_MAX + 10 {
+            sink.push(0, 0, chunk(&[file(number.to_string().as_bytes())])).expect("taken");
+            assert_eq!(held.load(Relaxed), if number + 1 < KEYS_UNASKED_MAX { number + 1 } else { 0 });
+        }
+        sink.push(0, 0, chunk(&[Record::End { failures: 0 }])).expect("taken");
+        sink.finish().expect("whole");
+        assert_eq!(fs::read_dir(scratch.path()).expect("there").count(), KEYS_UNASKED_MAX + 10);
     }
 
     /// What is not published yet is not to be seen, but its name is known.

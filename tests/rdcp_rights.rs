@@ -479,6 +479,10 @@ fn directories_of_ones_own_that_are_closed_are_written_into() {
                 holds(&lab.join("into/d/file"), text.as_bytes());
                 holds(&lab.join("into/d/below/file"), text.as_bytes());
             }
+            // What is refused before anything is copied leaves it as it was, too.
+            sync(&["--backup-dir", "d/file"], side(&lab, to, "into")).expect(6);
+            let into = fs::metadata(lab.join("into")).expect("it").permissions().mode() & 0o777;
+            assert_eq!(into, u32::from_str_radix(mode, 8).expect("octal"), "{to}");
             open_all(&lab);
         }
     }

@@ -16,9 +16,20 @@ pub(crate) fn is_own_group(number: u32) -> bool {
     static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
     let groups = GROUPS.get_or_init(|| {
         let others = rustix::process::getgroups().unwrap_or_default();
-        [rustix::process::getegid()].iter().chain(&others).map(|group| group.as_raw()).collect()
+        let own = [rustix::process::getegid()];
+        own.iter().chain(&others).map(|group| group.as_raw()).filter(|&group| is_mapped(group)).collect()
     });
     groups.contains(&number)
+}
+
+/// Whether a group is one of this user namespace: all others have one number there, which none can be given to. Lines of
+/// /proc/self/gid_map: the first number, that outside, how many.
+fn is_mapped(group: u32) -> bool {
+    let Ok(map) = std::fs::read_to_string("/proc/self/gid_map") else { return true };
+    map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        matches!(numbers[..], [first, _, count] if (first..first + count).contains(&group.into()))
+    })
 }
 
 /// The home of a user.

@@ -284,9 +284,9 @@ impl Setter {
         let wanted = self.owner(options, metadata, owner);
         if owner != wanted {
             if let Some(mode) = mode.filter(|_| current.was_there) {
-                // The new group is never to have more than in the end. What the owner may is still needed.
+                // The new group is never to have more than in the end, which an ACL may say. What the owner may is still needed.
                 let own = if current.is_directory { 0o700 } else { 0 };
-                let _ = object.set_mode(current.mode & (mode | 0o7700) | own);
+                let _ = object.set_mode(current.mode & (mode | 0o7700) & !0o070 | own);
             }
             match object.set_owner(wanted.0, wanted.1) {
                 Ok(()) => owner = wanted,

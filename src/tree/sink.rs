@@ -406,7 +406,8 @@ impl TreeSink {
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let opened = OpenDirectory::open_top(directory, options.dry_run);
         let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
-        let backup = if is_there { Backup::new(top.0.as_fd(), &names, &options)? } else { None };
+        let backup = if is_there { Backup::new(top.0.as_fd(), &names, &options) } else { Ok(None) };
+        let backup = backup.inspect_err(|_| directory::close_again(&top))?;
         let (cache, without) = DigestCache::asked(&options);
         let shared = Arc::new(Shared {
             backup,

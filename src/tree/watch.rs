@@ -170,7 +170,7 @@ impl Watches {
         for entry in path.read_dir().map_err(notify::Error::io)?.flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 match self.add(&entry.path(), RecursiveMode::Recursive) {
-                    Err(error) if !is_denied(&error) => return Err(error),
+                    Err(error) if !is_denied(&error) && entry.path().exists() => return Err(error),
                     _ => {}
                 }
             }

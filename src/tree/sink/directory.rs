@@ -29,6 +29,7 @@ mod closed;
 mod left;
 
 use closed::Opened;
+pub(super) use closed::close_again;
 
 /// A directory of the destination.
 ///

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::control::IoFact;
+use rustix::io::Errno;
 
 use super::Shared;
 use super::directory::OpenDirectory;
@@ -36,7 +37,9 @@ impl Shared {
     pub(super) fn note_at(&self, applied: Applied, path: impl FnOnce() -> Vec<u8>) {
         self.note_unsupported(applied);
         let Some(unset) = applied.unset else { return };
-        if stops_everything(unset.error) {
+        // A group over its quota is no reason to stop: further files may be of another, or none be given to one.
+        let is_of_group = unset.parts == parts::OWNER && unset.error == Errno::DQUOT;
+        if stops_everything(unset.error) && !is_of_group {
             return self.report(&path(), unset.error);
         }
         let mut failures = self.failures();

@@ -588,8 +588,9 @@ impl Lanes {
 
     /// A frame has come, PAUSE or another. One that was sent before PAUSE may come behind it by another lane.
     pub(crate) fn peer_spoke(&mut self, lane: LaneId, pauses: bool, now: Duration) {
-        let others = self.up().filter(|other| other.index != lane.index).fold(0, |bits, other| bits | 1 << other.index);
-        self.peer_is(self.paused & others | u32::from(pauses) << lane.index, now);
+        let (up, bit) = (self.up().fold(0, |bits, lane| bits | 1 << lane.index), 1 << lane.index);
+        let is_awake = !pauses && self.paused & bit != 0;
+        self.peer_is(if is_awake { 0 } else { self.paused & up | u32::from(pauses) * bit }, now);
     }
 
     fn peer_is(&mut self, paused: u32, now: Duration) {

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, fchmod, openat};
 use rustix::io::Errno;
 
 use super::OpenDirectory;
@@ -38,6 +38,11 @@ impl OpenDirectory {
     pub(super) fn take_closed(&self) -> Option<u32> {
         self.closed.lock().expect("no panics under it").take()
     }
+}
+
+/// Gives a directory that nothing becomes of the mode that it had.
+pub(in crate::tree::sink) fn close_again((directory, mode): &Opened) {
+    let _ = mode.map(|mode| fchmod(directory, Mode::from_raw_mode(mode)));
 }
 
 fn opened_up(place: &OwnedFd) -> Result<Opened, Errno> {

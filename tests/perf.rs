@@ -166,7 +166,7 @@ fn no_room_for_threads_is_said_and_the_server_goes_on() {
     };
     let both = |port: u16| {
         let mut command = rdperf();
-        command.arg(format!("127.0.0.1:{port}")).args(["bw", "--bidirectional", "--qp", "32", "--duration", "0.05"]);
+        command.arg(format!("127.0.0.1:{port}")).args(["bw", "--bidirectional", "--qp", "32", "--duration", "1"]);
         command
     };
     let server = Server::start();

@@ -350,19 +350,14 @@ mod tests {
     /// However many come to one directory.
     #[test]
     fn names_are_remembered_until_it_is_known_that_they_are_told_apart() {
-        for (count, kept) in [(KEYS_UNASKED_MAX - 1, KEYS_UNASKED_MAX - 1), (KEYS_UNASKED_MAX + 10, 0)] {
-            let scratch = tempfile::tempdir().expect("a directory");
-            let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
-            let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
-            open.folding.state = AtomicU8::new(UNKNOWN);
-            let held = Arc::clone(&open.folding.held);
-            let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
-            let records: Vec<_> = names.iter().map(|name| file(name.as_bytes())).collect();
-            sink.push(0, 0, chunk(&records)).expect("taken");
-            assert_eq!(held.load(Relaxed), kept);
-            sink.push(0, 0, chunk(&[Record::End { failures: 0 }])).expect("taken");
-            sink.finish().expect("whole");
-            assert_eq!(fs::read_dir(scratch.path()).expect("there").count(), count);
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+        let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
+        open.folding.state = AtomicU8::new(UNKNOWN);
+        for number in 1..KEYS_UNASKED_MAX + 10 {
+            let admitted = open.admit(number.to_string().as_bytes(), || panic!("no two are alike"));
+            assert!(admitted.is_ok(), "{number}");
+            assert_eq!(open.folding.held.load(Relaxed), if number < KEYS_UNASKED_MAX { number } else { 0 });
         }
     }
 

@@ -75,7 +75,7 @@ fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
     let (from, to) = (lab.join("from"), lab.join("to"));
     Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&from).status().expect("coreutils");
     fs::set_permissions(lab.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
-    fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0)).expect("ours");
+    fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0o0)).expect("ours");
     let mut command = rdcp();
     command.args(["-r", "--sync", "--watch"]).args([from.join(""), to.clone()]);
     let mut command = in_shell(&as_user(NOBODY, lab.0.path()), &command);

@@ -155,7 +155,8 @@ impl OpenDirectory {
         }
         let is_first = folding.add(name);
         let is_new = is_first == Some(true);
-        if is_new && !folding.has_many() || !self.folds() || is_new {
+        let is_unasked = is_new && !folding.has_many();
+        if is_unasked || !self.folds() || is_new {
             return Ok(());
         }
         if is_first.is_none() {

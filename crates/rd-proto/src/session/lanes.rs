@@ -590,7 +590,7 @@ impl Lanes {
     pub(crate) fn peer_spoke(&mut self, lane: LaneId, pauses: bool, now: Duration) {
         let (up, bit) = (self.up().fold(0, |bits, lane| bits | 1 << lane.index), 1 << lane.index);
         let is_awake = !pauses && self.paused & bit != 0;
-        self.peer_is(if is_awake { 0 } else { self.paused & up | u32::from(pauses) * bit }, now);
+        self.peer_is(if is_awake { 0 } else { (self.paused & up) | (u32::from(pauses) * bit) }, now);
     }
 
     fn peer_is(&mut self, paused: u32, now: Duration) {

@@ -91,7 +91,10 @@ static ENDS_FIRST: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicB
 
 /// Has signals end this process that would end any other, where it is process 1.
 pub(crate) fn end_first() {
-    for signal in not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP]).into_iter().filter(|_| std::process::id() == 1) {
+    if std::process::id() != 1 {
+        return;
+    }
+    for signal in not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP]) {
         let _ = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&ENDS_FIRST));
     }
 }

@@ -17,15 +17,16 @@ pub(crate) fn is_own_group(number: u32) -> bool {
     let groups = GROUPS.get_or_init(|| {
         let others = rustix::process::getgroups().unwrap_or_default();
         let own = [rustix::process::getegid()];
-        own.iter().chain(&others).map(|group| group.as_raw()).filter(|&group| is_mapped(group)).collect()
+        let map = std::fs::read_to_string("/proc/self/gid_map").ok();
+        let is_one = |group: &u32| map.as_deref().is_none_or(|map| is_mapped(map, *group));
+        own.iter().chain(&others).map(|group| group.as_raw()).filter(is_one).collect()
     });
     groups.contains(&number)
 }
 
 /// Whether a group is one of this user namespace: all others have one number there, which none can be given to. Lines of
 /// /proc/self/gid_map: the first number, that outside, how many.
-fn is_mapped(group: u32) -> bool {
-    let Ok(map) = std::fs::read_to_string("/proc/self/gid_map") else { return true };
+fn is_mapped(map: &str, group: u32) -> bool {
     map.lines().any(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
         matches!(numbers[..], [first, _, count] if (first..first + count).contains(&group.into()))
@@ -40,6 +41,11 @@ pub(crate) fn home_of(user: &[u8]) -> Option<OsString> {
 /// The number of a user.
 pub(crate) fn user_number(name: &[u8]) -> Option<u32> {
     user_named(name).map(|user| user.uid.as_raw())
+}
+
+/// The name of a user, for messages.
+pub(crate) fn shown_user(number: u32) -> Option<String> {
+    Some(String::from_utf8_lossy(&user_name(number)?).into_owned())
 }
 
 /// The name of a user.

@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::path::Arg;
 
+use super::accounts::shown_user;
 use super::metadata::itself;
 use super::{DIRECTORY, PLACE, identity};
 
@@ -42,7 +43,7 @@ pub(crate) struct Blocked {
     pub error: Errno,
     /// What stands under the partial name is in the way, and cannot be removed.
     pub is_in_the_way: bool,
-    /// What is to be said of that.
+    /// What explains it; may be empty.
     pub why: String,
 }
 
@@ -61,8 +62,7 @@ impl Blocked {
         let why = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             _ if error == Errno::NOLCK => NO_LOCKS.to_owned(),
             Ok(found) if found.st_uid != rustix::process::geteuid().as_raw() => {
-                let user = super::accounts::user_name(found.st_uid);
-                let user = user.map_or(found.st_uid.to_string(), |name| String::from_utf8_lossy(&name).into_owned());
+                let user = shown_user(found.st_uid).unwrap_or_else(|| found.st_uid.to_string());
                 format!("it belongs to {user}: have it removed if no copy is writing to it")
             }
             _ => String::new(),
@@ -251,12 +251,18 @@ fn lock(directory: BorrowedFd<'_>, left: &OwnedFd) -> Result<(), Errno> {
 
 /// What time it is to the file system, which may be another host's.
 fn now(directory: BorrowedFd<'_>) -> Result<i64, Errno> {
+    Ok(with_probe(directory, |_, file| fstat(file))??.st_mtime)
+}
+
+/// Makes an empty file under a temporary name, for what can be learnt of a file system by `look`, and removes it.
+pub(crate) fn with_probe<T>(directory: BorrowedFd<'_>, look: impl FnOnce(&str, &OwnedFd) -> T) -> Result<T, Errno> {
     let random = getrandom::u64().map_err(|_| Errno::IO)?;
     let name = super::name_beside(&random.to_le_bytes(), super::PARTIAL);
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let stat = openat(directory, &*name, flags, Mode::RUSR | Mode::WUSR).and_then(fstat);
+    let file = openat(directory, &*name, flags, Mode::RUSR | Mode::WUSR)?;
+    let found = look(&name, &file);
     let _ = unlinkat(directory, &*name, AtFlags::empty());
-    Ok(stat?.st_mtime)
+    Ok(found)
 }
 
 /// Whether anything has happened since then to a file, or to a directory or anything in it. What is finished in one has

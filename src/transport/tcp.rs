@@ -76,8 +76,8 @@ struct Shared {
 
 struct State {
     control: VecDeque<Vec<u8>>,
-    /// One more is being written.
-    is_telling: bool,
+    /// One that has been taken from there is being written.
+    is_writing_control: bool,
     chunks: VecDeque<(Buffer, u32)>,
     posted: Vec<Buffer>,
     closing: Option<Instant>,
@@ -109,7 +109,7 @@ impl TcpLane {
             socket,
             state: Mutex::new(State {
                 control: VecDeque::with_capacity(CONTROL_QUEUE_MAX),
-                is_telling: false,
+                is_writing_control: false,
                 chunks: VecDeque::new(),
                 posted: Vec::new(),
                 closing: None,
@@ -185,7 +185,7 @@ impl Lane for TcpLane {
 
     fn has_control_waiting(&self) -> bool {
         let state = self.shared.lock();
-        state.is_telling || !state.control.is_empty()
+        state.is_writing_control || !state.control.is_empty()
     }
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
@@ -330,13 +330,13 @@ impl Shared {
 
     fn next_work(&self) -> Work {
         let mut state = self.lock();
-        state.is_telling = false;
+        state.is_writing_control = false;
         loop {
             if state.failure.is_some() {
                 return Work::Finish;
             }
             if let Some(record) = state.control.pop_front() {
-                state.is_telling = true;
+                state.is_writing_control = true;
                 return Work::Control(record);
             }
             if state.closing.is_some() {

@@ -269,8 +269,8 @@ impl Setter {
     /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
     /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep users, and
     /// only groups that they are in: that the sender gives a file to just them is no reason to have it run with their
-    /// rights, and only a directory's setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
-    /// be set: they are that ACL's mask then, and the group may have less.
+    /// rights, and only a directory's setgid, which lends none, stays. The group's permissions are left out where the
+    /// source has an ACL that could not be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(
         self,
         options: &TreeOptions,

@@ -1,4 +1,4 @@
-//! An ordinary user who is in another group beside rsync: which groups are kept, and which changes are told.
+//! An ordinary user who is in another group beside rsync: which groups are kept, and which changes are itemized.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};

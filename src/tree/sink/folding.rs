@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, fstatfs, ioctl_getflags, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, Stat, fstat, fstatfs, ioctl_getflags, openat, statat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use crate::fs::metadata::restore_times;
-use crate::fs::{PARTIAL, TMPFS_MAGIC, name_beside, partial};
+use crate::fs::{TMPFS_MAGIC, partial};
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
@@ -258,12 +258,8 @@ fn flagged(directory: &OwnedFd) -> u8 {
 /// Makes a file, and looks whether it has another name as well. Nothing of it is left.
 fn makes_one_of_two(directory: &OwnedFd) -> Result<bool, Errno> {
     let before = fstat(directory)?;
-    let random = getrandom::u64().map_err(|_| Errno::IO)?;
-    let name = name_beside(&random.to_le_bytes(), PARTIAL);
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, &*name, flags, Mode::RUSR | Mode::WUSR)?;
-    let folds = statat(directory, name.to_uppercase(), AtFlags::SYMLINK_NOFOLLOW).is_ok();
-    unlinkat(directory, &*name, AtFlags::empty())?;
+    let is_there = |name: &str| statat(directory, name.to_uppercase(), AtFlags::SYMLINK_NOFOLLOW).is_ok();
+    let folds = partial::with_probe(directory.as_fd(), |name, _| is_there(name))?;
     let _ = restore_times(directory, &before);
     Ok(folds)
 }

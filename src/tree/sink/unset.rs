@@ -71,8 +71,8 @@ fn lacking(unset: Unset, path: &[u8]) -> Lacking {
     let whose = if own.is_root() || own.as_raw() == unset.owner {
         String::new()
     } else {
-        let name = accounts::user_name(unset.owner).map(|name| String::from_utf8_lossy(&name).into_owned());
-        format!("it belongs to {}; ", name.unwrap_or_else(|| format!("user {}", unset.owner)))
+        let user = accounts::shown_user(unset.owner).unwrap_or_else(|| format!("user {}", unset.owner));
+        format!("it belongs to {user}; ")
     };
     let detail = format!("{whose}its data is all there; {} leaves this out", options.join(" "));
     let fact = IoFact { detail: detail.into_bytes(), ..io_fact(OsStr::from_bytes(path), unset.error) };

@@ -17,8 +17,8 @@ use crate::tree::names::Names;
 const ENTRIES_BYTES: usize = 256 << 10;
 
 impl Recorder {
-    /// Opens a directory; as a place only, which is told, where it may not be read and only leads to what is listed: that takes
-    /// no more than the right to enter it.
+    /// Opens a directory, and returns whether it is open as a place only (O_PATH): one that may be entered and not read is, where
+    /// nothing comes of it but what is listed.
     pub(super) fn open_directory(
         &mut self,
         place: &Place,

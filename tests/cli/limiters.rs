@@ -202,7 +202,8 @@ fn words(length: usize) -> Vec<u8> {
 #[test]
 fn slow_processors() {
     let scratch = Scratch::new();
-    let source = scratch.file("source", &words(8 << 20).repeat(16));
+    // On a fast processor too more than the half second from which the line is written.
+    let source = scratch.file("source", &words(8 << 20).repeat(48));
     let (mut recv, port) = start_recv(&["--json-fd=2"], Some(Path::new("/dev/null")));
     let mut command = rdsend();
     command.args(["--json-fd=2", "-v", "--compress", "zstd", "--lanes", "1", "127.0.0.1", &port.to_string(), KEY]);

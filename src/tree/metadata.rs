@@ -41,6 +41,9 @@ pub(super) struct Reader {
     extensions: Vec<u8>,
 }
 
+/// Room for most ACLs: 31 entries.
+const ACL_BYTES: usize = 256;
+
 impl Reader {
     /// # Errors
     ///
@@ -63,8 +66,15 @@ impl Reader {
         if options.xattrs {
             self.read_xattrs(entry)?;
         } else if mode & 0o070 != 0 && FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-            self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
-            if let Ok(length) = entry.xattr(ACCESS_ACL_NAME, &mut self.buffer) {
+            // The kernel makes a buffer as large as ours, and clears it, also where there is none.
+            let mut length = Err(Errno::RANGE);
+            for bytes in [ACL_BYTES, XATTR_BYTES_MAX] {
+                if length == Err(Errno::RANGE) {
+                    self.buffer.resize(self.buffer.len().max(bytes), 0);
+                    length = entry.xattr(ACCESS_ACL_NAME, &mut self.buffer[..bytes]);
+                }
+            }
+            if let Ok(length) = length {
                 mode = without_acl(mode, &self.buffer[..length]);
             }
         }

@@ -636,7 +636,7 @@ impl TreeSink {
                         // What comes before a hard link may be what it links to.
                         let is_last = matches!(entry, Record::HardLink { .. })
                             || self.is_for_threads(&entry)
-                                && batch.add(&directory, offset, bytes.len() - rest.len() - offset);
+                                && batch.add(&self.shared, &directory, offset, bytes.len() - rest.len() - offset);
                         if is_last {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                         }

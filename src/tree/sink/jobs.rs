@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use flume::Receiver;
 use rd_proto::tree::Record;
+use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
 
 use super::directory::OpenDirectory;
 use super::entry::{self, Large};
@@ -16,6 +17,8 @@ use crate::tree::source::{FileRange, TreeSource};
 
 /// Entries that one job makes, the bytes of their records, and the directories that they are in.
 const BATCH_ENTRIES_MAX: usize = 64;
+/// Entries where files are listed and what is there is not read: an answer for all of them costs as much as comparing some.
+const BATCH_LISTED_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 256 << 10;
 const BATCH_DIRECTORIES_MAX: usize = 8;
 
@@ -53,14 +56,15 @@ pub(super) enum Job {
 
 impl Batch {
     /// Adds an entry; whether the batch is full.
-    pub(super) fn add(&mut self, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
+    pub(super) fn add(&mut self, shared: &Shared, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
         match self.runs.last_mut() {
             Some((last, count)) if Arc::ptr_eq(last, directory) => *count += 1,
             _ => self.runs.push((Arc::clone(directory), 1)),
         }
         self.offsets.push(offset);
         self.bytes += bytes;
-        self.offsets.len() == BATCH_ENTRIES_MAX
+        let is_looked_at = self.has_listed() && shared.options.sync && !shared.options.checksum;
+        self.offsets.len() >= if is_looked_at { BATCH_LISTED_MAX } else { BATCH_ENTRIES_MAX }
             || self.bytes >= BATCH_BYTES_MAX
             || self.runs.len() == BATCH_DIRECTORIES_MAX
     }
@@ -109,7 +113,7 @@ impl Batch {
     fn make(self, shared: &Shared, chunk: &[u8]) {
         self.look_ahead(shared, chunk);
         let mut offsets = self.offsets.into_iter();
-        let (first, mut verdicts) = (self.listed.0, Vec::new());
+        let (mut first, mut verdicts, mut bytes) = (self.listed.0, Vec::new(), 0);
         for (directory, count) in self.runs {
             for offset in offsets.by_ref().take(count) {
                 if shared.is_stopped.load(Acquire) {
@@ -120,7 +124,13 @@ impl Batch {
                 shared.owners.localize(&mut record);
                 if let Record::Listed { name, metadata, size } = record {
                     let number = first + verdicts.len() as u64;
-                    verdicts.push(judge::judge(shared, &directory, number, name, &metadata, size));
+                    let verdict = judge::judge(shared, &directory, number, name, &metadata, size);
+                    if bytes + verdict.encoded_bytes() > VERDICTS_BYTES_MAX {
+                        shared.answer_verdicts(first, std::mem::take(&mut verdicts));
+                        (first, bytes) = (number, 0);
+                    }
+                    bytes += verdict.encoded_bytes();
+                    verdicts.push(verdict);
                 } else {
                     entry::make(shared, &directory, &record);
                 }
@@ -156,10 +166,12 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Mutex;
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use rd_proto::tree::Metadata;
+    use rd_proto::tree::{Answer, Metadata, Verdict};
 
     use super::*;
     use crate::options::TreeOptions;
@@ -167,17 +179,24 @@ mod tests {
     use crate::tree::sink::TreeSink;
 
     /// A sink over a tree of which files of another size are listed: those are not compared.
-    fn listed(top: &std::path::Path, options: TreeOptions, is_cold: bool, files: usize) -> TreeSink {
+    fn listed(top: &Path, options: TreeOptions, is_cold: bool, files: usize) -> TreeSink {
         let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("a sink");
         if is_cold {
             sink.shared.ahead.stay_on();
         }
-        let names: Vec<String> = (0..files).map(|file| format!("f{file:02}")).collect();
+        list(&mut sink, files, FILE_BYTES + 1);
+        sink
+    }
+
+    /// Lists files of the first directory of [`tree`], of so many bytes.
+    fn list(sink: &mut TreeSink, files: usize, size: u64) {
+        let mut names: Vec<String> = (0..files).map(|file| format!("f{file:02}")).collect();
+        names.sort();
         let mut records =
             vec![Record::Directory { name: b"d00", metadata: Metadata { mode: 0o755, ..Metadata::ZERO } }];
         records.extend(names.iter().map(|name| {
             let (name, metadata) = (name.as_bytes(), Metadata { mode: 0o644, ..Metadata::ZERO });
-            Record::Listed { name, metadata, size: FILE_BYTES + 1 }
+            Record::Listed { name, metadata, size }
         }));
         let mut chunk = Vec::new();
         for record in records {
@@ -186,7 +205,46 @@ mod tests {
             record.encode(&mut chunk[at..]).expect("as long as it says");
         }
         sink.push(0, 0, Arc::new(chunk)).expect("records");
-        sink
+    }
+
+    /// Of files of another time the answer is a digest of what is there, and one frame has no room for those of a batch.
+    #[test]
+    fn digests_of_a_whole_batch_are_answered_in_several_parts() {
+        const FILES: usize = BATCH_LISTED_MAX + 44;
+        let top = tree(1, FILES);
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&answers);
+        let answer = move |answer: Answer| {
+            let encoded = answer.encode();
+            assert_eq!(Answer::decode(&encoded).as_ref(), Ok(&answer), "{} bytes", encoded.len());
+            told.lock().expect("no panic").push(answer);
+        };
+        let options = TreeOptions { sync: true, ..TreeOptions::default() };
+        let mut sink = TreeSink::new(top.path(), options, Box::new(answer)).expect("a sink");
+        list(&mut sink, FILES, FILE_BYTES);
+        let judged = || -> usize {
+            let answers = answers.lock().expect("no panic");
+            answers
+                .iter()
+                .map(|answer| if let Answer::Verdicts { verdicts, .. } = answer { verdicts.len() } else { 0 })
+                .sum()
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        while judged() < FILES {
+            assert!(Instant::now() < until, "{} of {FILES}", judged());
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut answered: Vec<(u64, usize)> = Vec::new();
+        for answer in &*answers.lock().expect("no panic") {
+            let Answer::Verdicts { first, verdicts } = answer else { panic!("{answer:?}") };
+            assert!(verdicts.iter().all(|verdict| matches!(verdict, Verdict::Digest(_))), "{verdicts:?}");
+            answered.push((*first, verdicts.len()));
+        }
+        answered.sort_unstable();
+        let whole = VERDICTS_BYTES_MAX / Verdict::Digest([0; 16]).encoded_bytes();
+        let rest = BATCH_LISTED_MAX - whole;
+        let [batch, second] = [BATCH_LISTED_MAX as u64, whole as u64];
+        assert_eq!(answered, [(0, whole), (second, rest), (batch, 44)]);
     }
 
     #[test]

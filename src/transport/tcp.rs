@@ -141,10 +141,11 @@ impl TcpLane {
 /// within a host.
 pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, KEEPALIVE)?;
-    sockopt::set_tcp_keepintvl(socket, KEEPALIVE)?;
-    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    // Not every kernel has them, nor does every filter let them be set; a session finds out by itself too.
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE);
+    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE);
+    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
     if is_within_host(socket.local_addr()?, socket.peer_addr()?) {
         let _ = sockopt::set_tcp_congestion(socket, WITHIN_HOST_CONGESTION);
     }

@@ -322,9 +322,10 @@ impl Copied {
         }
         let mut line = parts.iter().fold(begin, |line, part| format!("{line}, {part}"));
         if let Some((size, sent)) = self.compared.filter(|(size, _)| *size > 0) {
-            // As rsync gives it.
             let speedup = size as f64 / sent.max(1) as f64;
-            line += &format!("; {} sent, speedup is {speedup:.2}", size_words(sent));
+            // Where it is large, as of most second runs, the line is to fit 80 columns.
+            let speedup = if speedup < 100.0 { format!("{speedup:.2}") } else { thousands(speedup as u64) };
+            line += &format!("; {} sent, speedup {speedup}", size_words(sent));
         }
         line
     }
@@ -546,14 +547,14 @@ mod tests {
         let line = "dry run: 3,004 files compared in 0.45 s: 2,004 would be copied (407 MiB), 7 would be deleted";
         assert_eq!(dry.line(), line);
         let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..sync };
-        let line = "3,004 files compared in 0.45 s: 4 copied, verified; 100 KiB sent, speedup is 4167.68";
+        let line = "3,004 files compared in 0.45 s: 4 copied, verified; 100 KiB sent, speedup 4,167";
+        assert!(line.len() <= 80);
         assert_eq!(again.line(), line);
         let cleared = Copied { same: 3004, moved: 0, deleted: 202, ..again };
-        let line =
-            "3,004 files compared in 0.45 s: none copied, 202 deleted, verified; 100 KiB sent, speedup is 4167.68";
+        let line = "3,004 files compared in 0.45 s: none copied, 202 deleted, verified; 100 KiB sent, speedup 4,167";
         assert_eq!(cleared.line(), line);
         let first = Copied { compared: Some((407 << 20, 407 << 20)), ..sync };
-        let line = "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified; 407 MiB sent, speedup is 1.00";
+        let line = "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified; 407 MiB sent, speedup 1.00";
         assert_eq!(first.line(), line);
         assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
     }

@@ -498,6 +498,11 @@ impl TreeOptions {
         self.sync || self.compares
     }
 
+    /// Listed files are compared by contents, whatever their size and time say.
+    pub fn compares_contents(&self) -> bool {
+        self.checksum || !self.sync
+    }
+
     /// Whether a copy over an earlier one means the same where what is there already is left, but for its metadata: it has
     /// the time of the source, is not said to be on the disk, and is made anew in any case.
     pub fn may_compare(&self) -> bool {

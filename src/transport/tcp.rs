@@ -141,7 +141,7 @@ impl TcpLane {
 /// within a host.
 pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
-    // Not every kernel has them, nor does every filter let them be set; a session finds out by itself too.
+    // Some kernels lack these, and some filters of system calls refuse them. A session notices a silent peer without them.
     let _ = sockopt::set_socket_keepalive(socket, true);
     let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE);

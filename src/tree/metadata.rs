@@ -41,9 +41,6 @@ pub(super) struct Reader {
     extensions: Vec<u8>,
 }
 
-/// Room for most ACLs: 31 entries.
-const ACL_BYTES: usize = 256;
-
 impl Reader {
     /// # Errors
     ///
@@ -65,16 +62,13 @@ impl Reader {
         let mut mode = stat.st_mode & 0o7777;
         if options.xattrs {
             self.read_xattrs(entry)?;
-        } else if mode & 0o070 != 0 && FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-            // The kernel makes a buffer as large as ours, and clears it, also where there is none.
-            let mut length = Err(Errno::RANGE);
-            for bytes in [ACL_BYTES, XATTR_BYTES_MAX] {
-                if length == Err(Errno::RANGE) {
-                    self.buffer.resize(self.buffer.len().max(bytes), 0);
-                    length = entry.xattr(ACCESS_ACL_NAME, &mut self.buffer[..bytes]);
-                }
-            }
-            if let Ok(length) = length {
+        } else if mode & 0o070 != 0
+            && FileType::from_raw_mode(stat.st_mode) != FileType::Symlink
+            // As for the list of attributes: hardly any entry has one, and the kernel makes a buffer as large as ours.
+            && entry.xattr(ACCESS_ACL_NAME, &mut [0]) == Err(Errno::RANGE)
+        {
+            self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
+            if let Ok(length) = entry.xattr(ACCESS_ACL_NAME, &mut self.buffer) {
                 mode = without_acl(mode, &self.buffer[..length]);
             }
         }

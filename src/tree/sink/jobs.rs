@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering::Acquire;
 
 use flume::Receiver;
 use rd_proto::tree::Record;
-use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
 
 use super::directory::OpenDirectory;
 use super::entry::{self, Large};
@@ -63,7 +62,7 @@ impl Batch {
         }
         self.offsets.push(offset);
         self.bytes += bytes;
-        let is_looked_at = self.has_listed() && shared.options.sync && !shared.options.checksum;
+        let is_looked_at = self.has_listed() && !shared.options.compares_contents();
         self.offsets.len() >= if is_looked_at { BATCH_LISTED_MAX } else { BATCH_ENTRIES_MAX }
             || self.bytes >= BATCH_BYTES_MAX
             || self.runs.len() == BATCH_DIRECTORIES_MAX
@@ -94,7 +93,7 @@ impl Batch {
     fn look_ahead(&self, shared: &Shared, chunk: &[u8]) {
         let options = &shared.options;
         // What the cache of digests has is not read. To look at inodes costs more than it gains where nothing else is wanted.
-        let are_read = (options.checksum || !options.sync) && !options.ignore_existing && shared.cache.is_none();
+        let are_read = options.compares_contents() && !options.ignore_existing && shared.cache.is_none();
         if !are_read || !self.has_listed() || !shared.ahead.is_on() {
             return;
         }
@@ -113,7 +112,7 @@ impl Batch {
     fn make(self, shared: &Shared, chunk: &[u8]) {
         self.look_ahead(shared, chunk);
         let mut offsets = self.offsets.into_iter();
-        let (mut first, mut verdicts, mut bytes) = (self.listed.0, Vec::new(), 0);
+        let (first, mut verdicts) = (self.listed.0, Vec::new());
         for (directory, count) in self.runs {
             for offset in offsets.by_ref().take(count) {
                 if shared.is_stopped.load(Acquire) {
@@ -124,21 +123,13 @@ impl Batch {
                 shared.owners.localize(&mut record);
                 if let Record::Listed { name, metadata, size } = record {
                     let number = first + verdicts.len() as u64;
-                    let verdict = judge::judge(shared, &directory, number, name, &metadata, size);
-                    if bytes + verdict.encoded_bytes() > VERDICTS_BYTES_MAX {
-                        shared.answer_verdicts(first, std::mem::take(&mut verdicts));
-                        (first, bytes) = (number, 0);
-                    }
-                    bytes += verdict.encoded_bytes();
-                    verdicts.push(verdict);
+                    verdicts.push(judge::judge(shared, &directory, number, name, &metadata, size));
                 } else {
                     entry::make(shared, &directory, &record);
                 }
             }
         }
-        if !verdicts.is_empty() {
-            shared.answer_verdicts(first, verdicts);
-        }
+        shared.answer_verdicts(first, verdicts);
     }
 }
 
@@ -171,6 +162,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
+    use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
     use rd_proto::tree::{Answer, Metadata, Verdict};
 
     use super::*;

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
 use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Verdict};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
@@ -432,8 +433,18 @@ impl Shared {
         self.wanted.lock().expect("no panics under it")
     }
 
-    /// Answers for files from the number `first` on.
-    pub(super) fn answer_verdicts(&self, first: u64, verdicts: Vec<Verdict>) {
-        self.answer(Answer::Verdicts { first, verdicts });
+    /// Answers for files from the number `first` on, by as many answers as have room for them.
+    pub(super) fn answer_verdicts(&self, mut first: u64, mut verdicts: Vec<Verdict>) {
+        while !verdicts.is_empty() {
+            let mut bytes = 0;
+            let fit = verdicts.iter().take_while(|verdict| {
+                bytes += verdict.encoded_bytes();
+                bytes <= VERDICTS_BYTES_MAX
+            });
+            let rest = verdicts.split_off(fit.count());
+            let count = verdicts.len() as u64;
+            self.answer(Answer::Verdicts { first, verdicts });
+            (first, verdicts) = (first + count, rest);
+        }
     }
 }

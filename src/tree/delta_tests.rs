@@ -5,6 +5,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use rustix::fs::{FallocateFlags, fallocate};
+
 use super::sink::Report;
 use super::sync_tests::{self, Maker, scratch, sync};
 use super::walk::Sent;
@@ -88,6 +90,18 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
         let (sent, report) = copy(&from, &to, &options, is_local);
         assert!(!is_compared || (sent.bytes, report.files) == (0, 0), "{what}: {sent:?} {report:?}");
         assert_eq!(fs::metadata(&to).expect("it").ino() == after.ino(), is_compared, "{what}");
+        if has_holes && !in_place {
+            // An image that has been trimmed takes less here as well.
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(File::options().write(true).open(&from).expect("it"), flags, 4 * BLOCK, 300 * BLOCK)
+                .expect("a hole");
+            touch(&from, &mut maker);
+            let (sent, report) = copy(&from, &to, &options, is_local);
+            assert_eq!((report.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
+            assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
+            let blocks = [&from, &to].map(|path| fs::metadata(path).expect("it").blocks());
+            assert!(blocks[1] * 512 <= blocks[0] * 512 + 2 * BLOCK, "{what}: {blocks:?}");
+        }
     }
 }
 

@@ -22,6 +22,7 @@ mod device;
 mod directory;
 mod elsewhere;
 mod entry;
+mod failures;
 mod folding;
 mod held;
 mod implied;
@@ -36,6 +37,7 @@ mod moves;
 mod prove;
 mod rehearse;
 mod report;
+mod shared;
 mod snapshot;
 mod target;
 #[cfg(test)]
@@ -43,55 +45,46 @@ mod tests;
 mod unfinished;
 mod unset;
 
-use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::hash::BuildHasher;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Answer, Order, RESUME_BYTES_MIN, Record, TreeError, Verdict, is_name};
+use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
 use super::ahead::Ahead;
 use super::digest_cache::DigestCache;
-use super::entries::EntryStream;
-use super::first::First;
 use super::metadata::Setter;
 use super::owners::Owners;
 use super::patterns::Patterns;
-use super::progress::Progress;
-use super::stats::Stats;
-use super::walk::{COMPARED_BYTES_MIN, INLINE_BYTES_MAX};
-use super::{Fault, SOURCE_IS_EMPTY, stops_everything};
+use super::walk::INLINE_BYTES_MAX;
+use super::{Fault, SOURCE_IS_EMPTY};
 use crate::fs::direct::write::Writes;
-use crate::fs::partial::{self, Blocked};
+use crate::fs::partial;
 use crate::fs::{io_fact, plain_fact};
-use crate::options::TreeOptions;
 use backup::Backup;
 use basis::Compared;
-use delete::Deferred;
 pub use destination::{Destination, Names};
 use directory::OpenDirectory;
 use entry::Large;
 use held::Held;
 pub use jobs::Local;
 use jobs::{Batch, Job, work};
-use judge::{AllWanted, Wanted};
+use judge::Wanted;
 use large::Slot;
 use prove::Proving;
-use rehearse::AllPlanned;
 pub use report::Report;
+use shared::{Counts, Shared};
 use snapshot::Snapshot;
-use unset::AllLacking;
 pub use unset::Lacking;
 
 /// Threads that write. More than this many only wait for each other in the file system.
@@ -105,9 +98,6 @@ const SLOTS_MAX: usize = 256;
 
 /// Blocks of a file that a killed transfer has left, in bytes: what it had not finished of one is sent again.
 const BLOCK_BYTES: u64 = 16 << 20;
-
-/// Failed entries that are remembered, so that no hard link takes what stood in their place before.
-const FAILED_MAX: usize = 1 << 16;
 
 /// How long to wait for a name that another transfer holds: one that was killed releases it within seconds.
 const HELD_MAX: Duration = Duration::from_secs(6);
@@ -165,209 +155,6 @@ pub struct TreeSink {
     /// What it must be, if that is known; and whether it is something else.
     proving: Option<Proving>,
     is_other: bool,
-}
-
-/// What the threads share.
-struct Shared {
-    options: TreeOptions,
-    names: Names,
-    block_bytes: u64,
-    /// Blocks of all large files that are compared.
-    open_blocks: Arc<AtomicU64>,
-    progress: Arc<Progress>,
-    entries: Option<Arc<EntryStream>>,
-    is_local: bool,
-    answer: SendAnswer,
-    setter: Setter,
-    owners: Owners,
-    /// Bits that new entries do not get where mode is not kept.
-    umask: u32,
-    /// Nothing more is to be made, after a failure that stops everything or since we were told.
-    is_stopped: AtomicBool,
-    /// The sender has kept to the protocol: what it has sent may be resumed.
-    is_trusted: AtomicBool,
-    can_link_nameless: AtomicBool,
-    /// Reads what is there and is compared, where that is cold.
-    ahead: Ahead,
-    cache: Option<Arc<DigestCache>>,
-    writes: Writes,
-    counts: Counts,
-    stats: Mutex<Stats>,
-    moves: Mutex<Vec<Arc<moves::Moves>>>,
-    /// What is not deleted.
-    patterns: Patterns,
-    backup: Option<Backup>,
-    /// With `--delete-after`.
-    deferred: Mutex<Deferred>,
-    wanted: Mutex<AllWanted>,
-    manifest: OnceLock<manifest::Manifest>,
-    failures: Mutex<Failures>,
-    /// In a dry run, what would change.
-    planned: Mutex<AllPlanned>,
-    /// Earlier generations that cannot be used.
-    without: Mutex<Vec<IoFact>>,
-    /// Paths of what has no final name and stays.
-    kept: Mutex<Vec<Vec<u8>>>,
-    /// How long to wait for names that another transfer holds.
-    held_until: Instant,
-    pending: Mutex<usize>,
-    drained: Condvar,
-}
-
-#[derive(Default)]
-struct Counts {
-    files: AtomicU64,
-    others: AtomicU64,
-    bytes: AtomicU64,
-    /// Entries that were there already.
-    same: AtomicU64,
-    /// Files that were found under other names.
-    moved: AtomicU64,
-    /// Entries deleted, and those that `--max-delete` has kept.
-    deleted: AtomicU64,
-    spared: AtomicU64,
-    without_xattrs: AtomicU64,
-    /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
-    resumable_bytes: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Failures {
-    fatal: Option<IoFact>,
-    first: First,
-    /// What lacks metadata only; those count, too.
-    lacking: AllLacking,
-    count: u64,
-    /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
-    /// two that collide.
-    failed: HashSet<u64>,
-    hasher: RandomState,
-}
-
-impl Shared {
-    fn check(&self) -> Result<(), Refused> {
-        if !self.is_stopped.load(Acquire) {
-            return Ok(());
-        }
-        let fatal = self.failures().fatal.clone();
-        Err(fatal.map_or(Refused::Data("the tree was given up"), Refused::Io))
-    }
-
-    fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
-        self.failures.lock().expect("no panics under it")
-    }
-
-    /// The name that the single entry at the top gets instead of its own.
-    fn root_name(&self) -> Option<&[u8]> {
-        match &self.names {
-            Names::Only(name) => Some(name),
-            _ => None,
-        }
-    }
-
-    /// Records that an entry was not published.
-    fn fail(&self, path: &[u8], fault: impl Into<Fault>) {
-        let fault = match fault.into() {
-            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, partial::HELD),
-            fault => fault,
-        };
-        self.mark_failed(path);
-        self.report(path, fault);
-    }
-
-    fn remark(&self, without: IoFact) {
-        self.without.lock().expect("no panics under it").push(without);
-    }
-
-    fn keep(&self, path: Vec<u8>) {
-        self.kept.lock().expect("no panics under it").push(path);
-    }
-
-    /// A file is whole in a directory that has no name yet. It counts if the next copy goes on with it, as it looks at it first.
-    fn note_whole(&self, directory: &OpenDirectory, size: u64) {
-        let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
-        if directory.is_unseen && (self.options.sync || !self.is_local && is_compared()) {
-            self.counts.resumable_bytes.fetch_add(size, Relaxed);
-        }
-    }
-
-    /// Tries again while another transfer holds the partial name `beside`.
-    fn patiently<T>(
-        &self,
-        directory: &OpenDirectory,
-        beside: &str,
-        attempt: impl Fn() -> Result<T, Blocked>,
-    ) -> Result<T, Fault> {
-        let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
-        opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
-            true => Fault::At(error, directory.path(beside.as_bytes()), why),
-            false => error.into(),
-        })
-    }
-
-    fn mark_failed(&self, path: &[u8]) {
-        let mut failures = self.failures();
-        // Its directory as well, as a path that ends with a slash.
-        let directory = &path[..path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
-        for path in [path, directory] {
-            if failures.failed.len() < FAILED_MAX {
-                let hash = failures.hasher.hash_one(path);
-                failures.failed.insert(hash);
-            }
-        }
-    }
-
-    /// Whether an entry in this directory has failed, or too many have to know.
-    fn has_failed_in(&self, directory: &[u8]) -> bool {
-        let path = [directory, if directory.ends_with(b"/") { b"" } else { b"/" }].concat();
-        let failures = self.failures();
-        failures.failed.len() == FAILED_MAX || failures.failed.contains(&failures.hasher.hash_one(&path[..]))
-    }
-
-    /// Whether this entry, or a directory on the way to it, has failed, or too many have to know.
-    fn has_failed(&self, path: &[u8]) -> bool {
-        let failures = self.failures();
-        failures.failed.len() == FAILED_MAX
-            || !failures.failed.is_empty()
-                && (1..=path.len())
-                    .filter(|&end| path.get(end).is_none_or(|&byte| byte == b'/'))
-                    .any(|end| failures.failed.contains(&failures.hasher.hash_one(&path[..end])))
-    }
-
-    fn report(&self, path: &[u8], fault: impl Into<Fault>) {
-        let fault = fault.into();
-        let is_fatal = fault.errno().is_some_and(stops_everything);
-        let fact = fault.into_fact(OsStr::from_bytes(path));
-        let mut failures = self.failures();
-        if is_fatal {
-            failures.fatal.get_or_insert(fact);
-            self.is_stopped.store(true, Release);
-            return;
-        }
-        failures.count += 1;
-        failures.first.keep(fact);
-    }
-
-    /// An entry that is no directory stands where it should: one more of these.
-    fn made(&self, count: &AtomicU64) {
-        count.fetch_add(1, Relaxed);
-        self.progress.made(false);
-    }
-
-    fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
-        match linked {
-            Ok(()) => {
-                directory.list_link(name);
-                self.made(&self.counts.others);
-            }
-            Err(fault) => self.fail(&directory.path(name), fault),
-        }
-    }
-
-    fn wait_drained(&self) {
-        let pending = self.pending.lock().expect("no panics under it");
-        drop(self.drained.wait_while(pending, |pending| *pending > 0).expect("no panics under it"));
-    }
 }
 
 impl TreeSink {

@@ -21,7 +21,7 @@ use super::entries::{self, EntryStream};
 use super::manifest::{Entry, fuzz, order};
 use super::sink::{Destination, Names, Refused, Report, TreeSink};
 use super::source::{Next, TreeSource};
-use super::walk::Sent;
+use super::walk::{INLINE_BYTES_MAX, Sent};
 use super::{Root, local};
 use crate::fs::close::tests::where_calls_fail;
 use crate::fs::direct::Tally;
@@ -474,6 +474,13 @@ fn only_what_is_there_or_what_is_not_or_what_is_older() {
     assert_eq!(both(), "older");
     copy(&from, &to, &TreeOptions { existing: true, ..sync() }, false);
     assert!(both() == "from" && !to.join("only").exists() && !to.join("new").exists());
+    // A directory replaces a file, and nothing comes into it, also once the sender knows that it is new.
+    (0..2000).for_each(|number| fs::write(from.join(format!("new/{number}")), "").expect("a file"));
+    fs::write(from.join("new/large"), vec![1; 2 * INLINE_BYTES_MAX]).expect("a file");
+    fs::write(to.join("new"), "a file").expect("a file");
+    copy(&from, &to, &TreeOptions { existing: true, ..sync() }, false);
+    assert_eq!(fs::read_dir(to.join("new")).expect("a directory").count(), 0);
+    fs::remove_dir(to.join("new")).expect("removed");
     copy(&from, &to, &TreeOptions { ignore_existing: true, ..sync() }, false);
     assert!(to.join("only").exists() && to.join("new/file").exists());
 }

@@ -13,40 +13,37 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::{DEPTH_MAX, Metadata, PATH_BYTES_MAX, Record, Special, is_name};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
+use rd_proto::tree::{Record, is_name};
+use rustix::fs::{AtFlags, CWD, FileType, Stat, statat};
 use rustix::io::Errno;
 
-use self::follow::Treatment;
 use self::held::Held;
-use self::links::{Links, further_names};
+use self::links::Links;
 pub(in crate::tree) use self::listed::COMPARED_BYTES_MIN;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
-use self::place::{Entered, Entry, Layer, Level, Place};
+use self::place::{Entered, Layer, Level, Place};
+use self::recorder::{Open, Recorder, Seen, Step, Visited, wrote};
 use self::selected::Selected;
 pub use self::sent::Sent;
-use self::sent::size_of;
-use self::spent::{Log, Was, Whereabouts};
+use self::spent::Log;
 pub use self::spent::{Removed, Spent};
+use super::Fault;
 use super::ahead::{Ahead, Pace};
 use super::digest_cache::DigestCache;
 use super::metadata::Reader;
 use super::names::Names;
 use super::patterns::Patterns;
 use super::root::Root;
-use super::stats;
-use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
-use crate::fs::metadata::Object;
-use crate::fs::{Identity, described, identity, io_fact, is_temporary_name, plain_fact, std_fact};
+use crate::fs::{io_fact, plain_fact, std_fact};
 use crate::options::TreeOptions;
 
 #[cfg(test)]
@@ -61,6 +58,7 @@ mod held;
 mod links;
 mod listed;
 pub(super) mod place;
+mod recorder;
 mod selected;
 mod sent;
 mod spent;
@@ -448,353 +446,4 @@ impl Walk {
             self.recorder.directories += u64::from(number.is_some());
         }
     }
-}
-
-/// What became of one step.
-enum Step {
-    /// So many bytes were written.
-    Wrote(usize),
-    /// Nothing was written, and the entry is done with.
-    Passed,
-    /// There is no room.
-    Full,
-    /// A large file, or one more name of it, must wait until one has finished.
-    AtLimit,
-    /// There are no more entries.
-    Over,
-}
-
-/// What an entry that has been visited has turned out to be.
-#[derive(Default)]
-struct Visited {
-    /// Of a directory.
-    directory: Option<OwnedFd>,
-    /// It was entered by a link, for what is listed below that.
-    is_through: bool,
-    /// It is none, although paths below it are listed.
-    leads_nowhere: bool,
-}
-
-/// A large file that has been announced.
-struct Open {
-    /// If it has further names.
-    inode: Option<Identity>,
-    /// Names that refer to it and that have been sent.
-    names: u64,
-    /// Its names that `--remove-source-files` is to remove, if all of its contents have been read.
-    spent: Vec<(Whereabouts, Was)>,
-}
-
-/// Makes records of entries.
-struct Recorder {
-    options: TreeOptions,
-    patterns: Patterns,
-    inline_bytes_max: usize,
-    /// Reading leaves access times as they are; given up once it is refused, as it is for other users' files.
-    noatime: bool,
-    links: Links,
-    items: u32,
-    open: BTreeMap<u32, Open>,
-    opened: Vec<LargeFile>,
-    /// Since the last chunk.
-    sent: Sent,
-    /// Since the beginning.
-    failures: u64,
-    /// A block of directory entries.
-    listing: Vec<u8>,
-    reader: Reader,
-    /// To hash files with.
-    scratch: Vec<u8>,
-    /// Directories with a record.
-    directories: u64,
-    homes: Homes,
-    /// Files that this chunk lists, and how many more may be.
-    listed: Vec<ListedFile>,
-    room: usize,
-    /// Files with further names that are listed and not settled.
-    unsettled: HashSet<Identity>,
-    cache: Option<Arc<DigestCache>>,
-    /// `--remove-source-files`.
-    spent: Option<Log>,
-}
-
-/// An entry that was opened as a place only, and what it was then.
-type Seen = Option<(OwnedFd, Stat)>;
-
-impl Recorder {
-    fn fail(&mut self, fact: IoFact) {
-        self.fail_also(1);
-        self.sent.failures.keep(fact);
-    }
-
-    fn fail_also(&mut self, count: u64) {
-        self.failures += count;
-        self.sent.failed += count;
-    }
-
-    /// Accounts for a large file whose end has been recorded.
-    fn close(&mut self, finished: Finished) {
-        let open = self.open.remove(&finished.item).expect("it was announced");
-        let Err(fact) = finished.outcome else { return self.spend_all(open.spent) };
-        self.fail(fact);
-        self.fail_also(open.names);
-        if let Some(inode) = open.inode {
-            self.links.forget(inode);
-        }
-    }
-
-    /// Whether a pattern leaves an entry out; what was asked for by name is only with `--sync`, as by rsync, to which a shell's
-    /// `*` gives all names.
-    fn is_left_out(&self, place: &Place, name: &[u8], kind: FileType) -> bool {
-        (place.levels.len() > 1 || self.options.sync && !self.options.contents)
-            && !self.patterns.is_empty()
-            && self.patterns.leave_out(&self.transfer_path(place, name), kind == FileType::Directory)
-    }
-
-    /// The path of an entry from the transfer's root on.
-    fn transfer_path(&self, place: &Place, name: &[u8]) -> Vec<u8> {
-        if self.options.contents { place.path_below_root(name) } else { place.tree_path(name) }
-    }
-
-    /// Whether what is in a block device is to be copied, which was named itself.
-    fn is_image(&self, place: &Place, kind: FileType) -> bool {
-        let is_asked_for = self.options.sync && !self.options.recursive && place.levels.len() == 1;
-        is_asked_for && kind == FileType::BlockDevice
-    }
-
-    /// What an entry is, if it is to be copied.
-    ///
-    /// A directory mostly tells that. Then what is opened next is the first look at it, and the only one.
-    fn look(&mut self, place: &Place, entry: &mut Entry<'_>) -> Result<Option<(FileType, Seen)>, Fault> {
-        let mut seen = if [FileType::Directory, FileType::RegularFile].contains(&entry.kind) {
-            None
-        } else {
-            let mut flags = OFlags::PATH | OFlags::CLOEXEC;
-            flags.set(OFlags::NOFOLLOW, !entry.follow);
-            let file = openat(entry.at, entry.path, flags, Mode::empty())?;
-            let stat = fstat(&file)?;
-            Some((file, stat))
-        };
-        let mut is_skipped = false;
-        if let Some((link, stat)) = &seen
-            && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
-        {
-            let treatment = follow::treatment(&self.options, place, entry, link)?;
-            if treatment != Treatment::Followed {
-                entry.way = self.way_by_link(place, entry);
-            }
-            match if entry.way.is_some() { Treatment::Followed } else { treatment } {
-                Treatment::Copied => {}
-                Treatment::Skipped => is_skipped = true,
-                Treatment::Followed => {
-                    entry.follow = true;
-                    let file = openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-                    let file = file.map_err(|error| Fault::Explained(error, "where the link leads"))?;
-                    let stat = fstat(&file)?;
-                    seen = Some((file, stat));
-                }
-            }
-        }
-        let kind = seen.as_ref().map_or(entry.kind, |(_, stat)| FileType::from_raw_mode(stat.st_mode));
-        let (is_on_the_way, is_itself) = self.lists(place, entry.name, kind);
-        if !is_itself && !is_on_the_way {
-            return Ok(None);
-        }
-        if !is_itself && kind == FileType::Symlink {
-            // What is wrong with what is listed below it has been said.
-            return Ok(None);
-        }
-        if !is_itself && kind != FileType::Directory {
-            return Err(LEADS_NOWHERE);
-        }
-        if is_temporary_name(entry.name) {
-            if place.levels.len() == 1 {
-                return Err(Fault::Detail(IS_LEFTOVER));
-            }
-            self.sent.leftovers.keep(plain_fact(&place.source_path(entry), IS_LEFTOVER));
-            return Ok(None);
-        }
-        if !is_itself && entry.way.is_none() && !self.leads_on(place, entry) {
-            return Ok(None);
-        }
-        let is_wanted = match kind {
-            FileType::Directory if place.levels.len() > DEPTH_MAX => {
-                return Err(Fault::Detail("is nested too deeply"));
-            }
-            FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
-            FileType::Directory | FileType::RegularFile => true,
-            kind if self.is_image(place, kind) => true,
-            FileType::Symlink => self.options.symlinks && !is_skipped,
-            _ => self.options.specials,
-        };
-        entry.is_passed_over = !is_wanted;
-        Ok(is_wanted.then_some((kind, seen)))
-    }
-
-    /// Writes an entry's record, and notes in `visited` what the caller needs to know of it.
-    fn visit(
-        &mut self,
-        place: &Place,
-        entry: &Entry<'_>,
-        target: &mut [u8],
-        visited: &mut Visited,
-    ) -> Result<Step, Fault> {
-        let entry = &mut entry.clone();
-        let found = self.look(place, entry)?;
-        let entry = &*entry;
-        let Some((kind, seen)) = found else { return Ok(self.pass_over(place, entry, target)) };
-        let is_implied = self.is_implied(place, entry.name);
-        let step = match (kind, seen) {
-            (FileType::Directory, seen) => {
-                let (directory, stat, is_place) = self.open_directory(place, entry, seen)?;
-                if follow::is_loop(place, entry, &stat) {
-                    return Err(follow::IS_LOOP);
-                }
-                if self.is_pruned(place, entry.name, &directory) {
-                    return Ok(Step::Passed);
-                }
-                let metadata = match is_implied {
-                    true => Metadata::IMPLIED,
-                    false => self.reader.read(&self.options, Object::opened(&directory, is_place), &stat)?,
-                };
-                let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
-                *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };
-                step
-            }
-            (FileType::RegularFile, seen) => self.file(place, entry, seen, target)?,
-            (kind, _) if self.is_image(place, kind) => self.list_file(place, entry, target)?,
-            (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
-            (_, None) => unreachable!("only directories and files are not looked at"),
-        };
-        // Of a link that has been said, and what a watch has seen touched need not be there any more.
-        visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind)
-            && !place.is_watched()
-            && place.lists(entry.name).0;
-        let is_held = kind == FileType::Directory && self.holds(place, entry.name);
-        if matches!(step, Step::Wrote(_)) && !is_held {
-            // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.
-            self.count_sent(kind, (!self.options.keeps_root || place.levels.len() > 1) && !is_implied);
-        }
-        Ok(step)
-    }
-
-    /// Whether a directory only leads to what is listed, and nothing of it is to be copied.
-    fn is_implied(&self, place: &Place, name: &[u8]) -> bool {
-        self.options.no_implied_dirs && self.lists(place, name, FileType::Directory) == (true, false)
-    }
-
-    /// The record of an entry has been sent. `is_found`: it counts among those of the source.
-    fn count_sent(&mut self, kind: FileType, is_found: bool) {
-        self.sent.entries += 1;
-        self.sent.directories += u64::from(kind == FileType::Directory);
-        if is_found {
-            self.sent.found.add(stats::kind(kind));
-        }
-    }
-
-    /// Opens an entry and looks at it; it must be of a `kind`, and what was `seen` before, if anything was.
-    fn open(&mut self, entry: &Entry<'_>, kind: FileType, seen: Seen, flags: OFlags) -> Result<(OwnedFd, Stat), Fault> {
-        // Not to wait, should it be a FIFO by now.
-        let mut flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        flags.set(OFlags::NOFOLLOW, !entry.follow);
-        flags.set(OFlags::NOATIME, self.noatime);
-        let file = loop {
-            match openat(entry.at, entry.path, flags, Mode::empty()) {
-                Ok(file) => break file,
-                Err(Errno::INTR) => {}
-                Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => {
-                    self.noatime = false;
-                    flags.remove(OFlags::NOATIME);
-                }
-                // Another process holds a lease on the file; to wait makes it give that up.
-                Err(Errno::AGAIN) if flags.contains(OFlags::NONBLOCK) => flags.remove(OFlags::NONBLOCK),
-                Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Err(REPLACED),
-                Err(error) => return Err(error.into()),
-            }
-        };
-        let mut stat = described(&file)?;
-        if kind == FileType::BlockDevice {
-            // The rights of its node say nothing of a file, which gets those of a new one.
-            let umask = if self.options.mode { crate::fs::umask() } else { 0 };
-            stat.st_mode = (stat.st_mode & !0o7777) | (0o666 & !umask);
-        }
-        let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
-        if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
-    }
-
-    fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {
-        let is_listed = self.options.dry_run || place.levels.last().is_some_and(|level| !level.is_fresh);
-        if is_listed && self.is_compared(entry, seen.as_ref())? || self.is_left(entry, seen.as_ref())? {
-            return self.list_file(place, entry, target);
-        }
-        let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
-        let inode = self.inode(&stat);
-        if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, &stat, target)) {
-            return Ok(step);
-        }
-        let (step, item) = self.contents(entry, file, &stat, false, || place.source_path(entry), target)?;
-        if matches!(step, Step::Wrote(_)) {
-            self.sent.size_bytes += size_of(&stat);
-            self.spend(|| place.whereabouts(entry), Was::from(&stat), item);
-        }
-        if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
-            self.links.insert(inode, place.tree_path(entry.name), further_names(entry, &stat), item);
-        }
-        Ok(step)
-    }
-
-    /// What an entry that may have further names is known by.
-    fn inode(&self, stat: &Stat) -> Option<Identity> {
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        // Whether what is there is newer is known of the first name's copy only if that has the time of the source.
-        let is_judged = self.options.update && !self.options.keeps_times(false) && is_regular;
-        (self.options.hard_links && stat.st_nlink > 1 && !is_judged).then_some(identity(stat))
-    }
-
-    /// A symbolic link, a FIFO, a socket, a device.
-    fn other(
-        &mut self,
-        place: &Place,
-        entry: &Entry<'_>,
-        file: &OwnedFd,
-        stat: &Stat,
-        target: &mut [u8],
-    ) -> Result<Step, Fault> {
-        let TreeOptions { existing, ignore_existing, safe_links, .. } = self.options;
-        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-        // Where each is judged by where it is, or by what is there, which may be left under the first name, each is sent itself.
-        let is_judged = safe_links && is_link || existing || ignore_existing;
-        let inode = self.inode(stat).filter(|_| !is_judged);
-        if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, stat, target)) {
-            return Ok(step);
-        }
-        let (name, metadata) = (entry.name, self.reader.read(&self.options, Object::Path(file.as_fd()), stat)?);
-        let special = |kind, device| Record::Special { name, metadata, kind, device: (major(device), minor(device)) };
-        let mut leads_to = [0; PATH_BYTES_MAX + 1];
-        let record = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Symlink => match readlinkat_raw(file, c"", &mut leads_to[..])? {
-                0 => return Err(Fault::Detail("leads nowhere")),
-                length if length > PATH_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),
-                length => Record::Symlink { name, metadata, target: &leads_to[..length] },
-            },
-            FileType::Fifo => special(Special::Fifo, 0),
-            FileType::Socket => special(Special::Socket, 0),
-            FileType::CharacterDevice => special(Special::Character, stat.st_rdev),
-            FileType::BlockDevice => special(Special::Block, stat.st_rdev),
-            _ => return Err(Fault::Detail("is of a kind that is not known")),
-        };
-        let step = wrote(record.encode(target));
-        if let Step::Wrote(_) = step {
-            self.sent.size_bytes += size_of(stat);
-            self.spend(|| place.whereabouts(entry), Was::from(stat), 0);
-            if let Some(inode) = inode {
-                self.links.insert(inode, place.tree_path(name), further_names(entry, stat), 0);
-            }
-        }
-        Ok(step)
-    }
-}
-
-fn wrote(length: Option<usize>) -> Step {
-    length.map_or(Step::Full, Step::Wrote)
 }

@@ -120,6 +120,11 @@ impl Basis {
         &self.stat
     }
 
+    /// Whether the new file is to have holes.
+    pub fn keeps_holes(&self) -> bool {
+        self.keeps_holes
+    }
+
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -200,7 +200,8 @@ impl OpenDirectory {
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
         entered.root = implied::root(&entered, parent)?;
-        let is_asked = options.lists() && !options.dry_run;
+        // With `--existing` nothing is made in it, so each file is asked about.
+        let is_asked = options.lists() && !options.dry_run && !options.existing;
         if parent.last.is_none() && options.generations.find_moves && options.lists() && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
         }
@@ -649,9 +650,10 @@ mod tests {
 
     use rd_proto::tree::{Record, Time};
 
+    use super::super::TreeSink;
     use super::super::tests::chunk;
-    use super::super::{TreeOptions, TreeSink};
     use super::*;
+    use crate::options::TreeOptions;
 
     const META: Metadata<'static> = Metadata {
         mode: 0o551,

@@ -17,8 +17,8 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::answer::BLOCK_BYTES_MIN;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, fstatfs, ftruncate, ioctl_ficlone,
-    makedev, mknodat, openat, statat, symlinkat, unlinkat,
+    Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, fadvise, fallocate, fdatasync, fstat, fstatfs,
+    ftruncate, ioctl_ficlone, makedev, mknodat, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -403,7 +403,10 @@ impl Large {
         let has = |length| has_bytes(file, &data[..length], position);
         let there = self.appended.as_ref().map_or(0, |appended| appended.there(position, data.len(), has));
         let (rest, from) = (&data[there..], position + there as u64);
-        let written = self.bypass.write(file, rest, from, self.size, &self.shared.writes);
+        let written = match self.is_made_hole(rest, from) {
+            true => Ok(()),
+            false => self.bypass.write(file, rest, from, self.size, &self.shared.writes),
+        };
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
                 if let Some(basis) = &self.basis {
@@ -418,6 +421,22 @@ impl Large {
             }
             Err(error) => self.fail_once(error),
         }
+    }
+
+    /// Whether the file has a hole now where this data was to be. Of a sparse file that is compared the sender sends holes as
+    /// zeros where something else is here, which may have been copied from there already.
+    fn is_made_hole(&self, data: &[u8], position: u64) -> bool {
+        let is_new = matches!(self.partial.way, Way::Nameless | Way::Named(_) | Way::Unseen);
+        is_new
+            && self.basis.as_ref().is_some_and(Basis::keeps_holes)
+            && data.iter().all(|&byte| byte == 0)
+            && fallocate(
+                &self.partial.file,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                position,
+                data.len() as u64,
+            )
+            .is_ok()
     }
 
     /// Copies a range of a file of this host. It shares the blocks where the file system can.

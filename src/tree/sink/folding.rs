@@ -272,8 +272,9 @@ mod tests {
     use rd_proto::tree::{Metadata, Record, Time};
 
     use super::super::tests::chunk;
-    use super::super::{Report, TreeOptions, TreeSink};
+    use super::super::{Report, TreeSink};
     use super::*;
+    use crate::options::TreeOptions;
 
     const META: Metadata<'static> =
         Metadata { mode: 0o755, modified: Time { seconds: 1_000_000_000, nanoseconds: 5 }, ..Metadata::ZERO };

@@ -17,6 +17,7 @@ use rustix::fs::XattrFlags;
 use super::*;
 use crate::fs::close::tests::{where_calls_fail, where_closing_fails};
 use crate::fs::{PARTIAL, name_beside};
+use crate::options::TreeOptions;
 use crate::tree::first::FIRST_MAX;
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.

@@ -1,0 +1,101 @@
+//! What has failed in a tree that is received: what is told, and what must not be built on it.
+
+use std::collections::HashSet;
+use std::collections::hash_map::RandomState;
+use std::ffi::OsStr;
+use std::hash::BuildHasher;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use rd_proto::control::IoFact;
+use rustix::io::Errno;
+
+use super::Refused;
+use super::shared::Shared;
+use super::unset::AllLacking;
+use crate::fs::partial;
+use crate::tree::first::First;
+use crate::tree::{Fault, stops_everything};
+
+/// Failed entries that are remembered, so that no hard link takes what stood in their place before.
+const FAILED_MAX: usize = 1 << 16;
+
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    pub(super) fatal: Option<IoFact>,
+    pub(super) first: First,
+    /// What lacks metadata only; those count, too.
+    pub(super) lacking: AllLacking,
+    pub(super) count: u64,
+    /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
+    /// two that collide.
+    pub(super) failed: HashSet<u64>,
+    pub(super) hasher: RandomState,
+}
+
+impl Shared {
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        if !self.is_stopped.load(Acquire) {
+            return Ok(());
+        }
+        let fatal = self.failures().fatal.clone();
+        Err(fatal.map_or(Refused::Data("the tree was given up"), Refused::Io))
+    }
+
+    pub(super) fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
+        self.failures.lock().expect("no panics under it")
+    }
+
+    /// Records that an entry was not published.
+    pub(super) fn fail(&self, path: &[u8], fault: impl Into<Fault>) {
+        let fault = match fault.into() {
+            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, partial::HELD),
+            fault => fault,
+        };
+        self.mark_failed(path);
+        self.report(path, fault);
+    }
+
+    pub(super) fn mark_failed(&self, path: &[u8]) {
+        let mut failures = self.failures();
+        // Its directory as well, as a path that ends with a slash.
+        let directory = &path[..path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
+        for path in [path, directory] {
+            if failures.failed.len() < FAILED_MAX {
+                let hash = failures.hasher.hash_one(path);
+                failures.failed.insert(hash);
+            }
+        }
+    }
+
+    /// Whether an entry in this directory has failed, or too many have to know.
+    pub(super) fn has_failed_in(&self, directory: &[u8]) -> bool {
+        let path = [directory, if directory.ends_with(b"/") { b"" } else { b"/" }].concat();
+        let failures = self.failures();
+        failures.failed.len() == FAILED_MAX || failures.failed.contains(&failures.hasher.hash_one(&path[..]))
+    }
+
+    /// Whether this entry, or a directory on the way to it, has failed, or too many have to know.
+    pub(super) fn has_failed(&self, path: &[u8]) -> bool {
+        let failures = self.failures();
+        failures.failed.len() == FAILED_MAX
+            || !failures.failed.is_empty()
+                && (1..=path.len())
+                    .filter(|&end| path.get(end).is_none_or(|&byte| byte == b'/'))
+                    .any(|end| failures.failed.contains(&failures.hasher.hash_one(&path[..end])))
+    }
+
+    pub(super) fn report(&self, path: &[u8], fault: impl Into<Fault>) {
+        let fault = fault.into();
+        let is_fatal = fault.errno().is_some_and(stops_everything);
+        let fact = fault.into_fact(OsStr::from_bytes(path));
+        let mut failures = self.failures();
+        if is_fatal {
+            failures.fatal.get_or_insert(fact);
+            self.is_stopped.store(true, Release);
+            return;
+        }
+        failures.count += 1;
+        failures.first.keep(fact);
+    }
+}

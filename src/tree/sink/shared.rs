@@ -1,0 +1,157 @@
+//! What the threads of a sink share.
+
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Instant;
+
+use rd_proto::control::IoFact;
+use rd_proto::tree::RESUME_BYTES_MIN;
+
+use super::backup::Backup;
+use super::delete::Deferred;
+use super::directory::OpenDirectory;
+use super::failures::Failures;
+use super::judge::AllWanted;
+use super::rehearse::AllPlanned;
+use super::{Names, SendAnswer, manifest, moves};
+use crate::fs::direct::write::Writes;
+use crate::fs::partial::{self, Blocked};
+use crate::options::TreeOptions;
+use crate::tree::Fault;
+use crate::tree::ahead::Ahead;
+use crate::tree::digest_cache::DigestCache;
+use crate::tree::entries::EntryStream;
+use crate::tree::metadata::Setter;
+use crate::tree::owners::Owners;
+use crate::tree::patterns::Patterns;
+use crate::tree::progress::Progress;
+use crate::tree::stats::Stats;
+use crate::tree::walk::COMPARED_BYTES_MIN;
+
+/// What the threads share.
+pub(super) struct Shared {
+    pub(super) options: TreeOptions,
+    pub(super) names: Names,
+    pub(super) block_bytes: u64,
+    /// Blocks of all large files that are compared.
+    pub(super) open_blocks: Arc<AtomicU64>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) entries: Option<Arc<EntryStream>>,
+    pub(super) is_local: bool,
+    pub(super) answer: SendAnswer,
+    pub(super) setter: Setter,
+    pub(super) owners: Owners,
+    /// Bits that new entries do not get where mode is not kept.
+    pub(super) umask: u32,
+    /// Nothing more is to be made, after a failure that stops everything or since we were told.
+    pub(super) is_stopped: AtomicBool,
+    /// The sender has kept to the protocol: what it has sent may be resumed.
+    pub(super) is_trusted: AtomicBool,
+    pub(super) can_link_nameless: AtomicBool,
+    /// Reads what is there and is compared, where that is cold.
+    pub(super) ahead: Ahead,
+    pub(super) cache: Option<Arc<DigestCache>>,
+    pub(super) writes: Writes,
+    pub(super) counts: Counts,
+    pub(super) stats: Mutex<Stats>,
+    pub(super) moves: Mutex<Vec<Arc<moves::Moves>>>,
+    /// What is not deleted.
+    pub(super) patterns: Patterns,
+    pub(super) backup: Option<Backup>,
+    /// With `--delete-after`.
+    pub(super) deferred: Mutex<Deferred>,
+    pub(super) wanted: Mutex<AllWanted>,
+    pub(super) manifest: OnceLock<manifest::Manifest>,
+    pub(super) failures: Mutex<Failures>,
+    /// In a dry run, what would change.
+    pub(super) planned: Mutex<AllPlanned>,
+    /// Earlier generations that cannot be used.
+    pub(super) without: Mutex<Vec<IoFact>>,
+    /// Paths of what has no final name and stays.
+    pub(super) kept: Mutex<Vec<Vec<u8>>>,
+    /// How long to wait for names that another transfer holds.
+    pub(super) held_until: Instant,
+    pub(super) pending: Mutex<usize>,
+    pub(super) drained: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) files: AtomicU64,
+    pub(super) others: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    /// Entries that were there already.
+    pub(super) same: AtomicU64,
+    /// Files that were found under other names.
+    pub(super) moved: AtomicU64,
+    /// Entries deleted, and those that `--max-delete` has kept.
+    pub(super) deleted: AtomicU64,
+    pub(super) spared: AtomicU64,
+    pub(super) without_xattrs: AtomicU64,
+    /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
+    pub(super) resumable_bytes: AtomicU64,
+}
+
+impl Shared {
+    /// The name that the single entry at the top gets instead of its own.
+    pub(super) fn root_name(&self) -> Option<&[u8]> {
+        match &self.names {
+            Names::Only(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    pub(super) fn remark(&self, without: IoFact) {
+        self.without.lock().expect("no panics under it").push(without);
+    }
+
+    pub(super) fn keep(&self, path: Vec<u8>) {
+        self.kept.lock().expect("no panics under it").push(path);
+    }
+
+    /// A file is whole in a directory that has no name yet. It counts if the next copy goes on with it, as it looks at it first.
+    pub(super) fn note_whole(&self, directory: &OpenDirectory, size: u64) {
+        let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
+        if directory.is_unseen && (self.options.sync || !self.is_local && is_compared()) {
+            self.counts.resumable_bytes.fetch_add(size, Relaxed);
+        }
+    }
+
+    /// Tries again while another transfer holds the partial name `beside`.
+    pub(super) fn patiently<T>(
+        &self,
+        directory: &OpenDirectory,
+        beside: &str,
+        attempt: impl Fn() -> Result<T, Blocked>,
+    ) -> Result<T, Fault> {
+        let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
+        opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
+            true => Fault::At(error, directory.path(beside.as_bytes()), why),
+            false => error.into(),
+        })
+    }
+
+    /// An entry that is no directory stands where it should: one more of these.
+    pub(super) fn made(&self, count: &AtomicU64) {
+        count.fetch_add(1, Relaxed);
+        self.progress.made(false);
+    }
+
+    pub(super) fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
+        match linked {
+            Ok(()) => {
+                directory.list_link(name);
+                self.made(&self.counts.others);
+            }
+            Err(fault) => self.fail(&directory.path(name), fault),
+        }
+    }
+
+    pub(super) fn wait_drained(&self) {
+        let pending = self.pending.lock().expect("no panics under it");
+        drop(self.drained.wait_while(pending, |pending| *pending > 0).expect("no panics under it"));
+    }
+}

@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 use tempfile::TempDir;
 
-use rd_proto::tree::{Answer, Extensions, LISTED_MAX, Metadata, Record, Verdict};
+use rd_proto::tree::{Answer, DEPTH_MAX, Extensions, LISTED_MAX, Metadata, Record, Verdict};
 
 use super::check::{Aspect, Finding, Medium, check};
 use super::entries::{self, EntryStream};
@@ -434,6 +434,23 @@ fn what_is_not_at_the_source_stays_unless_it_is_to_be_deleted() {
     assert_eq!(report.failed, 0, "{report:?}");
     copy(&from, &to, &TreeOptions { delete: true, delete_excluded: true, ..options }, false);
     assert!(!there("old") && !there("keep.o") && there("a"));
+}
+
+/// As deep as what can be copied. The threads have small stacks.
+#[test]
+fn deep_directories_are_deleted_and_make_way() {
+    for (is_local, takes_place) in [(false, false), (false, true), (true, false), (true, true)] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        fs::create_dir(&from).expect("a directory");
+        let deep = to.join("x").join(vec!["d"; DEPTH_MAX - 2].join("/"));
+        fs::create_dir_all(&deep).expect("directories");
+        fs::write(deep.join("file"), "1").expect("a file");
+        fs::write(from.join(if takes_place { "x" } else { "y" }), "2").expect("a file");
+        let (_, report) = copy(&from, &to, &TreeOptions { delete: true, ..sync() }, is_local);
+        assert_eq!(report.failed, 0, "{report:?}");
+        assert_eq!(picture(&from), picture(&to));
+    }
 }
 
 #[test]

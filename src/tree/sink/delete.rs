@@ -99,11 +99,47 @@ pub(super) struct Remover<'a> {
     pub is_room: bool,
 }
 
+/// A directory that is being removed.
+struct Level {
+    directory: OwnedFd,
+    /// As it was found.
+    stat: Stat,
+    /// What is in it, from the entry on that is being removed.
+    names: Names,
+    /// The length of its path.
+    path_bytes: usize,
+    has_leftovers: bool,
+    /// All that was in it has gone.
+    is_empty: bool,
+    outcome: Result<(), Fault>,
+}
+
+impl Level {
+    /// What became of the entry that was being removed; the next one's turn comes.
+    fn note(&mut self, gone: Result<bool, Fault>) {
+        let next = self.names.advance();
+        if next.is_err() {
+            self.names = Names::default();
+        }
+        let outcome = gone.map(|is_gone| self.is_empty &= is_gone).and(next);
+        let so_far = std::mem::replace(&mut self.outcome, Ok(()));
+        self.outcome = so_far.and(outcome);
+    }
+}
+
+/// What has become of an entry at first.
+enum Met {
+    /// It is gone, or stays.
+    Gone(bool),
+    /// It is a directory, and what is in it comes first.
+    Directory(Level),
+}
+
 impl Remover<'_> {
     /// As [`Self::remove`], for an entry of this path below the top; reports what cannot be removed. Whether anything is
     /// likely to have gone.
     pub fn delete(&self, at: BorrowedFd<'_>, name: &CStr, top: &[u8], path: &[u8]) -> bool {
-        let deleted = self.remove(at, name, self.shared.below_destination(path), 0);
+        let deleted = self.remove(at, name, self.shared.below_destination(path));
         let fault = match deleted {
             Ok(is_gone) => return is_gone,
             Err(Fault::System(error)) => Fault::Explained(error, "it is to be deleted"),
@@ -114,47 +150,108 @@ impl Remover<'_> {
     }
 
     /// Removes an entry with all in it, but for what is excluded. `path` is that of the entry from DST on, as patterns
-    /// take it. Whether it is gone.
+    /// take it. Whether it is gone. However deep it is, it takes no more of a thread's stack.
     ///
     /// # Errors
     ///
     /// What could not be removed, of the first.
-    pub fn remove(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], depth: usize) -> Result<bool, Fault> {
+    pub fn remove(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8]) -> Result<bool, Fault> {
+        let (mut path, mut levels) = (path.to_vec(), Vec::<Level>::new());
+        let mut met = self.meet(at, name, &path, 0);
+        loop {
+            let gone = match met {
+                Ok(Met::Directory(level)) => {
+                    levels.push(level);
+                    None
+                }
+                Ok(Met::Gone(is_gone)) => Some(Ok(is_gone)),
+                Err(fault) => Some(Err(fault)),
+            };
+            if let Some(gone) = gone {
+                let Some(level) = levels.last_mut() else { return gone };
+                level.note(gone);
+                path.truncate(level.path_bytes);
+            }
+            let depth = levels.len();
+            let level = levels.last_mut().expect("it has been entered");
+            met = if let Some((_, below)) = level.names.current() {
+                path.push(b'/');
+                path.extend_from_slice(below.to_bytes());
+                self.meet(level.directory.as_fd(), below, &path, depth)
+            } else {
+                let level = levels.pop().expect("it has been entered");
+                let (at, name) = match levels.last() {
+                    Some(above) => (above.directory.as_fd(), above.names.current().map_or(name, |(_, name)| name)),
+                    None => (at, name),
+                };
+                self.leave(at, name, &path, level, depth - 1).map(Met::Gone)
+            };
+        }
+    }
+
+    /// Removes an entry, or enters a directory.
+    fn meet(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], depth: usize) -> Result<Met, Fault> {
         let shared = self.shared;
         let stat = match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(true),
+            Err(Errno::NOENT) => return Ok(Met::Gone(true)),
             stat => stat?,
         };
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let counts_as_any = shared.options.delete_excluded || self.is_room && depth == 0;
         let is_excluded = !counts_as_any && shared.patterns.leave_out(path, is_directory);
         if is_excluded || is_temporary_name(name.to_bytes()) || shared.is_stopped.load(Acquire) {
-            return Ok(false);
+            return Ok(Met::Gone(false));
         }
         if !is_directory {
             let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
-            return Ok(self.unlink(at, name, path, AtFlags::empty())? && self.tell(path, kind, depth));
+            let is_gone = self.unlink(at, name, path, AtFlags::empty())? && self.tell(path, kind, depth);
+            return Ok(Met::Gone(is_gone));
         }
         if let Some(backup) = &shared.backup
             && backup.is_in(&stat)?
         {
-            return Ok(false);
+            return Ok(Met::Gone(false));
         }
         if stat.st_dev != self.device {
             return Err(Errno::BUSY.into());
         }
         if depth == DEPTH_MAX {
-            return Err(Errno::LOOP.into());
+            return Err(Fault::Detail("is nested too deeply to be deleted"));
         }
         let directory = self.open(at, name, &stat)?;
         // As an earlier copy may have made it: its owner can empty it all the same.
         let _ = if shared.options.dry_run { Ok(false) } else { open_up(&directory, &stat) };
-        let removed = self.remove_directory(at, name, path, depth, &directory);
-        let has_other_mode = || fstat(&directory).is_ok_and(|now| now.st_mode != stat.st_mode);
-        if !matches!(removed, Ok(true)) && !shared.options.dry_run && has_other_mode() {
-            let _ = fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777));
+        let extraneous = Extraneous::of(&directory).and_then(|mut all| Ok((all.has_leftovers, all.take()?)));
+        let (has_leftovers, names) = extraneous.inspect_err(|_| self.restore_mode(&directory, &stat))?;
+        let (path_bytes, is_empty, outcome) = (path.len(), true, Ok(()));
+        Ok(Met::Directory(Level { directory, stat, names, path_bytes, has_leftovers, is_empty, outcome }))
+    }
+
+    /// Removes a directory in which all has been removed that was to be.
+    fn leave(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], level: Level, depth: usize) -> Result<bool, Fault> {
+        let (shared, directory) = (self.shared, &level.directory);
+        let remove = || {
+            level.outcome?;
+            if level.is_empty && level.has_leftovers && !shared.options.dry_run {
+                let _ = unfinished::remove_stale(directory.as_fd());
+            }
+            shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(path))?;
+            let is_gone = level.is_empty && self.unlink(at, name, path, AtFlags::REMOVEDIR)?;
+            Ok(is_gone && self.tell(path, FileKind::Directory, depth))
+        };
+        let removed = remove();
+        if !matches!(removed, Ok(true)) {
+            self.restore_mode(directory, &level.stat);
         }
         removed
+    }
+
+    /// What stays has the mode that it had.
+    fn restore_mode(&self, directory: &OwnedFd, stat: &Stat) {
+        let has_other_mode = || fstat(directory).is_ok_and(|now| now.st_mode != stat.st_mode);
+        if !self.shared.options.dry_run && has_other_mode() {
+            let _ = fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o7777));
+        }
     }
 
     /// Opens a directory that is to be removed. One that its owner may not read is opened up.
@@ -173,36 +270,6 @@ impl Remover<'_> {
         };
         is_it(&directory)?;
         Ok(directory)
-    }
-
-    /// Removes a directory that is open, with all in it but what is excluded.
-    fn remove_directory(
-        &self,
-        at: BorrowedFd<'_>,
-        name: &CStr,
-        path: &[u8],
-        depth: usize,
-        directory: &OwnedFd,
-    ) -> Result<bool, Fault> {
-        let shared = self.shared;
-        let (mut is_empty, mut outcome) = (true, Ok(()));
-        let mut extraneous = Extraneous::of(directory)?;
-        let (has_leftovers, mut names) = (extraneous.has_leftovers, extraneous.take()?);
-        while let Some((_, below)) = names.current() {
-            let path = [path, b"/", below.to_bytes()].concat();
-            match self.remove(directory.as_fd(), below, &path, depth + 1) {
-                Ok(is_gone) => is_empty &= is_gone,
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
-            names.advance()?;
-        }
-        outcome?;
-        if is_empty && has_leftovers && !shared.options.dry_run {
-            let _ = unfinished::remove_stale(directory.as_fd());
-        }
-        shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(path))?;
-        let is_gone = is_empty && self.unlink(at, name, path, AtFlags::REMOVEDIR)?;
-        Ok(is_gone && self.tell(path, FileKind::Directory, depth))
     }
 
     /// Tells the caller that an entry is gone, which it is, and counts it.

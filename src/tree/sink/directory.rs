@@ -352,7 +352,7 @@ impl OpenDirectory {
         let path = self.path_below_top(name);
         let path = self.shared.below_destination(&path);
         let remover = Remover { shared: &self.shared, device: old.st_dev, is_room: true };
-        let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, path, 0)?;
+        let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, path)?;
         if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
 

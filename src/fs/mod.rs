@@ -4,6 +4,7 @@ pub(crate) mod accounts;
 pub(crate) mod close;
 pub(crate) mod copy;
 pub mod direct;
+pub(crate) mod holes;
 pub mod metadata;
 mod named;
 pub(crate) mod partial;

@@ -33,6 +33,7 @@ use super::root::Root;
 use super::walk::{Come, Finished, LargeFile, Listed, Sent, Spent, Walk, WalkState};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
+use crate::fs::holes::hash_sparse;
 use crate::fs::source::{Part, check_unchanged};
 use crate::options::TreeOptions;
 
@@ -236,7 +237,8 @@ impl TreeSource {
                 }
                 Task::Read(file, Piece::Compare { range, hash }) => {
                     let length = range.end - range.start;
-                    let is_same = hash_range(&file.file, range.start, length, target).is_ok_and(|ours| ours == hash);
+                    let hash_it = if file.is_sparse { hash_sparse } else { hash_range };
+                    let is_same = hash_it(&file.file, range.start, length, target).is_ok_and(|ours| ours == hash);
                     self.compared(&file, range, is_same);
                 }
                 Task::Read(file, Piece::Send { position, length }) if self.is_local => {

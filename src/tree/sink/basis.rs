@@ -18,6 +18,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
+use crate::fs::holes::{hash_of_zeros, is_hole};
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash16, identity, open_quietly, read_up_to, write_at};
 
@@ -59,6 +60,8 @@ pub(super) struct Basis {
     is_in_target: bool,
     /// What is zero is left out, as a hole.
     keeps_holes: bool,
+    /// The older file is sparse, or compressed by its file system.
+    may_have_holes: bool,
     /// The new file is known to be another one.
     is_changed: AtomicBool,
     blocks: Mutex<Vec<Block>>,
@@ -98,7 +101,20 @@ impl Basis {
         open_blocks.fetch_add(count, Relaxed);
         let blocks = Mutex::new(vec![Block::Unknown; count as usize]);
         let (is_in_target, open_blocks) = (false, Arc::clone(open_blocks));
-        Self { file, stat, elsewhere, size, block_bytes, is_in_target, keeps_holes, is_changed, blocks, open_blocks }
+        let may_have_holes = (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512);
+        Self {
+            file,
+            stat,
+            elsewhere,
+            size,
+            block_bytes,
+            is_in_target,
+            keeps_holes,
+            may_have_holes,
+            is_changed,
+            blocks,
+            open_blocks,
+        }
     }
 
     /// Where it is, if not under the name of the new file.
@@ -202,6 +218,10 @@ impl Basis {
         scratch: &mut [u8],
         check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>,
     ) -> Result<Digest, Errno> {
+        // Of a sparse file that is to be written holes are left out.
+        if self.may_have_holes && (target.is_none() || self.keeps_holes) && is_hole(file, start, length) {
+            return Ok(Some(hash_of_zeros(length)));
+        }
         let (mut hasher, mut at) = (blake3::Hasher::new(), start);
         while at < start + length {
             let wanted = scratch.len().min((start + length - at) as usize);

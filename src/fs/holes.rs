@@ -1,0 +1,70 @@
+//! Holes of sparse files: what is known to be zero need not be read.
+
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+
+use rustix::fs::{SeekFrom, fstat, seek};
+use rustix::io::Errno;
+
+use super::{hash_range, hash16};
+
+/// As [`hash_range`], for a file that may have holes, which are not read: an image of a TiB that has 1 GiB of data takes
+/// no longer than that. The offset of the open file changes.
+///
+/// # Errors
+///
+/// Those of [`hash_range`].
+pub(crate) fn hash_sparse(file: impl AsFd, start: u64, length: u64, scratch: &mut [u8]) -> Result<[u8; 16], Errno> {
+    if is_hole(&file, start, length) { Ok(hash_of_zeros(length)) } else { hash_range(file, start, length, scratch) }
+}
+
+/// Whether a range of a file is all a hole, as far as the file system tells.
+pub(crate) fn is_hole(file: impl AsFd, start: u64, length: u64) -> bool {
+    match seek(&file, SeekFrom::Data(start)) {
+        Ok(data) => data >= start + length,
+        // There is none up to its end.
+        Err(Errno::NXIO) => fstat(file).is_ok_and(|stat| stat.st_size as u64 >= start + length),
+        Err(_) => false,
+    }
+}
+
+/// The digest of so many zeros. Nearly all blocks of a file have one length, which is remembered.
+pub(crate) fn hash_of_zeros(length: u64) -> [u8; 16] {
+    static LAST: Mutex<Option<(u64, [u8; 16])>> = Mutex::new(None);
+    let mut last = LAST.lock().expect("no panics under it");
+    if let Some((of, digest)) = *last
+        && of == length
+    {
+        return digest;
+    }
+    let mut hasher = blake3::Hasher::new();
+    std::io::copy(&mut std::io::Read::take(std::io::repeat(0), length), &mut hasher).expect("it takes all");
+    let digest = hash16(&hasher.finalize());
+    *last = Some((length, digest));
+    digest
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn ranges_have_the_digest_of_what_is_read_there() {
+        const BLOCK: u64 = 64 << 10;
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(8 * BLOCK + 5).expect("a length");
+        file.write_all_at(b"data", 3 * BLOCK + 100).expect("written");
+        let mut scratch = vec![0; 4096];
+        for number in 0..9 {
+            let (start, length) = (number * BLOCK, if number == 8 { 5 } else { BLOCK });
+            let read = hash_range(&file, start, length, &mut scratch).expect("read");
+            assert_eq!(hash_sparse(&file, start, length, &mut scratch), Ok(read), "block {number}");
+        }
+        assert!(is_hole(&file, 0, BLOCK) && !is_hole(&file, 3 * BLOCK, BLOCK), "this file system has holes");
+        // Behind its end is nothing, not even zeros.
+        assert!(!is_hole(&file, 8 * BLOCK, 6));
+        assert_eq!(hash_sparse(&file, 8 * BLOCK, BLOCK, &mut scratch), Err(Errno::NODATA));
+    }
+}

@@ -357,7 +357,7 @@ pub fn translate(
             continue;
         }
         if let Some(rule) = value_of(&word, "--filter", &mut words) {
-            done.words.extend(filter(&rule)?);
+            done.words.push(filter(&rule)?);
             continue;
         }
         if let Some(seconds) = value_of(&word, "--timeout", &mut words) {
@@ -392,6 +392,12 @@ pub fn translate(
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
                 }
+                None if MAY_BEGIN_WITH_HYPHEN.iter().any(|option| word == *option)
+                    && words.peek().is_some_and(|next| is_hyphened(next)) =>
+                {
+                    let value = words.next().unwrap_or_default();
+                    done.words.push(OsString::from_vec([bytes, b"=", value.as_bytes()].concat()));
+                }
                 None => {
                     let is_value_next = takes_value(command, &word);
                     done.words.push(word);
@@ -412,6 +418,14 @@ pub fn translate(
         done.words.splice(0..0, [OsString::from("-P"), port]);
     }
     Ok(done)
+}
+
+/// Options whose value is the word behind them also where that begins with a hyphen, as with rsync.
+const MAY_BEGIN_WITH_HYPHEN: [&str; 3] = ["--chmod", "--exclude", "--include"];
+
+/// Whether a word can be such a value. With two hyphens it is more likely that the value is missing: --dry-run would be lost.
+fn is_hyphened(word: &OsStr) -> bool {
+    word.len() > 1 && word.as_bytes().starts_with(b"-") && !word.as_bytes().starts_with(b"--")
 }
 
 fn is_compression(word: &OsStr) -> bool {
@@ -451,7 +465,7 @@ fn value_of(word: &OsStr, option: &str, words: &mut impl Iterator<Item = OsStrin
 }
 
 /// A rule of rsync's `--filter` as a pattern that says itself what it does.
-fn filter(rule: &OsStr) -> Result<[OsString; 2], String> {
+fn filter(rule: &OsStr) -> Result<OsString, String> {
     let text = rule.as_bytes();
     let kinds = [(&b"-"[..], b"- "), (b"exclude", b"- "), (b"+", b"+ "), (b"include", b"+ ")];
     let pattern = kinds.into_iter().find_map(|(kind, sign)| match text.strip_prefix(kind)? {
@@ -466,7 +480,8 @@ fn filter(rule: &OsStr) -> Result<[OsString; 2], String> {
         let rule = escaped(rule);
         format!("--filter '{rule}': of rules there are '- PATTERN', '+ PATTERN' and '!'; --exclude-from reads them from a file")
     })?;
-    Ok(["--exclude".into(), OsString::from_vec(pattern)])
+    // In one word: by itself, "- x" would be taken for an option.
+    Ok(OsString::from_vec([b"--exclude=", &pattern[..]].concat()))
 }
 
 /// What rsync's `--info` asks for, as `rdcp` has it. What is turned off is not printed anyway.
@@ -535,7 +550,7 @@ fn cluster(
                 if !attached && is_operand && filter(&rule).is_err() {
                     return Err("-f is rsync's --filter; nothing is needed to overwrite".to_owned());
                 }
-                done.words.extend(filter(&rule)?);
+                done.words.push(filter(&rule)?);
                 return Ok(());
             }
             Some(Here::Synced(word, _)) if done.is_sync => done.words.push(word.into()),

@@ -22,6 +22,7 @@ use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::check_rails;
 use crate::agent::place::listed_around;
+use super::wrong;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::engine::Summary;
@@ -280,13 +281,16 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
         let command = CopyArguments::command();
         let done = habits::translate(words.into_iter().skip(1), &command, exists);
-        let mut done = done.map_err(|reason| Failure::new(Exit::Usage, reason))?;
+        let of_file = wrong::of_file(&words);
+        let mut done = done.map_err(|reason| {
+            Failure::new(Exit::Usage, of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
+        })?;
         let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
         super::with_arguments(words.collect(), |arguments: CopyArguments| {
             if !arguments.report.quiet {
                 done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
             }
-            copy(arguments, &done)
+            copy(arguments, &done, of_file)
         })
     })
 }
@@ -438,12 +442,13 @@ fn place(spec: &Spec) -> (String, String) {
     }
 }
 
-/// `typed`: the command line, with what it has beside the arguments.
-fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure> {
+/// `typed`: the command line, with what it has beside the arguments. `of_file`: what to type for a file in it.
+fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String>) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
-    let missing = || match &typed.key {
-        Some(key) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
-        None => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
+    let missing = || match (&typed.key, &of_file) {
+        (_, Some(advice)) => usage(&format!("SRC and DST are needed; {advice}")),
+        (Some(key), None) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
+        (None, None) => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
     };
     arguments.report = arguments.report.begun("rdcp");
     if let Some(medium) = arguments.check {

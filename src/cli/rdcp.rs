@@ -306,6 +306,28 @@ impl Arguments for CopyArguments {
     }
 }
 
+    fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+        let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
+        let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).collect();
+        let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
+        if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
+            return Some(format!("--{key} is for files and trees"));
+        }
+        let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
+        let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
+        is_idle.then(|| format!("--{key} is for copies between hosts"))
+    }
+}
+
+/// Whether it is, on this host, what is read or written as a stream.
+fn is_stream(spec: &Spec) -> bool {
+    let is_special = |path: &OsStr| std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    match spec {
+        Spec::Standard => true,
+        Spec::Here(path) => is_special(path),
+        Spec::There(..) => false,
+    }
+
 /// The launcher of a command line that asks the user for nothing; `None` where there is no way to ask that of it.
 pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
     let mut definition = CopyArguments::command();

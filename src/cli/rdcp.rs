@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::path::PathBuf;
@@ -21,8 +22,8 @@ use super::report::{Console, Digits, Moved, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::check_rails;
-use crate::agent::place::listed_around;
 use super::wrong;
+use crate::agent::place::listed_around;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::engine::Summary;
@@ -280,8 +281,8 @@ const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 au
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
         let command = CopyArguments::command();
-        let done = habits::translate(words.into_iter().skip(1), &command, exists);
         let of_file = wrong::of_file(&words);
+        let done = habits::translate(words.into_iter().skip(1), &command, exists);
         let mut done = done.map_err(|reason| {
             Failure::new(Exit::Usage, of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
         })?;
@@ -304,7 +305,6 @@ impl Arguments for CopyArguments {
         });
         hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
     }
-}
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
@@ -327,6 +327,7 @@ fn is_stream(spec: &Spec) -> bool {
         Spec::Here(path) => is_special(path),
         Spec::There(..) => false,
     }
+}
 
 /// The launcher of a command line that asks the user for nothing; `None` where there is no way to ask that of it.
 pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
@@ -689,5 +690,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         .chain(arguments.report.page.clone())
         .chain(arguments.report.trace.clone())
         .collect();
-    watch::run(&watched_by, &sources, &written, say, copy)
+    let waiting = || {
+        if arguments.report.is_verbose() || std::io::stderr().is_terminal() {
+            say("waiting for changes; ^C ends it");
+        }
+    };
+    watch::run(&watched_by, &sources, &written, say, waiting, copy)
 }

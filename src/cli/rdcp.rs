@@ -226,7 +226,7 @@ impl HostOptions {
         add("-J", &mut self.jump.iter());
         add("-F", &mut self.configuration.iter());
         add("-o", &mut self.option.iter());
-        Launcher::new(&command, options)
+        Launcher::bare(&command, options)
             .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
     }
 

@@ -81,6 +81,7 @@ impl Letter {
             Here::Own if self.letter == 'h' => "by itself --help; with other letters, or --sync, --human-readable".to_owned(),
             Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
             Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
+            Here::Means(_) if self.letter == 'a' => "--recursive; with --files-from nothing, as with rsync".to_owned(),
             Here::Means(words) => words.join(" "),
             Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
             Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
@@ -308,6 +309,8 @@ pub struct Translated {
     pub key: Option<OsString>,
     /// With `--sync` hands are those of rsync.
     is_sync: bool,
+    /// With `--files-from` rsync's `-a` is not recursive.
+    is_listed: bool,
     /// `--info=name0`: `-v` names nothing.
     pub has_no_names: bool,
     /// Letters that mean something to rsync only, without `--sync`.
@@ -330,7 +333,8 @@ pub fn translate(
     let words: Vec<OsString> = words.into_iter().collect();
     let has = |option: &str| words.iter().take_while(|word| *word != "--").any(|word| word == option);
     let (is_sync, is_without_owner) = (has("--sync"), has("--no-owner") || has("--no-o"));
-    let mut done = Translated { is_sync, ..Translated::default() };
+    let is_listed = has("--files-from") || words.iter().any(|word| word.as_bytes().starts_with(b"--files-from="));
+    let mut done = Translated { is_sync, is_listed, ..Translated::default() };
     let mut words = words.into_iter().peekable();
     let mut port: Option<OsString> = None;
     while let Some(word) = words.next() {
@@ -365,6 +369,9 @@ pub fn translate(
             if seconds.as_bytes().iter().any(|&byte| byte != b'0') {
                 done.words.extend(["--reconnect".into(), seconds]);
             }
+            continue;
+        }
+        if word == "--archive" && is_listed {
             continue;
         }
         if bytes.starts_with(b"--") {
@@ -621,6 +628,7 @@ fn cluster(
                 }
                 return Ok(());
             }
+            Some(Here::Means(_)) if byte == b'a' && done.is_listed => {}
             Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
             Some(Here::Number(number)) => {
                 if let (Number::Limit, Some(rate)) = (number, value.filter(|value| is_rate(value) && !exists(value))) {

@@ -122,6 +122,10 @@ fn what_hands_type() {
         ("-K a b", "!"),
         ("--delete-before a b", "!"),
         ("-rcu --sync --del a b", "-r --checksum -u --sync --delete a b"),
+        ("--sync -av --files-from=x a b", "--sync -v --files-from=x a b"),
+        ("--sync --archive --files-from x a b", "--sync --files-from x a b"),
+        ("--sync -avr --files-from x a b", "--sync -v -r --files-from x a b"),
+        ("--sync -a a b -- --files-from", "--sync --recursive a b -- --files-from"),
         ("--files-from=x -0 --relative a b", "--files-from=x -0 a b (relative)"),
     ] {
         let done = words(line).map(|words| words.join(" "));

@@ -108,7 +108,8 @@ pub struct CopyArguments {
     /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest: Option<OsString>,
-    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory
+    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory; names with a carriage return are
+    /// written as older versions of b3sum, such as 1.2.0, do not read them
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest_b3sum: Option<OsString>,
     /// Print at the end what the copy came to, in the lines of rsync's --stats

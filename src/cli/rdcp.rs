@@ -21,7 +21,7 @@ use super::options::ReportOptions;
 use super::report::{Console, Digits, Moved, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
-use super::words::check_rails;
+use super::words::{check_rails, unshown};
 use super::wrong;
 use crate::agent::place::listed_around;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
@@ -592,6 +592,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     };
     let reports = report.page.iter().chain(&report.trace);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
+    if destination == Spec::Standard {
+        standard::guard_terminal();
+    }
     let watched_by = setup.clone();
     let mut plan = Plan {
         manifests,
@@ -648,6 +651,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
             let mut console = Console::new("rdcp", reporter, may_draw, style);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
+            ended.failure = ended.failure.map(unshown);
             failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
             if let Some(text) = ended.copied.as_ref().and_then(|copied| stats(copied, digits)) {
                 // Where data or a report goes to standard output, it is read by a program.

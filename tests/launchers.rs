@@ -38,6 +38,13 @@ struct Kind {
 
 const KINDS: &[Kind] = &[
     Kind { name: "ssh", needs: &["/usr/sbin/sshd", "ssh"], variable: None, launcher: ssh, host: local },
+    Kind {
+        name: "ssh-for-logins",
+        needs: &["/usr/sbin/sshd", "ssh"],
+        variable: None,
+        launcher: ssh_for_logins,
+        host: local,
+    },
     Kind { name: "rsh", needs: &[], variable: None, launcher: rsh, host: local },
     Kind { name: "template", needs: &[], variable: None, launcher: template, host: local },
     Kind { name: "mpirun", needs: &["mpirun"], variable: None, launcher: mpirun, host: local },
@@ -182,6 +189,18 @@ fn sshd() -> Arc<Sshd> {
 fn ssh() -> Launcher {
     let options = ["-F".into(), sshd().scratch.join("ssh_config").into_os_string()];
     Launcher::new("ssh".as_ref(), options.to_vec()).expect("words")
+}
+
+/// Its configuration is that of one who logs in, and whose forwarding cannot be made a second time.
+fn ssh_for_logins() -> Launcher {
+    let sshd = sshd();
+    let plain = fs::read_to_string(sshd.scratch.join("ssh_config")).expect("its configuration");
+    let logins = format!(
+        "{plain}  RequestTTY force\n  RemoteCommand tmux\n  LocalForward 127.0.0.1:{} 127.0.0.1:1\n  ExitOnForwardFailure yes\n",
+        sshd.port
+    );
+    let path = sshd.scratch.file("ssh_config_for_logins", logins.as_bytes());
+    Launcher::bare("ssh".as_ref(), vec!["-F".into(), path.into_os_string()]).expect("words")
 }
 
 fn rsh() -> Launcher {

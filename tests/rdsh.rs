@@ -315,6 +315,24 @@ fn ssh_does_the_rest() {
     ended.expect(9).one_line("rdsh", &["left to", "has no"]);
 }
 
+/// `-v` is ours, and ssh's own begins with the second.
+#[test]
+fn the_way_is_told() {
+    let lab = Lab::new();
+    let words = lab.join("words");
+    lab.script(
+        "ssh",
+        &format!("echo \"$*\" >'{}'\nwhile [ $1 != h ]; do shift; done\nexec sh -c \"$2\"", words.display()),
+    );
+    for (verbose, given) in [("-v", 0), ("-vv", 1)] {
+        let mut command = lab.rdsh_by("ssh", &[verbose, "h", "head -c 2M /dev/zero"]);
+        let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+        ended.expect(0).one_line("rdsh", &["h -> ", "tcp ", " lanes, ", "encrypted"]);
+        let words = fs::read_to_string(&words).expect("its words");
+        assert_eq!(words.split(' ').filter(|word| *word == "-v").count(), given, "{words}");
+    }
+}
+
 #[test]
 fn tar_through_it() {
     let lab = Lab::new();

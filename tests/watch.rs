@@ -37,7 +37,7 @@ const PULL: [bool; 2] = [true, false];
 
 fn start(lab: &Lab, to: &Path, [is_source_there, is_remote]: [bool; 2]) -> Process {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
-    command.args(["-r", "--sync", "--delete", "--watch"]);
+    command.args(["-r", "--sync", "--delete", "--watch", "-v"]);
     match is_source_there {
         true => command.arg(lab.there("source", "from/")),
         false => command.arg("from/"),
@@ -235,6 +235,21 @@ fn a_link_in_place_of_a_directory_is_copied_as_a_link() {
         let ended = process.wait();
         assert!(!ended.expect(130).stderr.contains("cannot read"), "{}", ended.stderr);
     }
+}
+
+/// As a script has it: nothing but what has failed.
+#[test]
+fn without_a_terminal_nothing_is_said() {
+    let lab = lab();
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--watch", "from/", "to"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut process = Process::spawn(&mut command);
+    for text in ["one", "two"] {
+        fs::write(lab.join("from/first"), text).expect("a file");
+        until(text, &mut process, || holds(&lab.join("to/first"), text));
+    }
+    // The wait for the second change was behind the first.
+    assert_eq!(process.stderr(), "");
 }
 
 #[test]

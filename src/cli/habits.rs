@@ -81,6 +81,7 @@ impl Letter {
             Here::Own if self.letter == 'h' => "by itself --help; with other letters, or --sync, --human-readable".to_owned(),
             Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
             Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
+            Here::Means(_) if self.letter == 'a' => "--recursive; with --files-from nothing, as with rsync".to_owned(),
             Here::Means(words) => words.join(" "),
             Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
             Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
@@ -308,6 +309,8 @@ pub struct Translated {
     pub key: Option<OsString>,
     /// With `--sync` hands are those of rsync.
     is_sync: bool,
+    /// With `--files-from` rsync's `-a` is not recursive.
+    is_listed: bool,
     /// `--info=name0`: `-v` names nothing.
     pub has_no_names: bool,
     /// Letters that mean something to rsync only, without `--sync`.
@@ -330,7 +333,8 @@ pub fn translate(
     let words: Vec<OsString> = words.into_iter().collect();
     let has = |option: &str| words.iter().take_while(|word| *word != "--").any(|word| word == option);
     let (is_sync, is_without_owner) = (has("--sync"), has("--no-owner") || has("--no-o"));
-    let mut done = Translated { is_sync, ..Translated::default() };
+    let is_listed = has("--files-from") || words.iter().any(|word| word.as_bytes().starts_with(b"--files-from="));
+    let mut done = Translated { is_sync, is_listed, ..Translated::default() };
     let mut words = words.into_iter().peekable();
     let mut port: Option<OsString> = None;
     while let Some(word) = words.next() {
@@ -357,7 +361,7 @@ pub fn translate(
             continue;
         }
         if let Some(rule) = value_of(&word, "--filter", &mut words) {
-            done.words.extend(filter(&rule)?);
+            done.words.push(filter(&rule)?);
             continue;
         }
         if let Some(seconds) = value_of(&word, "--timeout", &mut words) {
@@ -365,6 +369,9 @@ pub fn translate(
             if seconds.as_bytes().iter().any(|&byte| byte != b'0') {
                 done.words.extend(["--reconnect".into(), seconds]);
             }
+            continue;
+        }
+        if word == "--archive" && is_listed {
             continue;
         }
         if bytes.starts_with(b"--") {
@@ -392,6 +399,12 @@ pub fn translate(
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
                 }
+                None if MAY_BEGIN_WITH_HYPHEN.iter().any(|option| word == *option)
+                    && words.peek().is_some_and(|next| is_hyphened(next)) =>
+                {
+                    let value = words.next().unwrap_or_default();
+                    done.words.push(OsString::from_vec([bytes, b"=", value.as_bytes()].concat()));
+                }
                 None => {
                     let is_value_next = takes_value(command, &word);
                     done.words.push(word);
@@ -412,6 +425,14 @@ pub fn translate(
         done.words.splice(0..0, [OsString::from("-P"), port]);
     }
     Ok(done)
+}
+
+/// Options whose value is the word behind them also where that begins with a hyphen, as with rsync.
+const MAY_BEGIN_WITH_HYPHEN: [&str; 3] = ["--chmod", "--exclude", "--include"];
+
+/// Whether a word can be such a value. With two hyphens it is more likely that the value is missing: --dry-run would be lost.
+fn is_hyphened(word: &OsStr) -> bool {
+    word.len() > 1 && word.as_bytes().starts_with(b"-") && !word.as_bytes().starts_with(b"--")
 }
 
 fn is_compression(word: &OsStr) -> bool {
@@ -451,7 +472,7 @@ fn value_of(word: &OsStr, option: &str, words: &mut impl Iterator<Item = OsStrin
 }
 
 /// A rule of rsync's `--filter` as a pattern that says itself what it does.
-fn filter(rule: &OsStr) -> Result<[OsString; 2], String> {
+fn filter(rule: &OsStr) -> Result<OsString, String> {
     let text = rule.as_bytes();
     let kinds = [(&b"-"[..], b"- "), (b"exclude", b"- "), (b"+", b"+ "), (b"include", b"+ ")];
     let pattern = kinds.into_iter().find_map(|(kind, sign)| match text.strip_prefix(kind)? {
@@ -466,7 +487,8 @@ fn filter(rule: &OsStr) -> Result<[OsString; 2], String> {
         let rule = escaped(rule);
         format!("--filter '{rule}': of rules there are '- PATTERN', '+ PATTERN' and '!'; --exclude-from reads them from a file")
     })?;
-    Ok(["--exclude".into(), OsString::from_vec(pattern)])
+    // In one word: by itself, "- x" would be taken for an option.
+    Ok(OsString::from_vec([b"--exclude=", &pattern[..]].concat()))
 }
 
 /// What rsync's `--info` asks for, as `rdcp` has it. What is turned off is not printed anyway.
@@ -535,7 +557,7 @@ fn cluster(
                 if !attached && is_operand && filter(&rule).is_err() {
                     return Err("-f is rsync's --filter; nothing is needed to overwrite".to_owned());
                 }
-                done.words.extend(filter(&rule)?);
+                done.words.push(filter(&rule)?);
                 return Ok(());
             }
             Some(Here::Synced(word, _)) if done.is_sync => done.words.push(word.into()),
@@ -606,6 +628,7 @@ fn cluster(
                 }
                 return Ok(());
             }
+            Some(Here::Means(_)) if byte == b'a' && done.is_listed => {}
             Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
             Some(Here::Number(number)) => {
                 if let (Number::Limit, Some(rate)) = (number, value.filter(|value| is_rate(value) && !exists(value))) {

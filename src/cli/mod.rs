@@ -174,6 +174,11 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
         None
     }
 
+    /// Why a setting of this key means nothing for what a command line asks for, though typed it would be refused or taken.
+    fn idle(_: &clap::ArgMatches, _key: &str) -> Option<String> {
+        None
+    }
+
     /// What is wrong with a command line, where the command knows better.
     fn explain(_: &clap::Error) -> Option<Failure> {
         None

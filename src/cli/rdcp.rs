@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::path::PathBuf;
@@ -20,7 +21,8 @@ use super::options::ReportOptions;
 use super::report::{Console, Digits, Moved, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
-use super::words::check_rails;
+use super::words::{check_rails, unshown};
+use super::wrong;
 use crate::agent::place::listed_around;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
@@ -106,7 +108,8 @@ pub struct CopyArguments {
     /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest: Option<OsString>,
-    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory
+    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory; names with a carriage return are
+    /// written as older versions of b3sum, such as 1.2.0, do not read them
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest_b3sum: Option<OsString>,
     /// Print at the end what the copy came to, in the lines of rsync's --stats
@@ -224,7 +227,7 @@ impl HostOptions {
         add("-J", &mut self.jump.iter());
         add("-F", &mut self.configuration.iter());
         add("-o", &mut self.option.iter());
-        Launcher::new(&command, options)
+        Launcher::bare(&command, options)
             .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
     }
 
@@ -279,14 +282,17 @@ const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 au
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
         let command = CopyArguments::command();
+        let of_file = wrong::of_file(&words);
         let done = habits::translate(words.into_iter().skip(1), &command, exists);
-        let mut done = done.map_err(|reason| Failure::new(Exit::Usage, reason))?;
+        let mut done = done.map_err(|reason| {
+            Failure::new(Exit::Usage, of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
+        })?;
         let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
         super::with_arguments(words.collect(), |arguments: CopyArguments| {
             if !arguments.report.quiet {
                 done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
             }
-            copy(arguments, &done)
+            copy(arguments, &done, of_file)
         })
     })
 }
@@ -299,6 +305,28 @@ impl Arguments for CopyArguments {
             _ => None,
         });
         hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
+    }
+
+    fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+        let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
+        let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).collect();
+        let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
+        if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
+            return Some(format!("--{key} is for files and trees"));
+        }
+        let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
+        let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
+        is_idle.then(|| format!("--{key} is for copies between hosts"))
+    }
+}
+
+/// Whether it is, on this host, what is read or written as a stream.
+fn is_stream(spec: &Spec) -> bool {
+    let is_special = |path: &OsStr| std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    match spec {
+        Spec::Standard => true,
+        Spec::Here(path) => is_special(path),
+        Spec::There(..) => false,
     }
 }
 
@@ -438,12 +466,13 @@ fn place(spec: &Spec) -> (String, String) {
     }
 }
 
-/// `typed`: the command line, with what it has beside the arguments.
-fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure> {
+/// `typed`: the command line, with what it has beside the arguments. `of_file`: what to type for a file in it.
+fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String>) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
-    let missing = || match &typed.key {
-        Some(key) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
-        None => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
+    let missing = || match (&typed.key, &of_file) {
+        (_, Some(advice)) => usage(&format!("SRC and DST are needed; {advice}")),
+        (Some(key), None) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
+        (None, None) => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
     };
     arguments.report = arguments.report.begun("rdcp");
     if let Some(medium) = arguments.check {
@@ -563,6 +592,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     };
     let reports = report.page.iter().chain(&report.trace);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
+    if destination == Spec::Standard {
+        standard::guard_terminal();
+    }
     let watched_by = setup.clone();
     let mut plan = Plan {
         manifests,
@@ -619,6 +651,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
             let mut console = Console::new("rdcp", reporter, may_draw, style);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
+            ended.failure = ended.failure.map(unshown);
             failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
             if let Some(text) = ended.copied.as_ref().and_then(|copied| stats(copied, digits)) {
                 // Where data or a report goes to standard output, it is read by a program.
@@ -662,5 +695,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         .chain(arguments.report.page.clone())
         .chain(arguments.report.trace.clone())
         .collect();
-    watch::run(&watched_by, &sources, &written, say, copy)
+    let waiting = || {
+        if arguments.report.is_verbose() || std::io::stderr().is_terminal() {
+            say("waiting for changes; ^C ends it");
+        }
+    };
+    watch::run(&watched_by, &sources, &written, say, waiting, copy)
 }

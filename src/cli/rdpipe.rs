@@ -14,7 +14,7 @@ use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{HopsConsole, Moved, Reporter, was_drawn};
-use super::words::check_rails;
+use super::words::{check_rails, unshown};
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
@@ -202,6 +202,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     }
     if is_put_out {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
+        standard::guard_terminal();
     }
     let moved: Vec<_> = is_fed.then_some(Moved::Input).into_iter().chain(is_put_out.then_some(Moved::Output)).collect();
     let reporter = Reporter::open("rdpipe", &arguments.report, &moved)?;
@@ -212,6 +213,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         Ok(pipeline) => pipeline.run(),
         Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), failure: Some(failure) },
     };
+    let failure = failure.map(unshown);
     if arguments.report.is_verbose() && failure.is_none() {
         console.sum_up(&stages, &hops, &plan.setup.launcher_name());
     } else if failure.is_none() && was_drawn() {

@@ -25,7 +25,7 @@ use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, escaped, os, shown_path};
-use crate::fs::sink::{NO_TEXT, StreamSink, Target};
+use crate::fs::sink::{NO_TEXT, Target};
 use crate::fs::standard;
 use crate::job::hop::Side;
 use crate::job::progress::Ended;
@@ -96,12 +96,14 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     check_file(file.as_ref())?;
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
-    let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();
+    if file.is_none() && !is_forced {
+        standard::guard_terminal();
+    }
     let moved = file.as_ref().map_or(Moved::Output, |path| Moved::File("FILE", Path::new(path)));
     reported("rdrecv", &arguments.report, &[moved], |reporter| {
         let to = file.as_ref().map_or_else(|| standard::OUTPUT.to_owned(), |path| escaped(path));
         reporter.record(|record| record.set_route(vec![("the sender".to_owned(), String::new())], vec![here(to)]));
-        let mut ended = transfer(&arguments, reporter, port, key, file.as_ref(), text_only)?;
+        let mut ended = transfer(&arguments, reporter, port, key, file.as_ref())?;
         if matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes()) {
             ended.failure = Some(Failure::new(Exit::Usage, BINARY));
         }
@@ -119,7 +121,6 @@ fn transfer(
     port: u16,
     key: Option<OsString>,
     file: Option<&OsString>,
-    text_only: bool,
 ) -> Result<Ended, Failure> {
     // Before anybody connects: the destination can be written. Nothing is made yet.
     let target = match file {
@@ -182,14 +183,7 @@ fn transfer(
             takes_signals: true,
             reports_for_both: true,
         };
-        let make_work = |_chunk_bytes| match (&target, text_only) {
-            (None, true) => {
-                let output = standard::named_output()?;
-                let sink = move || Ok(StreamSink::new(output, standard::OUTPUT.as_ref()).text_only());
-                Ok(Work::ReceiveStream(Box::new(sink)))
-            }
-            (target, _) => Work::receive(target.as_ref()).map_err(NoWork::from),
-        };
+        let make_work = |_chunk_bytes| Work::receive(target.as_ref()).map_err(NoWork::from);
         match session.run(first, make_work) {
             Ok(ended) => return Ok(ended.into()),
             Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),

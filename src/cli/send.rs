@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, CommandFactory, Parser};
-use rd_proto::control::{Policy, RdmaKind, Role};
+use rd_proto::control::{Cause, Policy, RdmaKind, Role};
 use rd_proto::handshake::Key;
+use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
 use super::Arguments;
@@ -177,6 +178,7 @@ fn transfer(
     if is_typed && !arguments.report.quiet && std::io::stderr().is_terminal() {
         super::say("rdsend: sending what you type; ^D ends it");
     }
+    let peer = first.peer_name.clone();
     let (post, events) = channel();
     let session = Session {
         role: Role::Sender,
@@ -192,7 +194,12 @@ fn transfer(
     };
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
     let ended = session.run(first, make_work);
-    ended.map(Ended::from).map_err(|not_begun| words::not_begun(&not_begun))
+    let mut ended = ended.map(Ended::from).map_err(|not_begun| words::not_begun(&not_begun))?;
+    // Nothing here was closed, so nobody would know why it ends.
+    if ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed) {
+        ended.failure = Some(Failure::new(Exit::SinkClosed, format!("{peer}: the reader of its output has closed it")));
+    }
+    Ok(ended)
 }
 
 fn no_descriptors() -> Failure {

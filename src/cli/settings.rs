@@ -236,7 +236,7 @@ impl Settings {
             self.left_out.clear();
             for setting in std::mem::take(&mut weaker) {
                 let reason = match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
-                    Ok(given) => T::refused(&given),
+                    Ok(given) => T::refused(&given).or_else(|| T::idle(&given, &setting.key)),
                     Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
                     Err(error) => {
                         let line = format!("{}: {}", setting.origin, wrong::reason(&error));
@@ -330,12 +330,14 @@ fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, Str
     }
 }
 
-/// What is said of a key that is no option, with the nearest that is one and may be set.
+/// What is said of a key that is no option, with the nearest that is one and may be set, if it is likely to be meant.
 fn unknown(known: &[Command], key: &str) -> String {
     let may_be_set = |key: &&str| !REFUSED.iter().any(|(_, keys)| keys.contains(key));
     let keys = known.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).filter(may_be_set);
     let nearest = keys.chain([HOST]).min_by_key(|other| strsim::osa_distance(key, other)).unwrap_or_default();
-    format!("no setting {}; the nearest is {nearest}", escaped(key.as_ref()))
+    let said = format!("no setting {}", escaped(key.as_ref()));
+    let is_near = strsim::osa_distance(key, nearest) <= (key.len() / 3).max(1);
+    if is_near { format!("{said}; the nearest is {nearest}") } else { said }
 }
 
 /// Whether a section is for one of these hosts. Its name is a list, as on the command line, of patterns with `*` and `?`.

@@ -22,7 +22,7 @@ const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
-/// or of the entries of some directories, and takes signals while it does; `say` has lines for a person; the files that are
+/// or of the entries of some directories, and takes signals while it does; `say` has lines for a person, and `waiting` is when it waits for changes; the files that are
 /// `written` with each copy must not be in what is watched.
 ///
 /// # Errors
@@ -33,6 +33,7 @@ pub(super) fn run(
     sources: &[Spec],
     written: &[PathBuf],
     say: impl Fn(&str),
+    waiting: impl Fn(),
     mut copy: impl FnMut(Option<Only>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     check(sources, written)?;
@@ -57,7 +58,7 @@ pub(super) fn run(
         };
         if failure.is_none() {
             (has_copied, lost) = (true, 0);
-            say("waiting for changes; ^C ends it");
+            waiting();
             failure = gather(&mut watch, &mut touched)?;
         }
         // Until the source is watched again.

@@ -13,7 +13,16 @@ use crate::engine::perf::PerfError;
 use crate::engine::rails::names;
 use crate::engine::{View, Wait};
 use crate::fault::{Exit, Failure, errno_of, escaped, os, printable};
+use crate::fs::sink::NO_TEXT;
 use crate::options::RailChoice;
+
+/// A failure, with what to do where what came for standard output, a terminal, was no text.
+pub(crate) fn unshown(failure: Failure) -> Failure {
+    let line = "what comes is no text, and standard output is a terminal: redirect it; `| cat` behind it writes it to the terminal \
+        all the same";
+    let is_it = failure.message.as_ref().is_some_and(|message| message.contains(NO_TEXT));
+    if is_it { Failure::new(Exit::Usage, line) } else { failure }
+}
 
 /// A link that could not be made to `peer`, where `program` should be.
 pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {

@@ -4,6 +4,7 @@
 //! looks like it.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -19,8 +20,32 @@ pub(crate) fn line_of(error: &Error, definition: &mut Command, words: &[OsString
             format!("{name} needs --sync: rdcp --sync -r {option} SRC/ DST")
         }
         Some((option, lacks)) => format!("{} needs {lacks}; see --help", option.split(' ').next().unwrap_or(&option)),
+        None if error.kind() == ErrorKind::UnknownArgument => unknown(error, words),
+        // Ours, of a file that cannot be read: --help has nothing about that.
+        None if error.context().next().is_none() => reason(error),
         None => line(error),
     }
+}
+
+/// What is said of an option that is none. clap names a letter; a word with a space in it is shown as it was typed.
+fn unknown(error: &Error, words: &[OsString]) -> String {
+    let text = error.get(ContextKind::InvalidArg).map(texts).unwrap_or_default().concat();
+    let is_it = |word: &&OsString| word.as_bytes().starts_with(text.as_bytes()) && word.as_bytes().contains(&b' ');
+    let typed = words.iter().skip(1).find(is_it).filter(|_| text.starts_with('-'));
+    let said = typed.map_or_else(|| line(error), |word| format!("no option '{}'; see --help", escaped(word)));
+    match of_file(words) {
+        Some(advice) => format!("{}; {advice}", said.trim_end_matches("; see --help")),
+        None => said,
+    }
+}
+
+/// What to type for a file whose name looks like an option.
+pub(super) fn of_file(words: &[OsString]) -> Option<String> {
+    let is_file = |word: &&OsString| {
+        word.len() > 1 && word.as_bytes().starts_with(b"-") && std::path::Path::new(word).symlink_metadata().is_ok()
+    };
+    let word = escaped(words.iter().skip(1).take_while(|word| *word != "--").find(is_file)?);
+    Some(format!("the file {word} is named ./{word}, or behind --"))
 }
 
 /// Which option of `words` needs one that is not there, and that one. clap names only the second.
@@ -87,7 +112,7 @@ pub(crate) fn reason(error: &Error) -> String {
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {}", escaped(OsStr::new(name))),
         ErrorKind::TooManyValues => format!("too many arguments: {value}"),
-        ErrorKind::InvalidValue | ErrorKind::ValueValidation if value.is_empty() => {
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation if value.is_empty() && !name.is_empty() => {
             let wanted = text(ContextKind::ValidValue);
             match (split(name), wanted.is_empty()) {
                 ((name, _), false) => format!("{name} needs one of {}", wanted.join(", ")),
@@ -99,7 +124,7 @@ pub(crate) fn reason(error: &Error) -> String {
             let wanted = text(ContextKind::ValidValue).join(", ");
             format!("{} {value}: it takes {wanted}", split(name).0)
         }
-        ErrorKind::ValueValidation => {
+        ErrorKind::ValueValidation if !name.is_empty() => {
             let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
             format!("{} {value}: {}", split(name).0, reworded(&reason))
         }
@@ -235,6 +260,14 @@ mod tests {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
             assert_eq!(line_of(&error, &mut command, &words), expected, "{typed}");
         }
+    }
+
+    #[test]
+    fn a_word_with_a_space_is_shown_whole() {
+        let mut command = definitions().into_iter().find(|command| command.get_name() == "rdcp").expect("one of ours");
+        let words = ["rdcp", "a", "- *.o", "b"].map(OsString::from);
+        let error = command.try_get_matches_from_mut(&words).expect_err("no option");
+        assert_eq!(line_of(&error, &mut command, &words), "no option '- *.o'; see --help");
     }
 
     #[test]

@@ -95,7 +95,16 @@ impl Launcher {
     ///
     /// A sentence, if a quote is not closed or there is no word.
     pub fn new(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
-        Ok(Self(Arc::new(Shell { words: words_of(command)?, options })))
+        Ok(Self(Arc::new(Shell { words: words_of(command)?, options, is_bare: false })))
+    }
+
+    /// The same for agents alone: of ssh's configuration, a terminal, a command and forwardings are left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Launcher::new`].
+    pub fn bare(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
+        Ok(Self(Arc::new(Shell { words: words_of(command)?, options, is_bare: true })))
     }
 
     /// `srun` within an allocation of Slurm's.

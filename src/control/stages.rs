@@ -288,7 +288,8 @@ impl Run {
             // `sh: 1: cannot open FILE: No such file` names it again.
             let named = format!("{}: ", String::from_utf8_lossy(path.trim_ascii()));
             let detail = reason.rsplit_once(&named).map_or(&*reason, |(_, behind)| behind).to_owned();
-            Fault { exit, what: what.to_owned(), path, errno: 0, detail, own: true }
+            let (errno, detail) = errno_of_shell(&detail).map_or((0, detail), |errno| (errno, String::new()));
+            Fault { exit, what: what.to_owned(), path, errno, detail, own: true }
         })
     }
 
@@ -436,6 +437,17 @@ fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {
 }
 
 /// `>>`, not `>`.
+/// The error number of what a shell says of a file that it cannot open: with it, it is said as everywhere.
+fn errno_of_shell(reason: &str) -> Option<i32> {
+    match reason {
+        // The first is dash's.
+        "No such file" | "No such file or directory" => Some(libc::ENOENT),
+        "Permission denied" => Some(libc::EACCES),
+        "Is a directory" => Some(libc::EISDIR),
+        _ => None,
+    }
+}
+
 fn is_append(redirection: &[u8]) -> bool {
     redirection.trim_ascii_start().starts_with(b">>")
 }

@@ -281,12 +281,9 @@ impl StreamSink {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
         let is_unbegun_output = name == standard::OUTPUT;
-        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text: None, is_unbegun_output }
-    }
-
-    /// Writes text only: what is none ends it with [`NO_TEXT`], and is not written.
-    pub fn text_only(self) -> Self {
-        Self { text: Some(Text::default()), ..self }
+        // What is no text ends it with [`NO_TEXT`], and is not written.
+        let text = (is_unbegun_output && standard::is_guarded()).then(Text::default);
+        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text, is_unbegun_output }
     }
 
     /// Has everything that was written go somewhere else as well.

@@ -6,9 +6,9 @@
 #![allow(unsafe_code, reason = "descriptors are checked before the runtime does")]
 
 use std::fs::File;
-use std::io::Result;
+use std::io::{IsTerminal, Result};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
@@ -156,6 +156,18 @@ impl Unwritten {
     pub fn before_first_byte(&mut self, before: impl FnOnce() + Send + 'static) {
         self.0.before = Some(Box::new(before));
     }
+}
+
+/// Only text may be written to standard output.
+static TEXT_ONLY: AtomicBool = AtomicBool::new(false);
+
+/// Where standard output is a terminal, has sessions write only text there.
+pub fn guard_terminal() {
+    TEXT_ONLY.store(std::io::stdout().is_terminal(), Ordering::Relaxed);
+}
+
+pub(super) fn is_guarded() -> bool {
+    TEXT_ONLY.load(Ordering::Relaxed)
 }
 
 /// A session is about to write to standard output.

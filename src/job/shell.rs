@@ -7,6 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::time::{Duration, Instant};
 
+use super::copy::route;
 use super::hop::Side;
 use super::pipeline::grammar;
 use super::{EndOf, HERE, Job, LOOK_AGAIN, Setup, Update, told};
@@ -66,6 +67,7 @@ pub(crate) enum Ran {
 pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Failure> {
     let mut job = Job::new(call.setup.clone(), false)?;
     let host = job.host(&call.host)?;
+    let launcher = call.setup.launcher_name();
     if let Err(failure) = job.greet() {
         let is_reached = job.remote(host).is_some_and(|remote| remote.is_reached());
         return if is_reached { Ok(Ran::NoAgent(failure)) } else { Err(failure) };
@@ -88,6 +90,9 @@ pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Fa
         call.has_output.then(|| job.connect(there(send), here(frames::Job::ReceiveStandard), call.transfer, true));
     let mut command = Command { job, host, input, output, report: None, observer };
     let ended = command.attend();
+    if ended.is_ok() {
+        command.tell_routes(&launcher);
+    }
     let is_over = ended.is_ok() && command.input.is_none_or(|input| !command.job.is_heard(input));
     command.job.close((!is_over).then_some(libc::SIGTERM as u8));
     ended.map(Ran::Ended)
@@ -157,6 +162,17 @@ impl Command<'_> {
             update => self.job.check(update)?,
         }
         Ok(())
+    }
+
+    /// Tells the way that the data took, of each direction in which there was any.
+    fn tell_routes(&mut self, launcher: &str) {
+        for hop in self.output.into_iter().chain(self.input).map(|hop| &self.job.hops[hop]) {
+            let report = hop.report(Side::To).or(hop.report(Side::From)).filter(|report| !report.media.is_empty());
+            if let Some(report) = report {
+                let route = route(report, hop.tunneled.then_some(launcher));
+                self.observer.remark(&format!("{}: {route}", hop.label()));
+            }
+        }
     }
 
     /// All that the command has written to standard output has come, or nobody wants the rest.

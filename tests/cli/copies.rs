@@ -93,6 +93,31 @@ fn output_on_the_terminal_stays() {
     assert!(["wait", "said", "end"].iter().all(|word| after.contains(word)) && !after.contains(CLEAR), "{shown:?}");
 }
 
+/// As at a receiver.
+#[test]
+fn what_is_no_text_is_not_put_out_on_a_terminal() {
+    let lab = Lab::new();
+    fs::write(lab.join("text"), "plain\n").expect("a file");
+    fs::write(lab.join("binary"), "plain\0hidden").expect("a file");
+    let pipe = |name: &str| format!("h1:'cat {}'", text(&lab.join(name)));
+    for (command, [plain, binary]) in [
+        ("rdcp", ["text", "binary"].map(|name| format!("{} -", at(&lab, "", name)))),
+        ("rdcp", ["text", "binary"].map(|name| format!("{} -", at(&lab, "h1", name)))),
+        ("rdpipe", ["text", "binary"].map(pipe)),
+    ] {
+        let show = |arguments: &str| Session::start(&line_of(command, &lab, "", &format!("-q {arguments}"))).end();
+        let (shown, ended) = show(&plain);
+        assert_eq!((ended.code, &*shown), (0, "plain\r\n"), "{plain}");
+        let (shown, ended) = show(&binary);
+        let said = shown.strip_prefix("plain\r\n").unwrap_or_else(|| panic!("{binary}: {shown:?}"));
+        let is_one =
+            said.contains("what comes is no text, and standard output is a terminal") && said.lines().count() == 1;
+        assert!(is_one && ended.code == 1, "{binary}: {said:?}");
+        let (shown, ended) = show(&format!("{binary} | cat"));
+        assert_eq!((ended.code, &*shown), (0, "plain\0hidden"), "{binary}");
+    }
+}
+
 #[test]
 fn a_tree_is_on_one_line_from_and_to_any_host() {
     for (from, to, columns) in [("", "h1", 80), ("h1", "", 40), ("h1", "h2", 80)] {

@@ -72,6 +72,17 @@ fn show_config_tells_where_each_value_is_from() {
 }
 
 #[test]
+fn what_is_for_copies_between_hosts_spoils_none_within_one() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", b"x");
+    let settings = own(&scratch, "bwlimit = '200M'\nverify = true\n");
+    let copy =
+        |options: &[&str]| ended(rdcp().env(FILE, &settings).args(options).args([&source, &scratch.join("copy")]));
+    assert_eq!(copy(&[]).expect(0).stderr, "");
+    copy(&["--bwlimit", "1M"]).expect(1).one_line("rdcp", &["--bwlimit is for copies between hosts"]);
+}
+
+#[test]
 fn a_file_that_cannot_be_taken_is_one_line_and_nothing_is_done() {
     let scratch = Scratch::new();
     let source = scratch.file("source", b"x");

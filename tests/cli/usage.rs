@@ -112,6 +112,61 @@ fn options_that_are_none() {
         .one_line("rdsend", &["127.0.0.1"]);
 }
 
+/// `- PATTERN` in the forms of rsync, and patterns that begin with a hyphen.
+#[test]
+fn rules_that_begin_with_a_hyphen() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("tree")).expect("a directory");
+    for name in ["a.o", "b.c", "-x"] {
+        scratch.file(&format!("tree/{name}"), b"x");
+    }
+    for (options, expected) in [
+        (&["--sync", "-f", "- *.o"][..], &["-x", "b.c"][..]),
+        (&["--sync", "-f- *.o"], &["-x", "b.c"]),
+        (&["--sync", "--filter=- *.o"], &["-x", "b.c"]),
+        (&["--sync", "-f", "exclude *.o"], &["-x", "b.c"]),
+        (&["--exclude", "- *.o"], &["-x", "b.c"]),
+        (&["--exclude", "-x"], &["a.o", "b.c"]),
+        (&["--include", "-x", "--exclude", "*"], &["-x"]),
+    ] {
+        let copy = scratch.join("copy");
+        let mut command = rdcp();
+        ended(command.arg("-r").args(options).arg(scratch.join("tree").join("")).arg(&copy)).expect(0);
+        let mut names: Vec<_> =
+            std::fs::read_dir(&copy).expect("a copy").map(|entry| entry.expect("read").file_name()).collect();
+        names.sort();
+        assert_eq!(names, expected, "{options:?}");
+        std::fs::remove_dir_all(copy).expect("ours");
+    }
+    ended(rdcp().args(["a", "- *.o", "b"])).expect(1).one_line("rdcp", &["no option '- *.o'; see --help"]);
+    // Another option is no value.
+    ended(rdcp().args(["a", "b", "--exclude", "--dry-run"])).expect(1).one_line("rdcp", &["--exclude needs a value"]);
+}
+
+#[test]
+fn lists_that_cannot_be_read() {
+    let scratch = Scratch::new();
+    for option in ["--exclude-from", "--include-from"] {
+        let mut command = rdcp();
+        let told = ended(command.args(["-r", option, "/no\u{1b}where", "a", "b"]));
+        let expected = format!("rdcp: {option} /no\\x1bwhere: No such file or directory (errno 2)\n");
+        assert_eq!(told.expect(1).stderr, expected);
+        let mut command = rdcp();
+        let told = ended(command.args(["-r", option]).arg(scratch.path()).args(["a", "b"]));
+        told.expect(1).one_line("rdcp", &[&format!("{option} /"), ": Is a directory (errno 21)"]);
+    }
+}
+
+#[test]
+fn a_file_whose_name_looks_like_an_option() {
+    let scratch = Scratch::new();
+    for (name, part) in [("-lead", "SRC and DST are needed"), ("-Qfile", "no option -Q"), ("-K", "-K: ")] {
+        scratch.file(name, b"x");
+        let told = ended(rdcp().args([name, "h:"]).current_dir(scratch.path()));
+        told.expect(1).one_line("rdcp", &[part, &format!("; the file {name} is named ./{name}, or behind --")]);
+    }
+}
+
 #[test]
 fn too_few_and_too_many_arguments() {
     let scratch = Scratch::new();

@@ -152,14 +152,14 @@ fn files_that_cannot_be_opened() {
     fs::create_dir(lab.join("home/dir")).expect("a directory");
     // The reason is the shell's where it is the shell that cannot open it.
     for (stages, code, parts) in [
-        (["h1:< missing", "h2:cat"], 5, &["h1", "missing", "o such file"][..]),
+        (["h1:< missing", "h2:cat"], 5, &["h1", "missing: No such file or directory (errno 2)"][..]),
         (["h1:cat", "h2:< missing"], 5, &["h2", "missing", "o such file"]),
         (["h1:< dir", "h2:cat"], 5, &["h1", "dir", "errno 21"]),
         (["h1:< in/x", "h2:cat"], 5, &["h1", "in/x"]),
         (["h1:cat in", "h2:> /no/such/dir/x"], 6, &["h2", "/no/such/dir/x", "nonexistent"]),
         (["h1:cat in", "h2:>> /no/such/dir/x"], 6, &["h2", "/no/such/dir/x", "nonexistent"]),
         (["h1:> no/dir", "h2:cat"], 6, &["h1", "no/dir"]),
-        (["h1:cat in", "h2:> dir"], 6, &["h2", "dir", "s a directory"]),
+        (["h1:cat in", "h2:> dir"], 6, &["h2", "dir: Is a directory (errno 21)"]),
         (["h1:cat in", "> /no/such/dir/x"], 6, &["/no/such/dir/x"]),
         (["h1:< in; cat in", "h2:cat"], 5, &["h1", "a command, behind the operator"]),
         (["h1:cat in", "h2:> /dev/null && echo made"], 6, &["h2", "a command, behind the operator"]),

@@ -229,6 +229,10 @@ const LISTS: &[(&[&str], &[&str])] = &[
         &["-r"],
         &["p\np/missing", "p\np/sub\np/sub/missing\np/missing/x", "p\np/file/below", ".\nmissing", "p/missing/x"],
     ),
+    // Only a typed -r brings what is in a directory.
+    (&["-a"], &["p", "p\np/sub/f", "p/"]),
+    (&["--archive"], &["p", "p/sub"]),
+    (&["-ar"], &["p", "p/sub"]),
     (&["-r", "--delete"], &["p\np/missing", "p\np/sub/missing\nq"]),
     (&["-r", "--no-implied-dirs"], &["p\np/missing", "q\np/missing"]),
     (&["--no-implied-dirs"], &["p\np/missing"]),

@@ -68,7 +68,7 @@ fn what_hands_type() {
         ("--sync -a --filter=-_*.o -f+_x -f !y a/ h:", "!"),
         (
             "--sync -a --filter=-_*.o -f+_x -rf ! a/ h:",
-            "--sync --recursive --exclude - *.o --exclude + x -r --exclude ! a/ h:",
+            "--sync --recursive --exclude=- *.o --exclude=+ x -r --exclude=! a/ h:",
         ),
         ("--sync -a --filter=:_.rules a/ h:", "!"),
         ("--sync --timeout 60 a/ h:", "--sync --reconnect 60 a/ h:"),
@@ -101,7 +101,9 @@ fn what_hands_type() {
         ("--compress zstd a h:", "--compress zstd a h:"),
         ("--compress gzip a h:", "!"),
         ("-S /no/such/ssh a h:", "!"),
-        ("--exclude -p a h:", "--exclude -p a h:"),
+        ("--exclude -p --include -q a h:", "--exclude=-p --include=-q a h:"),
+        ("--chmod -w a h:", "--chmod=-w a h:"),
+        ("--exclude --dry-run a h:", "--exclude --dry-run a h:"),
         ("--rsh=x -z a h:", "--rsh=x --compress=auto a h:"),
         ("-- -p h:", "-- -p h:"),
         ("- h:x", "- h:x"),
@@ -120,6 +122,10 @@ fn what_hands_type() {
         ("-K a b", "!"),
         ("--delete-before a b", "!"),
         ("-rcu --sync --del a b", "-r --checksum -u --sync --delete a b"),
+        ("--sync -av --files-from=x a b", "--sync -v --files-from=x a b"),
+        ("--sync --archive --files-from x a b", "--sync --files-from x a b"),
+        ("--sync -avr --files-from x a b", "--sync -v -r --files-from x a b"),
+        ("--sync -a a b -- --files-from", "--sync --recursive a b -- --files-from"),
         ("--files-from=x -0 --relative a b", "--files-from=x -0 a b (relative)"),
     ] {
         let done = words(line).map(|words| words.join(" "));

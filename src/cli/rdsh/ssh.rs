@@ -62,7 +62,12 @@ const OPTIONS: [Known; 47] = [
     Known("T", None, For::Launcher, "Have no terminal there, which is so with COMMAND anyway"),
     Known("t", None, For::Ssh, "Have a terminal there: left to ssh"),
     Known("V", None, For::Ssh, "Print ssh's version"),
-    Known("v", None, For::Launcher, "Say what is done, and what is left to ssh; ssh says more with -vv and -vvv"),
+    Known(
+        "v",
+        None,
+        For::Launcher,
+        "Say which way the data took, or what is left to ssh; with -vv ssh says what -v of its own does, and so on",
+    ),
     Known("W", Some("HOST:PORT"), For::Ssh, "Connect to a port from there: left to ssh"),
     Known("w", Some("TUN"), For::Ssh, "Make a tunnel: left to ssh"),
     Known("X", None, For::Launcher, "Forward X11"),
@@ -110,9 +115,11 @@ impl SshOptions {
         words(self.0.iter())
     }
 
-    /// What the ssh that starts the agent is given.
+    /// What the ssh that starts the agent is given: the first -v is ours.
     pub(super) fn for_launcher(&self) -> Vec<OsString> {
-        words(self.0.iter().filter(|given| whom(given.letter) == For::Launcher))
+        let given: Vec<Given> = self.0.iter().filter(|given| whom(given.letter) == For::Launcher).cloned().collect();
+        let less = |given: Given| Given { times: given.times - u8::from(given.letter == "v"), ..given };
+        words(given.into_iter().map(less).filter(|given| given.times > 0).collect::<Vec<_>>().iter())
     }
 
     /// Why ssh is to do it, where something is asked for that only ssh does.
@@ -304,7 +311,8 @@ mod tests {
             assert!(parsed(&format!("rdsh {line}")).ssh.asks_ssh().is_none(), "{line}");
         }
         let kept = parsed("rdsh -n -v -p 1 h ls").ssh;
-        assert_eq!(joined(&kept.for_launcher()), "-v -p 1", "standard input of ssh is the agent's");
+        assert_eq!(joined(&kept.for_launcher()), "-p 1", "standard input of ssh is the agent's, and -v ours");
+        assert_eq!(joined(&parsed("rdsh -vvv h ls").ssh.for_launcher()), "-v -v");
         assert!(kept.has_no_input() && kept.is_verbose());
     }
 }

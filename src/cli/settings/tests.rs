@@ -111,10 +111,34 @@ fn what_does_not_go_with_a_stronger_one_is_left_out() {
     assert_eq!(settings.words, ["rdcp", "a", "b"]);
 }
 
+/// Typed they are refused there.
+#[test]
+fn what_means_nothing_for_a_copy_is_left_out() {
+    let files = Files::new("bwlimit = '200M'\nverify = true\nfsync = true\n", "itemize-changes = true\nsync = true\n");
+    let between = "--fsync --verify --bwlimit=200M --sync --itemize-changes";
+    for (line, words) in [
+        ("a b", "--fsync --sync --itemize-changes"),
+        ("h:a h:b", "--fsync --sync --itemize-changes"),
+        ("-t b a", "--fsync --sync --itemize-changes"),
+        ("a h:b", between),
+        ("h:a g:b", between),
+        ("a h:b --to g:c", between),
+        ("- h:b", "--bwlimit=200M"),
+        ("h:a -", "--bwlimit=200M"),
+        ("/dev/zero b", between),
+    ] {
+        assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words} {line}"));
+    }
+    let typed = files.words::<CopyArguments>("rdcp --bwlimit 1M a b");
+    assert_eq!(typed, "rdcp --fsync --sync --itemize-changes --bwlimit 1M a b");
+}
+
 #[test]
 fn what_is_wrong_is_one_line_with_its_place() {
     for (text, expected) in [
         ("\nlanse = 3\n", ":2: no setting lanse; the nearest is lanes"),
+        ("bogus = 3\n", ":1: no setting bogus"),
+        ("x = 3\n", ":1: no setting x"),
         ("port_range = '1-2'\n", ":1: no setting port_range; the nearest is port-range"),
         ("[host.x]\nlanes = 99\n", ":2: --lanes 99: give 1 to 16"),
         ("transport = 'pigeon'\n", ":1: --transport pigeon: it takes auto, rdma, prefer-rdma, tcp"),

@@ -9,6 +9,14 @@ use super::{Explains, Launch, Launcher};
 /// Has ssh end a connection on which nothing has come for 45 s, though it was asked for.
 const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
 
+/// What its configuration may ask for where somebody logs in, and what would spoil the messages of an agent, or its start; as
+/// scp has it.
+const SSH_BARE: [&str; 4] = ["-o", "RequestTTY=no", "-o", "RemoteCommand=none"];
+const SSH_NO_FORWARDS: [&str; 2] = ["-o", "ClearAllForwardings=yes"];
+
+/// How words of a user begin that ask for a forwarding: these options of ssh's, and the names of those of -o.
+const SSH_FORWARDS: [&str; 6] = ["-L", "-R", "-D", "localforward", "remoteforward", "dynamicforward"];
+
 /// What ssh says of its own failure: how a line begins, or, of the second, what is in it.
 const SSH_CAUSES: [&str; 7] = [
     "ssh: connect to host ",
@@ -85,12 +93,41 @@ pub(super) struct Shell {
     pub words: Vec<OsString>,
     /// ssh's options, as the user gave them.
     pub options: Vec<OsString>,
+    /// Only agents are started by it, whatever ssh's configuration has for logins.
+    pub is_bare: bool,
 }
 
 impl Shell {
+    /// What ssh is given behind the user's own, which win.
+    fn additions(&self) -> Vec<&'static str> {
+        if !self.is_ssh() {
+            return Vec::new();
+        }
+        // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
+        let mut additions = SSH_ALIVE.to_vec();
+        if self.is_bare {
+            additions.extend(SSH_BARE);
+            // It would clear also those of the command line.
+            if !self.words.iter().skip(1).chain(&self.options).any(|word| is_forward(word)) {
+                additions.extend(SSH_NO_FORWARDS);
+            }
+        }
+        additions
+    }
+
     fn is_ssh(&self) -> bool {
         std::path::Path::new(&self.words[0]).file_name() == Some(OsStr::new("ssh"))
     }
+}
+
+/// Whether a word asks ssh for a forwarding.
+fn is_forward(word: &OsStr) -> bool {
+    let word = word.to_string_lossy();
+    let option = word.strip_prefix("-o").unwrap_or(&word).trim_start();
+    SSH_FORWARDS.iter().any(|forward| match forward.strip_prefix('-') {
+        Some(_) => word.starts_with(forward),
+        None => option.get(..forward.len()).is_some_and(|name| name.eq_ignore_ascii_case(forward)),
+    })
 }
 
 impl Launch for Shell {
@@ -99,11 +136,8 @@ impl Launch for Shell {
     }
 
     fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
-        // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
-        // Behind the user's own, which win.
-        let alive: &[&str] = if self.is_ssh() { &SSH_ALIVE } else { &[] };
-        let alive: Vec<OsString> = alive.iter().map(OsString::from).collect();
-        [&self.words[..], &self.options, &alive, &[host.to_owned(), command.to_owned()]].concat()
+        let additions: Vec<OsString> = self.additions().iter().map(OsString::from).collect();
+        [&self.words[..], &self.options, &additions, &[host.to_owned(), command.to_owned()]].concat()
     }
 
     /// Only ssh is known to hand what it is given to a shell.
@@ -119,7 +153,7 @@ impl Launch for Shell {
         let is_ssh = self.words.len() == 1 && self.is_ssh();
         // In front: of an option that is given twice, ssh takes the first.
         let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
-        let same = || Self { words: self.words.clone(), options: [&quiet, &self.options[..]].concat() };
+        let same = || Self { options: [&quiet, &self.options[..]].concat(), ..self.clone() };
         is_ssh.then(|| Launcher(Arc::new(same())))
     }
 
@@ -258,6 +292,33 @@ mod tests {
         assert_eq!(launcher.name(), "my ssh");
         assert!(Launcher::new(OsStr::new("ssh 'x"), Vec::new()).is_err());
         assert!(Launcher::new(OsStr::new(" "), Vec::new()).is_err());
+    }
+
+    #[test]
+    fn an_agent_s_ssh_has_no_terminal_nor_forwardings() {
+        let given = |command: &str, options: &[&str]| {
+            let options = options.iter().map(OsString::from).collect();
+            let words =
+                Launcher::bare(OsStr::new(command), options).expect("words").0.words("h".as_ref(), "a".as_ref());
+            words.join(OsStr::new(" ")).into_string().expect("text")
+        };
+        let alive = "-o ServerAliveInterval=15 -o ServerAliveCountMax=3";
+        let bare = format!("{alive} -o RequestTTY=no -o RemoteCommand=none");
+        let none = "-o ClearAllForwardings=yes";
+        // Behind the user's own.
+        assert_eq!(
+            given("ssh -x", &["-o", "RequestTTY=force"]),
+            format!("ssh -x -o RequestTTY=force {bare} {none} h a")
+        );
+        for asked in ["-L1:h:2", "-oLocalForward=1 h:2", "-o 'remoteforward 1 h:2'", "-D 1", "-R 1"] {
+            let command = format!("ssh {asked}");
+            assert!(given(&command, &[]).ends_with(&format!(" {bare} h a")), "{asked}");
+        }
+        assert!(given("ssh -oLogLevel=ERROR -l R", &[]).ends_with(&format!("{none} h a")));
+        assert_eq!(given("rsh", &["-v"]), "rsh -v h a");
+        // One that does what ssh does keeps what its configuration says.
+        let launcher = Launcher::new(OsStr::new("ssh"), Vec::new()).expect("words");
+        assert_eq!(launcher.0.words("h".as_ref(), "a".as_ref()).join(OsStr::new(" ")), *format!("ssh {alive} h a"));
     }
 
     #[test]

@@ -593,7 +593,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     let reports = report.page.iter().chain(&report.trace);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     if destination == Spec::Standard {
-        standard::guard_terminal();
+        standard::guard_terminal(true);
     }
     let watched_by = setup.clone();
     let mut plan = Plan {

@@ -202,7 +202,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     }
     if is_put_out {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
-        standard::guard_terminal();
+        standard::guard_terminal(true);
     }
     let moved: Vec<_> = is_fed.then_some(Moved::Input).into_iter().chain(is_put_out.then_some(Moved::Output)).collect();
     let reporter = Reporter::open("rdpipe", &arguments.report, &moved)?;

@@ -97,7 +97,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
     if file.is_none() && !is_forced {
-        standard::guard_terminal();
+        standard::guard_terminal(false);
     }
     let moved = file.as_ref().map_or(Moved::Output, |path| Moved::File("FILE", Path::new(path)));
     reported("rdrecv", &arguments.report, &[moved], |reporter| {

@@ -282,7 +282,7 @@ impl StreamSink {
         }
         let is_unbegun_output = name == standard::OUTPUT;
         // What is no text ends it with [`NO_TEXT`], and is not written.
-        let text = (is_unbegun_output && standard::is_guarded()).then(Text::default);
+        let text = standard::guard().filter(|_| is_unbegun_output);
         Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text, is_unbegun_output }
     }
 

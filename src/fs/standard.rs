@@ -8,13 +8,14 @@
 use std::fs::File;
 use std::io::{IsTerminal, Result};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
+use super::text::Text;
 use super::{Identity, identity, std_fact};
 
 /// Of the descriptors that were closed when this process began, a bit each.
@@ -158,16 +159,23 @@ impl Unwritten {
     }
 }
 
-/// Only text may be written to standard output.
-static TEXT_ONLY: AtomicBool = AtomicBool::new(false);
+/// What may be written to standard output: anything, only what commands no terminal, or any text.
+static GUARD: AtomicU8 = AtomicU8::new(0);
 
-/// Where standard output is a terminal, has sessions write only text there.
-pub fn guard_terminal() {
-    TEXT_ONLY.store(std::io::stdout().is_terminal(), Ordering::Relaxed);
+/// Where standard output is a terminal, has sessions write only text there. `has_commands`: what was asked for may know of
+/// the terminal and colour it.
+pub fn guard_terminal(has_commands: bool) {
+    let guard = if std::io::stdout().is_terminal() { 1 + u8::from(has_commands) } else { 0 };
+    GUARD.store(guard, Ordering::Relaxed);
 }
 
-pub(super) fn is_guarded() -> bool {
-    TEXT_ONLY.load(Ordering::Relaxed)
+/// What to look through what is written to standard output with.
+pub(super) fn guard() -> Option<Text> {
+    match GUARD.load(Ordering::Relaxed) {
+        0 => None,
+        1 => Some(Text::default()),
+        _ => Some(Text::with_commands()),
+    }
 }
 
 /// A session is about to write to standard output.

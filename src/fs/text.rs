@@ -9,9 +9,17 @@ pub struct Text {
     begun: Vec<u8>,
     /// The last line that was shown has not ended.
     is_within_line: bool,
+    /// Commands of a terminal pass, such as colours.
+    has_commands: bool,
 }
 
 impl Text {
+    /// A text in which colours and what else commands a terminal may be, as programs write it that know of one: NUL and
+    /// bytes of eight bits are none of it.
+    pub fn with_commands() -> Self {
+        Self { has_commands: true, ..Self::default() }
+    }
+
     /// What may be shown of the next bytes, and whether it was all of them: if not, with an end of its last line. A
     /// character at their end that is not whole is shown with the next.
     pub fn take(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
@@ -39,7 +47,8 @@ impl Text {
         let mut shown = 0;
         let mut chunks = all.utf8_chunks().peekable();
         while let Some(chunk) = chunks.next() {
-            let is_control = |&(_, character): &(usize, char)| character.is_control() && !"\t\n\r".contains(character);
+            let passing = if self.has_commands { "\t\n\r\x07\x08\x0b\x0c\x1b" } else { "\t\n\r" };
+            let is_control = |&(_, character): &(usize, char)| character.is_control() && !passing.contains(character);
             if let Some((at, _)) = chunk.valid().char_indices().find(is_control) {
                 all.truncate(shown + at);
                 return (all, false);
@@ -90,6 +99,13 @@ mod tests {
             assert_eq!(shown(&[b"ab\n", bytes]), (b"ab\n".to_vec(), false), "{bytes:?}");
             assert_eq!(shown(&[&[b"ab\n", bytes, b"z"].concat()]), (b"ab\n".to_vec(), false), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn colours_pass_where_a_program_may_know_of_the_terminal() {
+        let mut text = Text::with_commands();
+        assert_eq!(text.take(b"\x1b[31mred\x1b[m\x07\n"), (b"\x1b[31mred\x1b[m\x07\n".to_vec(), true));
+        assert_eq!(text.take(b"a\0b"), (b"a\n".to_vec(), false));
     }
 
     #[test]

@@ -97,7 +97,7 @@ fn output_on_the_terminal_stays() {
 #[test]
 fn what_is_no_text_is_not_put_out_on_a_terminal() {
     let lab = Lab::new();
-    fs::write(lab.join("text"), "plain\n").expect("a file");
+    fs::write(lab.join("text"), "plain\x1b[m\n").expect("a file");
     fs::write(lab.join("binary"), "plain\0hidden").expect("a file");
     let pipe = |name: &str| format!("h1:'cat {}'", text(&lab.join(name)));
     for (command, [plain, binary]) in [
@@ -107,7 +107,7 @@ fn what_is_no_text_is_not_put_out_on_a_terminal() {
     ] {
         let show = |arguments: &str| Session::start(&line_of(command, &lab, "", &format!("-q {arguments}"))).end();
         let (shown, ended) = show(&plain);
-        assert_eq!((ended.code, &*shown), (0, "plain\r\n"), "{plain}");
+        assert_eq!((ended.code, &*shown), (0, "plain\x1b[m\r\n"), "{plain}");
         let (shown, ended) = show(&binary);
         let said = shown.strip_prefix("plain\r\n").unwrap_or_else(|| panic!("{binary}: {shown:?}"));
         let is_one =

@@ -109,8 +109,11 @@ fn set_id_bits_that_are_left_out_do_not_differ() {
             let scratch = scratch();
             make(&scratch.path().join("from"));
             is_settled(scratch.path(), &options, is_local, what);
-            let mode = fs::metadata(scratch.path().join(format!("to-{is_local}/f"))).expect("there").mode();
-            assert_eq!(mode & 0o7777, 0o755, "{what}");
+            // A directory's lends nobody rights, as rsync has it.
+            for (name, expected) in [("f", 0o755), ("d", 0o2755)] {
+                let mode = fs::metadata(scratch.path().join(format!("to-{is_local}/{name}"))).expect("there").mode();
+                assert_eq!(mode & 0o7777, expected, "{what}: {name}");
+            }
         }
     }
 }

@@ -25,6 +25,10 @@ const SET_GID: u32 = 0o2000;
 /// An owner or group that is not known yet: no file has this one.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
+/// What no record has room for.
+const TOO_LARGE: &str =
+    "has extended attributes of more than 128 KiB, too many to be copied; --no-xattrs leaves them out";
+
 /// File capabilities: what set-user-ID root is, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -117,7 +121,7 @@ impl Reader {
                 Err(error) => return Err(error.into()),
             };
             if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &value[..length]) {
-                return Err(Fault::Detail("has extended attributes that are too large"));
+                return Err(Fault::Detail(TOO_LARGE));
             }
         }
         Ok(())

@@ -401,12 +401,12 @@ fn groups_of_which_the_user_is_a_member_are_kept() {
         };
         by_member(std::process::Command::new("sh").args(["-c", &plant])).expect(0);
         // Another's, with the team's group and with one that they are not in.
-        for (name, group) in [("from/foreign", TEAM), ("from/foreign/file", 34)] {
+        for (name, group, mode) in [("from/foreign", TEAM, 0o2775), ("from/foreign/file", 34, 0o755)] {
             if name.ends_with("file") {
                 fs::write(lab.join(name), b"1").expect("a file");
             }
             std::os::unix::fs::chown(lab.join(name), Some(12), Some(group)).expect("chown");
-            fs::set_permissions(lab.join(name), fs::Permissions::from_mode(0o755)).expect("ours");
+            fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
         }
         by_member(std::process::Command::new("cp").args(["-a", "from", "expected"])).expect(0);
         let into = format!("into{number}");
@@ -414,8 +414,8 @@ fn groups_of_which_the_user_is_a_member_are_kept() {
         rdcp(&lab, &line, &[option("-r"), option("from"), side(&lab, to, &into)]).expect(0);
         let mut expected = rights(&lab, "expected", "");
         // As the manual page has it: with cp, directories keep the setgid that they inherit. And the sender would choose what
-        // runs with this user's rights.
-        let without = ["from ", "from/own ", "from/foreign ", if to.is_empty() { "none" } else { "from/set " }];
+        // runs with this user's rights; a directory's setgid stays, whoever owns the source.
+        let without = ["from ", "from/own ", if to.is_empty() { "none" } else { "from/set " }];
         for line in expected.iter_mut().filter(|line| without.iter().any(|name| line.starts_with(name))) {
             *line = line.replace(" 2755", " 755");
         }
@@ -435,6 +435,11 @@ fn groups_of_which_the_user_is_a_member_are_kept() {
         sync(&[], "from/").expect(0);
         assert_eq!(rights(&lab, &into, " %C@"), before, "{to}: nothing differs");
 
+        sync(&["--chmod", "D2770"], "from/").expect(0);
+        assert!(
+            rights(&lab, &tree, "/%y").iter().all(|line| line.ends_with("2770/d") || !line.ends_with("/d")),
+            "{to}"
+        );
         let chown = format!("--chown={MEMBER}:{TEAM}");
         for chown in ["--chown=:4712", &chown] {
             sync(&[chown], "from/").expect(0);

@@ -265,11 +265,30 @@ fn what_cannot_be_watched_is_said_at_once() {
     run(&["-r", "--sync", "--watch", "missing/", "to"]).expect(5).one_line("rdcp", &["missing", "cannot be watched"]);
     run(&["-r", "--sync", "--watch", "-", "to"]).expect(1).one_line("rdcp", &["--watch", "standard input"]);
     assert!(!lab.join("to").exists());
-    // The source goes away.
-    let mut process = start(&lab, &lab.join("to"), WITHIN);
-    process.line_with("waiting for changes");
-    fs::rename(lab.join("from"), lab.join("elsewhere")).expect("renamed");
-    let ended = process.wait();
-    assert!(ended.expect(5).stderr.contains("rdcp: from/: cannot be watched: "), "{}", ended.stderr);
-    assert!(holds(&lab.join("to/first"), "one"), "nothing is deleted");
+}
+
+/// As where it is removed and made anew.
+#[test]
+fn a_source_that_is_missing_for_a_while_is_waited_for() {
+    for way in [WITHIN, PULL] {
+        let lab = lab();
+        let (from, to, elsewhere) = (lab.join("from"), lab.join("to"), lab.join("elsewhere"));
+        let mut process = start(&lab, &to, way);
+        process.line_with("waiting for changes");
+        fs::rename(&from, &elsewhere).expect("renamed");
+        process.line_with("trying again in 2 s");
+        assert!(holds(&to.join("first"), "one"), "nothing is deleted");
+        assert_eq!(process.stderr().matches("cannot be watched").count(), 1, "{}", process.stderr());
+        fs::rename(elsewhere.join("first"), elsewhere.join("second")).expect("renamed");
+        fs::rename(&elsewhere, &from).expect("renamed");
+        until("all of it", &mut process, || holds(&to.join("second"), "one") && !to.join("first").exists());
+        process.line_with("waiting for changes");
+        fs::write(from.join("third"), "three").expect("a file");
+        until("a change after that", &mut process, || holds(&to.join("third"), "three"));
+        process.signal(Signal::TERM);
+        process.wait().expect(143);
+        if way == PULL {
+            lab.all_gone(ARRIVED);
+        }
+    }
 }

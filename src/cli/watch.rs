@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(3600);
 ///
 /// # Errors
 ///
-/// Exit 5 where a source cannot be watched; how the last copy failed; the signal.
+/// Exit 5 where a source cannot be watched at the start; how the last copy failed; the signal.
 pub(super) fn run(
     setup: &Setup,
     sources: &[Spec],
@@ -61,12 +61,16 @@ pub(super) fn run(
             waiting();
             failure = gather(&mut watch, &mut touched)?;
         }
-        // Until the source is watched again.
+        // Until the source is watched again. What keeps it is said once.
+        let mut said = None;
         while let Some(Failure { message, .. }) = failure.take() {
             touched = None;
             let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
             lost += 1;
-            super::complain("rdcp", &message.unwrap_or_default());
+            if said != message {
+                super::complain("rdcp", message.as_deref().unwrap_or_default());
+                said = message;
+            }
             say(&format!("trying again in {} s", pause.as_secs()));
             watch.rest(pause)?;
             match start() {
@@ -78,7 +82,7 @@ pub(super) fn run(
     }
 }
 
-/// Waits for a change, and takes what else has come by then; the failure of a host that was lost.
+/// Waits for a change, and takes what else has come by then; the failure of a host or source that was lost.
 fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failure>, Failure> {
     let mut has_changed = false;
     loop {
@@ -99,8 +103,9 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
     }
 }
 
+/// Whether it may pass: a host is lost, or SRC is missing, as while it is made anew.
 fn is_loss(failure: &Failure) -> bool {
-    matches!(failure.exit, Exit::Connect | Exit::LinkLost)
+    matches!(failure.exit, Exit::Connect | Exit::LinkLost | Exit::Source)
 }
 
 /// The entries of these directories, and of the source itself.

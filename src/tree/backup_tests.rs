@@ -41,6 +41,8 @@ fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
             }
             let report = copy(top, &options(), is_local);
             assert_eq!(report.failed, 1, "{report:?}");
+            let reason = String::from_utf8_lossy(&report.failures[0].detail);
+            assert!(reason.contains("--backup-dir has a file"), "{reason}");
             assert_eq!(read(top.join("kept/x")), "precious");
             assert_eq!(read(top.join("to/x/file")), "older");
             assert_eq!(read(top.join("to/other")), "1");
@@ -49,6 +51,27 @@ fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
             assert_eq!(copy(top, &options(), is_local).failed, 0);
             assert_eq!(read(top.join("kept/x/file")), "older");
         }
+    }
+}
+
+#[test]
+fn a_directory_of_an_earlier_backup_is_named_where_it_is_in_the_way() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let top = scratch.path();
+        write(top.join("kept/x/file"), "precious");
+        write(top.join("to/x"), "older");
+        write(top.join("from/x"), "new contents");
+        let report = copy(top, &options(), is_local);
+        let reason = String::from_utf8_lossy(&report.failures[0].detail);
+        assert!(reason.contains("--backup-dir has a directory") && reason.contains("name another"), "{reason}");
+        assert_eq!(
+            (read(top.join("kept/x/file")), read(top.join("to/x"))),
+            ("precious".to_owned(), "older".to_owned())
+        );
+        let other = TreeOptions { backup_dir: Some(b"../other".to_vec().into()), ..options() };
+        assert_eq!(copy(top, &other, is_local).failed, 0);
+        assert_eq!(read(top.join("other/x")), "older");
     }
 }
 

@@ -442,3 +442,18 @@ fn a_latest_that_leads_out_of_the_generations_is_told_as_what_it_is() {
     let [fact] = &report.without[..] else { panic!("{report:?}") };
     assert!(fact.errno == 0 && String::from_utf8_lossy(&fact.detail).contains("leads out"), "{fact:?}");
 }
+
+#[test]
+fn a_dry_run_knows_further_names_of_what_would_be_linked() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        tree.write("from/a", b"contents");
+        fs::hard_link(tree.path("from/a"), tree.path("from/b")).expect("a link");
+        tree.copy("one", &sync(), is_local);
+        // Which fails where one entry would not be made.
+        tree.copy("two", &TreeOptions { dry_run: true, ..linking(&["../one"]) }, is_local);
+        assert!(!tree.path("two").exists());
+        tree.copy("two", &linking(&["../one"]), is_local);
+        assert_eq!(inode(tree.path("two/b")), inode(tree.path("one/a")));
+    }
+}

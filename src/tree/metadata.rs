@@ -25,6 +25,10 @@ const SET_GID: u32 = 0o2000;
 /// An owner or group that is not known yet: no file has this one.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
+/// What no record has room for.
+const TOO_LARGE: &str =
+    "has extended attributes of more than 128 KiB, too many to be copied; --no-xattrs leaves them out";
+
 /// File capabilities: what set-user-ID root is, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -117,7 +121,7 @@ impl Reader {
                 Err(error) => return Err(error.into()),
             };
             if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &value[..length]) {
-                return Err(Fault::Detail("has extended attributes that are too large"));
+                return Err(Fault::Detail(TOO_LARGE));
             }
         }
         Ok(())
@@ -265,16 +269,16 @@ impl Setter {
         // A set-ID file runs with its owner's rights: they are not to become another owner's.
         let is_sources = options.owner && options.chown.is_none();
         let may_lend = options.mode && is_sources && owner == (metadata.uid, metadata.gid);
-        Rights { options, setter: self, may_lend, is_directory }
+        Rights { options, setter: self, may_lend, is_directory, group: owner.1 }
     }
 
     /// Sets `metadata` as far as the `options` ask for it, and the permission bits `mode` (none on a symbolic link).
     ///
-    /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
+    /// Setuid and setgid of a file are left out where owner or group are not the source's, or were not to be kept:
     /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep users, and
     /// only groups that they are in: that the sender gives a file to just them is no reason to have it run with their
-    /// rights, and only a directory's setgid, which lends none, stays. The group's permissions are left out where the
-    /// source has an ACL that could not be set: they are that ACL's mask then, and the group may have less.
+    /// rights. A directory's lend none, and stay. The group's permissions are left out where the source has an ACL that
+    /// could not be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(
         self,
         options: &TreeOptions,
@@ -336,6 +340,8 @@ pub(super) struct Rights<'a> {
     /// It may run with its owner's rights.
     may_lend: bool,
     is_directory: bool,
+    /// The group that the entry has.
+    group: u32,
 }
 
 impl Rights<'_> {
@@ -345,11 +351,12 @@ impl Rights<'_> {
         if !self.options.mode {
             return mode;
         }
-        mode & match (self.may_lend, is_root || is_local, self.is_directory) {
-            (true, true, _) => !0,
-            (true, false, true) => !(SET_IDS & !SET_GID),
-            _ => !SET_IDS,
+        if self.is_directory {
+            // The kernel drops it without a word where the group is not one of the user's, as with rsync.
+            let keeps_group = mode & SET_GID == 0 || is_root || is_own_group(self.group);
+            return if keeps_group { mode } else { mode & !SET_GID };
         }
+        if self.may_lend && (is_root || is_local) { mode } else { mode & !SET_IDS }
     }
 
     /// Whether an extended attribute is set where the source has it.

@@ -287,3 +287,17 @@ fn what_gets_another_time_while_it_is_copied_is_copied_once_more() {
         assert_eq!(fs::metadata(&old).expect("it").modified().expect("a time"), SystemTime::UNIX_EPOCH);
     }
 }
+
+#[test]
+fn a_dry_run_knows_further_names_of_what_has_moved() {
+    for is_local in [true, false] {
+        let trees = Trees::new();
+        trees.write("b", b"contents");
+        trees.copy(&moving(), is_local);
+        fs::hard_link(trees.from("b"), trees.from("a")).expect("a link");
+        let (_, report) = trees.copy(&TreeOptions { dry_run: true, ..moving() }, is_local);
+        assert_eq!(report.moved, 1, "{report:?}");
+        trees.copy(&moving(), is_local);
+        assert_eq!(inode(trees.to("a")), inode(trees.to("b")));
+    }
+}

@@ -256,6 +256,13 @@ fn markers_go_with_their_files_and_no_sooner() {
             File::create(marker(&directory, name)).expect("a marker");
         }
         File::create(marker(&into, "never made")).expect("a marker");
+        // The file has become a directory, now or before.
+        for name in ["turned", "turned before"] {
+            fs::create_dir(from.with_file_name(name)).expect("a directory");
+            File::create(marker(&into, name)).expect("a marker");
+        }
+        fs::write(into.join("turned"), "half").expect("a file");
+        fs::create_dir(into.join("turned before")).expect("a directory");
         let held = File::create(marker(&into, "coming")).expect("a marker");
         flock(&held, FlockOperation::LockExclusive).expect("a lock");
         copy(scratch.path(), &TreeOptions { dry_run: true, ..options.clone() }, is_local);
@@ -265,13 +272,17 @@ fn markers_go_with_their_files_and_no_sooner() {
         let mut names: Vec<_> = fs::read_dir(&into).expect("it").map(|entry| entry.expect("one").path()).collect();
         names.sort();
         let mut expected = vec![into.join("file"), into.join("kept"), marker(&into, "kept"), marker(&into, "coming")];
+        expected.extend(["turned", "turned before"].map(|name| into.join(name)));
         expected.sort();
         assert_eq!(names, expected);
         drop(held);
         // One that takes the place of what was half-written is whole.
         fs::write(from.with_file_name("kept"), "all").expect("a file");
+        fs::create_dir(from.with_file_name("late")).expect("a directory");
+        fs::write(into.join("late"), "half").expect("a file");
+        File::create(marker(&into, "late")).expect("a marker");
         let report = copy(scratch.path(), &sync(), is_local);
-        assert!(report.failed == 0 && !marker(&into, "kept").exists(), "{report:?}");
+        assert!(report.failed == 0 && !["kept", "late"].iter().any(|name| marker(&into, name).exists()), "{report:?}");
     }
 }
 

@@ -25,6 +25,10 @@ use crate::tree::Fault;
 const IS_OTHER_SYSTEM: &str =
     "--backup-dir has to be on the file system of DST, where an older file is renamed into it";
 const NO_BACKUP: &str = "its backup cannot be made";
+const IS_DIRECTORY_THERE: &str = "its backup cannot be made: under this path, --backup-dir has a directory of an earlier copy, \
+                                  which stays; move that away, or name another --backup-dir";
+const IS_NONE_THERE: &str = "its backup cannot be made: on the way to this path, --backup-dir has a file of an earlier copy, \
+                             which stays; move that away, or name another --backup-dir";
 
 /// Where DIR is, and what is kept there.
 pub(super) struct Backup {
@@ -239,7 +243,12 @@ fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
 }
 
 fn no_backup(error: Errno) -> Fault {
-    Fault::Explained(error, NO_BACKUP)
+    let reason = match error {
+        Errno::ISDIR => IS_DIRECTORY_THERE,
+        Errno::NOTDIR | Errno::LOOP => IS_NONE_THERE,
+        _ => NO_BACKUP,
+    };
+    Fault::Explained(error, reason)
 }
 
 /// Gives a directory that was made the owner and mode of another, as far as that can be done.

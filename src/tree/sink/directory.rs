@@ -262,6 +262,7 @@ impl OpenDirectory {
         {
             parent.clear_for_directory(name)?;
             mkdirat(&parent.fd, name, Mode::RWXU)?;
+            parent.clear_mark(name);
             is_new = true;
         }
         let mut opened = parent.open(name);

@@ -27,6 +27,7 @@ use super::itemize::differing;
 use super::judge::is_same_time;
 use super::links::link;
 use super::moves::Moved;
+use super::rehearse::Becomes;
 use super::snapshot::Snapshot;
 use super::target::Partial;
 use super::unfinished::{is_looked_for, is_marked_in};
@@ -310,6 +311,10 @@ impl Elsewhere {
                 return Ok(false);
             }
             Err(fault) => return Err(fault),
+        }
+        if options.dry_run {
+            let becomes = Becomes::Linked(identity(&stat));
+            shared.plan(directory, name, FileKind::Regular, described, Some(stat.st_size as u64), becomes);
         }
         directory.list(name, Medium::Disk);
         if self.moved.is_some() {

@@ -16,6 +16,7 @@ use super::device;
 use super::directory::OpenDirectory;
 use super::elsewhere::{self, Elsewhere};
 use super::itemize::{self, differing};
+use super::rehearse::Becomes;
 use super::{Refused, Shared, TreeSink, unfinished};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
@@ -302,7 +303,7 @@ pub(super) fn keep(
         }
         let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
         match options.dry_run {
-            true => shared.plan(directory, name, kind, described, None, false),
+            true => shared.plan(directory, name, kind, described, None, Becomes::Kept),
             false => describe(shared, directory, name, described, mode, stat)?,
         }
         shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));

@@ -17,7 +17,7 @@ use super::directory::{OpenDirectory, find};
 use super::itemize::{self, Coming};
 use super::links::{is_left_as_newer, kind_and_time};
 use super::{Shared, partial};
-use crate::fs::{DIRECTORY, PLACE, open_quietly};
+use crate::fs::{DIRECTORY, Identity, PLACE, identity, open_quietly};
 use crate::tree::entries::{Effect, FileKind, differs};
 use crate::tree::metadata::{self, UNKNOWN};
 use crate::tree::{FIRST_NAME_FAILED, Fault};
@@ -34,8 +34,18 @@ struct Planned {
     mode: Option<u32>,
     /// Where it gets another than it would be made with.
     owner: (Option<u32>, Option<u32>),
-    /// It would be a new file; else one that stays, with this metadata.
-    is_new: bool,
+    becomes: Becomes,
+}
+
+/// What a name would be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Becomes {
+    /// That of a new file.
+    New,
+    /// That of what is there, with other metadata.
+    Kept,
+    /// A further one of a file that is elsewhere on this host.
+    Linked(Identity),
 }
 
 /// Entries that would change, by their paths.
@@ -95,7 +105,7 @@ impl Shared {
         self.stats().note_transferred(size, 0);
         self.progress.wrote(size);
         self.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
-        self.plan(directory, name, FileKind::Regular, described, Some(size), true);
+        self.plan(directory, name, FileKind::Regular, described, Some(size), Becomes::New);
     }
 
     /// A file would be made of one that is on this host, from which it `differs`.
@@ -109,7 +119,7 @@ impl Shared {
     ) {
         self.made(&self.counts.files);
         self.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None);
-        self.plan(directory, name, FileKind::Regular, described, Some(size), true);
+        self.plan(directory, name, FileKind::Regular, described, Some(size), Becomes::New);
     }
 
     /// An entry would be made from its record alone, with what it `differs` in.
@@ -123,7 +133,7 @@ impl Shared {
         self.made(&self.counts.others);
         let kind = itemize::kind(kind);
         self.tell(directory, name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
-        self.plan(directory, name, kind, described, None, true);
+        self.plan(directory, name, kind, described, None, Becomes::New);
     }
 
     /// Remembers what would become of an entry.
@@ -134,7 +144,7 @@ impl Shared {
         kind: FileKind,
         described: &Metadata<'_>,
         size: Option<u64>,
-        is_new: bool,
+        becomes: Becomes,
     ) {
         let mut planned = self.planned.lock().expect("no panics under it");
         if planned.0.len() < PLANNED_MAX {
@@ -144,7 +154,7 @@ impl Shared {
             let mode = || rights.mode(metadata::mode(&self.options, described, 0o777));
             let mode = (self.options.mode && kind != FileKind::Symlink).then(mode);
             let owner = (Some(owner.0).filter(|&uid| uid != UNKNOWN), Some(owner.1).filter(|&gid| gid != UNKNOWN));
-            planned.0.insert(directory.told_path(name), Planned { kind, size, modified, mode, owner, is_new });
+            planned.0.insert(directory.told_path(name), Planned { kind, size, modified, mode, owner, becomes });
         }
     }
 
@@ -169,8 +179,12 @@ impl Shared {
             return Ok(());
         }
         if let Some(old) = &old {
-            let is_first = found.is_ok_and(|found| crate::fs::identity(&found) == crate::fs::identity(old));
-            if is_first && planned.is_none_or(|planned| !planned.is_new) {
+            let first = match planned.map(|planned| planned.becomes) {
+                Some(Becomes::New) => None,
+                Some(Becomes::Linked(file)) => Some(file),
+                Some(Becomes::Kept) | None => found.ok().map(|found| identity(&found)),
+            };
+            if first == Some(identity(old)) {
                 return Ok(());
             }
             let first = match (planned, found) {

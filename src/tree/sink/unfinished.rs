@@ -124,7 +124,7 @@ pub(super) fn is_marker(name: &[u8]) -> bool {
     is_temporary_name(name) && name.ends_with(UNFINISHED.as_bytes())
 }
 
-/// Removes the markers in a directory of files that are not there any more.
+/// Removes the markers in a directory of files that are not there any more, or have become what is never written in place.
 pub(super) fn remove_stale(directory: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut stale = BTreeSet::new();
     partial::for_each(directory, |name| {
@@ -136,8 +136,15 @@ pub(super) fn remove_stale(directory: BorrowedFd<'_>) -> Result<(), Errno> {
     if stale.is_empty() {
         return Ok(());
     }
+    let is_other = |name: &CStr| {
+        let kind = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        matches!(kind, Ok(FileType::Directory | FileType::Symlink | FileType::Fifo | FileType::Socket))
+    };
     partial::for_each(directory, |name: &CStr| {
-        if let Ok(marker) = CString::new(name_beside(name.to_bytes(), UNFINISHED)) {
+        if let Ok(marker) = CString::new(name_beside(name.to_bytes(), UNFINISHED))
+            && stale.contains(&marker)
+            && !is_other(name)
+        {
             stale.remove(&marker);
         }
         Ok::<_, Errno>(())

@@ -574,6 +574,11 @@ fn files_that_lie_about_their_size() {
     };
     let version = fs::read("/proc/version").expect("a system with /proc");
     assert_eq!(take("/proc/version"), (Some(What::File(version)), vec![]));
+    if let Ok(sequence) = fs::read("/sys/kernel/uevent_seqnum") {
+        assert!(fs::metadata("/sys/kernel/uevent_seqnum").expect("there").len() > sequence.len() as u64);
+        let (found, faults) = take("/sys/kernel/uevent_seqnum");
+        assert!(matches!(&found, Some(What::File(bytes)) if bytes.ends_with(b"\n")) && faults.is_empty(), "{faults:?}");
+    }
     if fs::read("/proc/kallsyms").is_ok_and(|symbols| symbols.len() > INLINE_BYTES) {
         let fault = "kallsyms: says that it is empty, and is too large for a file that does";
         assert_eq!(take("/proc/kallsyms"), (None, vec![fault.to_owned()]));

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rd_proto::tree::{Metadata, OPEN_MAX, Record};
-use rustix::fs::{SeekFrom, Stat, seek};
+use rustix::fs::{SeekFrom, Stat, fstatfs, seek};
 
 use super::place::Entry;
 use super::{BLOCK_BYTES, LargeFile, Open, Recorder, Step, wrote};
@@ -51,6 +51,9 @@ impl Recorder {
     }
 }
 
+/// statfs(2).
+const SYSFS: u32 = 0x6265_6572;
+
 /// Writes the record of a file with its data, which is read to where it belongs; and how much data that is.
 fn small_file(
     entry: &Entry<'_>,
@@ -65,8 +68,14 @@ fn small_file(
     #[cfg(test)]
     hook::before_read(entry.name);
     if size > 0 {
-        if read_up_to(file, &mut target[head..head + size], 0)? < size {
-            return Err(Fault::Detail(SHRANK));
+        let length = read_up_to(file, &mut target[head..head + size], 0)?;
+        if length < size {
+            // Each file of sysfs says that it has a page, and its times say nothing of what is read.
+            if !fstatfs(file).is_ok_and(|system| system.f_type as u32 == SYSFS) {
+                return Err(Fault::Detail(SHRANK));
+            }
+            Record::encode_file_head(entry.name, metadata, length, target).expect("it has been read there");
+            return Ok((Step::Wrote(head + length), length as u64));
         }
     } else {
         // Files of the kernel's (/proc) say that they are empty and are not.

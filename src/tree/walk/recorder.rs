@@ -227,9 +227,16 @@ impl Recorder {
                 if self.is_pruned(place, entry.name, &directory) {
                     return Ok(Step::Passed);
                 }
-                let metadata = match is_implied {
-                    true => Metadata::IMPLIED,
-                    false => self.reader.read(&self.options, Object::opened(&directory, is_place), &stat)?,
+                let object = Object::opened(&directory, is_place);
+                let metadata = match self.reader.read(&self.options, object, &stat) {
+                    _ if is_implied => Metadata::IMPLIED,
+                    // All that is in it comes nevertheless.
+                    Err(fault @ Fault::Detail(_)) => {
+                        self.fail(fault.into_fact(&place.source_path(entry)));
+                        let options = TreeOptions { xattrs: false, ..self.options.clone() };
+                        self.reader.read(&options, object, &stat)?
+                    }
+                    read => read?,
                 };
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
                 *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };

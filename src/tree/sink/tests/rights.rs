@@ -20,7 +20,7 @@ fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
     for in_place in [false, true] {
         let options = TreeOptions { in_place, ..TreeOptions::default() };
         assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
-        for (path, lent) in [("d", 0o2000), ("d/f", 0), ("d/l", 0), ("d/p", 0)] {
+        for (path, lent) in [("d", 0o6000), ("d/f", 0), ("d/l", 0), ("d/p", 0)] {
             let mode = fs::symlink_metadata(scratch.dst().join(path)).expect("there").mode() & 0o7777;
             assert_eq!(mode, if is_root() { 0o6755 } else { 0o755 | lent }, "{path}");
         }

@@ -132,7 +132,7 @@ enum Met {
     /// It is gone, or stays.
     Gone(bool),
     /// It is a directory, and what is in it comes first.
-    Directory(Level),
+    Directory(Box<Level>),
 }
 
 impl Remover<'_> {
@@ -161,7 +161,7 @@ impl Remover<'_> {
         loop {
             let gone = match met {
                 Ok(Met::Directory(level)) => {
-                    levels.push(level);
+                    levels.push(*level);
                     None
                 }
                 Ok(Met::Gone(is_gone)) => Some(Ok(is_gone)),
@@ -224,7 +224,8 @@ impl Remover<'_> {
         let extraneous = Extraneous::of(&directory).and_then(|mut all| Ok((all.has_leftovers, all.take()?)));
         let (has_leftovers, names) = extraneous.inspect_err(|_| self.restore_mode(&directory, &stat))?;
         let (path_bytes, is_empty, outcome) = (path.len(), true, Ok(()));
-        Ok(Met::Directory(Level { directory, stat, names, path_bytes, has_leftovers, is_empty, outcome }))
+        let level = Level { directory, stat, names, path_bytes, has_leftovers, is_empty, outcome };
+        Ok(Met::Directory(Box::new(level)))
     }
 
     /// Removes a directory in which all has been removed that was to be.

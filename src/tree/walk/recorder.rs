@@ -228,17 +228,14 @@ impl Recorder {
                     return Ok(Step::Passed);
                 }
                 let object = Object::opened(&directory, is_place);
-                let metadata = match self.reader.read(&self.options, object, &stat) {
-                    _ if is_implied => Metadata::IMPLIED,
-                    // All that is in it comes nevertheless.
-                    Err(fault @ Fault::Detail(_)) => {
-                        self.fail(fault.into_fact(&place.source_path(entry)));
-                        let options = TreeOptions { xattrs: false, ..self.options.clone() };
-                        self.reader.read(&options, object, &stat)?
-                    }
-                    read => read?,
+                let (metadata, too_large) = match is_implied {
+                    true => (Metadata::IMPLIED, None),
+                    false => self.reader.read_directory(&self.options, object, &stat)?,
                 };
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
+                if let (Step::Wrote(_), Some(fault)) = (&step, too_large) {
+                    self.fail(fault.into_fact(&place.source_path(entry)));
+                }
                 *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };
                 step
             }

@@ -196,7 +196,7 @@ fn ssh_for_logins() -> Launcher {
     let sshd = sshd();
     let plain = fs::read_to_string(sshd.scratch.join("ssh_config")).expect("its configuration");
     let logins = format!(
-        "{plain}  RequestTTY force\n  RemoteCommand tmux\n  LocalForward 127.0.0.1:{} 127.0.0.1:1\n  ExitOnForwardFailure yes\n",
+        "{plain}  RequestTTY force\n  LocalForward 127.0.0.1:{} 127.0.0.1:1\n  ExitOnForwardFailure yes\n",
         sshd.port
     );
     let path = sshd.scratch.file("ssh_config_for_logins", logins.as_bytes());

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use flume::{Receiver, Sender};
 use minicbor::bytes::ByteVec;
+use rustix::io::Errno;
 
 use crate::control::frames::{Fault, Message};
 use crate::control::names;
 use crate::control::tunnel::Emit;
 use crate::fault::{Exit, escaped, printable};
+use crate::fs::io_fact;
 use crate::tree::watch::{TreeWatch, WatchError, WatchReason};
 
 /// A watch, which ends when this is dropped.
@@ -57,6 +59,15 @@ fn watch(paths: Vec<PathBuf>, asked: &Receiver<()>, emit: &Emit) -> Result<(), W
 }
 
 fn fault(error: &WatchError) -> Fault {
+    let is_gone = match &error.reason {
+        WatchReason::Missing => true,
+        WatchReason::System(error) => error.kind() == std::io::ErrorKind::NotFound,
+        WatchReason::TooManyDirectories | WatchReason::Other(_) => false,
+    };
+    if is_gone {
+        // By its error number: it may come back.
+        return Fault::io(Exit::Source.code(), "cannot watch", &io_fact(error.path.as_os_str(), Errno::NOENT));
+    }
     let reason = match &error.reason {
         WatchReason::TooManyDirectories => {
             "it has more directories than may be watched; raise it with `sysctl fs.inotify.max_user_watches=1048576`"

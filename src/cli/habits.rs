@@ -333,7 +333,8 @@ pub fn translate(
     let words: Vec<OsString> = words.into_iter().collect();
     let has = |option: &str| words.iter().take_while(|word| *word != "--").any(|word| word == option);
     let (is_sync, is_without_owner) = (has("--sync"), has("--no-owner") || has("--no-o"));
-    let is_listed = has("--files-from") || words.iter().any(|word| word.as_bytes().starts_with(b"--files-from="));
+    let mut options = words.iter().take_while(|word| *word != "--");
+    let is_listed = has("--files-from") || options.any(|word| word.as_bytes().starts_with(b"--files-from="));
     let mut done = Translated { is_sync, is_listed, ..Translated::default() };
     let mut words = words.into_iter().peekable();
     let mut port: Option<OsString> = None;

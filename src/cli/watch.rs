@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::directory_of;
 use crate::job::Setup;
@@ -22,8 +24,8 @@ const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
-/// or of the entries of some directories, and takes signals while it does; `say` has lines for a person, and `waiting` is when it waits for changes; the files that are
-/// `written` with each copy must not be in what is watched.
+/// or of the entries of some directories, and takes signals while it does; `say` has lines for a person, and `waiting` is
+/// called when it waits for changes; the files that are `written` with each copy must not be in what is watched.
 ///
 /// # Errors
 ///
@@ -105,7 +107,12 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
 
 /// Whether it may pass: a host is lost, or SRC is missing, as while it is made anew.
 fn is_loss(failure: &Failure) -> bool {
-    matches!(failure.exit, Exit::Connect | Exit::LinkLost | Exit::Source)
+    let is_gone = || failure.site.as_ref().is_some_and(|site| site.errno == Errno::NOENT.raw_os_error());
+    match failure.exit {
+        Exit::Connect | Exit::LinkLost => true,
+        Exit::Source => is_gone(),
+        _ => false,
+    }
 }
 
 /// The entries of these directories, and of the source itself.
@@ -130,4 +137,18 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waiting mends no shortage of watches, and would hide it.
+    #[test]
+    fn only_a_source_that_has_gone_may_come_back() {
+        let failure = || Failure::new(Exit::Source, "it");
+        let with = |error: Errno| failure().about("h".as_ref(), b"from", error.raw_os_error());
+        assert!(is_loss(&with(Errno::NOENT)) && is_loss(&Failure::new(Exit::LinkLost, "it")));
+        assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOSPC)) && !is_loss(&with(Errno::ACCESS)));
+    }
 }

@@ -436,7 +436,6 @@ fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {
     Fault::io(exit, what, &crate::fs::std_fact(path.as_os_str(), error))
 }
 
-/// `>>`, not `>`.
 /// The error number of what a shell says of a file that it cannot open: with it, it is said as everywhere.
 fn errno_of_shell(reason: &str) -> Option<i32> {
     match reason {

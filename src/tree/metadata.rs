@@ -61,30 +61,6 @@ impl Reader {
     /// The metadata of an entry: one call where it has no attributes. Where they are not asked for, the mode is without
     /// what it says by an ACL that is not sent.
     pub fn read(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
-        let mode = self.fill(options, entry, stat)?;
-        Ok(self.filled(mode, stat))
-    }
-
-    /// As [`Self::read`], of a directory; and what keeps its attributes from being sent, if they are too large. All that is in
-    /// it can come nevertheless.
-    pub fn read_directory(
-        &mut self,
-        options: &TreeOptions,
-        entry: Object<'_>,
-        stat: &Stat,
-    ) -> Result<(Metadata<'_>, Option<Fault>), Fault> {
-        let (mode, too_large) = match self.fill(options, entry, stat) {
-            Err(fault @ Fault::Detail(TOO_LARGE)) => {
-                let without = TreeOptions { xattrs: false, ..options.clone() };
-                (self.fill(&without, entry, stat)?, Some(fault))
-            }
-            mode => (mode?, None),
-        };
-        Ok((self.filled(mode, stat), too_large))
-    }
-
-    /// The mode; all else is put into buffers.
-    fn fill(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<u32, Fault> {
         self.xattrs.clear();
         self.extensions.clear();
         let mut mode = stat.st_mode & 0o7777;
@@ -111,11 +87,7 @@ impl Reader {
             let changed = (stat.st_ctime, stat.st_ctime_nsec as u32);
             Extensions::push(&mut self.extensions, Extension::Inode { number: stat.st_ino, changed }, true);
         }
-        Ok(mode)
-    }
-
-    fn filled(&self, mode: u32, stat: &Stat) -> Metadata<'_> {
-        Metadata {
+        Ok(Metadata {
             mode,
             uid: stat.st_uid,
             gid: stat.st_gid,
@@ -123,7 +95,7 @@ impl Reader {
             accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
             xattrs: Xattrs::new(&self.xattrs),
             extensions: Extensions::new(&self.extensions),
-        }
+        })
     }
 
     fn read_xattrs(&mut self, entry: Object<'_>) -> Result<(), Fault> {

@@ -182,26 +182,3 @@ fn attributes_that_are_set_are_compared() {
         }
     }
 }
-
-#[test]
-fn a_directory_with_too_many_attributes_comes_without_them() {
-    // Most file systems have no room for so many.
-    let Ok(scratch) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("not run: no /dev/shm") };
-    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
-    fs::create_dir_all(from.join("d")).expect("directories");
-    fs::write(from.join("d/f"), "contents").expect("a file");
-    for name in ["user.1", "user.2", "user.3"] {
-        if let Err(error) = lsetxattr(from.join("d"), name, &[b'x'; 60_000], XattrFlags::empty()) {
-            return eprintln!("not run: no such attributes: {error}");
-        }
-    }
-    fs::set_permissions(from.join("d"), fs::Permissions::from_mode(0o751)).expect("ours");
-    for is_local in [true, false] {
-        let (sent, report) = copy(&from, &to, &sync(), is_local);
-        assert_eq!((sent.failed, report.failed), (1, 0), "{:?} {:?}", sent.failures, report.failures);
-        assert!(String::from_utf8_lossy(&sent.failures[0].detail).contains("128 KiB"), "{:?}", sent.failures);
-        assert_eq!(fs::read(to.join("d/f")).expect("a file"), b"contents");
-        assert_eq!(fs::metadata(to.join("d")).expect("there").mode() & 0o777, 0o751);
-        fs::remove_dir_all(&to).expect("ours");
-    }
-}

@@ -10,8 +10,8 @@ use super::{Explains, Launch, Launcher};
 const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
 
 /// What its configuration may ask for where somebody logs in, and what would spoil the messages of an agent, or its start; as
-/// scp has it.
-const SSH_BARE: [&str; 4] = ["-o", "RequestTTY=no", "-o", "RemoteCommand=none"];
+/// scp has it, but for RemoteCommand: an ssh before 7.6 would not start with that.
+const SSH_BARE: [&str; 2] = ["-o", "RequestTTY=no"];
 const SSH_NO_FORWARDS: [&str; 2] = ["-o", "ClearAllForwardings=yes"];
 
 /// How words of a user begin that ask for a forwarding: these options of ssh's, and the names of those of -o.
@@ -303,7 +303,7 @@ mod tests {
             words.join(OsStr::new(" ")).into_string().expect("text")
         };
         let alive = "-o ServerAliveInterval=15 -o ServerAliveCountMax=3";
-        let bare = format!("{alive} -o RequestTTY=no -o RemoteCommand=none");
+        let bare = format!("{alive} -o RequestTTY=no");
         let none = "-o ClearAllForwardings=yes";
         // Behind the user's own.
         assert_eq!(

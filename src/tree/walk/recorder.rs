@@ -227,15 +227,11 @@ impl Recorder {
                 if self.is_pruned(place, entry.name, &directory) {
                     return Ok(Step::Passed);
                 }
-                let object = Object::opened(&directory, is_place);
-                let (metadata, too_large) = match is_implied {
-                    true => (Metadata::IMPLIED, None),
-                    false => self.reader.read_directory(&self.options, object, &stat)?,
+                let metadata = match is_implied {
+                    true => Metadata::IMPLIED,
+                    false => self.reader.read(&self.options, Object::opened(&directory, is_place), &stat)?,
                 };
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
-                if let (Step::Wrote(_), Some(fault)) = (&step, too_large) {
-                    self.fail(fault.into_fact(&place.source_path(entry)));
-                }
                 *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };
                 step
             }

@@ -75,7 +75,9 @@ fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -
             alone.push(value);
         }
         let needs = definition.try_get_matches_from_mut([program, &alone]).err()?;
-        if needs.kind() != ErrorKind::MissingRequiredArgument {
+        let lacks_it = |missing: &String| split(missing).0 == name;
+        let Some(ContextValue::Strings(missing)) = needs.get(ContextKind::InvalidArg) else { return None };
+        if needs.kind() != ErrorKind::MissingRequiredArgument || !missing.iter().any(lacks_it) {
             return None;
         }
         let of = option.get_value_names().and_then(|names| names.first()).filter(|_| takes);
@@ -260,6 +262,14 @@ mod tests {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
             assert_eq!(line_of(&error, &mut command, &words), expected, "{typed}");
         }
+    }
+
+    #[test]
+    fn the_option_that_lacks_another_is_named() {
+        let mut command = definitions().into_iter().find(|command| command.get_name() == "rdcp").expect("one of ours");
+        let words = ["rdcp", "--sync", "--files-from=l", "--manifest=m", "a", "b"].map(OsString::from);
+        let error = command.try_get_matches_from_mut(&words).expect_err("no --recursive");
+        assert_eq!(line_of(&error, &mut command, &words), "--manifest needs --recursive; see --help");
     }
 
     #[test]

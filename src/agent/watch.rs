@@ -59,21 +59,15 @@ fn watch(paths: Vec<PathBuf>, asked: &Receiver<()>, emit: &Emit) -> Result<(), W
 }
 
 fn fault(error: &WatchError) -> Fault {
-    let is_gone = match &error.reason {
-        WatchReason::Missing => true,
-        WatchReason::System(error) => error.kind() == std::io::ErrorKind::NotFound,
-        WatchReason::TooManyDirectories | WatchReason::Other(_) => false,
-    };
-    if is_gone {
-        // By its error number: it may come back.
-        return Fault::io(Exit::Source.code(), "cannot watch", &io_fact(error.path.as_os_str(), Errno::NOENT));
-    }
     let reason = match &error.reason {
         WatchReason::TooManyDirectories => {
             "it has more directories than may be watched; raise it with `sysctl fs.inotify.max_user_watches=1048576`"
                 .to_owned()
         }
-        WatchReason::Missing => "no such file or directory".to_owned(),
+        // With its error number: it may come back.
+        WatchReason::Missing => {
+            return Fault::io(Exit::Source.code(), "cannot watch", &io_fact(error.path.as_os_str(), Errno::NOENT));
+        }
         WatchReason::System(error) => printable(&error.to_string()),
         WatchReason::Other(words) => printable(words),
     };

@@ -90,7 +90,8 @@ pub struct CopyArguments {
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does, or -v
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
-    /// Go on: watch SRC, on whichever host it is, and copy again what changes, until a signal; a host that is lost, or a SRC that has gone, is waited for
+    /// Go on: watch SRC, on whichever host it is, and copy again what changes, until a signal; a host that
+    /// is lost, or a SRC that has gone, is waited for
     #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from", "remove_source_files"])]
     watch: bool,
     /// Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named

@@ -447,6 +447,7 @@ fn errno_of_shell(reason: &str) -> Option<i32> {
     }
 }
 
+/// `>>`, not `>`.
 fn is_append(redirection: &[u8]) -> bool {
     redirection.trim_ascii_start().starts_with(b">>")
 }

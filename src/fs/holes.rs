@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
-use rustix::fs::{SeekFrom, fstat, seek};
+use rustix::fs::{SeekFrom, Stat, fstat, seek};
 use rustix::io::Errno;
 
 use super::{hash_range, hash16};
@@ -18,14 +18,36 @@ pub(crate) fn hash_sparse(file: impl AsFd, start: u64, length: u64, scratch: &mu
     if is_hole(&file, start, length) { Ok(hash_of_zeros(length)) } else { hash_range(file, start, length, scratch) }
 }
 
+/// Whether a file may have holes: it has less on the disk than its length, which may also mean that it is compressed.
+pub(crate) fn may_be_in(stat: &Stat) -> bool {
+    (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512)
+}
+
 /// Whether a range of a file is all a hole, as far as the file system tells.
 pub(crate) fn is_hole(file: impl AsFd, start: u64, length: u64) -> bool {
-    match seek(&file, SeekFrom::Data(start)) {
-        Ok(data) => data >= start + length,
-        // There is none up to its end.
-        Err(Errno::NXIO) => fstat(file).is_ok_and(|stat| stat.st_size as u64 >= start + length),
-        Err(_) => false,
+    let end = start + length;
+    next_data(&file, start, end) == end && fstat(file).is_ok_and(|stat| stat.st_size as u64 >= end)
+}
+
+/// The first range of data from an offset on, within a file's size, where it begins and ends if there is none.
+pub(crate) fn data_from(file: impl AsFd, offset: u64, size: u64) -> (u64, u64) {
+    let start = next_data(&file, offset, size);
+    let end = seek(file, SeekFrom::Hole(start)).unwrap_or(size);
+    // A range has at least a byte, or the search would not end.
+    (start, if end > start { end.min(size) } else { size })
+}
+
+/// Where data begins from an offset on; `size` where there is none before that. A file system that does not tell has data only.
+fn next_data(file: impl AsFd, offset: u64, size: u64) -> u64 {
+    match seek(file, SeekFrom::Data(offset)) {
+        Ok(start) => start.clamp(offset, size),
+        Err(Errno::NXIO) => size,
+        Err(_) => offset,
     }
+}
+
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
 }
 
 /// The digest of so many zeros. Nearly all blocks of a file have one length, which is remembered.

@@ -16,7 +16,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
@@ -24,7 +23,6 @@ use std::time::{Duration, SystemTime};
 use rd_proto::control::IoFact;
 use rd_proto::tree::blocks::{Blocks, Step};
 use rd_proto::tree::{Answer, OPEN_MAX, Verdict};
-use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::digest_cache::{DigestCache, OfBlocks};
@@ -33,7 +31,7 @@ use super::root::Root;
 use super::walk::{Come, Finished, LargeFile, Listed, Sent, Spent, Walk, WalkState};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
-use crate::fs::holes::hash_sparse;
+use crate::fs::holes::{data_from, hash_sparse};
 use crate::fs::source::{Part, check_unchanged};
 use crate::options::TreeOptions;
 
@@ -691,18 +689,6 @@ impl Reading {
 fn data_bytes(file: &LargeFile) -> u64 {
     let (size, blocks) = (file.stat.st_size as u64, file.stat.st_blocks as u64);
     if file.is_sparse { size.min(blocks.saturating_mul(512)) } else { size }
-}
-
-/// The first range of data from an offset on, within a file's size. A file system that does not tell has data only.
-fn data_from(file: &OwnedFd, offset: u64, size: u64) -> (u64, u64) {
-    let start = match seek(file, SeekFrom::Data(offset)) {
-        Ok(start) => start.clamp(offset, size),
-        Err(Errno::NXIO) => size,
-        Err(_) => offset,
-    };
-    let end = seek(file, SeekFrom::Hole(start)).unwrap_or(size);
-    // A range has at least a byte, or the search would not end.
-    (start, if end > start { end.min(size) } else { size })
 }
 
 #[cfg(test)]

@@ -223,6 +223,7 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
         let reason = match error.kind {
             ErrorKind::MaxFilesWatch => WatchReason::TooManyDirectories,
             ErrorKind::PathNotFound => WatchReason::Missing,
+            ErrorKind::Io(error) if error.kind() == io::ErrorKind::NotFound => WatchReason::Missing,
             ErrorKind::Io(error) => WatchReason::System(error),
             kind => WatchReason::Other(notify::Error::new(kind).to_string()),
         };

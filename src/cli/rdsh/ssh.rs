@@ -117,9 +117,11 @@ impl SshOptions {
 
     /// What the ssh that starts the agent is given: the first -v is ours.
     pub(super) fn for_launcher(&self) -> Vec<OsString> {
-        let given: Vec<Given> = self.0.iter().filter(|given| whom(given.letter) == For::Launcher).cloned().collect();
-        let less = |given: Given| Given { times: given.times - u8::from(given.letter == "v"), ..given };
-        words(given.into_iter().map(less).filter(|given| given.times > 0).collect::<Vec<_>>().iter())
+        let mut words = words(self.0.iter().filter(|given| whom(given.letter) == For::Launcher));
+        if let Some(ours) = words.iter().position(|word| word == "-v") {
+            words.remove(ours);
+        }
+        words
     }
 
     /// Why ssh is to do it, where something is asked for that only ssh does.
@@ -313,6 +315,7 @@ mod tests {
         let kept = parsed("rdsh -n -v -p 1 h ls").ssh;
         assert_eq!(joined(&kept.for_launcher()), "-p 1", "standard input of ssh is the agent's, and -v ours");
         assert_eq!(joined(&parsed("rdsh -vvv h ls").ssh.for_launcher()), "-v -v");
+        assert_eq!(joined(&parsed("rdsh -v -p 1 -v h ls").ssh.for_launcher()), "-p 1 -v");
         assert!(kept.has_no_input() && kept.is_verbose());
     }
 }

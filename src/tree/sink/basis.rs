@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
-use crate::fs::holes::{hash_of_zeros, is_hole};
+use crate::fs::holes::{self, hash_of_zeros, is_hole, is_zero};
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash16, identity, open_quietly, read_up_to, write_at};
 
@@ -101,7 +101,7 @@ impl Basis {
         open_blocks.fetch_add(count, Relaxed);
         let blocks = Mutex::new(vec![Block::Unknown; count as usize]);
         let (is_in_target, open_blocks) = (false, Arc::clone(open_blocks));
-        let may_have_holes = (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512);
+        let may_have_holes = holes::may_be_in(&stat);
         Self {
             file,
             stat,
@@ -231,7 +231,7 @@ impl Basis {
             }
             hasher.update(part);
             if let Some(target) = target
-                && !(self.keeps_holes && part.iter().all(|&byte| byte == 0))
+                && !(self.keeps_holes && is_zero(part))
             {
                 write_at(target, part, at)?;
                 check_stored(part, at)?;

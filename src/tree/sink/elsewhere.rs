@@ -14,9 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::{Metadata, Verdict};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, ioctl_ficlone, openat, seek, statat,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, ftruncate, ioctl_ficlone, openat, statat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -32,6 +30,7 @@ use super::snapshot::Snapshot;
 use super::target::Partial;
 use super::unfinished::{is_looked_for, is_marked_in};
 use crate::fs::copy::{CopyError, copy_range};
+use crate::fs::holes::data_from;
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, hash_range, identity, io_fact};
 use crate::options::{LATEST, TreeOptions};
@@ -401,20 +400,13 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
     let is_stopped = || shared.is_stopped.load(Acquire);
     let mut at = 0;
     while at < size {
-        let (mut start, mut end) = (at, size);
-        if has_holes {
-            start = match seek(from, SeekFrom::Data(at)) {
-                Err(Errno::NXIO) => break,
-                data => data.unwrap_or(at),
-            };
-            end = seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
-        }
+        let (start, end) = if has_holes { data_from(from, at, size) } else { (at, size) };
         copy_range(from, to, start..end, |_| !is_stopped())
             .map_err(|(CopyError::Read(error) | CopyError::Write(error))| error)?;
         if is_stopped() {
             return Err(Errno::CANCELED);
         }
-        at = end.max(start + 1);
+        at = end;
     }
     if shared.options.reads_back() {
         entry::evict(to, 0, size)?;

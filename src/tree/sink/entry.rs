@@ -35,6 +35,7 @@ use super::{Bytes, Local, Shared};
 use crate::fault::shown_path;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
+use crate::fs::holes::is_zero;
 use crate::fs::metadata::Object;
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
@@ -429,7 +430,7 @@ impl Large {
         let is_new = matches!(self.partial.way, Way::Nameless | Way::Named(_) | Way::Unseen);
         is_new
             && self.basis.as_ref().is_some_and(Basis::keeps_holes)
-            && data.iter().all(|&byte| byte == 0)
+            && is_zero(data)
             && fallocate(
                 &self.partial.file,
                 FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,

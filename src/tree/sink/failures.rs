@@ -1,4 +1,4 @@
-//! What has failed in a tree that is received: what is told, and what must not be built on it.
+//! Entries that could not be made: they are counted, reported, and remembered, so that nothing is linked to them.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -22,15 +22,15 @@ const FAILED_MAX: usize = 1 << 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    pub(super) fatal: Option<IoFact>,
+    fatal: Option<IoFact>,
     pub(super) first: First,
     /// What lacks metadata only; those count, too.
     pub(super) lacking: AllLacking,
     pub(super) count: u64,
     /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
     /// two that collide.
-    pub(super) failed: HashSet<u64>,
-    pub(super) hasher: RandomState,
+    failed: HashSet<u64>,
+    hasher: RandomState,
 }
 
 impl Shared {

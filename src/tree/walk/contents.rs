@@ -9,6 +9,7 @@ use rustix::fs::{SeekFrom, Stat, fstatfs, seek};
 use super::place::Entry;
 use super::{BLOCK_BYTES, LargeFile, Open, Recorder, Step, wrote};
 use crate::fs::direct::Bypass;
+use crate::fs::holes;
 use crate::fs::metadata::Object;
 use crate::fs::source::{SHRANK, change};
 use crate::fs::{described, read_up_to};
@@ -102,7 +103,7 @@ fn small_file(
 /// stay small, and of a large one what has arrived is to be kept where the transfer is cut.
 pub(super) fn is_sparse(file: &OwnedFd, stat: &Stat) -> bool {
     let size = stat.st_size as u64;
-    let may_be = size > BLOCK_BYTES && (stat.st_blocks as u64) < size.div_ceil(512);
+    let may_be = size > BLOCK_BYTES && holes::may_be_in(stat);
     may_be && seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < size)
 }
 

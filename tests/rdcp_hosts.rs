@@ -165,7 +165,9 @@ fn where_only_ssh_gets_through() {
     for (name, from, to) in
         [("up", here("source"), network.at("h3", "up")), ("down", network.at("h3", "source"), here("down"))]
     {
-        let ended = network.rdcp(&["-J".into(), "h2".into(), "-v".into(), from, to]);
+        // Both would listen on the same port, and both have 127.0.0.1: none is to connect to itself.
+        let ports = ["--port-range", "45000-45009"].map(OsString::from);
+        let ended = network.rdcp(&[&["-J".into(), "h2".into(), "-v".into()], &ports[..], &[from, to]].concat());
         ended.expect(0);
         assert_eq!(ended.stderr.matches("cannot reach a port").count(), 1, "{}", ended.stderr);
         assert!(ended.stderr.contains(", through ssh"), "{}", ended.stderr);

@@ -58,8 +58,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 struct Shared {
     post: Sender<Event>,
     listener: Mutex<Option<Listener>>,
-    /// This end has connected, not listened.
-    dialed: AtomicBool,
     /// A copy within this host is to stop.
     stop: Arc<AtomicBool>,
     /// Its end has been told, or is about to be.
@@ -113,7 +111,6 @@ impl End {
         let shared = Arc::new(Shared {
             post,
             listener: Mutex::default(),
-            dialed: AtomicBool::default(),
             stop: Arc::default(),
             ended: Arc::default(),
             lost: AtomicBool::default(),
@@ -299,20 +296,21 @@ impl End {
         Ok(reachable(port, via, self.is_remote))
     }
 
+    /// An end that dials has stopped listening: what it dials may be itself, where this host has an address of the other's too
+    /// (two containers, two bridges of the same name) and both listen on the same port, and would prove the key.
     fn dial(&self, reach: impl FnOnce(&Key) -> Result<(std::net::TcpStream, Established), String> + Send + 'static) {
+        let listener = self.shared.listener.lock().expect("no panic with it locked").take();
+        // A channel serves one session: none that this end begins beside one that it has accepted.
+        let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
+        if registry.is_some_and(|mut registry| !registry.close()) {
+            *self.shared.listener.lock().expect("no panic with it locked") = listener;
+            return self.say(Message::DialFailed("the other end has connected already".to_owned()));
+        }
+        drop(listener);
         let key = Key::from_random(self.key.0);
         let (emit, shared) = (Arc::clone(&self.emit), Arc::clone(&self.shared));
         let run = move || match reach(&key) {
             Ok((stream, established)) => {
-                let mut listener = shared.listener.lock().expect("no panic with it locked");
-                // A channel serves one session: no lanes of one that this end has accepted beside one that it began.
-                let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
-                if registry.is_some_and(|mut registry| !registry.begin(&established)) {
-                    return emit(Message::DialFailed("the other end has connected already".to_owned()));
-                }
-                shared.dialed.store(true, Ordering::Relaxed);
-                drop(listener.take());
-                drop(listener);
                 emit(Message::Dialed);
                 let _ = shared.post.send(Event::Incoming(Incoming::First(stream, Box::new(established))));
             }
@@ -444,9 +442,8 @@ impl Run {
         self.shared.met.store(true, Ordering::Relaxed);
         let peer_name = escaped(OsStr::from_bytes(&self.begin.peer));
         let first = FirstLane { stream, established, peer_name, is_named: true };
-        let registry =
+        let listening =
             self.shared.listener.lock().expect("no panic with it locked").as_ref().map(|it| Arc::clone(it.registry()));
-        let listening = registry.filter(|_| !self.shared.dialed.load(Ordering::Relaxed));
         let lanes = Arc::new(Mutex::new(Vec::new()));
         let is_tree = matches!(self.begin.job, Job::SendTree { .. } | Job::ReceiveTree { .. });
         let observer = Messenger {

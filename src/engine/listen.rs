@@ -64,12 +64,13 @@ pub struct Registry {
     post: Post<Event>,
     session: Option<(SessionId, SessionSecret)>,
     used: [Option<u32>; LANES_MAX],
+    is_closed: bool,
 }
 
 impl Registry {
     /// Serves no session yet. `post`: the channel of the session to come, and of what happens until then.
     pub fn new(post: Post<Event>) -> Self {
-        Self { post, session: None, used: [None; LANES_MAX] }
+        Self { post, session: None, used: [None; LANES_MAX], is_closed: false }
     }
 
     /// The secret of the session that is served, if it has this name.
@@ -77,15 +78,21 @@ impl Registry {
         self.session.as_ref().filter(|(id, _)| *id == session).map(|(_, secret)| secret.clone())
     }
 
-    /// Starts serving a session; false if there is one already.
+    /// Starts serving a session; false if there is one already, or none is to be served.
     pub fn begin(&mut self, established: &Established) -> bool {
-        if self.session.is_some() {
+        if self.session.is_some() || self.is_closed {
             return false;
         }
         self.used = [None; LANES_MAX];
         self.used[0] = Some(0);
         self.session = Some((established.session, established.secret.clone()));
         true
+    }
+
+    /// Serves no session from now on; false if it serves one, and goes on with that.
+    pub fn close(&mut self) -> bool {
+        self.is_closed = self.session.is_none();
+        self.is_closed
     }
 
     /// Serves no session: the next first lane begins one, and `post` is its channel.

@@ -61,7 +61,7 @@ pub(crate) struct Hop {
     pub(crate) waits_for_go: bool,
     state: State,
     reversed: bool,
-    /// The end that could listen, first.
+    /// The end that listens. It does so until it is asked to connect.
     listened: Option<Side>,
     is_one_kernel: bool,
     /// The end that is here, where its address is given.
@@ -277,7 +277,7 @@ impl Hop {
     pub(crate) fn handle(&mut self, side: Side, message: Message, setup: &Setup) -> Next {
         match (&self.state, message) {
             (State::Listening(listener), Message::Listening(endpoints)) if *listener == side => {
-                self.listened.get_or_insert(side);
+                self.listened = Some(side);
                 if setup.relay {
                     return self.tunnel(setup);
                 }
@@ -456,10 +456,10 @@ mod tests {
         assert!(matches!(sent(&hop.handle(Side::From, listening(), &setup)), Some((Side::To, Message::Dial { .. }))));
         assert!(hop.handle(Side::From, Message::Dialed, &setup).send.is_none() && !hop.has_met());
         let next = hop.handle(Side::To, failed(), &setup);
-        // The end that could listen first still does.
-        assert!(matches!(sent(&next), Some((Side::From, Message::DialTunnel))));
+        // The end that was asked to connect last listens no more.
+        assert!(matches!(sent(&next), Some((Side::To, Message::DialTunnel))));
         assert!(next.say.is_some_and(|line| line.contains("h1 and h2") && line.contains("refused")));
-        hop.handle(Side::From, Message::Dialed, &setup);
+        hop.handle(Side::To, Message::Dialed, &setup);
         assert!(hop.has_met() && hop.tunneled && hop.due().is_none());
     }
 

@@ -258,9 +258,12 @@ impl<'a> Pipeline<'a> {
             if running && self.is_over(stages, hops) && self.are_branches_over() {
                 return;
             }
-            // Nothing has been started: there is nothing to wait for either.
-            if !running && self.has_failed() {
-                return;
+            if !running {
+                self.miss(hops);
+                // Nothing has been started: there is nothing to wait for either.
+                if self.has_failed() {
+                    return;
+                }
             }
             self.weigh_pipe(self.stages.len() - 1, hops);
             self.urge(stages, hops, now);
@@ -272,6 +275,17 @@ impl<'a> Pipeline<'a> {
                 self.heed(update);
             }
             self.observer.progress(&self.job.hops);
+        }
+    }
+
+    /// A hop that is over before it has begun was ended by a signal to an agent, of which no more may be heard.
+    fn miss(&mut self, hops: &[usize]) {
+        let is_late = |hop: &Hop| hop.is_over() && hop.ended_since.is_some_and(|since| since.elapsed() > REST_MAX);
+        let over = hops.iter().map(|&at| &self.job.hops[at]).find(|hop| is_late(hop));
+        if let Some((host, _)) = over.and_then(Hop::first_fault)
+            && !self.has_failed()
+        {
+            self.fail(self.job.lost(host));
         }
     }
 
@@ -503,9 +517,10 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// An agent is not heard any more.
+    /// An agent is not heard any more. A stage that it has not started will not be, though its hops may be over: ended by the
+    /// signal that has ended the agent.
     fn lose(&mut self, host: usize) {
-        let waits = self.stages.iter().any(|stage| stage.host == host && stage.started && stage.end.is_none())
+        let waits = self.stages.iter().any(|stage| stage.host == host && stage.end.is_none())
             || self.hops().any(|hop| hop.hosts.contains(&host) && !hop.is_over());
         if waits && !self.has_failed() {
             self.fail(self.job.lost(host));

@@ -105,6 +105,20 @@ fn an_agent_that_is_ended_by_hand() {
     lab.deserted(GONE.saturating_sub(start.elapsed()));
 }
 
+/// Both ends of the hop have ended, by signals, before the agent is known to be gone, or its launcher stays.
+#[test]
+fn an_agent_that_is_ended_while_its_hop_is_made() {
+    for stays in [1, 100] {
+        let lab = Lab::new();
+        let late = "(dd bs=64k count=1 2>/dev/null; sleep 1; exec cat) | exec sh -c \"exec $2\"";
+        let ended = format!("exec 3<&0; sh -c \"exec $2\" <&3 & sleep 0.5; kill $!; wait $!; exec sleep {stays}");
+        lab.script("odd", &format!("if [ \"$1\" = h1 ]; then {late}; else {ended}; fi"));
+        let mut process = Process::spawn(lab.rdpipe_by("odd").args(["h1:echo x", "h2:cat"]));
+        process.wait_for(GONE + SOON).expect(4).one_line("rdpipe", &["lost the agent on h2"]);
+        lab.deserted(GONE);
+    }
+}
+
 #[test]
 fn a_signal_while_hosts_are_called_up() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::KILL, 137)] {

@@ -291,6 +291,22 @@ fn a_lost_line_is_255() {
     }
 }
 
+/// The command has ended well, and not all that it has written has come.
+#[test]
+fn an_agent_that_is_killed_behind_its_command_is_255() {
+    let lab = Lab::new();
+    let mut process = lab.start(&["--bwlimit=20k", "h", "head -c 60000 /dev/zero; echo on >&2"]);
+    process.line_with("on");
+    std::thread::sleep(Duration::from_millis(300));
+    let agent = marked(lab.0.path()).into_iter().find(|process| process.name == "rdma-pipe-agent");
+    kill_process(Pid::from_raw(agent.expect("it lives").pid as i32).expect("not 0"), Signal::KILL).expect("ours");
+    let output = drain(process.stdout());
+    let ended = process.wait_for(Duration::from_secs(10));
+    assert!(ended.expect(255).stderr.contains("lost"), "{}", ended.stderr);
+    assert!(output.join().expect("no panic").len() < 60_000);
+    none_marked(lab.0.path(), GONE);
+}
+
 /// An ssh that does not find the agent, and says what it has been asked for.
 #[test]
 fn ssh_does_the_rest() {

@@ -270,7 +270,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             if let Some(open) = open_sink {
                 *writer = Writer::Stream(work::start_writer(open, engine.post.clone())?);
             } else if let Some(sink) = tree {
-                let (jobs, thread) = tree::start(*sink, engine.post.clone())?;
+                let (jobs, thread) = tree::start(*sink, Arc::clone(&engine.shared), engine.post.clone())?;
                 *writer = Writer::Tree(jobs, thread);
             } else if let Some(SpoolEnd::Input(input)) = &engine.spool {
                 *writer = Writer::Stream(spool::start(Arc::clone(input), Arc::clone(&engine.shared), &engine.post)?);

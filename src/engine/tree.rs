@@ -1,6 +1,7 @@
 //! Trees: the thread that hands chunks to the sink of a tree, in order.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use flume::{RecvTimeoutError, Sender as Post, bounded, unbounded};
@@ -8,7 +9,7 @@ use rd_proto::frame::ChunkHeader;
 use rd_proto::tree::Answer;
 
 use super::Event;
-use super::work::SinkJob;
+use super::work::{Shared, SinkJob};
 use crate::transport::Buffer;
 use crate::tree::sink::{SendAnswer, TreeSink};
 
@@ -55,17 +56,23 @@ pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync
     (answer, move || waiting.is_disconnected())
 }
 
-/// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends.
+/// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends. Chunks that wait
+/// are dropped once the session is over, or small files would hold up that end for seconds.
 ///
 /// # Errors
 ///
 /// What the system answered to making the thread.
-pub fn start(mut sink: TreeSink, post: Post<Event>) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
+pub fn start(
+    mut sink: TreeSink,
+    shared: Arc<Shared>,
+    post: Post<Event>,
+) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
     let (jobs, queue) = unbounded();
     let thread = std::thread::Builder::new().name("tree".to_owned()).stack_size(256 << 10).spawn(move || {
         let mut is_refused = false;
         loop {
             let buffer = match queue.recv_timeout(LOOK_EVERY) {
+                Ok(SinkJob::Take(_)) if shared.over.load(Ordering::Relaxed) => continue,
                 Ok(SinkJob::Take(buffer)) => buffer,
                 Ok(SinkJob::Commit) => {
                     let _ = post.send(Event::Committed(sink.finish().map(|report| Some(Box::new(report)))));

@@ -130,11 +130,15 @@ impl Command<'_> {
                     self.job.send(self.host, Message::EndWhenDone);
                 }
             }
-            if let Some(report) = self.report.as_ref().filter(|report| report.fault.is_some() || self.has_all()) {
+            if let Some(report) = self.report.as_ref().filter(|report| report.fault.is_some()) {
                 return self.code(report);
             }
+            // Before how the command ended: what it has written may not all have come.
             if let Some(failure) = self.broken() {
                 return Err(failure);
+            }
+            if let Some(report) = self.report.as_ref().filter(|_| self.has_all()) {
+                return self.code(report);
             }
             let is_ending = self.job.hops.iter().any(|hop| hop.ended_since.is_some());
             let wait = if is_ending { LOOK_AGAIN } else { Duration::from_secs(3600) };
@@ -157,8 +161,10 @@ impl Command<'_> {
                 self.observer.remark(&format!("{label}: {line}"));
             }
             Update::Say(line) => self.observer.remark(&line),
-            // It has said all that it has to.
-            Update::Gone(_, None) if self.report.is_some() => {}
+            // It has said all that it has to. What it may still have to send comes by the lanes, as long as they live.
+            Update::Gone(_, None) if self.report.is_some() => {
+                self.output.iter().for_each(|&hop| self.job.send_end(hop, Side::To, &Message::OtherLost));
+            }
             update => self.job.check(update)?,
         }
         Ok(())

@@ -1,13 +1,14 @@
 use std::num::NonZeroUsize;
 
 use rd_proto::record::{Accept, PayloadSecret};
-use rd_proto::tree::RESUME_BYTES_MIN;
+use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record};
 
 use super::*;
 use crate::fs::sink::Tee;
 use crate::options::TreeOptions;
 use crate::transport::Pool;
 use crate::tree::Root;
+use crate::tree::sink::TreeSink;
 
 const CHUNK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -73,4 +74,33 @@ fn nothing_is_written_behind_what_failed() {
         assert!(matches!(told.recv_timeout(LIMIT), Ok(Event::SinkFailed(..))));
     }
     assert_eq!(taken.load(Ordering::Relaxed), 1);
+}
+
+/// What waits for the sink of a tree when the session ends is neither written nor waited for.
+#[test]
+fn what_is_waiting_when_all_is_over_is_dropped() {
+    for is_over in [false, true] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let sink = TreeSink::new(directory.path(), TreeOptions::default(), Box::new(|_| {})).expect("a sink");
+        let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+        let shared = Arc::new(Shared::new(keys, Compress::Off, Pace::new(None)));
+        shared.over.store(is_over, Ordering::Relaxed);
+        let (events, _told) = unbounded();
+        let (jobs, thread) = super::super::tree::start(sink, shared, events).expect("a thread");
+        let (_pool, buffers) = Pool::new(1, NonZeroUsize::new(4096).expect("some")).expect("a pool");
+        let mut buffer = buffers.into_iter().next().expect("one");
+        let record = Record::File { name: b"made", metadata: Metadata { mode: 0o644, ..Metadata::ZERO }, data: b"x" };
+        let mut length = 0;
+        for record in [record, Record::End { failures: 0 }] {
+            let bytes = record.encoded_bytes();
+            record.encode(&mut buffer.payload_mut()[length..][..bytes]).expect("room");
+            length += bytes;
+        }
+        let part = Part { item: 0, sequence: 0, position: 0, length, is_final: false };
+        *buffer.header_mut() = header_of(&part, false).encode();
+        assert!(jobs.send(SinkJob::Take(buffer)).is_ok() && jobs.send(SinkJob::Commit).is_ok());
+        drop(jobs);
+        thread.join().expect("no panic");
+        assert_eq!(directory.path().join("made").exists(), !is_over);
+    }
 }

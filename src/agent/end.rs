@@ -172,8 +172,8 @@ impl End {
                 })
             }
             _ => {
-                let (output, made, last_word) = (Mutex::default(), Mutex::default(), Mutex::default());
-                let run = Run { emit, is_remote, begin, moves, output, goes, events, shared, made, last_word };
+                let (output, input, made, last_word) = Default::default();
+                let run = Run { emit, is_remote, begin, moves, output, input, goes, events, shared, made, last_word };
                 Box::new(move || run.run())
             }
         };
@@ -381,6 +381,8 @@ struct Run {
     moves: Moves,
     /// What a command writes to and this end reads, kept open until it has told of its end.
     output: Mutex<Option<File>>,
+    /// What a command reads, kept open until then: it ends later than that.
+    input: Mutex<Option<File>>,
     goes: Receiver<()>,
     events: Receiver<Event>,
     shared: Arc<Shared>,
@@ -611,7 +613,10 @@ impl Run {
         let prepared = match &self.moves {
             Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
-                Inlet::File(file, path) => Prepared::ReceiveOpen(file, path),
+                Inlet::File(file, path) => {
+                    *self.input.lock().expect("no panic with it locked") = file.try_clone().ok();
+                    Prepared::ReceiveOpen(file, path)
+                }
                 Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),
             },
             Moves::Output(outlet) => match self.await_one(outlet)?? {

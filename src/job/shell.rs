@@ -88,7 +88,7 @@ pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Fa
         call.has_input.then(|| job.connect(here(frames::Job::SendStandard), there(receive), call.transfer, true));
     let output =
         call.has_output.then(|| job.connect(there(send), here(frames::Job::ReceiveStandard), call.transfer, true));
-    let mut command = Command { job, host, input, output, report: None, observer };
+    let mut command = Command { job, host, input, output, report: None, cut: None, observer };
     let ended = command.attend();
     if ended.is_ok() {
         command.tell_routes(&launcher);
@@ -107,6 +107,8 @@ struct Command<'a> {
     output: Option<usize>,
     /// How it ended.
     report: Option<StageReport>,
+    /// Why its input ended before, and not all had come: it may have taken that for the end.
+    cut: Option<Failure>,
     observer: &'a mut dyn Observer,
 }
 
@@ -138,7 +140,7 @@ impl Command<'_> {
                 return Err(failure);
             }
             if let Some(report) = self.report.as_ref().filter(|_| self.has_all()) {
-                return self.code(report);
+                return self.cut.clone().map_or_else(|| self.code(report), Err);
             }
             let is_ending = self.job.hops.iter().any(|hop| hop.ended_since.is_some());
             let wait = if is_ending { LOOK_AGAIN } else { Duration::from_secs(3600) };
@@ -154,6 +156,9 @@ impl Command<'_> {
                 self.observer.pass_on(&bytes);
             }
             Update::Host(host, Message::StageEnded { report, .. }) if host == self.host => {
+                if self.report.is_none() {
+                    self.cut = self.input.and_then(|hop| self.cut(hop));
+                }
                 self.report.get_or_insert(report);
             }
             Update::End(hop, _, Message::Say(line)) => {
@@ -190,11 +195,19 @@ impl Command<'_> {
     /// is nothing to anybody.
     fn broken(&self) -> Option<Failure> {
         let input = self.input.filter(|_| self.report.is_none());
-        input.into_iter().chain(self.output).find_map(|hop| {
-            let (host, fault) = self.job.hops[hop].first_fault().filter(|_| self.job.is_settled(hop))?;
-            let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;
-            (!is_closed).then(|| told(&self.job.hosts[host].name, fault))
-        })
+        input.into_iter().chain(self.output).find_map(|hop| self.failed(hop).filter(|_| self.job.is_settled(hop)))
+    }
+
+    /// Why the session into it had ended too early when it ended itself: what ends a session is told before the command can see
+    /// that it has.
+    fn cut(&self, hop: usize) -> Option<Failure> {
+        self.failed(hop).filter(|_| self.job.hops[hop].report(Side::To).is_some_and(|report| report.fault.is_some()))
+    }
+
+    fn failed(&self, hop: usize) -> Option<Failure> {
+        let (host, fault) = self.job.hops[hop].first_fault()?;
+        let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;
+        (!is_closed).then(|| told(&self.job.hosts[host].name, fault))
     }
 
     fn code(&self, report: &StageReport) -> Result<u8, Failure> {

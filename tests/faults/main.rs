@@ -16,6 +16,7 @@ mod pipelines;
 mod plan;
 #[path = "../rig/mod.rs"]
 mod rig;
+mod shells;
 mod story;
 mod streams;
 mod sweep;
@@ -33,6 +34,8 @@ const CASES: &[(&str, fn())] = &[
     ("a_log_has_no_secrets_in_it", logs::has_no_secrets_in_it),
     ("copies_with_signals_to_any_process", kills::signals_to_any_process),
     ("pipelines_with_signals_to_any_process", pipelines::signals_to_any_process),
+    ("commands_through_a_bad_network", shells::through_a_bad_network),
+    ("commands_with_signals_to_any_process", shells::signals_to_any_process),
 ];
 
 fn main() -> ExitCode {

@@ -400,12 +400,12 @@ pub struct TreeOptions {
     #[arg(long, requires = "sync", group = "deletes")]
     #[n(58)]
     pub delete_after: bool,
-    /// Delete excluded entries as well
-    #[arg(long, requires = "deletes")]
+    /// Delete excluded entries as well; implies --delete
+    #[arg(long, requires = "sync", group = "deletes")]
     #[n(24)]
     pub delete_excluded: bool,
-    /// Delete at most N entries
-    #[arg(long, value_name = "N", requires = "deletes")]
+    /// With --delete, delete at most N entries
+    #[arg(long, value_name = "N", requires = "sync")]
     #[n(25)]
     pub max_delete: Option<u64>,
     /// Delete also where the source directory is empty, which may be a disk that is not mounted

@@ -614,7 +614,8 @@ impl Run {
             Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
                 Inlet::File(file, path) => {
-                    *self.input.lock().expect("no panic with it locked") = file.try_clone().ok();
+                    let again = file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
+                    *self.input.lock().expect("no panic with it locked") = Some(again);
                     Prepared::ReceiveOpen(file, path)
                 }
                 Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),

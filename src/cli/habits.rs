@@ -101,6 +101,8 @@ const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here
 
 const NO_GROUP: &str = "--no-owner leaves both owner and group out";
 
+const NO_OWNER: &str = "--no-owner leaves out the group as well; --chown :GROUP sets one";
+
 const NO_DIRLINKS: &str =
     "a directory replaces a symbolic link, or is refused; --no-implied-dirs keeps those on the way to what -R names";
 
@@ -193,7 +195,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--whole-file", Here::Kept),
     ("--partial", Here::Kept),
     ("--ignore-times", Here::Means(&["--checksum"])),
-    ("--force", Here::Kept),
+    ("--force", Here::Refused("--delete replaces directories that have something in them")),
     ("--super", Here::Kept),
     ("--drop-D", Here::Means(&["--no-specials"])),
     ("--open-noatime", Here::Kept),
@@ -203,7 +205,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--8-bit-output", Here::Kept),
     ("--no-motd", Here::Kept),
     ("--no-p", Here::Means(&["--no-mode"])),
-    ("--no-o", Here::Means(&["--no-owner"])),
+    ("--no-o", Here::Refused(NO_OWNER)),
     ("--no-l", Here::Means(&["--no-symlinks"])),
     ("--no-t", Here::Means(&["--no-times"])),
     ("--secluded-args", Here::Kept),
@@ -216,7 +218,8 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-h", Here::Means(&["--no-human-readable"])),
     ("--no-whole-file", Here::Kept),
     ("--no-W", Here::Kept),
-    ("--delay-updates", Here::Kept),
+    ("--modify-window=-1", Here::Means(&["--modify-window=0"])),
+    ("--delay-updates", Here::Refused("each file appears when it is whole; --snapshot shows a tree as a whole")),
     ("--fuzzy", Here::Kept),
     ("--executability", Here::Kept),
     ("--preallocate", Here::Kept),

@@ -84,8 +84,8 @@ pub struct CopyArguments {
     /// comes whole with -r; with a trailing slash, one level of it
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
-    /// A zero byte, not a line end, ends each path in FILE
-    #[arg(short = '0', long, requires = "files_from", overrides_with = "from0")]
+    /// A zero byte, not a line end, ends each path and each pattern in a FILE
+    #[arg(short = '0', long, overrides_with = "from0")]
     from0: bool,
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does, or -v
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
@@ -311,9 +311,23 @@ impl Arguments for CopyArguments {
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
         let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).collect();
+        let is_on_output = |id: &str, place: &str| {
+            given.get_raw(id).is_some_and(|mut values| values.next_back().is_some_and(|value| value == place))
+        };
         let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
         if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
             return Some(format!("--{key} is for files and trees"));
+        }
+        let is_several = |spec: &Spec| expand(spec.host()).is_ok_and(|all| all.len() > 1);
+        let are_several = given.contains_id("to") || given.contains_id("hosts") || specs.last().is_some_and(is_several);
+        if are_several && ["stats", "itemize-changes", "relay"].contains(&key) {
+            return Some(format!("--{key} is for copies to one host"));
+        }
+        if key == "itemize-changes" && (is_on_output("json", "-") || is_on_output("json_fd", "1")) {
+            return Some("--json has standard output".to_owned());
+        }
+        if key == "backup-dir" && given.contains_id("snapshot") {
+            return Some("--snapshot leaves what was there".to_owned());
         }
         let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
         let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
@@ -546,7 +560,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             "-R: with --sync, the directories that lead to SRC are made in DST; else name the last of them in DST",
         ));
     }
-    arguments.tree.delete |= arguments.tree.delete_after;
+    arguments.tree.delete |= arguments.tree.delete_after || arguments.tree.delete_excluded;
     // Not before all that has moved is found.
     arguments.tree.delete_after |= arguments.tree.delete && arguments.tree.generations.find_moves;
     check_rules(&arguments.tree.rules.0)?;
@@ -559,6 +573,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         ));
     }
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
+    if arguments.tree.existing && arguments.tree.generations.snapshot.is_some() {
+        return Err(usage("--existing makes nothing new, and each generation of --snapshot is new: leave one out"));
+    }
     if !arguments.report.quiet && !is_any_there {
         note_hosts(&sources, &destination);
     }
@@ -591,7 +608,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         (_, true) => Digits::Plain,
         _ => Digits::Separated,
     };
-    let reports = report.page.iter().chain(&report.trace);
+    let reports = report.page.iter().chain(&report.trace).chain(report.json.iter().filter(|path| *path != Path::new("-")));
+    let reports = reports.chain(&arguments.targets.hosts_failed);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     if destination == Spec::Standard {
         standard::guard_terminal(true);
@@ -681,6 +699,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             _ => failed.iter().map(|(spec, cause)| (spec, &**cause)).collect(),
         };
         let written = file.finish(targets, &failed);
+        if let (Err(_), Err(Failure { message: Some(line), .. })) = (&outcome, &written) {
+            super::say(&format!("rdcp: {line}"));
+        }
         return outcome.and(written);
     }
     let say = |line: &str| {

@@ -122,6 +122,12 @@ impl Arguments for PipeArguments {
         let hosts = stages.filter_map(|stage| Spec::parse(stage).ok()).map(|spec| spec.host);
         hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
     }
+
+    fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+        let last = given.get_many::<OsString>("stages").and_then(|stages| Spec::parse(stages.last()?).ok());
+        let are_several = last.is_some_and(|spec| expand(&spec.host).is_ok_and(|all| all.len() > 1));
+        (key == "relay" && are_several).then(|| "--relay is for one host at a time".to_owned())
+    }
 }
 
 fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {

@@ -99,9 +99,11 @@ impl FromArgMatches for Rules {
             all.extend(places.zip(values).map(|(place, value)| (place, option, value.clone())));
         }
         all.sort_by_key(|(place, ..)| *place);
+        let is_zero = matches.try_get_one::<bool>("from0").ok().flatten().is_some_and(|is_zero| *is_zero);
+        let end = if is_zero { 0 } else { b'\n' };
         for (_, option, value) in all {
             if option.is_file {
-                read_rules(&mut self.0, &value, option.is_include).map_err(|reason| {
+                read_rules(&mut self.0, &value, option.is_include, end).map_err(|reason| {
                     let line = format!("--{} {}: {reason}\n", option.name, value.as_bytes().escape_ascii());
                     clap::Error::raw(clap::error::ErrorKind::ValueValidation, line)
                 })?;
@@ -114,9 +116,12 @@ impl FromArgMatches for Rules {
 }
 
 /// Adds the rules in a file, as rsync reads one.
-fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool) -> Result<(), String> {
+fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) -> Result<(), String> {
     let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
-    add_lines_of_rules(rules, &text, is_include);
+    if end != 0 && text.contains(&0) {
+        return Err("a zero byte in a pattern; -0 takes one for the end of it".to_owned());
+    }
+    add_lines_of_rules(rules, &text, is_include, end);
     Ok(())
 }
 
@@ -137,8 +142,9 @@ pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, Stri
     if is_whole { Ok(text) } else { Err(format!("it is longer than {} MiB", bytes_max >> 20)) }
 }
 
-fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
-    let lines = text.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool, end: u8) {
+    let line_end_rest = if end == 0 { &b""[..] } else { b"\r" };
+    let lines = text.split(|&byte| byte == end).map(|line| line.strip_suffix(line_end_rest).unwrap_or(line));
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#") && !line.starts_with(b";"));
     lines.for_each(|line| add_rule(rules, line, is_include));
 }
@@ -169,12 +175,16 @@ mod tests {
         let text = b"dropped\n!\n# a comment\n; another\n\n*.o\n+ keep.o\n- /top\r\n#\n a\nlast";
         let shown = |is_include| -> Vec<(String, bool)> {
             let mut rules = Vec::new();
-            add_lines_of_rules(&mut rules, text, is_include);
+            add_lines_of_rules(&mut rules, text, is_include, b'\n');
             rules.into_iter().map(|rule| (rule.pattern.escape_ascii().to_string(), rule.is_include)).collect()
         };
         for own in [false, true] {
             let expected = [("*.o", own), ("keep.o", true), ("/top", false), (" a", own), ("last", own)];
             assert_eq!(shown(own), expected.map(|(text, is_include)| (text.to_owned(), is_include)));
         }
+        // Patterns of files that end in zero bytes may have line ends in them.
+        let mut rules = Vec::new();
+        add_lines_of_rules(&mut rules, b"a\nb\r\0#\n\0\0c", false, 0);
+        assert_eq!(rules.iter().map(|rule| &*rule.pattern).collect::<Vec<_>>(), [&b"a\nb\r"[..], b"c"]);
     }
 }

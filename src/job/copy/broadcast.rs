@@ -476,7 +476,11 @@ impl Copy<'_> {
 
     fn end_copy(&mut self, run: &mut Run, hop: usize, from: Node, to: Node) {
         let now = run.began.elapsed();
-        let fault = self.job.hops[hop].first_fault().map(|(host, fault)| (host, self.failure(host, fault)));
+        // What we have ended ourselves, as its ends did not meet, has not failed for that.
+        let is_own = |fault: &Fault| self.job.hops[hop].is_stopping && fault.exit > 128;
+        let fault = self.job.hops[hop].first_fault();
+        let is_stopped = fault.is_some_and(|(_, fault)| is_own(fault));
+        let fault = fault.map(|(host, fault)| (host, self.failure(host, fault)));
         let received = self.job.hops[hop].report(Side::To).cloned();
         let is_forged = self.job.hops[hop].report(Side::To).and_then(|report| report.fault.as_ref());
         let is_forged = is_forged.is_some_and(Fault::is_misled);
@@ -510,7 +514,7 @@ impl Copy<'_> {
         (target.report, target.unsent) = (received, unsent);
         if end == CopyEnd::Made {
             (target.done_after, target.failure) = (Some(now), None);
-        } else if let Some((_, failure)) = fault {
+        } else if let Some((_, failure)) = fault.filter(|_| !is_stopped) {
             target.failure = Some(failure);
         }
         run.chain.copy_over(from, to, end);
@@ -586,8 +590,10 @@ impl Copy<'_> {
                     failure.as_ref().and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
                 let failure = failure.or_else(|| source_failure.clone()).unwrap_or_else(|| {
                     let line = why_failed(why, has_any);
-                    let because = unmet.map(|unmet| format!(" ({unmet})")).unwrap_or_default();
-                    Failure::new(Exit::LinkLost, format!("{line}{because}"))
+                    match unmet {
+                        Some(unmet) => Failure::new(Exit::Connect, format!("{line} ({unmet})")),
+                        None => Failure::new(Exit::LinkLost, line),
+                    }
                 });
                 first.get_or_insert(failure.exit);
                 let line =

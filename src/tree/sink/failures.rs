@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use super::Refused;
 use super::shared::Shared;
 use super::unset::AllLacking;
-use crate::fs::partial;
 use crate::tree::first::First;
 use crate::tree::{Fault, stops_everything};
 
@@ -33,6 +32,9 @@ pub(super) struct Failures {
     hasher: RandomState,
 }
 
+/// What EBUSY means where it is no lock that another copy holds.
+const IS_MOUNTED: &str = "it is a mount point; --in-place writes into a file that is one";
+
 impl Shared {
     pub(super) fn check(&self) -> Result<(), Refused> {
         if !self.is_stopped.load(Acquire) {
@@ -49,7 +51,7 @@ impl Shared {
     /// Records that an entry was not published.
     pub(super) fn fail(&self, path: &[u8], fault: impl Into<Fault>) {
         let fault = match fault.into() {
-            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, partial::HELD),
+            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, IS_MOUNTED),
             fault => fault,
         };
         self.mark_failed(path);

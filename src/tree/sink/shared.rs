@@ -128,6 +128,7 @@ impl Shared {
         let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
         opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
             true => Fault::At(error, directory.path(beside.as_bytes()), why),
+            false if error == rustix::io::Errno::BUSY => Fault::Explained(error, partial::HELD),
             false => error.into(),
         })
     }

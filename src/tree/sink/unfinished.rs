@@ -42,7 +42,7 @@ impl Marker {
         let beside = name_beside(name, UNFINISHED);
         let opened = shared.patiently(directory, &beside, || partial::open_mark(&directory.fd, &beside));
         let (file, was_there) = match opened {
-            Err(Fault::System(Errno::BUSY)) => return Err(Errno::BUSY.into()),
+            Err(fault) if fault.errno() == Some(Errno::BUSY) => return Err(fault),
             Err(Fault::System(error)) if believes(&shared.options) => return Err(Fault::Explained(error, NO_MARKER)),
             Err(fault) if believes(&shared.options) => return Err(fault),
             Err(_) => return Ok(None),

@@ -113,6 +113,9 @@ const PARTIAL_FILES: &[Term] = &[(
      when the command is run again, and may be removed.",
 )];
 
+const RECEIVED_FILES: &[Term] =
+    &[(".HASH.rd-part", "Beside FILE, what has come of it while it is not whole; it goes with an rdrecv that ends.")];
+
 const COPY_FILES: &[Term] = &[
     (".HASH.rd-link", "Beside its place, a link or an old file for as long as one takes the place of the other."),
     (
@@ -122,9 +125,9 @@ const COPY_FILES: &[Term] = &[
     ),
     ("~/.cache/rdma-pipe/digests", "At both ends: what --digest-cache keeps."),
     (
-        "/run/user/UID/rdma-pipe/JOB",
+        "/run/user/UID/rdma-pipe/JOB.sock",
         "The socket of a copy to several hosts that runs, for --join; without a directory for sockets \
-         /tmp/rdma-pipe-UID/JOB.",
+         /tmp/rdma-pipe-UID/JOB.sock.",
     ),
     ("/etc/hosts", "Names of hosts, to tell one whose colon is missing from a file."),
 ];
@@ -279,7 +282,7 @@ fn pages() -> Vec<Page> {
             command: RecvArguments::command(),
             examples: examples::RDRECV,
             environment: vec![KEY, SETTINGS],
-            files: vec![SETTINGS_FILES, PARTIAL_FILES, STANDING_FILES],
+            files: vec![SETTINGS_FILES, RECEIVED_FILES, STANDING_FILES],
             others: &["systemd.unit"],
         },
     ]

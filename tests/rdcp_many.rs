@@ -127,6 +127,24 @@ fn one_that_cannot_take_it_is_named_and_the_others_have_it() {
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
+/// The reason is the line that one host alone would get.
+#[test]
+fn hosts_that_nothing_leads_to_are_told_why() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 10);
+    let failed = lab.join("failed");
+    let mut arguments = vec!["-r".into(), "--via=nosuch0".into(), lab.join("src").into_os_string()];
+    arguments.extend(["--hosts-failed".into(), failed.clone().into_os_string()]);
+    arguments.extend(lab.to(2));
+    let ended = lab.start_many(&arguments).wait();
+    ended.expect(3);
+    for text in [ended.stderr.clone(), fs::read_to_string(failed).expect("hosts")] {
+        let reason = "neither end has an interface or an address nosuch0";
+        assert_eq!(text.matches(reason).count(), 2, "{text}");
+        assert!(!text.contains("signal"), "{text}");
+    }
+}
+
 /// Agents that are killed in the middle: the others go on, and no half of a tree stands under its name.
 #[test]
 fn hosts_that_die_hold_nobody() {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -198,8 +199,15 @@ impl End {
                 Err(fault) => self.say(Message::Failed(fault)),
             },
             Message::Dial { endpoints, via } => self.dial(move |key| {
-                let addresses = endpoints::ranked(&endpoints, &via)?;
-                reach::reach_best(&addresses, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
+                let reach = |addresses: &[SocketAddr]| {
+                    reach::reach_best(addresses, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
+                };
+                match (endpoints::ranked(&endpoints, &via), endpoints::foreign(&endpoints, &via)) {
+                    (Err(why), Some(foreign)) => {
+                        reach(&[foreign]).map_err(|error| format!("{why}; and at {foreign}: {error}"))
+                    }
+                    (ranked, _) => reach(&ranked?),
+                }
             }),
             Message::DialTunnel => {
                 let tunnel = Arc::clone(&self.tunnel);
@@ -324,12 +332,8 @@ impl End {
 
 /// Where this host can be reached at a port. `is_remote`: by ssh, so that the address that it was reached at is known.
 pub(super) fn reachable(port: u16, via: &[u8], is_remote: bool) -> Vec<Endpoint> {
-    let mut endpoints = endpoints::own(port, via);
-    if let Some(address) = endpoints::ssh_address().filter(|_| is_remote) {
-        // The caller can reach it: before others that are as near and as fast.
-        endpoints.sort_by_key(|endpoint| endpoint.socket_address().is_none_or(|at| at.ip() != address));
-    }
-    endpoints
+    // The caller can reach that by which ssh came: before others that are as near and as fast.
+    endpoints::own(port, via, endpoints::ssh_address().filter(|_| is_remote))
 }
 
 /// How long a copy on this host, or a session that has not met its other end, may take to end when nobody wants it any
@@ -614,7 +618,8 @@ impl Run {
             Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
                 Inlet::File(file, path) => {
-                    let again = file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
+                    let again =
+                        file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
                     *self.input.lock().expect("no panic with it locked") = Some(again);
                     Prepared::ReceiveOpen(file, path)
                 }

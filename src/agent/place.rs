@@ -141,7 +141,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     let is_there = directories().any(|source| has_entries(&target(&placed, source)));
     let has_left = directories().any(|source| left(&target(&placed, source)).is_some_and(|path| has_entries(&path)));
     let spot = spot(Path::new(OsStr::from_bytes(&placed.directory)));
-    Ok(Placed { is_there, has_left, spot, addresses: endpoints::own(0, b""), ..placed })
+    Ok(Placed { is_there, has_left, spot, addresses: endpoints::own(0, b"", None), ..placed })
 }
 
 /// Which directory a path leads to, whether it is there or not.

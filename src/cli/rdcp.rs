@@ -608,7 +608,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         (_, true) => Digits::Plain,
         _ => Digits::Separated,
     };
-    let reports = report.page.iter().chain(&report.trace).chain(report.json.iter().filter(|path| *path != Path::new("-")));
+    let reports =
+        report.page.iter().chain(&report.trace).chain(report.json.iter().filter(|path| *path != Path::new("-")));
     let reports = reports.chain(&arguments.targets.hosts_failed);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     if destination == Spec::Standard {

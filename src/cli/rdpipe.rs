@@ -124,7 +124,7 @@ impl Arguments for PipeArguments {
     }
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
-        let last = given.get_many::<OsString>("stages").and_then(|stages| Spec::parse(stages.last()?).ok());
+        let last = given.get_many::<OsString>("stages").and_then(|mut stages| Spec::parse(stages.next_back()?).ok());
         let are_several = last.is_some_and(|spec| expand(&spec.host).is_ok_and(|all| all.len() > 1));
         (key == "relay" && are_several).then(|| "--relay is for one host at a time".to_owned())
     }

@@ -213,11 +213,12 @@ pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure>
 }
 
 /// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot
-/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment.
+/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment, 3 where there is a host and no listener yet.
 fn hope(error: &LinkError) -> u8 {
     match error {
         LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } => 0,
         LinkError::Os { error: Errno::NETUNREACH | Errno::ADDRNOTAVAIL, .. } => 1,
+        LinkError::Os { error: Errno::CONNREFUSED, .. } => 3,
         _ => 2,
     }
 }

@@ -7,7 +7,7 @@ use rd_proto::control::RailAddress;
 
 use super::frames::Endpoint;
 use crate::transport::rdma::{InterfaceAddress, interface_addresses};
-use crate::transport::{rate_mbps, same_subnet};
+use crate::transport::{is_inner, rate_mbps, same_subnet};
 
 /// Endpoints that an end tells, and tries, at most.
 pub const ENDPOINTS_MAX: usize = 32;
@@ -52,10 +52,13 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Where this host can be reached at `port`: every address of an interface that is up, with its link's speed.
-/// `via`: an address or an interface's name; what it names is marked.
-pub fn own(port: u16, via: &[u8]) -> Vec<Endpoint> {
-    let all = interface_addresses().unwrap_or_default();
+/// Where this host can be reached at `port`: every address of an interface that is up, with its link's speed. Where these are
+/// more than [`ENDPOINTS_MAX`], those of networks within the host are left out first, and what is named last.
+/// `via`: an address or an interface's name; what it names is marked. `first`: an address at which it has been reached.
+pub fn own(port: u16, via: &[u8], first: Option<IpAddr>) -> Vec<Endpoint> {
+    let mut all = interface_addresses().unwrap_or_default();
+    // Stable: else they stay in the system's order.
+    all.sort_by_key(|known| (!names(via, known), Some(known.address) != first, is_inner(&known.interface)));
     let number = |known: &InterfaceAddress| all.iter().position(|other| other.interface == known.interface);
     let told = all.iter().map(|known| Endpoint {
         interface: number(known).and_then(|number| u8::try_from(number).ok()),
@@ -115,6 +118,13 @@ pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, Strin
     let here = interface_addresses().unwrap_or_default();
     let ranked = rank(offered, &here, via, rate_mbps);
     if ranked.is_empty() { Err(why_none(offered, &here, via)) } else { Ok(ranked) }
+}
+
+/// The address that `via` is, at the port of the other end; `None` if it is none. Where neither end has it itself it may be
+/// what others are to use for the other end: a published port of a container, a network whose addresses are translated.
+pub fn foreign(offered: &[Endpoint], via: &[u8]) -> Option<SocketAddr> {
+    let address: IpAddr = std::str::from_utf8(via).ok()?.parse().ok()?;
+    Some(SocketAddr::new(address, offered.first()?.port))
 }
 
 fn why_none(offered: &[Endpoint], here: &[InterfaceAddress], via: &[u8]) -> String {
@@ -241,6 +251,8 @@ mod tests {
         let many: Vec<_> = (0..20).map(|number| here(&format!("e{number}"), "10.1.0.1", 16)).collect();
         assert!(listed(&many).ends_with("e7 (10.1.0.1), 12 more"));
         assert!(ranked(&[], b"no-such-interface").is_err_and(|why| why.starts_with("neither end has")));
+        assert_eq!(foreign(&theirs, b"192.0.2.7"), Some("192.0.2.7:7000".parse().expect("an address")));
+        assert!(foreign(&theirs, b"e0").is_none() && foreign(&[], b"192.0.2.7").is_none());
     }
 
     #[test]

@@ -159,10 +159,10 @@ impl Listener {
     ) -> std::io::Result<Self> {
         let socket = match (port, ports) {
             (0, Some(range)) => {
-                let mut free = range
-                    .into_iter()
-                    .map(bind)
-                    .skip_while(|bound| matches!(bound, Err(error) if error.kind() == ErrorKind::AddrInUse));
+                // Those below 1024 are not everybody's.
+                let is_another =
+                    |error: &std::io::Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied);
+                let mut free = range.into_iter().map(bind).skip_while(|bound| bound.as_ref().is_err_and(is_another));
                 free.next().unwrap_or_else(|| Err(Errno::ADDRINUSE.into()))?
             }
             _ => bind(port)?,

@@ -617,7 +617,9 @@ impl<'a> Copy<'a> {
             let launcher = self.plan.setup.launcher_name();
             self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));
         }
-        if let Some(received) = received {
+        // A receiver that cannot be heard any more has answered to the sender for all of it, where that has not failed.
+        let known = received.as_ref().or(sent.as_ref().filter(|sent| sent.fault.is_none()));
+        if let Some(received) = known {
             self.arrived = self.arrived.saturating_add(received.entries);
             if received.entries > 0 {
                 let (entries, directories, bytes) = (received.entries, received.directories, received.data_bytes);
@@ -639,13 +641,15 @@ impl<'a> Copy<'a> {
                     ..Copied::default()
                 });
             }
+        }
+        if let Some(received) = received {
             summary.written = end::written(received);
             if sent.is_some() {
                 summary.waits = summary.waits.joined(end::waits(&received.waits));
                 summary.view = View::Both;
             }
         }
-        if let (Some(sent), Some(received)) = (summed, received.as_ref().filter(|report| report.entries > 0)) {
+        if let (Some(sent), Some(received)) = (summed, known.filter(|report| report.entries > 0)) {
             self.tell_copied(from, sent, received, is_within);
         }
         // No end's word that all is well stands against a failure of the other.

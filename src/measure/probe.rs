@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::facts::{Address, Facts};
 use super::finding::Outcome;
 use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, LaneRequest, Listener};
-use crate::transport::{Medium, Pool};
+use crate::transport::{Medium, Pool, is_inner};
 
 /// How long a probe stays open at most.
 pub const OPEN_MAX: Duration = Duration::from_secs(30);
@@ -201,12 +201,6 @@ impl ProbeRequest {
         request.targets.rdma.truncate(ATTEMPTS_MAX);
         Some(request)
     }
-}
-
-/// Interfaces to guests and containers on the same host, whose addresses are alike everywhere.
-pub fn is_inner(interface: &str) -> bool {
-    const INNER: [&str; 9] = ["docker", "virbr", "br-", "cni", "podman", "lxc", "flannel", "cali", "vnet"];
-    INNER.iter().any(|prefix| interface.starts_with(prefix))
 }
 
 /// An open probe.

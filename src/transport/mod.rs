@@ -218,6 +218,12 @@ pub fn rate_mbps(interface: &str) -> u32 {
     text.trim().parse::<i64>().ok().and_then(|rate| u32::try_from(rate).ok()).unwrap_or(0)
 }
 
+/// Interfaces to guests and containers on the same host, whose addresses are alike everywhere.
+pub fn is_inner(interface: &str) -> bool {
+    const INNER: [&str; 9] = ["docker", "virbr", "br-", "cni", "podman", "lxc", "flannel", "cali", "vnet"];
+    INNER.iter().any(|prefix| interface.starts_with(prefix))
+}
+
 /// Whether the leading `bits` of two addresses agree. Addresses of two families never do.
 pub fn same_subnet(one: IpAddr, other: IpAddr, bits: u8) -> bool {
     match (one, other) {

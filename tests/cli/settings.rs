@@ -83,6 +83,24 @@ fn what_is_for_copies_between_hosts_spoils_none_within_one() {
 }
 
 #[test]
+fn what_is_for_one_host_spoils_no_copy_to_several() {
+    let lab = Lab::new();
+    let source = lab.0.file("source", b"x");
+    let settings = own(&lab.0, "stats = true\nitemize-changes = true\nrelay = true\nbackup-dir = 'before'\n");
+    let mut copy = lab.command(rdcp(), "rsh", AGENT);
+    copy.env(FILE, &settings).arg(&source).arg("--to").arg(lab.there("h1", "1")).arg("--to").arg(lab.there("h2", "2"));
+    ended(&mut copy).expect(0);
+    assert!(lab.join("1").exists() && lab.join("2").exists());
+    fs::create_dir(lab.join("tree")).expect("a directory");
+    let mut copy = lab.command(rdcp(), "rsh", AGENT);
+    copy.env(FILE, &settings).args(["--sync", "-r", "--json=-", "--snapshot=1"]);
+    ended(copy.arg(lab.join("tree")).arg(lab.there("h1", "generations"))).expect(0);
+    let pipe = "printf x | \"$@\"";
+    let mut pipeline = in_shell(pipe, lab.command(rdpipe(), "rsh", AGENT).env(FILE, &settings).arg("h[1-2]:cat"));
+    ended(&mut pipeline).expect(0);
+}
+
+#[test]
 fn a_file_that_cannot_be_taken_is_one_line_and_nothing_is_done() {
     let scratch = Scratch::new();
     let source = scratch.file("source", b"x");

@@ -76,7 +76,9 @@ impl AgentChoice {
                     "{label} has no {program}; name another with --agent, or leave --agent out and one is copied there"
                 )
             }
-            Otherwise::Cached => format!("{label} has no {program}; without -n it would be copied there"),
+            Otherwise::Cached => {
+                format!("{label} has no {program}; without -n it would be copied there, as by: rdsh {label} true")
+            }
             Otherwise::Send => format!("{label} has no {program}, and it cannot be copied there{because}; {CURE}"),
         };
         Failure::new(Exit::Connect, line)

@@ -6,8 +6,9 @@ use super::tcp::tcp;
 use crate::measure::counters::compare_counters;
 use crate::measure::facts::{Address, Device, Facts, Interface, Pci};
 use crate::measure::finding::{Finding, Level, Outcome, What};
-use crate::measure::probe::{Attempt, is_inner};
+use crate::measure::probe::Attempt;
 use crate::measure::{Path, Speed};
+use crate::transport::is_inner;
 
 /// An agent that takes longer waits for something: a name that does not resolve, an authentication that is not used.
 const AGENT_SLOW_MICROS: u64 = 3_000_000;

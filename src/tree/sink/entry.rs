@@ -652,8 +652,10 @@ impl Drop for Large {
         let is_kept = !is_published && is_given_up && !self.is_worthless.load(Relaxed);
         if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
             // Also what earlier transfers have left in it.
-            let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512);
-            self.shared.counts.resumable_bytes.fetch_add(held.min(self.size), Relaxed);
+            let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512).min(self.size);
+            // Blocks that are whole are not sent again.
+            let rest = if held == self.size { 0 } else { held % super::BLOCK_BYTES };
+            self.shared.counts.resumable_bytes.fetch_add(held - rest, Relaxed);
             if !self.directory.is_unseen {
                 self.shared.keep(self.directory.path(beside.as_bytes()));
             }

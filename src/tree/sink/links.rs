@@ -71,7 +71,7 @@ impl TreeSink {
                     if is_renamed { &first[(end_of_root(&first) + 1).min(first.len())..] } else { &first }.to_vec();
                 if self.shared.options.dry_run {
                     let linked = self.shared.rehearse_link(&top, directory, name, (&first, told), wanted);
-                    self.shared.note_link(linked, directory, name);
+                    self.shared.note_link(linked.map(|()| false), directory, name);
                     return Ok(());
                 }
                 let found = find(&top, &first, wanted);
@@ -133,30 +133,30 @@ fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool
     identity(first) == identity(beside) || other(first) == other(beside) && NUMBER_NAMES.contains(&kind())
 }
 
-/// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller
-/// is told it.
+/// As [`link`], unless the name is one of the file's already, or is to be left: then nothing has changed, and true is given.
+/// `first`: the path of the file, as the caller is told it.
 pub(super) fn link_again(
     shared: &Shared,
     fd: BorrowedFd<'_>,
     directory: &OpenDirectory,
     name: &[u8],
     first: Vec<u8>,
-) -> Result<(), Fault> {
+) -> Result<bool, Fault> {
     let old = || statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
     let told = if shared.is_told() { Some((fstat(fd)?, old())) } else { None };
     if shared.options.sync {
         match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) if shared.options.existing => return Ok(()),
-            Ok(_) if shared.options.ignore_existing => return Ok(()),
+            Err(Errno::NOENT) if shared.options.existing => return Ok(true),
+            Ok(_) if shared.options.ignore_existing => return Ok(true),
             Ok(old) if identity(&old) == identity(&fstat(fd)?) => {
                 // Moved or not, it is to have both names.
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
-                return Ok(());
+                return Ok(true);
             }
             Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => {
                 // The sender is asked to keep what is left only where it has listed it.
                 let removes = shared.options.remove_source_files;
-                return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(()) };
+                return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };
             }
             Ok(old) => directory.clear_way(name, &old)?,
             Err(_) => {}
@@ -166,7 +166,7 @@ pub(super) fn link_again(
     if let Some((linked, old)) = told {
         shared.tell_linked(directory, name, &linked, old.as_ref(), first);
     }
-    Ok(())
+    Ok(false)
 }
 
 /// What a file that is to get a further name is, and when it was modified last.

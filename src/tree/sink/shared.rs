@@ -139,11 +139,12 @@ impl Shared {
         self.progress.made(false);
     }
 
-    pub(super) fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
-        match linked {
-            Ok(()) => {
+    /// A further name of a file has been made, or is as it was.
+    pub(super) fn note_link(&self, is_same: Result<bool, Fault>, directory: &OpenDirectory, name: &[u8]) {
+        match is_same {
+            Ok(is_same) => {
                 directory.list_link(name);
-                self.made(&self.counts.others);
+                self.made(if is_same { &self.counts.same } else { &self.counts.others });
             }
             Err(fault) => self.fail(&directory.path(name), fault),
         }

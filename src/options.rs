@@ -401,7 +401,7 @@ pub struct TreeOptions {
     #[n(58)]
     pub delete_after: bool,
     /// Delete excluded entries as well; implies --delete
-    #[arg(long, requires = "sync", group = "deletes")]
+    #[arg(long, requires = "sync")]
     #[n(24)]
     pub delete_excluded: bool,
     /// With --delete, delete at most N entries

@@ -36,6 +36,24 @@ fn itemized(lab: &Lab, (from, to): (&str, &str), name: &str) -> Command {
     command
 }
 
+/// Nor are they counted as copied, by a dry run neither.
+#[test]
+fn further_names_that_are_as_they_were_are_not_copied() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("source")).expect("a directory");
+    fs::write(lab.join("source/a"), b"x").expect("a file");
+    fs::hard_link(lab.join("source/a"), lab.join("source/b")).expect("a link");
+    for way in WAYS {
+        let name = format!("copy{}{}", way.0.len(), way.1.len());
+        Process::spawn(&mut itemized(&lab, way, &name)).wait().expect(0);
+        for options in [&["-v"][..], &["-v", "-n"]] {
+            let ended = Process::spawn(itemized(&lab, way, &name).args(options)).wait();
+            let line = ended.expect(0).stderr.lines().last().expect("a line").to_owned();
+            assert!(line.contains("2 files compared") && line.contains(": none "), "{way:?}: {line}");
+        }
+    }
+}
+
 /// The copy waits for its reader, for longer than an end may take to say how it ended, and then goes on.
 #[test]
 fn a_reader_may_take_its_time() {

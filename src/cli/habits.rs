@@ -205,7 +205,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--8-bit-output", Here::Kept),
     ("--no-motd", Here::Kept),
     ("--no-p", Here::Means(&["--no-mode"])),
-    ("--no-o", Here::Refused(NO_OWNER)),
+    ("--no-o", Here::Means(&["--no-owner"])),
     ("--no-l", Here::Means(&["--no-symlinks"])),
     ("--no-t", Here::Means(&["--no-times"])),
     ("--secluded-args", Here::Kept),
@@ -336,6 +336,7 @@ pub fn translate(
     let words: Vec<OsString> = words.into_iter().collect();
     let has = |option: &str| words.iter().take_while(|word| *word != "--").any(|word| word == option);
     let (is_sync, is_without_owner) = (has("--sync"), has("--no-owner") || has("--no-o"));
+    let has_no_group = has("--no-group") || has("--no-g");
     let mut options = words.iter().take_while(|word| *word != "--");
     let is_listed = has("--files-from") || options.any(|word| word.as_bytes().starts_with(b"--files-from="));
     let mut done = Translated { is_sync, is_listed, ..Translated::default() };
@@ -357,6 +358,9 @@ pub fn translate(
         // rsync leaves out either or both.
         if is_without_owner && (word == "--no-group" || word == "--no-g") {
             continue;
+        }
+        if word == "--no-o" && !has_no_group {
+            return Err(format!("--no-o: {NO_OWNER}"));
         }
         if let Some(flags) = value_of(&word, "--info", &mut words) {
             let flags = flags.to_string_lossy();

@@ -71,7 +71,7 @@ impl TreeSink {
                     if is_renamed { &first[(end_of_root(&first) + 1).min(first.len())..] } else { &first }.to_vec();
                 if self.shared.options.dry_run {
                     let linked = self.shared.rehearse_link(&top, directory, name, (&first, told), wanted);
-                    self.shared.note_link(linked.map(|()| false), directory, name);
+                    self.shared.note_link(linked, directory, name);
                     return Ok(());
                 }
                 let found = find(&top, &first, wanted);

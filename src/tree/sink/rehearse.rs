@@ -158,7 +158,7 @@ impl Shared {
         }
     }
 
-    /// A further name of what is at the path `first` below the top would be made. `told`: that path as it is told.
+    /// A further name of what is at the path `first` below the top would be made, or true: is as it was. `told`: that path as it is told.
     pub(super) fn rehearse_link(
         &self,
         top: &Arc<OpenDirectory>,
@@ -166,17 +166,17 @@ impl Shared {
         name: &[u8],
         (first, told): (&[u8], Vec<u8>),
         wanted: impl Fn(FileType) -> bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<bool, Fault> {
         let planned = self.planned.lock().expect("no panics under it").0.get(&told).copied();
         let found = if top.is_phantom { Err(Errno::NOENT) } else { find(top, first, wanted) };
         let found = found.and_then(|found| fstat(&found));
         let options = &self.options;
         if planned.is_none() && found.is_err() {
-            return if options.existing { Ok(()) } else { Err(Fault::Detail(FIRST_NAME_FAILED)) };
+            return if options.existing { Ok(true) } else { Err(Fault::Detail(FIRST_NAME_FAILED)) };
         }
         let old = directory.stat(name).ok();
         if old.is_none() && options.existing || old.is_some() && options.ignore_existing {
-            return Ok(());
+            return Ok(true);
         }
         if let Some(old) = &old {
             let first = match planned.map(|planned| planned.becomes) {
@@ -185,14 +185,14 @@ impl Shared {
                 Some(Becomes::Kept) | None => found.ok().map(|found| identity(&found)),
             };
             if first == Some(identity(old)) {
-                return Ok(());
+                return Ok(true);
             }
             let first = match (planned, found) {
                 (Some(planned), _) => Some((planned.kind, planned.modified)),
                 (None, found) => found.ok().map(|first| kind_and_time(&first)),
             };
             if first.is_some_and(|first| is_left_as_newer(options, old, first)) {
-                return Ok(());
+                return Ok(true);
             }
             directory.clear_way(name, old)?;
         }
@@ -204,7 +204,7 @@ impl Shared {
             (None, Ok(found)) => self.tell_linked(directory, name, &found, old.as_ref(), told),
             (None, Err(error)) => return Err(error.into()),
         }
-        Ok(())
+        Ok(false)
     }
 }
 

@@ -409,7 +409,7 @@ pub struct TreeOptions {
     #[n(25)]
     pub max_delete: Option<u64>,
     /// Delete also where the source directory is empty, which may be a disk that is not mounted
-    #[arg(long, requires = "deletes")]
+    #[arg(long, requires = "sync")]
     #[n(26)]
     pub force_empty: bool,
     /// Remove files, links and all else that is no directory from SRC, once the receiver has verified the whole copy and has
@@ -417,7 +417,7 @@ pub struct TreeOptions {
     #[arg(
         long,
         requires = "sync",
-        conflicts_with_all = ["deletes", "existing", "ignore_existing", "copy_links", "copy_dirlinks", "copy_unsafe_links"]
+        conflicts_with_all = ["deletes", "delete_excluded", "existing", "ignore_existing", "copy_links", "copy_dirlinks", "copy_unsafe_links"]
     )]
     #[n(69)]
     pub remove_source_files: bool,

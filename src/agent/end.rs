@@ -52,6 +52,9 @@ pub(crate) use telling::{notice, summary, waits, written};
 /// The longest that trying all the endpoints of the other end may take.
 const DIAL_MAX: Duration = Duration::from_millis(3500);
 
+/// The same of an address that neither end has, which may be a mistake.
+const FOREIGN_MAX: Duration = Duration::from_secs(2);
+
 /// How often an end that waits for its stage looks whether it is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -198,17 +201,21 @@ impl End {
                 Ok(endpoints) => self.say(Message::Listening(endpoints)),
                 Err(fault) => self.say(Message::Failed(fault)),
             },
-            Message::Dial { endpoints, via } => self.dial(move |key| {
-                let reach = |addresses: &[SocketAddr]| {
-                    reach::reach_best(addresses, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
-                };
-                match (endpoints::ranked(&endpoints, &via), endpoints::foreign(&endpoints, &via)) {
-                    (Err(why), Some(foreign)) => {
-                        reach(&[foreign]).map_err(|error| format!("{why}; and at {foreign}: {error}"))
+            Message::Dial { endpoints, via } => {
+                // One address is not several hosts.
+                let foreign = endpoints::foreign(&endpoints, &via).filter(|_| !self.is_of_broadcast);
+                self.dial(move |key| {
+                    let reach = |addresses: &[SocketAddr], limit| {
+                        reach::reach_best(addresses, key, Instant::now() + limit).map_err(|error| error.to_string())
+                    };
+                    match (endpoints::ranked(&endpoints, &via), foreign) {
+                        (Err(why), Some(foreign)) => {
+                            reach(&[foreign], FOREIGN_MAX).map_err(|error| format!("{why}; and at {foreign}: {error}"))
+                        }
+                        (ranked, _) => reach(&ranked?, DIAL_MAX),
                     }
-                    (ranked, _) => reach(&ranked?),
-                }
-            }),
+                });
+            }
             Message::DialTunnel => {
                 let tunnel = Arc::clone(&self.tunnel);
                 self.dial(move |key| {

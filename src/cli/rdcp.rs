@@ -84,9 +84,6 @@ pub struct CopyArguments {
     /// comes whole with -r; with a trailing slash, one level of it
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
-    /// A zero byte, not a line end, ends each path and each pattern in a FILE
-    #[arg(short = '0', long, overrides_with = "from0")]
-    from0: bool,
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does, or -v
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
@@ -126,6 +123,10 @@ pub struct CopyArguments {
     targets: TargetOptions,
     #[command(flatten)]
     tree: TreeOptions,
+    // Behind the patterns, which look at it: what is read of the command line is taken out of it.
+    /// A zero byte, not a line end, ends each path and each pattern in a FILE
+    #[arg(short = '0', long, overrides_with = "from0")]
+    from0: bool,
     #[command(flatten)]
     hosts: HostOptions,
     #[command(flatten)]
@@ -319,8 +320,12 @@ impl Arguments for CopyArguments {
             return Some(format!("--{key} is for files and trees"));
         }
         let is_several = |spec: &Spec| expand(spec.host()).is_ok_and(|all| all.len() > 1);
-        let are_several = given.contains_id("to") || given.contains_id("hosts") || specs.last().is_some_and(is_several);
-        if are_several && ["stats", "itemize-changes", "relay"].contains(&key) {
+        let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
+        let are_several =
+            count("to") > 0 && count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(is_several);
+        // Which way the data goes is rather refused.
+        let may_be_several = are_several || given.contains_id("hosts") && key != "relay";
+        if may_be_several && ["stats", "itemize-changes", "relay"].contains(&key) {
             return Some(format!("--{key} is for copies to one host"));
         }
         if key == "itemize-changes" && (is_on_output("json", "-") || is_on_output("json_fd", "1")) {
@@ -608,9 +613,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         (_, true) => Digits::Plain,
         _ => Digits::Separated,
     };
-    let reports =
-        report.page.iter().chain(&report.trace).chain(report.json.iter().filter(|path| *path != Path::new("-")));
-    let reports = reports.chain(&arguments.targets.hosts_failed);
+    let reports = report.page.iter().chain(&report.trace);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     if destination == Spec::Standard {
         standard::guard_terminal(true);

@@ -123,7 +123,14 @@ pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, Strin
 /// The address that `via` is, at the port of the other end; `None` if it is none. Where neither end has it itself it may be
 /// what others are to use for the other end: a published port of a container, a network whose addresses are translated.
 pub fn foreign(offered: &[Endpoint], via: &[u8]) -> Option<SocketAddr> {
-    let address: IpAddr = std::str::from_utf8(via).ok()?.parse().ok()?;
+    let address = std::str::from_utf8(via).ok()?.parse::<IpAddr>().ok()?.to_canonical();
+    // What is reached by these is taken for this host.
+    let is_here = address.is_loopback()
+        || address.is_unspecified()
+        || interface_addresses().unwrap_or_default().iter().any(|own| own.address == address);
+    if is_here {
+        return None;
+    }
     Some(SocketAddr::new(address, offered.first()?.port))
 }
 
@@ -252,6 +259,9 @@ mod tests {
         assert!(listed(&many).ends_with("e7 (10.1.0.1), 12 more"));
         assert!(ranked(&[], b"no-such-interface").is_err_and(|why| why.starts_with("neither end has")));
         assert_eq!(foreign(&theirs, b"192.0.2.7"), Some("192.0.2.7:7000".parse().expect("an address")));
+        for here in [&b"127.0.0.1"[..], b"::1", b"0.0.0.0", b"::ffff:127.0.0.1"] {
+            assert!(foreign(&theirs, here).is_none());
+        }
         assert!(foreign(&theirs, b"e0").is_none() && foreign(&[], b"192.0.2.7").is_none());
     }
 

@@ -162,8 +162,18 @@ impl Listener {
                 // Those below 1024 are not everybody's.
                 let is_another =
                     |error: &std::io::Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied);
-                let mut free = range.into_iter().map(bind).skip_while(|bound| bound.as_ref().is_err_and(is_another));
-                free.next().unwrap_or_else(|| Err(Errno::ADDRINUSE.into()))?
+                let mut last = std::io::Error::from(Errno::ADDRINUSE);
+                let mut free = range.into_iter().map(bind).filter_map(|bound| match bound {
+                    Err(error) if is_another(&error) => {
+                        last = error;
+                        None
+                    }
+                    bound => Some(bound),
+                });
+                match free.next() {
+                    Some(bound) => bound?,
+                    None => return Err(last),
+                }
             }
             _ => bind(port)?,
         };

@@ -618,7 +618,10 @@ impl<'a> Copy<'a> {
             self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));
         }
         // A receiver that cannot be heard any more has answered to the sender for all of it, where that has not failed.
-        let known = received.as_ref().or(sent.as_ref().filter(|sent| sent.fault.is_none()));
+        // What was there and what was deleted that alone knows.
+        let known = sent.as_ref().filter(|sent| sent.fault.is_none() && !self.plan.tree.sync);
+        let known = received.clone().or(known.map(|sent| Report { failed: 0, ..sent.clone() }));
+        let known = known.as_ref();
         if let Some(received) = known {
             self.arrived = self.arrived.saturating_add(received.entries);
             if received.entries > 0 {

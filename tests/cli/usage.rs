@@ -158,6 +158,30 @@ fn lists_that_cannot_be_read() {
 }
 
 #[test]
+fn patterns_that_end_in_zero_bytes() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("a")).expect("a directory");
+    for name in ["x", "y", "line\nend"] {
+        scratch.file(&format!("a/{name}"), b"z");
+    }
+    scratch.file("list", b"x\0line\nend\0");
+    let run = |options: &[&str]| ended(rdcp().args(options).args(["-r", "a", "b"]).current_dir(scratch.path()));
+    run(&["--exclude-from=list"]).expect(1).one_line("rdcp", &["--exclude-from list", "zero byte", "-0"]);
+    run(&["-0", "--exclude-from=list"]).expect(0);
+    let names = std::fs::read_dir(scratch.join("b")).expect("a copy").map(|entry| entry.expect("read").file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["y"]);
+}
+
+/// What only DST has would be deleted there, of files that SRC has no longer.
+#[test]
+fn what_is_moved_is_not_deleted_where_it_came_to() {
+    for option in ["--delete", "--delete-after", "--delete-excluded"] {
+        let told = ended(rdcp().args(["--sync", "-r", option, "--remove-source-files", "a/", "b"]));
+        told.expect(1).one_line("rdcp", &[option, "--remove-source-files"]);
+    }
+}
+
+#[test]
 fn a_file_whose_name_looks_like_an_option() {
     let scratch = Scratch::new();
     for (name, part) in [("-lead", "SRC and DST are needed"), ("-Qfile", "no option -Q"), ("-K", "-K: ")] {

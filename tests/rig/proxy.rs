@@ -235,7 +235,8 @@ impl Shared {
 
     fn note(&self, number: usize, way: Way, offset: u64, damage: Damage) {
         let Some(log) = &self.plan.log else { return };
-        let mut log = OpenOptions::new().create(true).append(true).open(log).expect("a log");
+        // A run that is over has taken its directory with it.
+        let Ok(mut log) = OpenOptions::new().create(true).append(true).open(log) else { return };
         writeln!(log, "{way:?} on connection {number} at {offset}: {damage:?}").expect("a log");
     }
 

@@ -32,8 +32,9 @@ pub(super) struct Failures {
     hasher: RandomState,
 }
 
-/// What EBUSY means where it is no lock that another copy holds.
-const IS_MOUNTED: &str = "it is a mount point; --in-place writes into a file that is one";
+/// What EBUSY means where no lock was asked for.
+const IS_MOUNTED: &str =
+    "it is a mount point (--in-place writes into a file that is one), or another copy is writing to it";
 
 impl Shared {
     pub(super) fn check(&self) -> Result<(), Refused> {

@@ -417,7 +417,8 @@ pub struct TreeOptions {
     #[arg(
         long,
         requires = "sync",
-        conflicts_with_all = ["deletes", "delete_excluded", "existing", "ignore_existing", "copy_links", "copy_dirlinks", "copy_unsafe_links"]
+        conflicts_with_all = ["deletes", "delete_excluded", "existing", "ignore_existing", "copy_links", "copy_dirlinks",
+            "copy_unsafe_links"]
     )]
     #[n(69)]
     pub remove_source_files: bool,

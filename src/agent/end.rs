@@ -203,16 +203,20 @@ impl End {
             },
             Message::Dial { endpoints, via } => {
                 // One address is not several hosts.
-                let foreign = endpoints::foreign(&endpoints, &via).filter(|_| !self.is_of_broadcast);
+                let may_be_foreign = !self.is_of_broadcast;
                 self.dial(move |key| {
                     let reach = |addresses: &[SocketAddr], limit| {
                         reach::reach_best(addresses, key, Instant::now() + limit).map_err(|error| error.to_string())
                     };
-                    match (endpoints::ranked(&endpoints, &via), foreign) {
-                        (Err(why), Some(foreign)) => {
+                    let why = match endpoints::ranked(&endpoints, &via) {
+                        Ok(ranked) => return reach(&ranked, DIAL_MAX),
+                        Err(why) => why,
+                    };
+                    match endpoints::foreign(&endpoints, &via).filter(|_| may_be_foreign) {
+                        None => Err(why),
+                        Some(foreign) => {
                             reach(&[foreign], FOREIGN_MAX).map_err(|error| format!("{why}; and at {foreign}: {error}"))
                         }
-                        (ranked, _) => reach(&ranked?, DIAL_MAX),
                     }
                 });
             }
@@ -311,16 +315,16 @@ impl End {
         Ok(reachable(port, via, self.is_remote))
     }
 
-    /// An end that dials has stopped listening: what it dials may be itself, where this host has an address of the other's too
-    /// (two containers, two bridges of the same name) and both listen on the same port, and would prove the key.
+    /// Stops listening, then dials: where both hosts have the same address (containers, bridges) and listen on the same port, an
+    /// end that still listened could reach itself, and would prove the key.
     fn dial(&self, reach: impl FnOnce(&Key) -> Result<(std::net::TcpStream, Established), String> + Send + 'static) {
-        let listener = self.shared.listener.lock().expect("no panic with it locked").take();
+        let mut listener = self.shared.listener.lock().expect("no panic with it locked");
         // A channel serves one session: none that this end begins beside one that it has accepted.
         let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
         if registry.is_some_and(|mut registry| !registry.close()) {
-            *self.shared.listener.lock().expect("no panic with it locked") = listener;
             return self.say(Message::DialFailed("the other end has connected already".to_owned()));
         }
+        drop(listener.take());
         drop(listener);
         let key = Key::from_random(self.key.0);
         let (emit, shared) = (Arc::clone(&self.emit), Arc::clone(&self.shared));
@@ -392,7 +396,7 @@ struct Run {
     moves: Moves,
     /// What a command writes to and this end reads, kept open until it has told of its end.
     output: Mutex<Option<File>>,
-    /// What a command reads, kept open until then: it ends later than that.
+    /// What a command reads, kept open until then too: the caller hears how this end ended before it hears of the command.
     input: Mutex<Option<File>>,
     goes: Receiver<()>,
     events: Receiver<Event>,

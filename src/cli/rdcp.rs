@@ -35,7 +35,7 @@ use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::job::progress::{Ended, HostEnded};
 use crate::job::targets::failed::FailedHosts;
-use crate::job::targets::{expand, is_list};
+use crate::job::targets::{expand, is_list, is_several};
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
@@ -312,23 +312,20 @@ impl Arguments for CopyArguments {
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
         let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).collect();
-        let is_on_output = |id: &str, place: &str| {
-            given.get_raw(id).is_some_and(|mut values| values.next_back().is_some_and(|value| value == place))
-        };
         let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
         if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
             return Some(format!("--{key} is for files and trees"));
         }
-        let is_several = |spec: &Spec| expand(spec.host()).is_ok_and(|all| all.len() > 1);
         let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
         let are_several =
-            count("to") > 0 && count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(is_several);
+            count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(|spec| is_several(spec.host()));
         // Which way the data goes is rather refused.
         let may_be_several = are_several || given.contains_id("hosts") && key != "relay";
         if may_be_several && ["stats", "itemize-changes", "relay"].contains(&key) {
             return Some(format!("--{key} is for copies to one host"));
         }
-        if key == "itemize-changes" && (is_on_output("json", "-") || is_on_output("json_fd", "1")) {
+        let report = ReportOptions::from_arg_matches(given);
+        if key == "itemize-changes" && report.is_ok_and(|report| report.is_json_on_output()) {
             return Some("--json has standard output".to_owned());
         }
         if key == "backup-dir" && given.contains_id("snapshot") {

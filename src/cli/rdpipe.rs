@@ -22,7 +22,7 @@ use crate::fs::standard;
 use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, branches, lay_out};
 use crate::job::pipeline::{Branching, Pipeline, Plan, Ran, planned, report};
-use crate::job::targets::expand;
+use crate::job::targets::{expand, is_several};
 use crate::options::{TransferOptions, parse_bytes};
 
 /// The shell where the user names none.
@@ -125,7 +125,7 @@ impl Arguments for PipeArguments {
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         let last = given.get_many::<OsString>("stages").and_then(|mut stages| Spec::parse(stages.next_back()?).ok());
-        let are_several = last.is_some_and(|spec| expand(&spec.host).is_ok_and(|all| all.len() > 1));
+        let are_several = last.is_some_and(|spec| is_several(&spec.host));
         (key == "relay" && are_several).then(|| "--relay is for one host at a time".to_owned())
     }
 }

@@ -213,7 +213,8 @@ pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure>
 }
 
 /// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot
-/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment, 3 where there is a host and no listener yet.
+/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment, 3 where there is a host
+/// and no listener yet.
 fn hope(error: &LinkError) -> u8 {
     match error {
         LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } => 0,

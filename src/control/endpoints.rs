@@ -52,8 +52,8 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Where this host can be reached at `port`: every address of an interface that is up, with its link's speed. Where these are
-/// more than [`ENDPOINTS_MAX`], those of networks within the host are left out first, and what is named last.
+/// Where this host can be reached at `port`: every address of an interface that is up, with its link's speed. Of more than
+/// [`ENDPOINTS_MAX`], those that `via` names and `first` are kept, and those of networks within the host are left out first.
 /// `via`: an address or an interface's name; what it names is marked. `first`: an address at which it has been reached.
 pub fn own(port: u16, via: &[u8], first: Option<IpAddr>) -> Vec<Endpoint> {
     let mut all = interface_addresses().unwrap_or_default();
@@ -120,11 +120,11 @@ pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, Strin
     if ranked.is_empty() { Err(why_none(offered, &here, via)) } else { Ok(ranked) }
 }
 
-/// The address that `via` is, at the port of the other end; `None` if it is none. Where neither end has it itself it may be
-/// what others are to use for the other end: a published port of a container, a network whose addresses are translated.
+/// `via` at the port of the other end, if it is an address and none of this host's. The other end may be reached by it although
+/// it does not have it: a published port of a container, a network whose addresses are translated.
 pub fn foreign(offered: &[Endpoint], via: &[u8]) -> Option<SocketAddr> {
     let address = std::str::from_utf8(via).ok()?.parse::<IpAddr>().ok()?.to_canonical();
-    // What is reached by these is taken for this host.
+    // What is reached by loopback would be taken for this host, and not be encrypted.
     let is_here = address.is_loopback()
         || address.is_unspecified()
         || interface_addresses().unwrap_or_default().iter().any(|own| own.address == address);

@@ -162,18 +162,14 @@ impl Listener {
                 // Those below 1024 are not everybody's.
                 let is_another =
                     |error: &std::io::Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied);
-                let mut last = std::io::Error::from(Errno::ADDRINUSE);
-                let mut free = range.into_iter().map(bind).filter_map(|bound| match bound {
-                    Err(error) if is_another(&error) => {
-                        last = error;
-                        None
+                let mut bound = Err(Errno::ADDRINUSE.into());
+                for port in range {
+                    bound = bind(port);
+                    if !bound.as_ref().is_err_and(is_another) {
+                        break;
                     }
-                    bound => Some(bound),
-                });
-                match free.next() {
-                    Some(bound) => bound?,
-                    None => return Err(last),
                 }
+                bound?
             }
             _ => bind(port)?,
         };

@@ -617,11 +617,11 @@ impl<'a> Copy<'a> {
             let launcher = self.plan.setup.launcher_name();
             self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));
         }
-        // A receiver that cannot be heard any more has answered to the sender for all of it, where that has not failed.
-        // What was there and what was deleted that alone knows.
-        let known = sent.as_ref().filter(|sent| sent.fault.is_none() && !self.plan.tree.sync);
-        let known = received.clone().or(known.map(|sent| Report { failed: 0, ..sent.clone() }));
-        let known = known.as_ref();
+        // A sender that has not failed has the receiver's answer for all of it. What was there before, and what was deleted, only
+        // the receiver knows.
+        let answered = sent.as_ref().filter(|sent| sent.fault.is_none() && !self.plan.tree.sync);
+        let answered = answered.map(|sent| Report { failed: 0, ..sent.clone() });
+        let known = received.as_ref().or(answered.as_ref());
         if let Some(received) = known {
             self.arrived = self.arrived.saturating_add(received.entries);
             if received.entries > 0 {

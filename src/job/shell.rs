@@ -107,7 +107,7 @@ struct Command<'a> {
     output: Option<usize>,
     /// How it ended.
     report: Option<StageReport>,
-    /// Why its input ended before, and not all had come: it may have taken that for the end.
+    /// Why its input was cut off before it ended: it may have taken that for the end of it.
     cut: Option<Failure>,
     observer: &'a mut dyn Observer,
 }
@@ -198,12 +198,13 @@ impl Command<'_> {
         input.into_iter().chain(self.output).find_map(|hop| self.failed(hop).filter(|_| self.job.is_settled(hop)))
     }
 
-    /// Why the session into it had ended too early when it ended itself: what ends a session is told before the command can see
-    /// that it has.
+    /// Why its input was cut off, if it was. To be asked when the command ends: the agent reports a session's end before it closes
+    /// the pipe that the command reads.
     fn cut(&self, hop: usize) -> Option<Failure> {
         self.failed(hop).filter(|_| self.job.hops[hop].report(Side::To).is_some_and(|report| report.fault.is_some()))
     }
 
+    /// Why a session has failed. That nobody reads its data any more is no failure.
     fn failed(&self, hop: usize) -> Option<Failure> {
         let (host, fault) = self.job.hops[hop].first_fault()?;
         let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;

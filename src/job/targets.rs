@@ -30,6 +30,11 @@ pub(crate) fn is_list(host: &OsStr) -> bool {
     host.as_bytes().contains(&b'[')
 }
 
+/// Whether it names more than one host.
+pub(crate) fn is_several(list: &OsStr) -> bool {
+    expand(list).is_ok_and(|hosts| hosts.len() > 1)
+}
+
 /// The hosts that a list names: `rack[1-2]n[01-16]`, `gpu[01-08,12]`, `n[0-10/5]`. A number keeps the zeros in front of it, as
 /// do all of a range that begins with them. What is no list is one host.
 ///

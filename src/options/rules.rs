@@ -99,8 +99,7 @@ impl FromArgMatches for Rules {
             all.extend(places.zip(values).map(|(place, value)| (place, option, value.clone())));
         }
         all.sort_by_key(|(place, ..)| *place);
-        let is_zero = matches.try_get_one::<bool>("from0").ok().flatten().is_some_and(|is_zero| *is_zero);
-        let end = if is_zero { 0 } else { b'\n' };
+        let end = if matches!(matches.try_get_one("from0"), Ok(Some(true))) { 0 } else { b'\n' };
         for (_, option, value) in all {
             if option.is_file {
                 read_rules(&mut self.0, &value, option.is_include, end).map_err(|reason| {
@@ -115,7 +114,7 @@ impl FromArgMatches for Rules {
     }
 }
 
-/// Adds the rules in a file, as rsync reads one.
+/// Adds the rules in a file, as rsync reads one. `end`: the byte that ends each.
 fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) -> Result<(), String> {
     let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
     if end != 0 && text.contains(&0) {
@@ -143,8 +142,8 @@ pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, Stri
 }
 
 fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool, end: u8) {
-    let line_end_rest = if end == 0 { &b""[..] } else { b"\r" };
-    let lines = text.split(|&byte| byte == end).map(|line| line.strip_suffix(line_end_rest).unwrap_or(line));
+    let before_end = if end == b'\n' { &b"\r"[..] } else { b"" };
+    let lines = text.split(|&byte| byte == end).map(|line| line.strip_suffix(before_end).unwrap_or(line));
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#") && !line.starts_with(b";"));
     lines.for_each(|line| add_rule(rules, line, is_include));
 }

@@ -476,10 +476,9 @@ impl Copy<'_> {
 
     fn end_copy(&mut self, run: &mut Run, hop: usize, from: Node, to: Node) {
         let now = run.began.elapsed();
-        // What we have ended ourselves, as its ends did not meet, has not failed for that.
-        let is_own = |fault: &Fault| self.job.hops[hop].is_stopping && fault.exit > 128;
         let fault = self.job.hops[hop].first_fault();
-        let is_stopped = fault.is_some_and(|(_, fault)| is_own(fault));
+        // By us, as its ends did not meet: that is not why the host has failed.
+        let is_stopped = self.job.hops[hop].is_stopping && fault.is_some_and(|(_, fault)| fault.exit > 128);
         let fault = fault.map(|(host, fault)| (host, self.failure(host, fault)));
         let received = self.job.hops[hop].report(Side::To).cloned();
         let is_forged = self.job.hops[hop].report(Side::To).and_then(|report| report.fault.as_ref());

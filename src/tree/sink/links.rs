@@ -133,8 +133,8 @@ fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool
     identity(first) == identity(beside) || other(first) == other(beside) && NUMBER_NAMES.contains(&kind())
 }
 
-/// As [`link`], unless the name is one of the file's already, or is to be left: then nothing has changed, and true is given.
-/// `first`: the path of the file, as the caller is told it.
+/// As [`link`], unless the name is one of the file's already, or is to be left. True if it stays as it is. `first`: the path of
+/// the file, as it is reported.
 pub(super) fn link_again(
     shared: &Shared,
     fd: BorrowedFd<'_>,

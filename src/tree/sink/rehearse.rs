@@ -158,7 +158,8 @@ impl Shared {
         }
     }
 
-    /// A further name of what is at the path `first` below the top would be made, or true: is as it was. `told`: that path as it is told.
+    /// A further name of what is at the path `first` below the top would be made. True if it would stay as it is. `told`: that
+    /// path, as it is reported.
     pub(super) fn rehearse_link(
         &self,
         top: &Arc<OpenDirectory>,

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::RESUME_BYTES_MIN;
+use rustix::io::Errno;
 
 use super::backup::Backup;
 use super::delete::Deferred;
@@ -128,7 +129,7 @@ impl Shared {
         let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
         opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
             true => Fault::At(error, directory.path(beside.as_bytes()), why),
-            false if error == rustix::io::Errno::BUSY => Fault::Explained(error, partial::HELD),
+            false if error == Errno::BUSY => Fault::Explained(error, partial::HELD),
             false => error.into(),
         })
     }

@@ -431,3 +431,24 @@ fn the_network_that_a_session_began_on_may_fail_too() {
     drop(partition);
     rails.end();
 }
+
+/// Nobody needs the second network until the first one fails.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_network_that_was_not_needed_is_used_where_no_other_works() {
+    let rails = Rails::start(&["--bwlimit", "2M"]);
+    std::thread::sleep(Duration::from_secs(3));
+    let partition = Partition::start(2, "silent");
+    let until = Instant::now() + Duration::from_secs(12);
+    // What was on its way arrives first.
+    std::thread::sleep(Duration::from_secs(3));
+    while rails.rate(1.0) < 1.5 {
+        assert!(Instant::now() < until, "nothing comes by the other network");
+    }
+    drop(partition);
+    // It is tried again within seconds.
+    std::thread::sleep(Duration::from_secs(8));
+    let [send, _] = rails.end();
+    let said = |what: &str| send.lines().filter(|line| line.starts_with("rdsend: ") && line.contains(what)).count();
+    assert_eq!([said("no answer by"), said("is back")], [1, 1], "{send}");
+}

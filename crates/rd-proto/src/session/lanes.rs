@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::growth::{LONG_LINE, LaneGrowth};
-use super::rails::{Change, Rails};
+use super::rails::Rails;
 use super::ways::{self, Health, LaneState};
 use super::{Action, Agreed, Notice, Violation};
 use crate::control::{Frame, Path, Policy};
@@ -40,6 +40,9 @@ const SETUP_MIN: Duration = Duration::from_secs(10);
 
 /// A link that is back sooner than this was never called lost: on a switch of transport it is gone for a moment.
 const LOST_TOLD_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a rail that was not worth it is left alone while none works: the one that was in use may be back at once.
+const SPARE_RAILS_AFTER: Duration = Duration::from_secs(1);
 
 /// A chunk that so many lanes in a row have taken with them, while nothing else came through either, shows a network that
 /// lets no chunk through, however long its idle lanes live: one that loses large packets, say.
@@ -546,19 +549,9 @@ impl Lanes {
             return;
         }
         let rail = self.rail_of(lane);
-        let change = if is_up {
-            self.rails_of_mut(path).up(rail, now)
-        } else {
-            let has_own = self.payload().any(|other| self.rail_of(other) == rail);
-            let has_other = self.payload().any(|other| self.rail_of(other) != rail);
-            if has_own || !has_other { None } else { self.rails_of_mut(path).failed(rail, now) }
-        };
-        actions.extend(change.map(|change| {
-            Action::Notice(match change {
-                Change::Left => Notice::RailLeft(path, rail),
-                Change::Back => Notice::RailBack(path, rail),
-            })
-        }));
+        let used: Vec<u8> = self.payload().map(|other| self.rail_of(other)).collect();
+        let changes = self.rails_of_mut(path).note(rail, is_up, &used, now);
+        actions.extend(changes.into_iter().map(|(rail, change)| change.notice(path, rail)).map(Action::Notice));
     }
 
     /// Closes a lane that does not work.
@@ -711,6 +704,7 @@ impl Lanes {
         match (self.payload().next().is_some(), self.lost_since) {
             (true, Some(_)) => {
                 self.lost_since = None;
+                self.rails.iter_mut().for_each(|rails| rails.set_lost(false));
                 self.had_payload_lane = true;
                 if std::mem::take(&mut self.lost_told) {
                     actions.push_back(Action::Notice(Notice::LinkRestored));
@@ -722,6 +716,8 @@ impl Lanes {
                 self.rails.iter_mut().for_each(|rails| rails.hurry(now));
             }
             (false, Some(since)) => {
+                let is_lasting = now.saturating_sub(since) >= SPARE_RAILS_AFTER;
+                self.rails.iter_mut().for_each(|rails| rails.set_lost(is_lasting));
                 let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
                 if due && !self.lost_told {
                     self.lost_told = true;

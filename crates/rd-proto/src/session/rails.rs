@@ -6,12 +6,14 @@
 //! sent enough of those before, so a rail carries what it can.
 //!
 //! A rail that has failed is left: it is tried with one lane now and then, and has all of them again once that is up. One
-//! that fails again soon is tried later each time.
+//! that fails again soon is tried later each time. Where none works any more, all are tried, also those that were not worth it.
 
 use std::time::Duration;
 
+use super::Notice;
 use super::growth::LaneGrowth;
 use super::lanes::RDMA_LANE_FIRST;
+use crate::control::Path;
 
 /// How long nothing else is tried before rails have been.
 const FIRST_TRIAL_MAX: Duration = Duration::from_secs(5);
@@ -54,6 +56,16 @@ pub(crate) enum Change {
     Back,
 }
 
+impl Change {
+    /// How it is told.
+    pub(crate) fn notice(self, path: Path, rail: u8) -> Notice {
+        match self {
+            Self::Left => Notice::RailLeft(path, rail),
+            Self::Back => Notice::RailBack(path, rail),
+        }
+    }
+}
+
 /// The rails of a session, at the end that dials.
 #[derive(Debug)]
 pub(crate) struct Rails {
@@ -62,6 +74,8 @@ pub(crate) struct Rails {
     growth: Option<LaneGrowth>,
     /// Until then their first trial is waited for; `None` once there was one.
     untried_until: Option<Duration>,
+    /// None has a lane: any may be the one that works.
+    are_lost: bool,
 }
 
 impl Rails {
@@ -83,7 +97,7 @@ impl Rails {
 
     fn of(count: u8, growth: Option<LaneGrowth>) -> Self {
         let well = Rail { state: State::Well, rest: REST_MIN, back_at: None, was_up: false };
-        Self { rails: vec![well; usize::from(count.clamp(1, RAILS_MAX))], growth, untried_until: None }
+        Self { rails: vec![well; usize::from(count.clamp(1, RAILS_MAX))], growth, untried_until: None, are_lost: false }
     }
 
     pub(crate) fn count(&self) -> u16 {
@@ -102,7 +116,8 @@ impl Rails {
 
     /// Rails that are to be used, if they are well.
     fn wanted(&self) -> usize {
-        self.growth.as_ref().map_or(self.rails.len(), |growth| growth.lanes().into())
+        let worth_it = self.growth.as_ref().map(|growth| usize::from(growth.lanes()));
+        worth_it.filter(|_| !self.are_lost).unwrap_or(self.rails.len())
     }
 
     /// Whether a rail may have its lane of this number now: all of them while it is well and worth it, one to see whether
@@ -127,6 +142,11 @@ impl Rails {
         }
     }
 
+    /// Whether none works and has not for a while: those that were not worth it may be the ones that do.
+    pub(crate) fn set_lost(&mut self, are_lost: bool) {
+        self.are_lost = are_lost;
+    }
+
     /// Whether a rail is left alone.
     pub(crate) fn rests(&self, rail: u8, now: Duration) -> bool {
         self.rails.get(usize::from(rail)).is_some_and(|rail| match rail.state {
@@ -135,20 +155,39 @@ impl Rails {
         })
     }
 
-    /// A lane of it is up.
-    pub(crate) fn up(&mut self, rail: u8, now: Duration) -> Option<Change> {
-        let rail = self.rails.get_mut(usize::from(rail))?;
-        let was_left = rail.state != State::Well;
-        let is_back = was_left && rail.was_up;
-        if was_left {
-            rail.back_at = Some(now);
+    /// A lane of it is up. Gives what that changes, of which rail.
+    pub(crate) fn up(&mut self, rail: u8, now: Duration) -> Vec<(u8, Change)> {
+        if usize::from(rail) >= self.rails.len() {
+            return Vec::new();
         }
-        (rail.state, rail.was_up) = (State::Well, true);
-        is_back.then_some(Change::Back)
+        let mut changes = Vec::new();
+        if std::mem::take(&mut self.are_lost) && !self.may_have(rail, 0, now) {
+            // It is not worth it beside those that were in use, and none of them has come back before it.
+            let used = |other: &u8| *other != rail && self.rails[usize::from(*other)].was_up;
+            let used: Vec<u8> = (0..self.rails.len() as u8).filter(used).collect();
+            changes.extend(used.into_iter().filter_map(|other| Some((other, self.failed(other, now)?))));
+        }
+        let known = &mut self.rails[usize::from(rail)];
+        if known.state != State::Well {
+            known.back_at = Some(now);
+            changes.extend(known.was_up.then_some((rail, Change::Back)));
+        }
+        (known.state, known.was_up) = (State::Well, true);
+        changes
+    }
+
+    /// A lane of it is up, or has been lost or not made, while those in `used` have lanes. Gives what that changes.
+    pub(crate) fn note(&mut self, rail: u8, is_up: bool, used: &[u8], now: Duration) -> Vec<(u8, Change)> {
+        if is_up {
+            return self.up(rail, now);
+        }
+        let is_left = !used.is_empty() && !used.contains(&rail);
+        let change = if is_left { self.failed(rail, now) } else { None };
+        change.map(|change| (rail, change)).into_iter().collect()
     }
 
     /// It has no lane any more, or could not have one, while another rail has.
-    pub(crate) fn failed(&mut self, rail: u8, now: Duration) -> Option<Change> {
+    fn failed(&mut self, rail: u8, now: Duration) -> Option<Change> {
         let rail = self.rails.get_mut(usize::from(rail))?;
         let is_news = rail.state == State::Well && rail.was_up;
         let is_flapping = match rail.back_at {
@@ -314,7 +353,7 @@ mod tests {
             let mut luck = seed;
             let mut rails = Rails::all(2);
             let mut now = Duration::ZERO;
-            (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), None));
+            (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), []));
             let mut rest = Duration::ZERO;
             for turn in 0..10 {
                 now += Duration::from_secs_f64(random(&mut luck) * STEADY.as_secs_f64());
@@ -332,7 +371,7 @@ mod tests {
                 );
                 assert!(!rails.may_have(1, 1, now), "one lane is tried: RD_SEED={seed}");
                 rest = (2 * rest).max(REST_MIN).min(REST_MAX);
-                assert_eq!(rails.up(1, now), Some(Change::Back), "RD_SEED={seed}");
+                assert_eq!(rails.up(1, now), [(1, Change::Back)], "RD_SEED={seed}");
             }
             now += 2 * STEADY;
             rails.failed(1, now);
@@ -389,6 +428,31 @@ mod tests {
         assert_eq!(notices, [Notice::RailLeft(Path::Tcp, 0)]);
         let rails: Vec<u8> = lanes.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect();
         assert_eq!(rails, [0, 1, 1], "and one of the other: {lanes:?}");
+    }
+
+    #[test]
+    fn a_rail_that_was_not_worth_it_is_used_where_no_other_works() {
+        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut now = TICK;
+        assert_eq!(rails.up(0, now), []);
+        rails.set_lost(true);
+        assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
+        assert_eq!(rails.up(1, now), [(0, Change::Left)]);
+        assert!(!rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
+        now += REST_MIN;
+        assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
+        assert_eq!(rails.up(0, now), [(0, Change::Back)]);
+        assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now));
+        // The one that was in use is back first.
+        rails.set_lost(true);
+        assert_eq!(rails.up(0, now), []);
+        assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now));
+        // All were in use: each is waited for.
+        let mut rails = Rails::all(2);
+        (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), []));
+        rails.set_lost(true);
+        assert_eq!(rails.up(1, now), []);
+        assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
     }
 
     #[test]

@@ -438,12 +438,23 @@ fn one_place_is_written_to_once() {
 fn an_interrupted_copy_says_how_it_goes_on() {
     let lab = Lab::new();
     lab.tree("src", 80 << 20);
-    let mut arguments = vec!["-r".into(), "--bwlimit=16M".into(), lab.join("src").into_os_string()];
+    is_interrupted_and_goes_on(&lab, "16M", 32 << 20);
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("src/sub")).expect("directories");
+    for number in 0..2000 {
+        fs::write(lab.join(&format!("src/sub/{number}")), noise(8 << 10)).expect("a file");
+    }
+    is_interrupted_and_goes_on(&lab, "4M", 4 << 20);
+}
+
+#[track_caller]
+fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64) {
+    let mut arguments = vec!["-r".into(), format!("--bwlimit={rate}").into(), lab.join("src").into_os_string()];
     arguments.extend(lab.to(2));
     let mut process = lab.start_many(&arguments);
     let has_some = |host: usize| {
         let names = fs::read_dir(lab.join(&format!("h{host}"))).expect("a directory");
-        names.flatten().any(|name| disk_bytes_below(&name.path()) > 32 << 20)
+        names.flatten().any(|name| disk_bytes_below(&name.path()) > bytes)
     };
     let until = Instant::now() + PATIENCE;
     while !(has_some(1) && has_some(2)) {

@@ -211,6 +211,7 @@ impl TreeSink {
             progress,
             entries,
             is_local,
+            awaits_proof,
             answer,
             is_stopped: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),

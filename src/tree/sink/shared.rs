@@ -40,6 +40,7 @@ pub(super) struct Shared {
     pub(super) progress: Arc<Progress>,
     pub(super) entries: Option<Arc<EntryStream>>,
     pub(super) is_local: bool,
+    pub(super) awaits_proof: bool,
     pub(super) answer: SendAnswer,
     pub(super) setter: Setter,
     pub(super) owners: Owners,
@@ -111,10 +112,12 @@ impl Shared {
         self.kept.lock().expect("no panics under it").push(path);
     }
 
-    /// A file is whole in a directory that has no name yet. It counts if the next copy goes on with it, as it looks at it first.
+    /// A file is whole in a directory that has no name yet. It counts if the next copy goes on with it, as it looks at it first:
+    /// that of one that awaits proof is to be with `--sync`.
     pub(super) fn note_whole(&self, directory: &OpenDirectory, size: u64) {
+        let is_synced = self.options.sync || self.awaits_proof;
         let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
-        if directory.is_unseen && (self.options.sync || !self.is_local && is_compared()) {
+        if directory.is_unseen && (is_synced || !self.is_local && is_compared()) {
             self.counts.resumable_bytes.fetch_add(size, Relaxed);
         }
     }

@@ -125,6 +125,29 @@ fn a_firewall_there_and_one_at_both_ends() {
     all_gone(SOON);
 }
 
+/// A switch of jumbo frames that has been left at 1500 bytes.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn large_packets_that_are_lost_are_told() {
+    let network = Network::start();
+    let _second = SecondNetwork::of(&[1, 2], "40mbit");
+    for host in 1..=2 {
+        let run = |program: &str, words: &str| {
+            let status = on(host, Command::new(program).args(words.split(' '))).status().expect(program);
+            assert!(status.success(), "{program} {words}");
+        };
+        run("ip", "link set e1 mtu 9000");
+        // What is larger than a burst is dropped.
+        run("tc", "qdisc replace dev e1 root tbf rate 40mbit burst 2000 latency 50ms");
+    }
+    let (code, report, after) = doctor(&network, &["--via", "10.7.0.2", "--seconds", "1", "h2"]);
+    let bandwidth = of_path(&report, "bandwidth");
+    assert_eq!((code, text(bandwidth, "code")), (11, "bandwidth-failed"), "{report:#}");
+    assert!(text(bandwidth, "found").contains("nothing large comes through"), "{bandwidth:#}");
+    assert!(after < Duration::from_secs(40), "{after:?}");
+    all_gone(SOON);
+}
+
 /// Another link between two hosts, of this rate, by which all goes that one sends to the other.
 struct SlowWay(u32, u32);
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rd_proto::session::Outcome;
+
 use super::work::Parts;
 use super::{Engine, Event, Half, Read, SessionEvent, Summary, View, Writer};
 use crate::transport::LaneEvent;
@@ -13,6 +15,9 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
 /// How long the sink of a tree gets at the end to remove what has not been published.
 const DISCARD_WAIT: Duration = Duration::from_secs(2);
+
+/// Why a link is lost on which lanes do come up.
+const NOTHING_LARGE: &str = "connections are made, but nothing large comes through, as where a part of the network has a smaller MTU than the hosts";
 
 impl Engine {
     /// Closes the lanes, giving their last frames the time to leave.
@@ -27,7 +32,9 @@ impl Engine {
         self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
         self.observer.observe(SessionEvent::Progress(self.summary.counters, self.summary.waits));
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
-        self.summary.reason = self.reason.take();
+        let is_lost = matches!(self.summary.outcome, Outcome::LinkLost { unanswered: false });
+        let is_in_vain = is_lost && self.half.machine_ref().lanes_come_up_in_vain();
+        self.summary.reason = if is_in_vain { Some(NOTHING_LARGE.to_owned()) } else { self.reason.take() };
         if let Some(sink) = &self.shared.sink {
             self.summary.written = sink.written();
             sink.discard();

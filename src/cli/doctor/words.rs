@@ -740,7 +740,8 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
             "bandwidth-failed",
             format!("could not be measured: {reason}"),
             "a copy would fail in the same way",
-            "see the checks above",
+            "see the checks above; if `ping -M do -s SIZE HOST` comes through up to some SIZE only, large packets are lost: give all \
+             interfaces, switches and tunnels on the way the same MTU (`ip link set INTERFACE mtu 1500`)",
         ),
         _ => return None,
     })

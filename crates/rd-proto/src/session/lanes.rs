@@ -544,11 +544,10 @@ impl Lanes {
 
     /// A lane has come up, or has been lost or not made: its rail is well, or is left where another one has lanes.
     fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
-        let path = path_of(lane);
+        let (path, rail) = (path_of(lane), self.rail_of(lane));
         if !self.connector || self.rails_of(path).count() < 2 || self.path != Some(path) {
             return;
         }
-        let rail = self.rail_of(lane);
         let used: Vec<u8> = self.payload().map(|other| self.rail_of(other)).collect();
         let changes = self.rails_of_mut(path).note(rail, is_up, &used, now);
         actions.extend(changes.into_iter().map(|(rail, change)| change.notice(path, rail)).map(Action::Notice));
@@ -692,6 +691,12 @@ impl Lanes {
     /// Changes with each chunk that comes through.
     pub(crate) fn carried_mark(&self) -> u64 {
         self.carried
+    }
+
+    /// A lane has come up again since nothing comes through any more. That a chunk was lost is said on such a lane.
+    pub(crate) fn come_up_in_vain(&self) -> bool {
+        let since = self.replays.map(|(told, _)| told.saturating_sub(HEARTBEAT)).or(self.vain_since);
+        since.is_some_and(|since| self.places.iter().any(|place| place.since > since))
     }
 
     /// A chunk was lost with its lane, so many times since one has come through.

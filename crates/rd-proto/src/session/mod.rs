@@ -393,6 +393,11 @@ pub trait Machine {
     fn counters(&self) -> Counters {
         self.core_ref().counters
     }
+
+    /// Whether lanes have come up again since nothing comes through any more: a network that loses large packets, say.
+    fn lanes_come_up_in_vain(&self) -> bool {
+        self.core_ref().lanes.come_up_in_vain()
+    }
 }
 
 /// What sender and receiver have in common: lanes, giving up, the end.

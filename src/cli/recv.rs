@@ -30,6 +30,7 @@ use crate::fs::standard;
 use crate::job::hop::Side;
 use crate::job::progress::Ended;
 use crate::options::TransferOptions;
+use crate::transport::is_inner;
 use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;
 
@@ -257,8 +258,9 @@ fn next_sender(
 /// The addresses of this host: the one that others are likely to reach, and the others.
 fn own_addresses() -> (String, Vec<String>) {
     let first = own_address();
-    let all = interface_addresses().unwrap_or_default().into_iter();
-    let others = all.map(|known| known.address.to_string()).filter(|address| *address != first).collect();
+    let mut all = interface_addresses().unwrap_or_default();
+    all.sort_by_key(|known| is_inner(&known.interface));
+    let others = all.into_iter().map(|known| known.address.to_string()).filter(|address| *address != first).collect();
     (first, others)
 }
 
@@ -274,7 +276,7 @@ pub(crate) fn own_address() -> String {
         // Without a default route it has none for strangers, but perhaps for its neighbours, who may not know its name.
         Err(_) => {
             let known = interface_addresses().unwrap_or_default();
-            let address = known.iter().find(|known| known.address.is_ipv4()).or(known.first());
+            let address = known.iter().min_by_key(|known| (is_inner(&known.interface), known.address.is_ipv6()));
             let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
             address.map_or_else(name, |known| known.address.to_string())
         }

@@ -239,12 +239,19 @@ pub(crate) fn check_unchanged(file: impl AsFd, name: &OsStr, before: &Stat) -> R
     change(before, &now).map_or(Ok(()), |change| Err(plain_fact(name, change)))
 }
 
-/// What has happened to a file between two looks at it, if anything.
+/// What has happened to the contents of a file between two looks at it, if anything.
+///
+/// That it was only given rights, an owner or a name, or lost one, explains a later time of the last change (`ctime`), which
+/// otherwise shows that it was written to and got its old `mtime` back.
 pub(crate) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
-    let times = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
+    let modified = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec);
+    let changed = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
+    let inode = |stat: &Stat| (stat.st_mode, stat.st_uid, stat.st_gid, stat.st_nlink);
+    let is_written =
+        || modified(now) != modified(before) || changed(now) != changed(before) && inode(now) == inode(before);
     if now.st_size != before.st_size {
         Some("changed size while it was read")
-    } else if times(now) != times(before) {
+    } else if is_written() {
         Some("was changed while it was read")
     } else {
         None
@@ -396,6 +403,32 @@ mod tests {
             over.store(true, Ordering::Relaxed);
             assert_eq!(reader.join().expect("no panic"), Ok(None));
         });
+    }
+
+    #[test]
+    fn rights_and_names_are_not_contents() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("file");
+        std::fs::write(&path, "contents").expect("written");
+        let file = File::options().read(true).write(true).open(&path).expect("there");
+        let before = described(&file).expect("described");
+        let modified = file.metadata().and_then(|known| known.modified()).expect("a time");
+        let since = || {
+            // The clock of a file system ticks 100 times a second or more.
+            std::thread::sleep(Duration::from_millis(20));
+            change(&before, &described(&file).expect("described"))
+        };
+        std::thread::sleep(Duration::from_millis(20));
+        std::fs::hard_link(&path, scratch.path().join("name")).expect("linked");
+        assert_eq!(since(), None);
+        std::fs::remove_file(scratch.path().join("name")).expect("there");
+        std::thread::sleep(Duration::from_millis(20));
+        (&file).write_all(b"CONTENTS").expect("written");
+        file.set_modified(modified).expect("ours");
+        assert!(since().is_some(), "written to, and given its old time");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("ours");
+        file.set_modified(modified + Duration::from_secs(1)).expect("ours");
+        assert!(since().is_some(), "given rights and another time");
     }
 
     #[test]

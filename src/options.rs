@@ -600,14 +600,14 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if (1.0..u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
 }
 
-/// Two ports, first and last.
+/// Two ports, first and last, or one that is both.
 ///
 /// # Errors
 ///
 /// How they are written.
 pub fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
-    let usage = || "give FIRST-LAST, two ports from 1 to 65535".to_owned();
-    let (first, last) = text.split_once('-').ok_or_else(usage)?;
+    let usage = || "give FIRST-LAST, two ports from 1 to 65535, or one".to_owned();
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last): (u16, u16) = (first.parse().map_err(|_| usage())?, last.parse().map_err(|_| usage())?);
     if first == 0 || first > last { Err(usage()) } else { Ok(first..=last) }
 }
@@ -659,7 +659,8 @@ mod tests {
     #[test]
     fn port_ranges() {
         assert_eq!(parse_ports("7000-7010"), Ok(7000..=7010));
-        for bad in ["", "7000", "0-1", "2-1", "1-65536", "a-b"] {
+        assert_eq!(parse_ports("7000"), Ok(7000..=7000));
+        for bad in ["", "0", "-", "7000-", "0-1", "2-1", "1-65536", "a-b"] {
             assert!(parse_ports(bad).is_err(), "{bad}");
         }
     }

@@ -4,10 +4,10 @@
 mod rig;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rig::lab::*;
 use rig::*;
@@ -272,5 +272,87 @@ fn a_generation_with_failed_entries_is_gone_on_with() {
         assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Mon"));
         ended(&lab, &["--check", &manifest, &path(to, "generations/Mon")]).expect(0);
         copy().expect(1).one_line("rdcp", &["Mon", "whole"]);
+    }
+}
+
+/// What patterns leave out takes no part: neither among sources that have one name, nor where a link leads nowhere.
+#[test]
+fn what_is_left_out_is_in_nobodys_way() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        for name in ["one", "two/conf", "two/below/conf", "one/below", "dst"] {
+            fs::create_dir_all(lab.join(name)).expect("directories");
+        }
+        for name in ["one/conf", "one/below/conf", "two/other"] {
+            noise(&lab.join(name), 100);
+        }
+        for name in ["dst/conf", "dst/gone"] {
+            noise(&lab.join(name), 50);
+        }
+        symlink("nowhere", lab.join("one/bad")).expect("a link");
+        for (one, two) in [("one/", "two/"), ("two/", "one/")] {
+            let options = ["--sync", "-r", "-L", "--delete", "--exclude=conf/", "--exclude=bad"];
+            let paths = [path(from, one), path(from, two), path(to, "dst")];
+            ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat()).expect(0);
+            for name in ["conf", "below/conf"] {
+                let [copy, source] =
+                    [format!("dst/{name}"), format!("one/{name}")].map(|name| fs::read(lab.join(&name)));
+                assert_eq!(copy.expect("a file"), source.expect("a file"), "{one} {two} {name}");
+            }
+            assert!(lab.join("dst/other").exists() && !lab.join("dst/gone").exists());
+        }
+    }
+}
+
+/// Nothing is there that a link could lead to.
+#[test]
+fn a_rehearsal_without_dst_looks_for_nothing_elsewhere() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        fs::create_dir(lab.join("source")).expect("a directory");
+        symlink("/tmp", lab.join("source/tmp")).expect("a link");
+        let arguments = ["--sync", "-r", "-n", "--itemize-changes", &path(from, "source/"), &path(to, "new")];
+        ended(&lab, &arguments).expect(0);
+    }
+}
+
+/// Both found no DST, and each was to become it: what they hold does not get mixed.
+#[test]
+fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
+    for to in ["", "h1:"] {
+        let lab = Lab::new();
+        for name in ["one", "two"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+            noise(&lab.join(name).join("same"), 4 << 20);
+        }
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        // Within a host there is no limit to a rate.
+        let begin = |options: &[&str], from: &str| {
+            let mut command = lab.command(rdcp(), "rsh", AGENT);
+            command.args(options).args(["-r", &path("", from), &path(to, "new")]);
+            Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        };
+        if to.is_empty() {
+            let both = ["one", "two"].map(|from| begin(&[], from)).map(|mut process| process.wait().code);
+            let whole = ["one", "two"].map(|name| lab.join(name).join("same")).map(|file| fs::read(file).expect("it"));
+            // Where one has ended before the other began, that comes into it.
+            let copy = fs::read(lab.join("new/same")).expect("a copy");
+            let winner = whole.iter().position(|source| *source == copy).expect("one of them");
+            assert!(both[winner] == 0 && [0, 6].contains(&both[1 - winner]), "{both:?}");
+            assert_eq!(both[1 - winner] == 0, lab.join("new").join(["two", "one"][winner]).exists());
+            continue;
+        }
+        let mut first = begin(&["--bwlimit", "2M"], "one");
+        let until = Instant::now() + PATIENCE;
+        while partials(lab.0.path()).is_empty() {
+            assert!(first.is_running() && Instant::now() < until, "{}", first.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        begin(&[], "two").wait().expect(6).one_line("rdcp", &["new", "was not there when this copy began"]);
+        first.wait().expect(0);
+        assert_eq!(fs::read(lab.join("new/same")).expect("a copy"), fs::read(lab.join("one/same")).expect("it"));
+        assert_eq!(fs::read_dir(lab.join("new")).expect("a directory").count(), 1);
     }
 }

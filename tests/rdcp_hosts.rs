@@ -210,6 +210,77 @@ impl Drop for Management {
     }
 }
 
+/// Host 1 is on a network where host 3 alone is, which passes on what comes for two of its ports to host 2.
+struct Translator {
+    passing: Vec<Process>,
+}
+
+impl Translator {
+    const PORT: &str = "45000";
+
+    fn start() -> Self {
+        for own in ["10.9.0.1/24", "fd00:9::1/64"] {
+            run_on(1, "ip", &["addr", "del", own, "dev", "e0"]);
+        }
+        for host in [1, 3] {
+            run_on(host, "ip", &["addr", "add", &format!("198.51.100.{host}/24"), "dev", "e0"]);
+        }
+        let ports = [("2022", "22"), (Self::PORT, Self::PORT)];
+        let passing = ports.map(|(port, to)| {
+            let mut socat = Command::new("socat");
+            socat.args(["-dd".to_owned(), format!("TCP-LISTEN:{port},fork,reuseaddr"), format!("TCP:10.9.0.2:{to}")]);
+            let socat = Process::spawn(on(3, &socat).stdin(Stdio::null()).stdout(Stdio::null()));
+            socat.line_with("listening on");
+            socat
+        });
+        Self { passing: passing.into() }
+    }
+}
+
+impl Drop for Translator {
+    fn drop(&mut self) {
+        self.passing.clear();
+        for host in [1, 3] {
+            let added = format!("198.51.100.{host}/24");
+            let _ = on(host, Command::new("ip").args(["addr", "del", &added, "dev", "e0"])).status();
+        }
+        for own in ["10.9.0.1/24", "fd00:9::1/64"] {
+            let _ = on(1, Command::new("ip").args(["addr", "add", own, "dev", "e0"])).status();
+        }
+    }
+}
+
+/// As a machine of a cloud is reached: its own address is none that anybody else could use.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
+    let network = Network::start();
+    let bytes = noise(4 * CHUNK + 1);
+    network.scratch.file("source", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    let translator = Translator::start();
+    let options = || ["-v", "-o", "HostName=198.51.100.3", "-P", "2022", "--port-range"].map(OsString::from);
+    // As the sender sees it.
+    for (name, from, to, way) in [
+        ("up", here("source"), network.at("h2", "up"), "> 198.51.100.3:45000"),
+        ("down", network.at("h2", "source"), here("down"), "10.9.0.2:45000 > 10.9.0.3:"),
+    ] {
+        let mut arguments = options().to_vec();
+        arguments.extend([Translator::PORT.into(), from, to]);
+        let ended = network.rdcp(&arguments);
+        assert!(ended.expect(0).stderr.contains(way), "{name}: {}", ended.stderr);
+        assert!(ended.stderr.contains(", encrypted"), "{name}: {}", ended.stderr);
+        network.holds(name, &bytes);
+    }
+    // Nobody passes this one on.
+    let mut arguments = options()[1..].to_vec();
+    arguments.extend(["45009".into(), here("source"), network.at("h2", "relayed")]);
+    network.rdcp(&arguments).expect(0).one_line("rdcp", &["cannot reach a port of each other", "through ssh"]);
+    network.holds("relayed", &bytes);
+    drop(translator);
+    all_gone(SOON);
+}
+
 #[track_caller]
 fn run_on(host: u32, program: &str, arguments: &[&str]) {
     let status = on(host, Command::new(program).args(arguments)).status().expect(program);

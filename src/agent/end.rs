@@ -52,8 +52,9 @@ pub(crate) use telling::{notice, summary, waits, written};
 /// The longest that trying all the endpoints of the other end may take.
 const DIAL_MAX: Duration = Duration::from_millis(3500);
 
-/// The same of an address that neither end has, which may be a mistake.
-const FOREIGN_MAX: Duration = Duration::from_secs(2);
+/// How long an address may take to accept: a packet that is lost is sent again after a second, and a firewall may drop all. Who
+/// has accepted has the rest of the time to prove the key.
+const ACCEPT_MAX: Duration = Duration::from_secs(2);
 
 /// How often an end that waits for its stage looks whether it is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -204,19 +205,23 @@ impl End {
             Message::Dial { endpoints, via } => {
                 // One address is not several hosts.
                 let may_be_foreign = !self.is_of_broadcast;
+                let is_to_caller = self.is_remote && self.peer == Peer::Caller;
+                let came_from = endpoints::ssh_address(endpoints::Told::Client).filter(|_| is_to_caller);
                 self.dial(move |key| {
-                    let reach = |addresses: &[SocketAddr], limit| {
-                        reach::reach_best(addresses, key, Instant::now() + limit).map_err(|error| error.to_string())
+                    if endpoints::is_past_translator(&endpoints, came_from) {
+                        return Err("the addresses of the other end are translated on the way".to_owned());
+                    }
+                    let reach = |addresses: &[SocketAddr]| {
+                        let within = [ACCEPT_MAX, DIAL_MAX].map(|limit| Instant::now() + limit);
+                        reach::reach_best(addresses, key, within).map_err(|error| error.to_string())
                     };
                     let why = match endpoints::ranked(&endpoints, &via) {
-                        Ok(ranked) => return reach(&ranked, DIAL_MAX),
+                        Ok(ranked) => return reach(&ranked),
                         Err(why) => why,
                     };
                     match endpoints::foreign(&endpoints, &via).filter(|_| may_be_foreign) {
                         None => Err(why),
-                        Some(foreign) => {
-                            reach(&[foreign], FOREIGN_MAX).map_err(|error| format!("{why}; and at {foreign}: {error}"))
-                        }
+                        Some(foreign) => reach(&[foreign]).map_err(|error| format!("{why}; and at {foreign}: {error}")),
                     }
                 });
             }
@@ -344,7 +349,7 @@ impl End {
 /// Where this host can be reached at a port. `is_remote`: by ssh, so that the address that it was reached at is known.
 pub(super) fn reachable(port: u16, via: &[u8], is_remote: bool) -> Vec<Endpoint> {
     // The caller can reach that by which ssh came: before others that are as near and as fast.
-    endpoints::own(port, via, endpoints::ssh_address().filter(|_| is_remote))
+    endpoints::own(port, via, endpoints::ssh_address(endpoints::Told::Server).filter(|_| is_remote))
 }
 
 /// How long a copy on this host, or a session that has not met its other end, may take to end when nobody wants it any

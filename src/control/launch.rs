@@ -12,6 +12,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
+use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
@@ -244,10 +245,41 @@ pub struct Process {
     is_asked: bool,
 }
 
+/// The other end of a connection that stands, if it is one of these sockets: a line of `/proc/net/tcp`, see proc_net_tcp in the
+/// kernel's documentation. Addresses are written as words in this host's order of bytes.
+fn connected(line: &str, sockets: &[String]) -> Option<IpAddr> {
+    const ESTABLISHED: &str = "01";
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [_, _, other, ESTABLISHED, _, _, _, _, _, socket, ..] = fields[..] else { return None };
+    let (address, _) = other.split_once(':').filter(|_| sockets.iter().any(|own| own == socket))?;
+    let words = address.as_bytes().chunks(8).map(|word| u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok());
+    let bytes: Vec<u8> = words.collect::<Option<Vec<u32>>>()?.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let address = <[u8; 4]>::try_from(&bytes[..]).map(IpAddr::from);
+    address.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok().map(|address| address.to_canonical())
+}
+
 impl Process {
     /// Its number.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The address that it is connected to by TCP, itself and to that alone: `None` where another process is for it, by a jump
+    /// host or a master connection, or `/proc` does not tell.
+    pub fn connected_to(&self) -> Option<IpAddr> {
+        let at = format!("/proc/{}", self.id());
+        let descriptors = std::fs::read_dir(format!("{at}/fd")).ok()?;
+        let own: Vec<String> = descriptors
+            .filter_map(|descriptor| {
+                std::fs::read_link(descriptor.ok()?.path()).ok()?.into_os_string().into_string().ok()
+            })
+            .filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+            .collect();
+        let tables =
+            ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("{at}/net/{table}")).unwrap_or_default());
+        let mut found = tables.iter().flat_map(|table| table.lines()).filter_map(|line| connected(line, &own));
+        let first = found.next()?;
+        found.all(|other| other == first).then_some(first)
     }
 
     /// Waits for its end until `limit` has passed: its exit code, 128 + n where a signal ended it.

@@ -56,21 +56,21 @@ fn prove(mut stream: TcpStream, key: &Key, deadline: Instant) -> Result<(TcpStre
     Ok((stream, established))
 }
 
-/// Connects to all of `addresses` at once and takes the first of them, in their order, that answers and proves the key.
-/// One that answers late is waited for a quarter of a second longer than for those behind it.
+/// Connects to all of `addresses` at once and takes the first of them, in their order, that answers by `connect_by` and proves
+/// the key by `deadline`. One that answers late is waited for a quarter of a second longer than for those behind it.
 ///
 /// # Errors
 ///
-/// Why the last one failed, by `deadline` at the latest.
+/// Why the last one failed.
 pub fn reach_best(
     addresses: &[SocketAddr],
     key: &Key,
-    deadline: Instant,
+    [connect_by, deadline]: [Instant; 2],
 ) -> Result<(TcpStream, Established), LinkError> {
     let (post, attempts) = bounded(addresses.len());
     for (rank, &address) in addresses.iter().enumerate() {
         let post = post.clone();
-        let attempt = move || drop(post.send((rank, connect(address, deadline))));
+        let attempt = move || drop(post.send((rank, connect(address, connect_by))));
         std::thread::Builder::new()
             .name("dial".to_owned())
             .stack_size(64 << 10)
@@ -103,7 +103,7 @@ pub fn reach_best(
         }
         let wait = match since {
             Some(since) if best.is_some() => HEAD_START.saturating_sub(since.elapsed()),
-            _ => deadline.saturating_duration_since(Instant::now()),
+            _ => connect_by.saturating_duration_since(Instant::now()),
         };
         match attempts.recv_timeout(wait) {
             Ok((rank, attempt)) => {
@@ -148,10 +148,10 @@ mod tests {
         drop(dead);
         let at = |listener: &Listener| SocketAddr::from((Ipv4Addr::LOCALHOST, listener.port()));
         let addresses = [refused, at(&stranger), at(&peer)];
-        let (stream, _) = reach_best(&addresses, &key(2), soon()).expect("the third");
+        let (stream, _) = reach_best(&addresses, &key(2), [soon(); 2]).expect("the third");
         assert_eq!(stream.peer_addr().expect("connected"), at(&peer));
-        assert!(reach_best(&addresses[..2], &key(2), soon()).is_err());
-        assert!(reach_best(&[], &key(2), soon()).is_err());
+        assert!(reach_best(&addresses[..2], &key(2), [soon(); 2]).is_err());
+        assert!(reach_best(&[], &key(2), [soon(); 2]).is_err());
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
         let start = Instant::now();
         let within = Duration::from_millis(300);
         assert_eq!(reach(address, &key(2), start + within).err(), Some(LinkError::TimedOut));
-        assert_eq!(reach_best(&[address], &key(2), Instant::now() + within).err(), Some(LinkError::TimedOut));
+        assert_eq!(reach_best(&[address], &key(2), [Instant::now() + within; 2]).err(), Some(LinkError::TimedOut));
         assert!(start.elapsed() < AUTHENTICATE_MAX / 2, "{:?}", start.elapsed());
     }
 
@@ -186,7 +186,7 @@ mod tests {
         // Reserved for documentation: dropped, refused, or unreachable.
         let addresses = [([192, 0, 2, 1], 9).into(), (Ipv4Addr::LOCALHOST, peer.port()).into()];
         let start = Instant::now();
-        reach_best(&addresses, &key(2), soon()).expect("the second");
+        reach_best(&addresses, &key(2), [soon(); 2]).expect("the second");
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     }
 }

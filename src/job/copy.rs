@@ -455,7 +455,9 @@ impl<'a> Copy<'a> {
         // Within a host, reading both takes as long as copying.
         settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
-        settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none(), follows };
+        let is_last = is_last && self.first_failed.is_none();
+        let is_missing = is_dst && placed.is_missing && !settings.sync;
+        settings.generations.session = Session { is_dst, is_last, follows, is_missing };
         if from == to {
             let job = frames::Job::Copy { roots, directory, names, settings };
             let end = EndOf { host: from, stage: None, name: self.label(from), job };

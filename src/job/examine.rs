@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use super::hop::Side;
+use super::launching::Remote;
 use super::{EndOf, HERE, Job, STOP_MAX, Setup, told};
 use crate::agent::end;
 use crate::control::frames::{self, Message};
@@ -112,7 +113,12 @@ impl Examiner {
             Message::Failed(fault) => return Ok(Err(escaped(OsStr::new(&fault.detail)))),
             _ => return Err(self.job.unexpected(to)),
         };
-        let request = ProbeRequest::new(from_facts, to_facts, is_one_machine, targets);
+        let mut request = ProbeRequest::new(from_facts, to_facts, is_one_machine, targets);
+        if from == HERE
+            && let Some(address) = self.job.remote(to).and_then(Remote::reached_at)
+        {
+            request.also(address);
+        }
         self.job.send(from, Message::Probe(request.encode()));
         match self.job.answer(from, EXAMINE_MAX)? {
             Message::Probed(bytes) => Ok(Ok(decode_attempts(&bytes).ok_or_else(|| self.job.unexpected(from))?)),

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::BufReader;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
@@ -378,6 +379,11 @@ impl Remote {
     /// Names the kernel that the agent runs on; empty where that is not known.
     pub(crate) fn kernel_id(&self) -> &[u8] {
         self.hello.as_ref().map_or(&[], |hello| &hello.kernel_id)
+    }
+
+    /// The address at which the launcher itself has reached the host, as far as that can be seen.
+    pub(crate) fn reached_at(&self) -> Option<IpAddr> {
+        self.running.as_ref()?.process.connected_to()
     }
 
     /// How long the agent took to say who it is. Sending it does not count.

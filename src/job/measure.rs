@@ -72,6 +72,7 @@ impl Launched {
             return Err(self.job.unexpected(self.host));
         };
         let told = endpoints::ways(&endpoints);
+        let endpoints = self.job.past_translator(self.host, endpoints);
         let (endpoints, via) = endpoints::offered(endpoints, &via, self.job.is_one_kernel(HERE, self.host));
         let label = self.label();
         let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
@@ -79,7 +80,7 @@ impl Launched {
             Failure::new(Exit::Connect, format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
         })?;
         let key = Key::from_random(key.0);
-        let reached = reach_best(&addresses, &key, Instant::now() + REACH_MAX);
+        let reached = reach_best(&addresses, &key, [Instant::now() + REACH_MAX; 2]);
         let (stream, established) = reached.map_err(|error| {
             Failure::new(
                 Exit::Connect,

@@ -14,7 +14,8 @@ use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::agent::Agent;
 use crate::agent::words::ended_by;
-use crate::control::frames::{self, Begin, Fault, Hello, Message, SessionKey};
+use crate::control::endpoints;
+use crate::control::frames::{self, Begin, Endpoint, Fault, Hello, Message, SessionKey};
 use crate::control::join::{JoinListener, Joiner};
 use crate::control::launch::Launcher;
 use crate::control::tunnel::Emit;
@@ -490,6 +491,12 @@ impl Job {
             }
             Message::Listening(_) | Message::Failed(_) | Message::Dialed | Message::DialFailed(_) => {
                 self.log_meeting(hop, side, &message);
+                let message = match message {
+                    Message::Listening(told) if self.hops[hop].host(side.other()) == HERE => {
+                        Message::Listening(self.past_translator(self.hops[hop].host(side), told))
+                    }
+                    message => message,
+                };
                 let had_met = self.hops[hop].has_met();
                 let next = self.hops[hop].handle(side, message, &self.setup);
                 if self.hops[hop].has_met() && !had_met {
@@ -627,6 +634,14 @@ impl Job {
             | Update::Say(_)
             | Update::Join(_) => Ok(()),
         }
+    }
+
+    /// What this host is to try of the endpoints that another has told.
+    fn past_translator(&self, host: usize, told: Vec<Endpoint>) -> Vec<Endpoint> {
+        if !self.setup.via.is_empty() {
+            return told;
+        }
+        endpoints::past_translator(told, || self.remote(host).and_then(Remote::reached_at))
     }
 
     fn lost(&self, host: usize) -> Failure {

@@ -51,6 +51,9 @@ pub struct Session {
     /// Another of the same copy has gone before.
     #[n(2)]
     pub follows: bool,
+    /// It becomes that because DST was not there: one that has appeared is none to merge it with.
+    #[n(3)]
+    pub is_missing: bool,
 }
 
 impl Generations {

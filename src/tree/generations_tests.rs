@@ -351,7 +351,7 @@ fn an_unfinished_generation_becomes_what_the_source_is_by_then() {
             tree.write(&format!("from/{name}"), name.as_bytes());
         }
         let mut options = snapshot("one");
-        options.generations.session = Session { is_dst: true, is_last: false, follows: false };
+        options.generations.session = Session { is_dst: true, ..Session::default() };
         copy(&tree.path("from"), &tree.path("to/one"), &options, is_local);
         assert!(tree.path("to/one/gone").exists());
         for name in ["gone", "d/gone", "was-file"] {
@@ -382,7 +382,7 @@ fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
             for (number, name) in names.iter().enumerate() {
                 let (from, follows, is_last) = (tree.path(name), number > 0, !is_cut && number + 1 == names.len());
                 let mut options = snapshot("one");
-                options.generations.session = Session { is_dst: false, is_last, follows };
+                options.generations.session = Session { is_last, follows, ..Session::default() };
                 let to = tree.path("to/one").join(from.file_name().expect("one"));
                 let (sent, report) = copy(&from, &to, &options, is_local);
                 assert_eq!((sent.failed, report.failed), (0, 0), "{name}: {:?} {:?}", sent.failures, report.failures);

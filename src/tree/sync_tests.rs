@@ -136,7 +136,7 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
 /// The same; `to` is DST itself, to which directories of other generations are relative.
 pub(super) fn copy_as_dst(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
     let mut options = options.clone();
-    options.generations.session = Session { is_dst: true, is_last: true, follows: false };
+    options.generations.session = Session { is_dst: true, is_last: true, ..Session::default() };
     copy(from, to, &options, is_local)
 }
 
@@ -382,7 +382,7 @@ fn a_disk_that_takes_nothing_at_the_end_is_a_failure() {
         assert!(to.join("extraneous").exists());
         let mut options = sync();
         options.generations.snapshot = Some(b"one".to_vec().into());
-        options.generations.session = Session { is_dst: true, is_last: true, follows: false };
+        options.generations.session = Session { is_dst: true, is_last: true, ..Session::default() };
         fs::create_dir(scratch.path().join("generations")).expect("a directory");
         fails(&options, &scratch.path().join("generations/one"), libc::SYS_symlinkat);
         assert!(!scratch.path().join("generations/latest").is_symlink());

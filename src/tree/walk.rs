@@ -345,7 +345,7 @@ impl Walk {
 
     /// Processes the next entry. `is_whole`: `target` is a whole chunk, so what does not fit never will.
     fn step(&mut self, target: &mut [u8], is_whole: bool) -> Step {
-        let Some(entry) = self.place.entry() else {
+        let Some(entry) = self.recorder.entry(&self.place) else {
             if self.place.levels.len() == 1 {
                 return Step::Over;
             }
@@ -380,7 +380,9 @@ impl Walk {
             outcome => outcome,
         };
         let step = step.unwrap_or_else(|fault| {
-            self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
+            if !self.place.may_be_gone(&fault) {
+                self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
+            }
             Step::Passed
         });
         let Visited { directory, is_through, leads_nowhere } = entered;

@@ -117,6 +117,9 @@ pub struct Placed {
     /// Of one that is not there a copy that was cut has left something under its partial name.
     #[n(7)]
     pub has_left: bool,
+    /// The only source becomes what is not there: otherwise it would come into that.
+    #[n(8)]
+    pub is_missing: bool,
 }
 
 /// A directory of one machine, by whatever name it was found. It need not be there.

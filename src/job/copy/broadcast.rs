@@ -292,7 +292,7 @@ impl Copy<'_> {
         settings.compares = settings.may_compare();
         let is_directory = matches!(&run.found[..], [(_, found)] if found.kind == Kind::Directory);
         let is_dst = run.target(to).placed.as_ref().is_some_and(|placed| placed.as_name.is_some()) && is_directory;
-        settings.generations.session = Session { is_dst, is_last: true, follows: false };
+        settings.generations.session = Session { is_dst, is_last: true, ..Session::default() };
         let roots = match from {
             SOURCE => roots_of(&run.found),
             node => {

@@ -117,6 +117,10 @@ struct Place {
     name: Vec<u8>,
 }
 
+/// Why a directory at the top is not merged: it was to become DST, and comes into one that is there.
+const HAS_APPEARED: &str =
+    "was not there when this copy began, and another one may have made it; run it again to copy into it";
+
 impl OpenDirectory {
     /// The directory in which a missing destination would be made, if that is there.
     pub fn open_above(path: &Path) -> Option<OwnedFd> {
@@ -219,9 +223,11 @@ impl OpenDirectory {
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
-        let is_there = |there: Result<Opened, Errno>| {
-            let (fd, closed) = there?;
-            Ok(Made { fd, is_new: was_left, was_left, closed, unnamed: None })
+        let is_to_be_new = parent.shared.options.generations.session.is_missing && !was_left;
+        let is_there = |there: Result<Opened, Errno>| match there {
+            Ok(_) if is_to_be_new => Err(Fault::Explained(Errno::EXIST, HAS_APPEARED)),
+            Ok((fd, closed)) => Ok(Made { fd, is_new: was_left, was_left, closed, unnamed: None }),
+            Err(error) => Err(error.into()),
         };
         match parent.open(name) {
             Err(Errno::NOENT) => {}

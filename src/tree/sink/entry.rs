@@ -18,7 +18,7 @@ use rd_proto::tree::answer::BLOCK_BYTES_MIN;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
     Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, fadvise, fallocate, fdatasync, fstat, fstatfs,
-    ftruncate, ioctl_ficlone, makedev, mknodat, openat, statat, symlinkat, unlinkat,
+    ftruncate, ioctl_ficlone, makedev, mknodat, openat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -146,8 +146,7 @@ fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
 
 /// Whether the link would lead to the very entry that it replaces, which would leave a link to itself and nothing else.
 fn is_led_to_itself(directory: &OpenDirectory, name: &[u8], target: &[u8]) -> bool {
-    let old = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW);
-    old.is_ok_and(|old| leads_to(directory.fd.as_fd(), target, &old))
+    directory.stat(name).is_ok_and(|old| leads_to(directory.fd.as_fd(), target, &old))
 }
 
 /// A link or special file: made under a name beside, and described by a descriptor of it.

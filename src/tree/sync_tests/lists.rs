@@ -3,6 +3,7 @@
 use super::super::Only;
 use super::*;
 use crate::fs::{PARTIAL, name_beside};
+use crate::tree::walk::hook;
 
 fn plant(top: &Path, files: &[(&str, &str)]) {
     for (path, text) in files {
@@ -237,6 +238,29 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
 fn touched(paths: &[&str]) -> Only {
     let paths = paths.iter().map(|path| [path.as_bytes(), b"/"].concat().into()).collect();
     Only { paths, recursive: false, is_watched: true }
+}
+
+/// What has gone since its directory was read: the watch will tell of that, and otherwise it is missing.
+#[test]
+fn what_goes_while_it_is_looked_at_is_the_next_event() {
+    for (only, failed) in [(Some(touched(&["", "d"])), 0), (None, 1)] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        plant(scratch.path(), &[("from/f", "f")]);
+        copy(&at("from"), &at("to"), &sync(), false);
+        plant(scratch.path(), &[("from/d/a", "a"), ("from/d/b", "b"), ("from/d/c", "c")]);
+        let gone = at("from/d/b");
+        hook::set_before_read(Some(Box::new(move |name| {
+            if name == b"a" {
+                fs::remove_file(&gone).expect("it");
+            }
+        })));
+        let root = Root { only, ..Root::new(at("from"), "root") };
+        let (sent, report) = copy_root(root, &at("to"), &sync(), false);
+        hook::set_before_read(None);
+        assert_eq!((sent.failed, report.expect("a copy").failed), (failed, 0), "{:?}", sent.failures);
+        assert!(at("to/d/a").exists() && !at("to/d/b").exists() && at("to/d/c").exists());
+    }
 }
 
 #[test]

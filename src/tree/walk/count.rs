@@ -17,7 +17,7 @@ impl Walk {
     pub fn count(&mut self, entries_max: u64) -> (Amount, bool) {
         let mut met = Amount::default();
         while met.entries < entries_max {
-            let Some(entry) = self.place.entry() else {
+            let Some(entry) = self.recorder.entry(&self.place) else {
                 if self.place.levels.len() == 1 {
                     return (met, true);
                 }

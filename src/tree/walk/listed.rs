@@ -236,7 +236,9 @@ impl Walk {
         };
         let step = step.unwrap_or_else(|fault| {
             let Some(count) = (Record::Gone { number: wanted.number }).encode(target) else { return Step::Full };
-            self.recorder.fail(fault.into_fact(&wanted.file.source_path()));
+            if !self.place.may_be_gone(&fault) {
+                self.recorder.fail(fault.into_fact(&wanted.file.source_path()));
+            }
             if let Some(inode) = wanted.file.inode {
                 self.recorder.links.forget(inode);
             }

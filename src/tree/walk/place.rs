@@ -98,18 +98,22 @@ impl Entry<'_> {
 }
 
 impl Place {
-    /// The next entry of the last level, if that has more.
-    pub fn entry(&self) -> Option<Entry<'_>> {
+    /// The next entry of the last level, if that has more. `is_left_out`: what is passed over has no part in the choice among
+    /// those of one name, and the other argument says whether it is a directory.
+    pub fn entry(&self, is_left_out: impl Fn(&[u8], bool) -> bool) -> Option<Entry<'_>> {
         let level = self.levels.last().expect("the top is never left");
         let (kind, name) = level.names.current()?;
         if self.layers(level) == 1 {
             return Some(Entry { kind, ..self.candidate(level, name, 0) });
         }
+        let mut found: Vec<_> = (0..self.layers(level)).filter_map(|layer| self.found(level, name, layer)).collect();
+        if found.iter().any(|(entry, is_directory)| !is_left_out(entry.name, *is_directory)) {
+            found.retain(|(entry, is_directory)| !is_left_out(entry.name, *is_directory));
+        }
         // A directory comes before what is none, as with rsync.
-        let mut found = (0..self.layers(level)).filter_map(|layer| self.found(level, name, layer)).peekable();
-        let first = found.peek().map(|(entry, _)| entry.clone());
-        let directory = found.find(|(_, is_directory)| *is_directory).map(|(entry, _)| entry);
-        directory.or(first).or_else(|| Some(Entry { kind, ..self.candidate(level, name, 0) }))
+        let at = found.iter().position(|(_, is_directory)| *is_directory).unwrap_or(0);
+        let entry = found.into_iter().nth(at).map(|(entry, _)| entry);
+        entry.or_else(|| Some(Entry { kind, ..self.candidate(level, name, 0) }))
     }
 
     /// The directories that are merged with this one.
@@ -184,6 +188,11 @@ impl Place {
     /// Whether what is listed is what a watch has seen touched.
     pub fn is_watched(&self) -> bool {
         self.selected.as_ref().is_some_and(|selected| selected.is_watched)
+    }
+
+    /// Whether what was to be read is not there any more, of which the watch will tell.
+    pub fn may_be_gone(&self, fault: &Fault) -> bool {
+        self.is_watched() && matches!(fault, Fault::System(Errno::NOENT))
     }
 
     /// Whether what is in a directory of the last level comes: not where a watch has seen nothing change in it.

@@ -125,6 +125,19 @@ impl Recorder {
             && self.patterns.leave_out(&self.transfer_path(place, name), kind == FileType::Directory)
     }
 
+    /// The same of an entry that cannot be looked at, and may be anything.
+    fn is_left_out_anyway(&self, place: &Place, name: &[u8]) -> bool {
+        [FileType::RegularFile, FileType::Directory].into_iter().any(|kind| self.is_left_out(place, name, kind))
+    }
+
+    /// The next entry of a walk.
+    pub(super) fn entry<'a>(&self, place: &'a Place) -> Option<Entry<'a>> {
+        place.entry(|name, is_directory| {
+            let kind = if is_directory { FileType::Directory } else { FileType::RegularFile };
+            self.is_left_out(place, name, kind)
+        })
+    }
+
     /// The path of an entry from the transfer's root on.
     pub(super) fn transfer_path(&self, place: &Place, name: &[u8]) -> Vec<u8> {
         if self.options.contents { place.path_below_root(name) } else { place.tree_path(name) }
@@ -162,8 +175,12 @@ impl Recorder {
                 Treatment::Skipped => is_skipped = true,
                 Treatment::Followed => {
                     entry.follow = true;
-                    let file = openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-                    let file = file.map_err(|error| Fault::Explained(error, "where the link leads"))?;
+                    let file = match openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                        Ok(file) => file,
+                        // What is excluded need not lead anywhere.
+                        Err(_) if self.is_left_out_anyway(place, entry.name) => return Ok(None),
+                        Err(error) => return Err(Fault::Explained(error, "where the link leads")),
+                    };
                     let stat = fstat(&file)?;
                     seen = Some((file, stat));
                 }

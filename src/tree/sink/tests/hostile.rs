@@ -264,7 +264,7 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         records.extend([Record::HardLink { name: b"z", first: b"d/file" }, END]);
         let start = Instant::now();
         let mut rounds = 0;
-        while start.elapsed().as_millis() < 500 {
+        while start.elapsed().as_millis() < 500 || rounds < 2 {
             // Entries may fail; what counts is where none is.
             let mut sink = scratch.sink_with(2, TreeOptions::default());
             sink.push(0, 0, chunk(&records)).expect("taken");
@@ -272,7 +272,6 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
             rounds += 1;
         }
         is_over.store(true, Relaxed);
-        assert!(rounds > 1);
     });
     scratch.outside_is_unchanged();
 }

@@ -1,21 +1,25 @@
 //! Where the files of a copy are and will come to lie, as `cp -a` has it. Looks, and makes nothing.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::Metadata;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
 use crate::control::endpoints;
 use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, errno_of, escaped};
-use crate::fs::{PARTIAL, UNFINISHED, io_fact, name_beside, partial, plain_fact, std_fact};
+use crate::fs::{
+    PARTIAL, UNFINISHED, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact, std_fact,
+};
 use crate::options::{LATEST, TreeOptions};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
@@ -223,19 +227,32 @@ fn bare(path: &Path) -> &Path {
     Path::new(OsStr::from_bytes(&text[..end]))
 }
 
-/// A directory that was made to copy into, and the one above if that was made for it. Dropping it removes those into which
-/// nothing has come.
-pub(crate) struct Made(PathBuf, #[expect(dead_code, reason = "it is dropped behind")] Option<Box<Self>>);
+/// A directory to copy into that was made, or that another run may have made, and the one above if that was made for it.
+/// Dropping it removes those of its own making into which nothing has come, and that no other run holds: one that was killed
+/// may end only after the next has begun.
+pub(crate) struct Made {
+    path: PathBuf,
+    is_own: bool,
+    /// Open and locked, by all that copy into it; none where that cannot be.
+    held: Option<OwnedFd>,
+    #[expect(dead_code, reason = "it is dropped behind")]
+    above: Option<Box<Self>>,
+}
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // Whatever is in it by now stays.
-        let _ = std::fs::remove_dir(&self.0);
+        let is_others = |held| {
+            flock(held, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) || !is_at(&self.path, held)
+        };
+        if self.is_own && !self.held.as_ref().is_some_and(is_others) {
+            // Whatever is in it by now stays.
+            let _ = std::fs::remove_dir(&self.path);
+        }
     }
 }
 
-/// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there. Nothing is made above
-/// it, but the directory of generations above the first of them, and with `--mkpath` all that is missing.
+/// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there to stay. Nothing is made
+/// above it, but the directory of generations above the first of them, and with `--mkpath` all that is missing.
 ///
 /// # Errors
 ///
@@ -263,11 +280,42 @@ fn make_above(path: &Path) -> Result<Option<Box<Made>>, IoFact> {
 }
 
 fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFact> {
-    match std::fs::create_dir(path) {
-        Ok(()) => Ok(Some(Made(path.to_owned(), first))),
-        Err(_) if path.is_dir() => Ok(None),
-        Err(error) => Err(std_fact(path.as_os_str(), &error)),
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
+    let mut tries = 0;
+    loop {
+        let is_own = match std::fs::create_dir(path) {
+            Ok(()) => true,
+            Err(_) if path.is_dir() => false,
+            Err(error) => return Err(std_fact(path.as_os_str(), &error)),
+        };
+        let held = openat(CWD, path, flags, Mode::empty()).ok();
+        if !is_own && held.as_ref().is_some_and(|held| !may_go(held)) {
+            return Ok(None);
+        }
+        let is_free = |held| flock(held, FlockOperation::NonBlockingLockShared) != Err(Errno::AGAIN);
+        tries += 1;
+        // Its maker is about to remove it, or has done so. What is locked for long is so for another reason.
+        if tries < HOLD_TRIES && held.as_ref().map_or(!path.is_dir(), |held| !is_free(held) || !is_at(path, held)) {
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        }
+        return Ok(Some(Made { path: path.to_owned(), is_own, held, above: first }));
     }
+}
+
+/// Times that a directory is tried to be held.
+const HOLD_TRIES: usize = 5;
+
+/// Whether nothing has come into a directory, but for what is not done yet: then who made it may remove it.
+fn may_go(directory: &OwnedFd) -> bool {
+    let look = |name: &CStr| if is_temporary_name(name.to_bytes()) { Ok(()) } else { Err(Errno::EXIST) };
+    partial::for_each(directory, look).is_ok()
+}
+
+/// Whether a path leads to this directory still.
+fn is_at(path: &Path, directory: &OwnedFd) -> bool {
+    let named = std::fs::metadata(path);
+    named.is_ok_and(|named| fstat(directory).is_ok_and(|here| identity(&here) == (named.dev(), named.ino())))
 }
 
 /// Sources that come to lie in a directory; the contents of `dir/.` become contents of it.
@@ -558,8 +606,10 @@ mod tests {
     fn one_directory_is_made_and_removed_again() {
         let scratch = Scratch::new("make");
         let at = |name: &str| bytes(&scratch.0.join(name));
-        let made =
-            |path: &[u8]| make(path, &TreeOptions::default()).map(|made| made.is_some()).map_err(|fact| fact.errno);
+        let made = |path: &[u8]| {
+            let made = make(path, &TreeOptions::default());
+            made.map(|made| made.is_some_and(|made| made.is_own)).map_err(|fact| fact.errno)
+        };
         let new = make(&at("new/"), &TreeOptions::default()).expect("can be made").expect("was not there");
         assert_eq!(made(&at("new")), Ok(false), "it is there");
         assert_eq!(made(b"."), Ok(false));
@@ -604,6 +654,23 @@ mod tests {
         std::fs::write(scratch.0.join("new/one/file"), b"").expect("a file");
         drop(made);
         assert!(scratch.0.join("new/one/file").exists());
+        assert!(make(&at("new/one"), &options).expect("is there").is_none(), "it stays in any case");
+        // A run that was killed ends only after the next has begun.
+        for is_left in [false, true] {
+            let killed = make(&at("again/one"), &options).expect("can be made");
+            let left = scratch.0.join("again/one").join(name_beside(b"file", PARTIAL));
+            if is_left {
+                std::fs::write(&left, b"").expect("a file");
+            }
+            let next = make(&at("again/one"), &options).expect("is there");
+            if is_left {
+                std::fs::remove_file(&left).expect("it");
+            }
+            drop(killed);
+            assert!(scratch.0.join("again/one").exists(), "another run copies into it");
+            drop(next);
+            std::fs::remove_dir_all(scratch.0.join("again")).expect("it");
+        }
         std::fs::create_dir(scratch.0.join("new/two")).expect("a directory");
         let marker = |name: &str| scratch.0.join("new").join(name_beside(name.as_bytes(), UNFINISHED));
         let is_refused = |name: &str| placed(&["file"], &format!("new/{name}"), false) == Err((1, 0));

@@ -88,6 +88,33 @@ fn the_newer_backup_takes_the_place_of_one_of_its_name() {
     }
 }
 
+/// What is deleted at the end has DIR made in a directory that is done.
+#[test]
+fn a_backup_at_the_end_leaves_the_times_of_directories() {
+    for (directory, is_local) in
+        [(".kept", true), ("sub/deep/kept", true), ("./sub/kept", false), ("sub/../kept", false)]
+    {
+        let scratch = scratch();
+        let top = scratch.path();
+        write(top.join("to/sub/deep/gone"), "gone");
+        fs::create_dir_all(top.join("from/sub/deep")).expect("directories");
+        let times = ["sub/deep", "sub", "."].map(|name| {
+            let opened = fs::File::open(top.join("from").join(name)).expect("a directory");
+            opened.set_modified(std::time::UNIX_EPOCH).expect("ours");
+            name
+        });
+        let session = Session { is_last: true, ..Session::default() };
+        let generations = Generations { session, ..Generations::default() };
+        let backup_dir = Some(directory.as_bytes().to_vec().into());
+        let options = TreeOptions { delete_after: true, force_empty: true, backup_dir, generations, ..options() };
+        assert_eq!(copy(top, &options, is_local).failed, 0);
+        assert_eq!(read(top.join("to").join(directory).join("sub/deep/gone")), "gone");
+        for name in times {
+            assert_eq!(fs::metadata(top.join("to").join(name)).expect("it").mtime(), 0, "{directory}: {name}");
+        }
+    }
+}
+
 /// What a moved file becomes later is not to become of its backup, and in place it has one name.
 #[test]
 fn a_moved_file_and_its_backup_are_two() {

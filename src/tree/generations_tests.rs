@@ -13,7 +13,7 @@ use super::sync_tests::{Maker, PART_BYTES, copy, copy_as_dst, picture, scratch, 
 use super::walk::Sent;
 use super::{Root, local};
 use crate::fs::direct::Tally;
-use crate::fs::{UNFINISHED, name_beside};
+use crate::fs::{PARTIAL, UNFINISHED, name_beside};
 use crate::options::{Generations, Session, TreeOptions};
 
 fn linking(to: &[&str]) -> TreeOptions {
@@ -415,6 +415,30 @@ fn a_marker_of_what_latest_leads_to_is_no_mark_any_more() {
     tree.copy("to/two", &snapshot("two"), false);
     assert!(!marker.exists());
     assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 3, "two generations and the link");
+}
+
+/// Without its marker, what an interrupted run has left of a generation would be taken for one that is whole.
+#[test]
+fn a_generation_that_is_not_whole_stays_marked_when_another_is() {
+    let tree = Generation::new();
+    tree.write("from/file", b"file");
+    fs::create_dir_all(tree.path("to/half/d")).expect("a directory");
+    // What was to become one has no name of its own yet where the source is what the generation becomes.
+    let nameless = tree.path("to").join(name_beside(b"cut", PARTIAL));
+    fs::create_dir(&nameless).expect("a directory");
+    fs::set_permissions(&nameless, fs::Permissions::from_mode(0o700)).expect("ours");
+    fs::write(nameless.join("file"), "half of it").expect("a file");
+    let marker = |name: &[u8]| tree.path("to").join(name_beside(name, UNFINISHED));
+    for name in [&b"half"[..], b"cut"] {
+        fs::write(marker(name), "").expect("a file");
+    }
+    tree.copy("to/one", &snapshot("one"), false);
+    assert!(marker(b"half").exists());
+    for name in ["half", "cut"] {
+        tree.copy(&format!("to/{name}"), &snapshot(name), false);
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("to").join(name)), "it is gone on with");
+        assert!(!marker(name.as_bytes()).exists());
+    }
 }
 
 /// It was missing, or not whole, when it was looked at, and another run has finished it since: that one does not change any more.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{XattrFlags, lsetxattr};
 
@@ -17,6 +18,31 @@ const PLACE: &str = "RD_TEST_PLACE_OF_RIGHTS";
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// As with rsync: a time that counts as the same stays.
+#[test]
+fn what_differs_in_its_mode_alone_keeps_a_time_within_the_window() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        for (top, mode, seconds) in [(&from, 0o755, 1_000_000_001), (&to, 0o700, 1_000_000_000)] {
+            fs::create_dir_all(top.join("d")).expect("directories");
+            fs::write(top.join("f"), "contents").expect("a file");
+            for name in ["f", "d"] {
+                let opened = fs::File::open(top.join(name)).expect("it");
+                opened.set_permissions(fs::Permissions::from_mode(mode)).expect("ours");
+                opened.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).expect("ours");
+            }
+        }
+        for (modify_window, seconds) in [(2, 1_000_000_000), (0, 1_000_000_001)] {
+            copy(&from, &to, &TreeOptions { modify_window, ..sync() }, is_local);
+            for name in ["f", "d"] {
+                let stat = fs::metadata(to.join(name)).expect("there");
+                assert_eq!((stat.mode() & 0o777, stat.mtime()), (0o755, seconds), "{name}");
+            }
+        }
+    }
 }
 
 /// As rsync -rt has it, with --chown.

@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::Names;
+use crate::fs::metadata::restore_times;
 use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside, sync_directory};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
@@ -48,6 +49,10 @@ struct Reached {
     /// Links are followed: in an absolute DIR, at the start, and outside DST.
     follows: bool,
     is_new: bool,
+    /// What is made in a directory of DST does not change its time: all in DST has the one that it is to have.
+    keeps_times: bool,
+    /// What has been reached is DST, or in it.
+    is_inside: bool,
     /// The directories on the way, and DIR itself.
     way: Vec<Identity>,
     opened: Option<Arc<Opened>>,
@@ -67,8 +72,12 @@ impl Reached {
             let next = match openat(here, &name[..], flags, Mode::empty()) {
                 Err(Errno::NOENT) if !make => return Ok(None),
                 Err(Errno::NOENT) => {
+                    let above = fstat(here)?;
                     mkdirat(here, &name[..], Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
                     self.is_new = true;
+                    if self.keeps_times && self.is_inside {
+                        restore_times(here, &above)?;
+                    }
                     if syncs {
                         sync_directory(here)?;
                     }
@@ -77,7 +86,9 @@ impl Reached {
                 next => next?,
             };
             let reached = identity(&fstat(&next)?);
-            self.follows &= destination.is_none_or(|stat| identity(stat) != reached);
+            let is_destination = destination.is_some_and(|stat| identity(stat) == reached);
+            self.follows &= !is_destination;
+            self.is_inside = is_destination || self.is_inside && name != b"..";
             self.way.push(reached);
             self.here = Some(next);
             self.rest.pop_front();
@@ -108,6 +119,8 @@ impl Backup {
             rest: rest.map(<[u8]>::to_vec).collect(),
             follows: is_absolute,
             is_new: false,
+            keeps_times: false,
+            is_inside: !is_absolute,
             way: Vec::new(),
             opened: None,
         };
@@ -148,6 +161,11 @@ impl Backup {
         }
         reached.opened = Some(Arc::new(Opened { directory, destination }));
         Ok(reached.opened.clone())
+    }
+
+    /// All that is copied is done, the times of directories as well.
+    pub fn keep_times(&self) {
+        self.reached.lock().expect("no panics under it").keeps_times = true;
     }
 
     /// Whether a directory that is to be deleted is DIR, or leads to it.

@@ -15,6 +15,7 @@ use rd_proto::tree::DEPTH_MAX;
 use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
+use super::backup::Backup;
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
 use super::{Counts, Shared, itemize, unfinished};
@@ -346,6 +347,7 @@ impl Shared {
     pub fn delete_deferred(&self, top: &OpenDirectory, unsent: u64) {
         let deferred = self.deferred.lock().expect("no panics under it").0.take();
         let Some(file) = deferred else { return };
+        self.backup.iter().for_each(Backup::keep_times);
         let delete = || {
             let mut file = BufReader::new(file.into_inner().map_err(|error| error.into_error())?);
             file.rewind()?;

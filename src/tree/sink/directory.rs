@@ -16,6 +16,7 @@ use super::delete::{Extraneous, Remover};
 use super::folding::Folding;
 use super::implied::{self, TreeRoot, open_beneath};
 use super::itemize::differing;
+use super::judge::with_same_time;
 use super::moves::Moves;
 use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
@@ -554,11 +555,14 @@ impl OpenDirectory {
                 applied.note(parts::MODE, set);
                 return applied.of(last.current.uid);
             }
-            let has_all = |stat: Stat| differing(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode) == 0;
-            if options.sync && fstat(&self.fd).is_ok_and(has_all) {
-                return Applied::default();
+            let mut described = last.metadata.borrow();
+            if let Some(stat) = fstat(&self.fd).ok().filter(|_| options.sync) {
+                if differing(&self.shared, opened, &stat, &described, last.mode) == 0 {
+                    return Applied::default();
+                }
+                described = with_same_time(options, &stat, &described);
             }
-            self.shared.setter.apply(options, opened, &last.metadata.borrow(), last.mode, last.current)
+            self.shared.setter.apply(options, opened, &described, last.mode, last.current)
         });
         let is_set = applied.unset.is_none();
         self.shared.note_at(applied, || self.own_path());

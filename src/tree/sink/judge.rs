@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
-use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Verdict};
+use rd_proto::tree::{
+    Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
+};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
@@ -269,6 +271,15 @@ fn is_time(options: &TreeOptions, old: &Stat, modified: (i64, u32)) -> bool {
     }
 }
 
+/// What an entry is to have, which `old` describes: the time that it has stays where it counts as the same.
+pub(super) fn with_same_time<'a>(options: &TreeOptions, old: &Stat, described: &Metadata<'a>) -> Metadata<'a> {
+    let modified = match is_same_time(options, old, described) {
+        true => Time { seconds: old.st_mtime, nanoseconds: old.st_mtime_nsec as u32 },
+        false => described.modified,
+    };
+    Metadata { modified, ..*described }
+}
+
 /// Whether what is there was modified later than what is to come.
 pub(super) fn is_newer(options: &TreeOptions, old: &Stat, modified: (i64, u32)) -> bool {
     let seconds = old.st_mtime.saturating_sub(modified.0);
@@ -308,6 +319,7 @@ pub(super) fn keep(
         }
         shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
     }
+    shared.note_source_time(stat, described);
     directory.list(name, Medium::Disk);
     shared.made(&shared.counts.same);
     shared.progress.at(|| directory.tree_path(name));
@@ -330,7 +342,8 @@ fn describe(
         return Err(Errno::STALE.into());
     }
     let (entry, stat) = (Object::Path(fd.as_fd()), opened);
-    let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
+    let described = with_same_time(options, &stat, described);
+    let applied = shared.setter.apply(options, entry, &described, mode, Current::new(&stat, false, true));
     shared.note(applied, directory, name);
     if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -20,7 +20,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
-use super::unfinished::{is_marked_in, is_marker, remove_stale};
+use super::unfinished::{is_marked_in, is_marker, remove_marks};
 use super::{HELD_MAX, TreeSink};
 use crate::fs::{
     DIRECTORY, PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact,
@@ -113,7 +113,7 @@ impl Snapshot {
             sync_directory(&self.generations)?;
         }
         self.was_left = was_there;
-        if !was_there && !options.generations.session.follows && !self.is_void() {
+        if !was_there && !options.generations.session.follows && self.has_entries() {
             // Looked at before, it was missing, or marked.
             self.unmark();
             return Err(Errno::EXIST);
@@ -171,24 +171,30 @@ impl Snapshot {
             left if is_marked_in(&top, left) => partial::remove(&top, name),
             _ => Ok(()),
         })?;
-        remove_stale(top.as_fd())
+        remove_marks(top.as_fd(), |_| false)
+    }
+
+    /// Whether anything is there under its name.
+    fn has_entries(&self) -> bool {
+        let is_empty = |top| partial::for_each(top, |_| Err(Errno::EXIST)).is_ok();
+        match self.open_top() {
+            Err(error) => error != Errno::NOENT,
+            Ok(top) => !is_empty(&top),
+        }
     }
 
     /// Whether nothing of it is there.
     fn is_void(&self) -> bool {
-        let is_empty = |top| partial::for_each(top, |_| Err(Errno::EXIST)).is_ok();
-        let has_none = match self.open_top() {
-            Err(error) => error == Errno::NOENT,
-            Ok(top) => is_empty(&top),
-        };
-        has_none && self.stat(name_beside(&self.name, PARTIAL).as_bytes()).is_err_and(|error| error == Errno::NOENT)
+        !self.has_entries()
+            && self.stat(name_beside(&self.name, PARTIAL).as_bytes()).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// It is whole, and `latest` leads to it. Markers of generations that are not there any more go as well.
+    /// It is whole, and `latest` leads to it. Markers of generations that are not there any more go as well; another that is
+    /// there is not whole without its own.
     fn unmark(&self) {
         if let Some(marker) = &self.marker {
             partial::remove_named(&self.generations, &*self.beside(), marker);
-            let _ = remove_stale(self.generations.as_fd());
+            let _ = remove_marks(self.generations.as_fd(), |_| false);
         }
     }
 

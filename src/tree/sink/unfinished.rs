@@ -126,6 +126,12 @@ pub(super) fn is_marker(name: &[u8]) -> bool {
 
 /// Removes the markers in a directory of files that are not there any more, or have become what is never written in place.
 pub(super) fn remove_stale(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let others = [FileType::Directory, FileType::Symlink, FileType::Fifo, FileType::Socket];
+    remove_marks(directory, |kind| others.contains(&kind))
+}
+
+/// Removes the markers in a directory of what is not there any more, or is of a kind that `has_none`.
+pub(super) fn remove_marks(directory: BorrowedFd<'_>, has_none: impl Fn(FileType) -> bool) -> Result<(), Errno> {
     let mut stale = BTreeSet::new();
     partial::for_each(directory, |name| {
         if is_marker(name.to_bytes()) {
@@ -138,7 +144,7 @@ pub(super) fn remove_stale(directory: BorrowedFd<'_>) -> Result<(), Errno> {
     }
     let is_other = |name: &CStr| {
         let kind = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        matches!(kind, Ok(FileType::Directory | FileType::Symlink | FileType::Fifo | FileType::Socket))
+        kind.is_ok_and(&has_none)
     };
     partial::for_each(directory, |name: &CStr| {
         if let Ok(marker) = CString::new(name_beside(name.to_bytes(), UNFINISHED))

@@ -225,7 +225,6 @@ impl TreeSink {
             manifest: OnceLock::new(),
             failures: Mutex::default(),
             planned: Mutex::default(),
-            source_times: Mutex::default(),
             without: Mutex::new(without.into_iter().collect()),
             kept: Mutex::default(),
             held_until: Instant::now() + HELD_MAX,

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
-use rd_proto::tree::{
-    Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
-};
+use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
@@ -319,7 +317,6 @@ pub(super) fn keep(
         }
         shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
     }
-    shared.note_source_time(stat, described);
     directory.list(name, Medium::Disk);
     shared.made(&shared.counts.same);
     shared.progress.at(|| directory.tree_path(name));

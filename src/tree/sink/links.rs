@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rd_proto::tree::{Metadata, OPEN_LINKS_MAX};
+use rd_proto::tree::OPEN_LINKS_MAX;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, linkat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
@@ -153,7 +153,7 @@ pub(super) fn link_again(
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(true);
             }
-            Ok(old) if is_left_as_newer(&shared.options, &old, shared.kind_and_time(&fstat(fd)?)) => {
+            Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => {
                 // The sender is asked to keep what is left only where it has listed it.
                 let removes = shared.options.remove_source_files;
                 return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };
@@ -169,27 +169,9 @@ pub(super) fn link_again(
     Ok(false)
 }
 
-impl Shared {
-    /// What a file that is to get a further name is, and when it was modified last at the source.
-    pub(super) fn kind_and_time(&self, first: &Stat) -> (FileKind, (i64, u32)) {
-        let known = self.source_times.lock().expect("no panics under it").get(&identity(first)).copied();
-        let modified = known.unwrap_or((first.st_mtime, first.st_mtime_nsec as u32));
-        (itemize::kind(FileType::from_raw_mode(first.st_mode)), modified)
-    }
-
-    /// Remembers when a file was modified at the source, where a copy, which `stat` describes, does not tell and `--update`
-    /// holds further names against it.
-    pub(super) fn note_source_time(&self, stat: &Stat, described: &Metadata<'_>) {
-        let modified = (described.modified.seconds, described.modified.nanoseconds);
-        if self.options.update
-            && !self.options.keeps_times(false)
-            && self.options.hard_links
-            && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && (stat.st_mtime, stat.st_mtime_nsec as u32) != modified
-        {
-            self.source_times.lock().expect("no panics under it").insert(identity(stat), modified);
-        }
-    }
+/// What a file that is to get a further name is, and when it was modified last.
+pub(super) fn kind_and_time(first: &Stat) -> (FileKind, (i64, u32)) {
+    (itemize::kind(FileType::from_raw_mode(first.st_mode)), (first.st_mtime, first.st_mtime_nsec as u32))
 }
 
 /// Whether what `old` describes stays with `--update`, since it is newer than the file of which it is to become a further name.

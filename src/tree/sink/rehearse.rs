@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, find};
 use super::itemize::{self, Coming};
-use super::links::is_left_as_newer;
+use super::links::{is_left_as_newer, kind_and_time};
 use super::{Shared, partial};
 use crate::fs::{DIRECTORY, Identity, PLACE, identity, open_quietly};
 use crate::tree::entries::{Effect, FileKind, differs};
@@ -190,7 +190,7 @@ impl Shared {
             }
             let first = match (planned, found) {
                 (Some(planned), _) => Some((planned.kind, planned.modified)),
-                (None, found) => found.ok().map(|first| self.kind_and_time(&first)),
+                (None, found) => found.ok().map(|first| kind_and_time(&first)),
             };
             if first.is_some_and(|first| is_left_as_newer(options, old, first)) {
                 return Ok(true);

@@ -1,6 +1,5 @@
 //! What the threads of a sink share.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -17,7 +16,6 @@ use super::failures::Failures;
 use super::judge::AllWanted;
 use super::rehearse::AllPlanned;
 use super::{Names, SendAnswer, manifest, moves};
-use crate::fs::Identity;
 use crate::fs::direct::write::Writes;
 use crate::fs::partial::{self, Blocked};
 use crate::options::TreeOptions;
@@ -70,8 +68,6 @@ pub(super) struct Shared {
     pub(super) failures: Mutex<Failures>,
     /// In a dry run, what would change.
     pub(super) planned: Mutex<AllPlanned>,
-    /// When files were modified at the source, of those whose copies have other times and may get further names.
-    pub(super) source_times: Mutex<HashMap<Identity, (i64, u32)>>,
     /// Earlier generations that cannot be used.
     pub(super) without: Mutex<Vec<IoFact>>,
     /// Paths of what has no final name and stays.

@@ -199,9 +199,6 @@ impl Partial {
         let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace { is_new: false, .. }));
         let current = Current { uid: owner.0, gid: owner.1, mode: old_mode, is_directory: false, gets_acl, was_there };
         let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
-        if options.update && !options.keeps_times(false) {
-            shared.note_source_time(&fstat(&self.file)?, described);
-        }
         if options.syncs() {
             fsync(&self.file)?;
         }

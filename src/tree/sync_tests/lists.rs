@@ -336,40 +336,6 @@ fn what_an_interrupted_copy_has_left_keeps_nothing_beside_it() {
     }
 }
 
-/// Without times, what is there is held against the source's time, and not against that of the copy that was just made.
-#[test]
-fn further_names_are_made_with_update_and_without_times() {
-    for (is_local, size) in [(true, 6), (false, 6), (true, 2 * INLINE_BYTES_MAX), (false, 2 * INLINE_BYTES_MAX)] {
-        let scratch = scratch();
-        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
-        let text = "source".repeat(size / 6);
-        let set_time = |path: &Path, seconds: u64| {
-            let file = fs::File::options().write(true).open(path).expect("it");
-            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).expect("ours");
-        };
-        plant(&from, &[("a", &text)]);
-        ["b", "c", "d"].iter().for_each(|name| fs::hard_link(from.join("a"), from.join(name)).expect("linked"));
-        set_time(&from.join("a"), 1_000_000_000);
-        let inodes = || ["a", "b", "c", "d"].map(|name| fs::metadata(to.join(name)).expect("it").ino());
-        let options = TreeOptions { update: true, times: false, ..sync() };
-        copy(&from, &to, &options, is_local);
-        assert_eq!(inodes(), [inodes()[0]; 4], "{is_local} {size}");
-        // The first name is written anew, or turns out to be the same and keeps its time.
-        for (first, checksum) in [("older", false), (&text[..], true)] {
-            fs::remove_dir_all(&to).expect("ours");
-            plant(&to, &[("a", first), ("b", "newer"), ("c", "older")]);
-            [("a", 900_000_000), ("b", 1_100_000_000), ("c", 950_000_000)]
-                .iter()
-                .for_each(|(name, seconds)| set_time(&to.join(name), *seconds));
-            copy(&from, &to, &TreeOptions { checksum, ..options.clone() }, is_local);
-            let read = |name| fs::read_to_string(to.join(name)).expect("a file");
-            assert!(read("b") == "newer" && read("c") == text, "{is_local} {size} {checksum}");
-            let [a, _, c, d] = inodes();
-            assert_eq!([a, a], [c, d], "{is_local} {size} {checksum}");
-        }
-    }
-}
-
 /// What stands under the first name may be anything then, and is no name of what the source has.
 #[test]
 fn a_further_name_of_what_may_have_been_left_is_refused_but_of_a_file() {

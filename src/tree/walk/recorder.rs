@@ -348,7 +348,10 @@ impl Recorder {
 
     /// What an entry that may have further names is known by.
     pub(super) fn inode(&self, stat: &Stat) -> Option<Identity> {
-        (self.options.hard_links && stat.st_nlink > 1).then_some(identity(stat))
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        // Whether what is there is newer is known of the first name's copy only if that has the time of the source.
+        let is_judged = self.options.update && !self.options.keeps_times(false) && is_regular;
+        (self.options.hard_links && stat.st_nlink > 1 && !is_judged).then_some(identity(stat))
     }
 
     /// A symbolic link, a FIFO, a socket, a device.

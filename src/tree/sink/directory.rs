@@ -19,7 +19,7 @@ use super::itemize::differing;
 use super::judge::with_same_time;
 use super::moves::Moves;
 use super::unfinished;
-use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
+use super::{Fault, HAS_APPEARED, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, sync_directory};
@@ -117,10 +117,6 @@ struct Place {
     parent: Option<Arc<Place>>,
     name: Vec<u8>,
 }
-
-/// Why a directory at the top is not merged: it was to become DST, and comes into one that is there.
-const HAS_APPEARED: &str =
-    "was not there when this copy began, and another one may have made it; run it again to copy into it";
 
 impl OpenDirectory {
     /// The directory in which a missing destination would be made, if that is there.
@@ -224,9 +220,9 @@ impl OpenDirectory {
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
-        let is_to_be_new = parent.shared.options.generations.session.is_missing && !was_left;
+        let session = &parent.shared.options.generations.session;
         let is_there = |there: Result<Opened, Errno>| match there {
-            Ok(_) if is_to_be_new => Err(Fault::Explained(Errno::EXIST, HAS_APPEARED)),
+            Ok(_) if session.is_missing && !was_left => Err(Fault::Explained(Errno::EXIST, HAS_APPEARED)),
             Ok((fd, closed)) => Ok(Made { fd, is_new: was_left, was_left, closed, unnamed: None }),
             Err(error) => Err(error.into()),
         };
@@ -555,13 +551,12 @@ impl OpenDirectory {
                 applied.note(parts::MODE, set);
                 return applied.of(last.current.uid);
             }
-            let mut described = last.metadata.borrow();
-            if let Some(stat) = fstat(&self.fd).ok().filter(|_| options.sync) {
-                if differing(&self.shared, opened, &stat, &described, last.mode) == 0 {
-                    return Applied::default();
-                }
-                described = with_same_time(options, &stat, &described);
+            let described = last.metadata.borrow();
+            let stat = fstat(&self.fd).ok().filter(|_| options.sync);
+            if stat.is_some_and(|stat| differing(&self.shared, opened, &stat, &described, last.mode) == 0) {
+                return Applied::default();
             }
+            let described = stat.map_or(described, |stat| with_same_time(options, &stat, &described));
             self.shared.setter.apply(options, opened, &described, last.mode, last.current)
         });
         let is_set = applied.unset.is_none();

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
-use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict};
+use rd_proto::tree::{
+    Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
+};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 

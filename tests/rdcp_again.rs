@@ -275,6 +275,38 @@ fn a_generation_with_failed_entries_is_gone_on_with() {
     }
 }
 
+/// Where something fails every night, each generation is linked to the one before all the same.
+#[test]
+fn a_generation_is_linked_to_one_with_failed_entries() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let copy = |name: &str| {
+            let paths = [path(from, "source"), path(from, "late"), path(to, "generations")];
+            let options = ["--sync", "-r", "--snapshot", name];
+            ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat())
+        };
+        let inode = |name: &str, file: &str| {
+            fs::metadata(lab.join(&format!("generations/{name}/source/{file}"))).expect("a file").ino()
+        };
+        copy("Mon").expect(8);
+        copy("Tue").expect(8);
+        noise(&lab.join("source/new"), 100);
+        copy("Wed").expect(8);
+        fs::create_dir(lab.join("late")).expect("a directory");
+        copy("Thu").expect(0);
+        copy("Fri").expect(0);
+        for file in ["small", "below/large"] {
+            ["Tue", "Wed", "Thu", "Fri"]
+                .iter()
+                .for_each(|name| assert_eq!(inode(name, file), inode("Mon", file), "{name}"));
+        }
+        ["Thu", "Fri"].iter().for_each(|name| assert_eq!(inode(name, "new"), inode("Wed", "new"), "{name}"));
+        assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Fri"));
+    }
+}
+
 /// What patterns leave out takes no part: neither among sources that have one name, nor where a link leads nowhere.
 #[test]
 fn what_is_left_out_is_in_nobodys_way() {

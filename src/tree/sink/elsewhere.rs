@@ -55,7 +55,7 @@ pub(super) struct Elsewhere {
     digest: Option<[u8; 16]>,
 }
 
-/// Opens the last generation of a `snapshot`, and the directories of `--link-dest`, relative to DST; those that cannot be
+/// Opens the last generations of a `snapshot`, and the directories of `--link-dest`, relative to DST; those that cannot be
 /// opened are reported as such, once.
 /// `above`: the directory that `top` would be made in, where it is missing, as it may be in a dry run.
 pub(super) fn open_generations(
@@ -92,6 +92,7 @@ pub(super) fn open_generations(
         Some(Err(fault)) => shared.remark(fault.into_fact(OsStr::from_bytes(LATEST))),
         None => {}
     }
+    opened.extend(snapshot.and_then(Snapshot::last_marked).map(Arc::new));
     for path in &generations.link_dest {
         match open(path) {
             Ok(directory) => opened.push(Arc::new(directory)),

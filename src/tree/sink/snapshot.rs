@@ -23,8 +23,8 @@ use super::directory::OpenDirectory;
 use super::unfinished::{is_marked_in, is_marker, remove_marks};
 use super::{HELD_MAX, TreeSink};
 use crate::fs::{
-    DIRECTORY, PARTIAL, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact,
-    sync_directory,
+    DIRECTORY, PARTIAL, PLACE, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial,
+    plain_fact, sync_directory,
 };
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::Fault;
@@ -231,6 +231,30 @@ impl Snapshot {
         let is_own =
             self.stat(&self.name).is_ok_and(|own| fstat(&latest).is_ok_and(|it| identity(&it) == identity(&own)));
         Ok((!is_own).then_some(latest))
+    }
+
+    /// The newest generation that is not whole, where it is newer than what `latest` leads to: each night some entry may fail, and
+    /// all the others be there.
+    pub fn last_marked(&self) -> Option<OwnedFd> {
+        let changed = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
+        let latest = statat(&self.generations, LATEST, AtFlags::empty()).ok();
+        let mut newest = latest.as_ref().map(|latest| (changed(latest), None));
+        let look = |name: &CStr| {
+            let bytes = name.to_bytes();
+            let found =
+                self.stat(bytes).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+            let is_newer = |stat: &Stat| newest.as_ref().is_none_or(|(known, _)| changed(stat) > *known);
+            if let Some(stat) = found.filter(is_newer)
+                && bytes != self.name
+                && !is_temporary_name(bytes)
+                && is_marked_in(&self.generations, bytes)
+            {
+                newest = Some((changed(&stat), Some(name.to_owned())));
+            }
+            Ok::<(), Errno>(())
+        };
+        partial::for_each(&self.generations, look).ok()?;
+        openat(&self.generations, newest?.1?, PLACE, Mode::empty()).ok()
     }
 
     /// What `latest` leads to is whole, also once it does not any more: a kill may have kept its marker.

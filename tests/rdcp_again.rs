@@ -323,8 +323,13 @@ fn what_is_left_out_is_in_nobodys_way() {
             noise(&lab.join(name), 50);
         }
         symlink("nowhere", lab.join("one/bad")).expect("a link");
+        // Nobody knows what it would be, and what has its name elsewhere is a file.
+        fs::create_dir(lab.join("one/t")).expect("a directory");
+        fs::create_dir(lab.join("two/t")).expect("a directory");
+        symlink("nowhere", lab.join("one/t/dangling")).expect("a link");
+        noise(&lab.join("two/t/dangling"), 100);
         for (one, two) in [("one/", "two/"), ("two/", "one/")] {
-            let options = ["--sync", "-r", "-L", "--delete", "--exclude=conf/", "--exclude=bad"];
+            let options = ["--sync", "-r", "-L", "--delete", "--exclude=conf/", "--exclude=bad", "--exclude=dangling/"];
             let paths = [path(from, one), path(from, two), path(to, "dst")];
             ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat()).expect(0);
             for name in ["conf", "below/conf"] {
@@ -333,6 +338,8 @@ fn what_is_left_out_is_in_nobodys_way() {
                 assert_eq!(copy.expect("a file"), source.expect("a file"), "{one} {two} {name}");
             }
             assert!(lab.join("dst/other").exists() && !lab.join("dst/gone").exists());
+            let dangling = ["dst", "two"].map(|top| fs::read(lab.join(top).join("t/dangling")).expect("a file"));
+            assert_eq!(dangling[0], dangling[1], "{one} {two}");
         }
     }
 }
@@ -382,7 +389,10 @@ fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
             assert!(first.is_running() && Instant::now() < until, "{}", first.stderr());
             std::thread::sleep(Duration::from_millis(5));
         }
-        begin(&[], "two").wait().expect(6).one_line("rdcp", &["new", "was not there when this copy began"]);
+        begin(&[], "two")
+            .wait()
+            .expect(6)
+            .one_line("rdcp", &["new was not there when this copy began, and another one"]);
         first.wait().expect(0);
         assert_eq!(fs::read(lab.join("new/same")).expect("a copy"), fs::read(lab.join("one/same")).expect("it"));
         assert_eq!(fs::read_dir(lab.join("new")).expect("a directory").count(), 1);

@@ -205,12 +205,7 @@ impl End {
             Message::Dial { endpoints, via } => {
                 // One address is not several hosts.
                 let may_be_foreign = !self.is_of_broadcast;
-                let is_to_caller = self.is_remote && self.peer == Peer::Caller;
-                let came_from = endpoints::ssh_address(endpoints::Told::Client).filter(|_| is_to_caller);
                 self.dial(move |key| {
-                    if endpoints::is_past_translator(&endpoints, came_from) {
-                        return Err("the addresses of the other end are translated on the way".to_owned());
-                    }
                     let reach = |addresses: &[SocketAddr]| {
                         let within = [ACCEPT_MAX, DIAL_MAX].map(|limit| Instant::now() + limit);
                         reach::reach_best(addresses, key, within).map_err(|error| error.to_string())
@@ -349,7 +344,7 @@ impl End {
 /// Where this host can be reached at a port. `is_remote`: by ssh, so that the address that it was reached at is known.
 pub(super) fn reachable(port: u16, via: &[u8], is_remote: bool) -> Vec<Endpoint> {
     // The caller can reach that by which ssh came: before others that are as near and as fast.
-    endpoints::own(port, via, endpoints::ssh_address(endpoints::Told::Server).filter(|_| is_remote))
+    endpoints::own(port, via, endpoints::ssh_address().filter(|_| is_remote))
 }
 
 /// How long a copy on this host, or a session that has not met its other end, may take to end when nobody wants it any

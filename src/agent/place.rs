@@ -130,7 +130,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
                 Ok(metadata) if !metadata.is_dir() => return Err(no_directory(&path, looked_at)),
                 Err(error) => return Err(unwritable(bare(looked_at), &error)),
                 Ok(_) if asked.directory => merged(&path, asked),
-                Ok(_) => Placed { is_missing: !asked.exact, ..placed },
+                Ok(_) => Placed { is_missing: true, ..placed },
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {

@@ -134,32 +134,21 @@ pub fn foreign(offered: &[Endpoint], via: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, offered.first()?.port))
 }
 
-/// What to try of the endpoints of a host to which ssh got at `reached_at`. Where that is a public address, and all that the
-/// host has itself are private ones of other networks, somebody translates between: then that alone, at the host's port.
-pub fn past_translator(offered: Vec<Endpoint>, reached_at: impl FnOnce() -> Option<IpAddr>) -> Vec<Endpoint> {
-    let port = offered.first().map(|endpoint| endpoint.port).filter(|_| is_elsewhere(&offered));
-    let address = port.and_then(|port| Some(SocketAddr::new(reached_at().filter(is_public)?, port)));
-    address.map_or(offered, |address| vec![given(address)])
-}
-
-/// Whether the other end, from which ssh has come here by the address `came_from`, is behind such a translator: nothing of what
-/// it has told leads there.
-pub fn is_past_translator(offered: &[Endpoint], came_from: Option<IpAddr>) -> bool {
-    is_elsewhere(offered) && came_from.is_some_and(|address| is_public(&address))
-}
-
-/// All are private addresses, none of a network of this host's, and nobody has asked for one of them.
-fn is_elsewhere(offered: &[Endpoint]) -> bool {
-    let here = interface_addresses().unwrap_or_default();
-    offered.iter().all(|endpoint| {
-        !endpoint.is_via
-            && endpoint.socket_address().is_some_and(|address| !is_public(&address.ip()))
-            && !here.iter().any(|own| shares_subnet(own, endpoint))
-    })
+/// What to try of the endpoints of a host to which ssh got at `reached_at`: that as well, if it is a public address and none of
+/// the host's own. Then somebody translates it.
+pub fn with_translated(mut offered: Vec<Endpoint>, reached_at: Option<IpAddr>) -> Vec<Endpoint> {
+    let is_own =
+        |address: &IpAddr| offered.iter().any(|told| told.socket_address().is_some_and(|it| it.ip() == *address));
+    let translated = reached_at.filter(is_public).filter(|address| !is_own(address));
+    if let Some((address, port)) = translated.zip(offered.first().map(|endpoint| endpoint.port)) {
+        offered.truncate(ENDPOINTS_MAX - 1);
+        offered.push(Endpoint::new(address, port, 0, 0, false));
+    }
+    offered
 }
 
 /// Not one of those that anybody may use: RFC 1918, RFC 6598 (what providers translate from), RFC 4193, and links' own.
-fn is_public(address: &IpAddr) -> bool {
+pub fn is_public(address: &IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {
             let [first, second, ..] = v4.octets();
@@ -242,19 +231,10 @@ fn shares_subnet(own: &InterfaceAddress, endpoint: &Endpoint) -> bool {
         && endpoint.socket_address().is_some_and(|other| same_subnet(own.address, other.ip(), own.prefix_bits))
 }
 
-/// Whose address sshd tells: where the client is, or where it has reached this host.
-#[derive(Clone, Copy, Debug)]
-pub enum Told {
-    /// The other host, or who translates its addresses, or a jump host.
-    Client = 0,
-    /// This one.
-    Server = 2,
-}
-
-/// An address of the connection by which ssh was reached here, as sshd says it.
-pub fn ssh_address(told: Told) -> Option<IpAddr> {
+/// The address by which ssh was reached here, as sshd says it.
+pub fn ssh_address() -> Option<IpAddr> {
     let connection = std::env::var_os("SSH_CONNECTION")?;
-    std::str::from_utf8(connection.as_bytes()).ok()?.split(' ').nth(told as usize)?.parse().ok()
+    std::str::from_utf8(connection.as_bytes()).ok()?.split(' ').nth(2)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -313,27 +293,24 @@ mod tests {
     }
 
     #[test]
-    fn a_host_behind_a_translator_is_tried_where_ssh_got_there() {
-        let theirs = [offered("172.31.9.2", 20, 1), offered("fd77::2", 64, 1), offered("100.100.9.2", 10, 1)];
+    fn a_host_behind_a_translator_is_tried_where_ssh_got_there_too() {
+        let theirs = [offered("172.31.9.2", 20, 1), offered("100.100.1.2", 32, 1), offered("2001:db8::2", 64, 1)];
         let tried = |theirs: &[Endpoint], reached_at: &str| {
-            let tried = past_translator(theirs.to_vec(), || reached_at.parse().ok());
+            let tried = with_translated(theirs.to_vec(), reached_at.parse().ok());
+            let (tried, via) = super::offered(tried, b"", false);
+            assert!(via.is_empty());
             tried.iter().filter_map(Endpoint::socket_address).map(|at| at.to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(tried(&theirs, "192.0.2.7"), ["192.0.2.7:7000"]);
-        assert_eq!(tried(&theirs, "2001:db8::7"), ["[2001:db8::7]:7000"]);
-        for private in ["10.1.2.3", "127.0.0.1", "100.64.0.1", "fd00::1", "::1", "::ffff:192.168.1.1", "not known"] {
-            assert_eq!(tried(&theirs, private).len(), 3, "{private}");
+        let own = ["172.31.9.2:7000", "100.100.1.2:7000", "[2001:db8::2]:7000"];
+        assert_eq!(tried(&theirs, "192.0.2.7"), [&own[..], &["192.0.2.7:7000"]].concat());
+        for other in
+            ["10.1.2.3", "127.0.0.1", "100.64.0.1", "fd00::1", "::1", "::ffff:192.168.1.1", "2001:db8::2", "none"]
+        {
+            assert_eq!(tried(&theirs, other), own, "{other}");
         }
-        assert_eq!(tried(&[theirs[0].clone(), offered("198.51.100.2", 24, 1)], "192.0.2.7").len(), 2, "a public one");
         assert!(tried(&[], "192.0.2.7").is_empty());
-        let ours = interface_addresses().expect("the system's");
-        if let Some(own) = ours.iter().find(|own| !is_public(&own.address) && own.prefix_bits < 32) {
-            let near = Endpoint::new(own.address, 7000, own.prefix_bits, 0, false);
-            assert_eq!(tried(&[near], "192.0.2.7"), [SocketAddr::new(own.address, 7000).to_string()], "a neighbour");
-        }
-        let came_from = |address: &str| is_past_translator(&theirs, address.parse().ok());
-        assert!(came_from("192.0.2.7") && !came_from("10.9.9.9") && !came_from("not known"));
-        assert!(!is_past_translator(&[offered("198.51.100.2", 24, 1)], "192.0.2.7".parse().ok()));
+        let many = vec![theirs[0].clone(); ENDPOINTS_MAX];
+        assert!(tried(&many, "192.0.2.7").contains(&"192.0.2.7:7000".to_owned()));
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub const HOLD_MAX: Duration = Duration::from_millis(700);
 /// How long it may take to end after SIGTERM.
 const TERM_MAX: Duration = Duration::from_millis(200);
 
+/// Bytes of the list of a host's connections that are looked at: with more it is not waited for.
+const TABLE_BYTES_MAX: u64 = 4 << 20;
+
 /// Bytes of it that are held back at most.
 const HELD_BYTES_MAX: usize = 16 << 10;
 
@@ -275,8 +278,12 @@ impl Process {
             })
             .filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
             .collect();
-        let tables =
-            ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("{at}/net/{table}")).unwrap_or_default());
+        let read = |table: &str| {
+            let mut text = String::new();
+            let file = std::fs::File::open(format!("{at}/net/{table}")).ok()?;
+            file.take(TABLE_BYTES_MAX).read_to_string(&mut text).ok().map(|_| text)
+        };
+        let tables = ["tcp", "tcp6"].map(|table| read(table).unwrap_or_default());
         let mut found = tables.iter().flat_map(|table| table.lines()).filter_map(|line| connected(line, &own));
         let first = found.next()?;
         found.all(|other| other == first).then_some(first)

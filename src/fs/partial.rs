@@ -350,17 +350,27 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
         Err(Errno::NOENT) => return Ok(()),
         found => found?,
     };
+    // Who held it may have removed it before it was locked here, and another run have made one of its own.
+    let has_gone = |left: &OwnedFd| !is_named(directory, name, left);
     match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => {
             let left = open_directory(directory, name)?;
             lock(directory, &left)?;
+            if has_gone(&left) {
+                return make_way(directory, name);
+            }
             remove_contents(&left)?;
             unlinkat(directory, name, AtFlags::REMOVEDIR)
         }
         FileType::RegularFile => {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             match openat(directory, name, flags, Mode::empty()) {
-                Ok(left) => lock(directory, &left)?,
+                Ok(left) => {
+                    lock(directory, &left)?;
+                    if has_gone(&left) {
+                        return make_way(directory, name);
+                    }
+                }
                 // Killed just before it was published, it may have a mode that keeps us from reading it. Whether another
                 // user's copy lives cannot be seen from here.
                 Err(Errno::ACCESS) if found.st_uid == rustix::process::geteuid().as_raw() => {}

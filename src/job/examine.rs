@@ -8,6 +8,7 @@ use super::hop::Side;
 use super::launching::Remote;
 use super::{EndOf, HERE, Job, STOP_MAX, Setup, told};
 use crate::agent::end;
+use crate::control::endpoints;
 use crate::control::frames::{self, Message};
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
@@ -115,7 +116,7 @@ impl Examiner {
         };
         let mut request = ProbeRequest::new(from_facts, to_facts, is_one_machine, targets);
         if from == HERE
-            && let Some(address) = self.job.remote(to).and_then(Remote::reached_at)
+            && let Some(address) = self.job.remote(to).and_then(Remote::reached_at).filter(endpoints::is_public)
         {
             request.also(address);
         }

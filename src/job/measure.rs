@@ -72,7 +72,7 @@ impl Launched {
             return Err(self.job.unexpected(self.host));
         };
         let told = endpoints::ways(&endpoints);
-        let endpoints = self.job.past_translator(self.host, endpoints);
+        let endpoints = self.job.with_translated(self.host, endpoints);
         let (endpoints, via) = endpoints::offered(endpoints, &via, self.job.is_one_kernel(HERE, self.host));
         let label = self.label();
         let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {

@@ -493,7 +493,7 @@ impl Job {
                 self.log_meeting(hop, side, &message);
                 let message = match message {
                     Message::Listening(told) if self.hops[hop].host(side.other()) == HERE => {
-                        Message::Listening(self.past_translator(self.hops[hop].host(side), told))
+                        Message::Listening(self.with_translated(self.hops[hop].host(side), told))
                     }
                     message => message,
                 };
@@ -637,11 +637,9 @@ impl Job {
     }
 
     /// What this host is to try of the endpoints that another has told.
-    fn past_translator(&self, host: usize, told: Vec<Endpoint>) -> Vec<Endpoint> {
-        if !self.setup.via.is_empty() {
-            return told;
-        }
-        endpoints::past_translator(told, || self.remote(host).and_then(Remote::reached_at))
+    fn with_translated(&self, host: usize, told: Vec<Endpoint>) -> Vec<Endpoint> {
+        let remote = self.remote(host).filter(|_| self.setup.via.is_empty());
+        endpoints::with_translated(told, remote.and_then(Remote::reached_at))
     }
 
     fn lost(&self, host: usize) -> Failure {

@@ -191,7 +191,7 @@ impl ProbeRequest {
 
     /// Adds an address at which the host has been reached, if it is none of its own.
     pub fn also(&mut self, address: IpAddr) {
-        if !address.is_loopback() && self.tcp.iter().all(|known| known.ip() != Some(address)) {
+        if self.tcp.iter().all(|known| known.ip() != Some(address)) {
             self.tcp.truncate(ATTEMPTS_MAX - 1);
             self.tcp.push(Address::new(address, 0));
         }

@@ -208,6 +208,7 @@ impl Walk {
             selected,
             follow_roots: !options.recursive,
             follow_to_directories: options.copy_links || options.copy_dirlinks,
+            may_follow: options.copy_links || options.copy_dirlinks || options.copy_unsafe_links,
             roots: paths,
             levels: vec![Level { is_fresh: !options.lists(), ..Level::new(Vec::new(), names) }],
         };

@@ -222,7 +222,7 @@ impl OpenDirectory {
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
         let session = &parent.shared.options.generations.session;
         let is_there = |there: Result<Opened, Errno>| match there {
-            Ok(_) if session.is_missing && !was_left => Err(Fault::Explained(Errno::EXIST, HAS_APPEARED)),
+            Ok(_) if session.is_missing && !was_left => Err(Fault::Detail(HAS_APPEARED)),
             Ok((fd, closed)) => Ok(Made { fd, is_new: was_left, was_left, closed, unnamed: None }),
             Err(error) => Err(error.into()),
         };
@@ -233,7 +233,7 @@ impl OpenDirectory {
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open_tree(&parent.fd, &beside);
         let (fd, has_left) = parent.shared.patiently(parent, &beside, open)?;
-        // Another copy that was making it has finished while this one waited: it is there now, as for any later copy.
+        // Another copy that was making it may have finished while this one waited.
         match parent.open(name) {
             Err(Errno::NOENT) => {}
             there => {

@@ -22,6 +22,8 @@ pub struct Place {
     pub follow_roots: bool,
     /// So do those that lead to directories.
     pub follow_to_directories: bool,
+    /// So may any others.
+    pub may_follow: bool,
     /// The paths of the roots, as the top's names are sorted; of one name several where directories are merged.
     pub roots: Vec<Vec<CString>>,
     /// The top, which holds the roots, and the directories that are open within each other.
@@ -99,8 +101,8 @@ impl Entry<'_> {
 
 impl Place {
     /// The next entry of the last level, if that has more. `is_left_out`: what is passed over has no part in the choice among
-    /// those of one name, and the other argument says whether it is a directory.
-    pub fn entry(&self, is_left_out: impl Fn(&[u8], bool) -> bool) -> Option<Entry<'_>> {
+    /// those of one name; its other argument says whether it is a directory, if that is known.
+    pub fn entry(&self, is_left_out: impl Fn(&[u8], Option<bool>) -> bool) -> Option<Entry<'_>> {
         let level = self.levels.last().expect("the top is never left");
         let (kind, name) = level.names.current()?;
         if self.layers(level) == 1 {
@@ -111,7 +113,7 @@ impl Place {
             found.retain(|(entry, is_directory)| !is_left_out(entry.name, *is_directory));
         }
         // A directory comes before what is none, as with rsync.
-        let at = found.iter().position(|(_, is_directory)| *is_directory).unwrap_or(0);
+        let at = found.iter().position(|(_, is_directory)| *is_directory == Some(true)).unwrap_or(0);
         let entry = found.into_iter().nth(at).map(|(entry, _)| entry);
         entry.or_else(|| Some(Entry { kind, ..self.candidate(level, name, 0) }))
     }
@@ -121,8 +123,9 @@ impl Place {
         let level = self.levels.last().expect("the top is never left");
         let name = level.names.current().map(|(_, name)| name);
         let found = move |layer| name.and_then(|name| self.found(level, name, layer));
-        let directories =
-            (entry.layer + 1..self.layers(level)).filter_map(found).filter(|(_, is_directory)| *is_directory);
+        let directories = (entry.layer + 1..self.layers(level))
+            .filter_map(found)
+            .filter(|(_, is_directory)| *is_directory == Some(true));
         directories.map(|(entry, _)| Entry { follow: entry.follow || entry.kind == FileType::Symlink, ..entry })
     }
 
@@ -142,8 +145,8 @@ impl Place {
     }
 
     /// The same, looked at: `None` if it is not there; and whether it is a directory, or will be taken for one. What cannot be
-    /// looked at may be one.
-    fn found<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Option<(Entry<'a>, bool)> {
+    /// looked at may be one; a link that leads nowhere is not known to be anything.
+    fn found<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Option<(Entry<'a>, Option<bool>)> {
         let entry = self.candidate(level, name, layer);
         let kind = |follow| {
             let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
@@ -151,11 +154,15 @@ impl Place {
         };
         let own = match kind(entry.follow) {
             Err(Errno::NOENT) => return None,
-            Err(_) => return Some((entry, true)),
+            Err(_) => return Some((entry, Some(true))),
             Ok(own) => own,
         };
-        let is_followed = own == FileType::Symlink && self.follow_to_directories;
-        let is_directory = own == FileType::Directory || is_followed && kind(true) == Ok(FileType::Directory);
+        let led_to = if own == FileType::Symlink && self.may_follow { kind(true) } else { Ok(own) };
+        let is_directory = match led_to {
+            Ok(FileType::Directory) => Some(own == FileType::Directory || self.follow_to_directories),
+            Ok(_) => Some(false),
+            Err(_) => None,
+        };
         Some((Entry { kind: own, ..entry }, is_directory))
     }
 
@@ -183,6 +190,11 @@ impl Place {
             (Some(selected), Some(level)) if self.levels.len() > 1 => selected.lists(&level.scope, name),
             _ => (false, true),
         }
+    }
+
+    /// Whether an entry of the last level is listed by the user.
+    pub fn names(&self, name: &[u8]) -> bool {
+        self.selected.is_some() && !self.is_watched() && self.levels.len() > 1 && self.lists(name).1
     }
 
     /// Whether what is listed is what a watch has seen touched.

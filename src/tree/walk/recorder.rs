@@ -125,17 +125,16 @@ impl Recorder {
             && self.patterns.leave_out(&self.transfer_path(place, name), kind == FileType::Directory)
     }
 
-    /// The same of an entry that cannot be looked at, and may be anything.
-    fn is_left_out_anyway(&self, place: &Place, name: &[u8]) -> bool {
-        [FileType::RegularFile, FileType::Directory].into_iter().any(|kind| self.is_left_out(place, name, kind))
+    /// The same of what is not known to be a directory or none: either may be excluded.
+    fn is_left_out_as(&self, place: &Place, name: &[u8], is_directory: Option<bool>) -> bool {
+        let kinds = [(FileType::Directory, true), (FileType::RegularFile, false)].into_iter();
+        let mut kinds = kinds.filter(|(_, known)| is_directory.is_none_or(|is_directory| is_directory == *known));
+        kinds.any(|(kind, _)| self.is_left_out(place, name, kind))
     }
 
     /// The next entry of a walk.
     pub(super) fn entry<'a>(&self, place: &'a Place) -> Option<Entry<'a>> {
-        place.entry(|name, is_directory| {
-            let kind = if is_directory { FileType::Directory } else { FileType::RegularFile };
-            self.is_left_out(place, name, kind)
-        })
+        place.entry(|name, is_directory| self.is_left_out_as(place, name, is_directory))
     }
 
     /// The path of an entry from the transfer's root on.
@@ -177,8 +176,10 @@ impl Recorder {
                     entry.follow = true;
                     let file = match openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                         Ok(file) => file,
-                        // What is excluded need not lead anywhere.
-                        Err(_) if self.is_left_out_anyway(place, entry.name) => return Ok(None),
+                        // What is excluded need not lead anywhere, unless it is listed.
+                        Err(_) if !place.names(entry.name) && self.is_left_out_as(place, entry.name, None) => {
+                            return Ok(None);
+                        }
                         Err(error) => return Err(Fault::Explained(error, "where the link leads")),
                     };
                     let stat = fstat(&file)?;

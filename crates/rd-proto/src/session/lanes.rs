@@ -693,10 +693,10 @@ impl Lanes {
         self.carried
     }
 
-    /// A lane has come up again since nothing comes through any more. That a chunk was lost is said on such a lane.
+    /// Lanes come up and nothing comes through any more: that a chunk was lost is said on a lane that has come up since.
     pub(crate) fn come_up_in_vain(&self) -> bool {
-        let since = self.replays.map(|(told, _)| told.saturating_sub(HEARTBEAT)).or(self.vain_since);
-        since.is_some_and(|since| self.places.iter().any(|place| place.since > since))
+        let is_since = |(told, _)| self.places.iter().any(|place| place.since + HEARTBEAT > told);
+        self.replays.is_some_and(is_since)
     }
 
     /// A chunk was lost with its lane, so many times since one has come through.
@@ -709,7 +709,6 @@ impl Lanes {
         match (self.payload().next().is_some(), self.lost_since) {
             (true, Some(_)) => {
                 self.lost_since = None;
-                self.rails.iter_mut().for_each(|rails| rails.set_lost(false));
                 self.had_payload_lane = true;
                 if std::mem::take(&mut self.lost_told) {
                     actions.push_back(Action::Notice(Notice::LinkRestored));
@@ -721,8 +720,6 @@ impl Lanes {
                 self.rails.iter_mut().for_each(|rails| rails.hurry(now));
             }
             (false, Some(since)) => {
-                let is_lasting = now.saturating_sub(since) >= SPARE_RAILS_AFTER;
-                self.rails.iter_mut().for_each(|rails| rails.set_lost(is_lasting));
                 let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
                 if due && !self.lost_told {
                     self.lost_told = true;
@@ -764,6 +761,9 @@ impl Lanes {
         // A lane that is being closed cannot carry payload any more, whenever its transport is done with it.
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
+        let is_lost = self.lost_since.is_some_and(|since| now.saturating_sub(since) >= SPARE_RAILS_AFTER);
+        let is_vain = self.replays.is_some_and(|(since, _)| now.saturating_sub(since) >= HEARD_MAX);
+        self.rails.iter_mut().for_each(|rails| rails.set_lost(is_lost || is_vain));
         // Silence is not lasting: a lane that is about to be closed for it has not been of use.
         let lasts = |lane: LaneId| {
             let place = &self.places[usize::from(lane.index)];

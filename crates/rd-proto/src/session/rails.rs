@@ -162,10 +162,13 @@ impl Rails {
         }
         let mut changes = Vec::new();
         if std::mem::take(&mut self.are_lost) && !self.may_have(rail, 0, now) {
-            // It is not worth it beside those that were in use, and none of them has come back before it.
-            let used = |other: &u8| *other != rail && self.rails[usize::from(*other)].was_up;
-            let used: Vec<u8> = (0..self.rails.len() as u8).filter(used).collect();
+            // It is not worth it beside those that were in use, and none of them has come back before it. From now on each is
+            // worth it: a network that lets only small packets through is back at once, and carries nothing.
+            let is_used =
+                |other: &u8| self.rails[usize::from(*other)].state == State::Well && self.may_have(*other, 0, now);
+            let used: Vec<u8> = (0..self.rails.len() as u8).filter(is_used).collect();
             changes.extend(used.into_iter().filter_map(|other| Some((other, self.failed(other, now)?))));
+            self.growth = None;
         }
         let known = &mut self.rails[usize::from(rail)];
         if known.state != State::Well {
@@ -442,8 +445,10 @@ mod tests {
         now += REST_MIN;
         assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
         assert_eq!(rails.up(0, now), [(0, Change::Back)]);
-        assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now));
+        assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now), "both, from then on");
         // The one that was in use is back first.
+        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        assert_eq!(rails.up(0, now), []);
         rails.set_lost(true);
         assert_eq!(rails.up(0, now), []);
         assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now));

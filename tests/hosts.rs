@@ -393,6 +393,12 @@ fn each_network_is_measured_by_itself_and_all_at_once() {
     assert!((report["rails"]["gain"].as_f64().expect("a number") - rates[2] / rates[0]).abs() < 0.01, "{report}");
 }
 
+/// How often a sender says that a network is left, and that one is back.
+fn left_and_back(send: &str) -> [usize; 2] {
+    let said = |what| send.lines().filter(|line| line.starts_with("rdsend: ") && line.contains(what)).count();
+    ["no answer by", "is back"].map(said)
+}
+
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_network_that_fails_is_left_and_taken_back() {
@@ -413,8 +419,7 @@ fn a_network_that_fails_is_left_and_taken_back() {
         }
         assert!(back >= 0.9 * two, "{how}: {back:.1} MB/s when it is back, {two:.1} before");
         let [send, _] = rails.end();
-        let said = |what: &str| send.lines().filter(|line| line.starts_with("rdsend: ") && line.contains(what)).count();
-        assert_eq!([said("no answer by"), said("is back")], [1, 1], "{how}: each once, {send}");
+        assert_eq!(left_and_back(&send), [1, 1], "{how}: each once, {send}");
         assert!(send.contains("e1 (10.7.0.1 > 10.7.0.2)"), "{send}");
     }
 }
@@ -449,6 +454,5 @@ fn a_network_that_was_not_needed_is_used_where_no_other_works() {
     // It is tried again within seconds.
     std::thread::sleep(Duration::from_secs(8));
     let [send, _] = rails.end();
-    let said = |what: &str| send.lines().filter(|line| line.starts_with("rdsend: ") && line.contains(what)).count();
-    assert_eq!([said("no answer by"), said("is back")], [1, 1], "{send}");
+    assert_eq!(left_and_back(&send), [1, 1], "{send}");
 }

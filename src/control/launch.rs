@@ -37,7 +37,7 @@ pub const HOLD_MAX: Duration = Duration::from_millis(700);
 /// How long it may take to end after SIGTERM.
 const TERM_MAX: Duration = Duration::from_millis(200);
 
-/// Bytes of the list of a host's connections that are looked at: with more it is not waited for.
+/// Bytes of a table in `/proc/net` that are read: a busy host may have a long one.
 const TABLE_BYTES_MAX: u64 = 4 << 20;
 
 /// Bytes of it that are held back at most.
@@ -463,6 +463,31 @@ fn harmless(text: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_is_found_by_its_socket() {
+        let sockets = ["77".to_owned()];
+        let words = |address: &[u8]| {
+            let words = address.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().expect("four bytes")));
+            words.map(|word| format!("{word:08X}")).collect::<String>()
+        };
+        let line = |address: &[u8], state: &str, socket: &str| {
+            format!(
+                "  3: 0100007F:9C40 {}:0016 {state} 00000000:00000000 02:000A 00000000 0 0 {socket} 2 0 20",
+                words(address)
+            )
+        };
+        let found = |line: &str| connected(line, &sockets).map(|address| address.to_string());
+        let v6 = |text: &str| text.parse::<std::net::Ipv6Addr>().expect("an address").octets();
+        assert_eq!(found(&line(&[192, 0, 2, 7], "01", "77")).as_deref(), Some("192.0.2.7"));
+        assert_eq!(found(&line(&v6("2001:db8::7"), "01", "77")).as_deref(), Some("2001:db8::7"));
+        assert_eq!(found(&line(&v6("::ffff:192.0.2.7"), "01", "77")).as_deref(), Some("192.0.2.7"));
+        assert_eq!(found(&line(&[192, 0, 2, 7], "01", "78")), None, "another process's");
+        assert_eq!(found(&line(&[192, 0, 2, 7], "02", "77")), None, "not made yet");
+        for bad in ["", "  sl  local_address rem_address   st", "1 2 xyz:1 01 5 6 7 8 9 77", "1 2 3 01 5 6 7 8 9 77"] {
+            assert_eq!(found(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn nothing_that_a_host_says_commands_a_terminal() {

@@ -17,7 +17,8 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// Why a link is lost on which lanes do come up.
-const NOTHING_LARGE: &str = "connections are made, but nothing large comes through, as where a part of the network has a smaller MTU than the hosts";
+const NOTHING_LARGE: &str = "connections are made, but nothing large comes through, as where a part of the network has a smaller \
+                             MTU than the hosts";
 
 impl Engine {
     /// Closes the lanes, giving their last frames the time to leave.

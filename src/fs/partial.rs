@@ -350,13 +350,12 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
         Err(Errno::NOENT) => return Ok(()),
         found => found?,
     };
-    // Who held it may have removed it before it was locked here, and another run have made one of its own.
-    let has_gone = |left: &OwnedFd| !is_named(directory, name, left);
+    // False where who held it removed it before it was locked here: another run may have made one of its own since.
+    let hold = |left: &OwnedFd| lock(directory, left).map(|()| is_named(directory, name, left));
     match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => {
             let left = open_directory(directory, name)?;
-            lock(directory, &left)?;
-            if has_gone(&left) {
+            if !hold(&left)? {
                 return make_way(directory, name);
             }
             remove_contents(&left)?;
@@ -366,8 +365,7 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             match openat(directory, name, flags, Mode::empty()) {
                 Ok(left) => {
-                    lock(directory, &left)?;
-                    if has_gone(&left) {
+                    if !hold(&left)? {
                         return make_way(directory, name);
                     }
                 }

@@ -638,7 +638,8 @@ impl Job {
 
     /// What this host is to try of the endpoints that another has told.
     fn with_translated(&self, host: usize, told: Vec<Endpoint>) -> Vec<Endpoint> {
-        let remote = self.remote(host).filter(|_| self.setup.via.is_empty());
+        // Otherwise the way has been chosen.
+        let remote = self.remote(host).filter(|_| self.setup.via.is_empty() && !self.setup.relay);
         endpoints::with_translated(told, remote.and_then(Remote::reached_at))
     }
 

@@ -51,7 +51,7 @@ pub struct Session {
     /// Another of the same copy has gone before.
     #[n(2)]
     pub follows: bool,
-    /// It becomes that because DST was not there: one that has appeared is none to merge it with.
+    /// DST was missing when the copy was planned: if it has appeared since, this source is not merged into it.
     #[n(3)]
     pub is_missing: bool,
 }

@@ -102,10 +102,6 @@ const BLOCK_BYTES: u64 = 16 << 20;
 /// How long to wait for a name that another transfer holds: one that was killed releases it within seconds.
 const HELD_MAX: Duration = Duration::from_secs(6);
 
-/// Why a directory at the top is not merged: it was to become DST, and comes into one that is there.
-const HAS_APPEARED: &str =
-    "was not there when this copy began, and another one may have made it; run it again to copy into it";
-
 /// Why the transfer cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {

@@ -117,7 +117,7 @@ pub struct Placed {
     /// Of one that is not there a copy that was cut has left something under its partial name.
     #[n(7)]
     pub has_left: bool,
-    /// The only source becomes what is not there: otherwise it would come into that.
+    /// DST is missing, and the only source becomes it instead of coming into it.
     #[n(8)]
     pub is_missing: bool,
 }

@@ -108,10 +108,10 @@ impl Place {
         if self.layers(level) == 1 {
             return Some(Entry { kind, ..self.candidate(level, name, 0) });
         }
-        let mut found: Vec<_> = (0..self.layers(level)).filter_map(|layer| self.found(level, name, layer)).collect();
-        if found.iter().any(|(entry, is_directory)| !is_left_out(entry.name, *is_directory)) {
-            found.retain(|(entry, is_directory)| !is_left_out(entry.name, *is_directory));
-        }
+        let found = (0..self.layers(level)).filter_map(|layer| self.found(level, name, layer));
+        let (left_out, found): (Vec<_>, Vec<_>) =
+            found.partition(|(entry, is_directory)| is_left_out(entry.name, *is_directory));
+        let found = if found.is_empty() { left_out } else { found };
         // A directory comes before what is none, as with rsync.
         let at = found.iter().position(|(_, is_directory)| *is_directory == Some(true)).unwrap_or(0);
         let entry = found.into_iter().nth(at).map(|(entry, _)| entry);
@@ -192,8 +192,8 @@ impl Place {
         }
     }
 
-    /// Whether an entry of the last level is listed by the user.
-    pub fn names(&self, name: &[u8]) -> bool {
+    /// Whether the user has listed an entry of the last level.
+    pub fn is_listed(&self, name: &[u8]) -> bool {
         self.selected.is_some() && !self.is_watched() && self.levels.len() > 1 && self.lists(name).1
     }
 

@@ -127,9 +127,12 @@ impl Recorder {
 
     /// The same of what is not known to be a directory or none: either may be excluded.
     fn is_left_out_as(&self, place: &Place, name: &[u8], is_directory: Option<bool>) -> bool {
-        let kinds = [(FileType::Directory, true), (FileType::RegularFile, false)].into_iter();
-        let mut kinds = kinds.filter(|(_, known)| is_directory.is_none_or(|is_directory| is_directory == *known));
-        kinds.any(|(kind, _)| self.is_left_out(place, name, kind))
+        let is_left_out = |kind| self.is_left_out(place, name, kind);
+        match is_directory {
+            Some(true) => is_left_out(FileType::Directory),
+            Some(false) => is_left_out(FileType::RegularFile),
+            None => is_left_out(FileType::Directory) || is_left_out(FileType::RegularFile),
+        }
     }
 
     /// The next entry of a walk.
@@ -177,7 +180,7 @@ impl Recorder {
                     let file = match openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                         Ok(file) => file,
                         // What is excluded need not lead anywhere, unless it is listed.
-                        Err(_) if !place.names(entry.name) && self.is_left_out_as(place, entry.name, None) => {
+                        Err(_) if !place.is_listed(entry.name) && self.is_left_out_as(place, entry.name, None) => {
                             return Ok(None);
                         }
                         Err(error) => return Err(Fault::Explained(error, "where the link leads")),

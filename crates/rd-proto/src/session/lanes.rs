@@ -7,12 +7,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::growth::{LONG_LINE, LaneGrowth};
+use super::growth::LaneGrowth;
 use super::rails::Rails;
 use super::ways::{self, Health, LaneState};
 use super::{Action, Agreed, Notice, Violation};
 use crate::control::{Frame, Path, Policy};
 use crate::handshake::LaneId;
+
+mod count;
 
 /// Places for lanes; those from [`RDMA_LANE_FIRST`] on are RDMA, those below it TCP.
 pub const LANES_MAX: usize = 32;
@@ -239,74 +241,6 @@ impl Lanes {
         self.close_because(lane, false, actions);
     }
 
-    /// The line is as long as its shortest round trip so far: on a busy host the first one may have waited for a processor.
-    pub(crate) fn note_round_trip(
-        &mut self,
-        shortest: Duration,
-        now: Duration,
-        taken: u64,
-        actions: &mut VecDeque<Action>,
-    ) {
-        if self.growth.as_ref().is_some_and(LaneGrowth::is_long) && shortest < LONG_LINE {
-            self.growth = None;
-            self.keep_tcp_lanes(self.first_lanes(), now, actions);
-        }
-        if self.connector && self.growth.is_none() {
-            let rails = self.rails_of(Path::Tcp);
-            let max = self.agreed.tcp_lanes_max.min(rails.places());
-            let processors = self.processors / rails.count();
-            let bytes = self.carried_bytes(taken);
-            self.growth = LaneGrowth::new(self.first_lanes(), max, processors, shortest, now, bytes);
-        }
-    }
-
-    pub(crate) fn set_processors(&mut self, count: u16) {
-        self.processors = count;
-    }
-
-    /// TCP lanes that each rail begins with.
-    fn first_lanes(&self) -> u16 {
-        let lanes = self.agreed.tcp_lanes;
-        // A number that was asked for is that of all rails.
-        let rails = self.rails_of(Path::Tcp);
-        let lanes = if self.has_fixed_lanes() { lanes / rails.count() } else { lanes };
-        lanes.clamp(1, rails.places())
-    }
-
-    /// The number of TCP lanes was asked for.
-    fn has_fixed_lanes(&self) -> bool {
-        self.agreed.tcp_lanes == self.agreed.tcp_lanes_max
-    }
-
-    /// The end that dials has found so many rails of a path; `all`: they are used whether they carry more or not.
-    pub(crate) fn rails_found(
-        &mut self,
-        (path, count, all): (Path, u8, bool),
-        round_trip: Duration,
-        now: Duration,
-        taken: u64,
-        actions: &mut VecDeque<Action>,
-    ) {
-        // A rail without a lane is none.
-        let lanes = if path == Path::Tcp { self.agreed.tcp_lanes_max } else { self.rdma_lanes_max() };
-        let count = count.min(lanes as u8);
-        // A number of lanes that was asked for is not taken from the rail that there is, to see what another carries.
-        if !self.connector || count < 2 || self.rails_of(path).count() > 1 || (self.has_fixed_lanes() && !all) {
-            return;
-        }
-        let bytes = self.carried_bytes(taken);
-        let mut rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };
-        rails.up(0, now);
-        *self.rails_of_mut(path) = rails;
-        match path {
-            Path::Tcp => {
-                self.growth = None;
-                self.keep_tcp_lanes(self.first_lanes(), now, actions);
-            }
-            Path::Rdma => self.keep_lanes(Path::Rdma, now, actions),
-        }
-    }
-
     /// The rails of a path.
     pub(crate) fn rails_of(&self, path: Path) -> &Rails {
         &self.rails[path as usize]
@@ -314,21 +248,6 @@ impl Lanes {
 
     fn rails_of_mut(&mut self, path: Path) -> &mut Rails {
         &mut self.rails[path as usize]
-    }
-
-    /// Lanes that each rail of a path has.
-    fn lanes_of_rail(&self, path: Path) -> u16 {
-        let each = match path {
-            Path::Tcp => self.tcp_lanes,
-            Path::Rdma if self.has_fixed_lanes() => self.agreed.rdma_lanes / self.rails_of(path).count(),
-            Path::Rdma => self.agreed.rdma_lanes,
-        };
-        each.clamp(1, self.rails_of(path).places())
-    }
-
-    /// RDMA lanes that all rails may have.
-    fn rdma_lanes_max(&self) -> u16 {
-        if self.has_fixed_lanes() { self.agreed.rdma_lanes } else { RDMA_LANE_FIRST }
     }
 
     pub(crate) fn note_way(&mut self, lane: LaneId, way: u8) {
@@ -368,59 +287,6 @@ impl Lanes {
     /// The rail of its path that a lane goes by; 0 is the one that the path began on.
     pub(crate) fn rail_of(&self, lane: LaneId) -> u8 {
         self.places[usize::from(lane.index)].rail
-    }
-
-    /// Fits the rails in use to what they carry, and where payload goes by TCP the number of lanes to the line.
-    pub(crate) fn fit(
-        &mut self,
-        taken: u64,
-        [limits, keeps_busy]: [bool; 2],
-        queues: bool,
-        now: Duration,
-        actions: &mut VecDeque<Action>,
-    ) {
-        let Some(path) = self.path else { return };
-        let bytes = self.carried_bytes(taken);
-        // One thing at a time, or neither would show what it carries.
-        if path == Path::Tcp && self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
-            self.rails_of_mut(path).pause();
-        } else if self.rails_of_mut(path).fit(bytes, keeps_busy, now) {
-            self.keep_lanes(path, now, actions);
-        }
-        let rails = &self.rails[path as usize];
-        let Some(growth) = self.growth.as_mut().filter(|_| path == Path::Tcp) else { return };
-        // A rail adds what its network carries; more lanes on one may only share it in another way.
-        if rails.is_trying() || keeps_busy && rails.are_untried(now) {
-            growth.pause();
-        }
-        // On a short line nothing is ever much on its way: lanes that always have something to send are what limits.
-        let limits = if growth.is_long() { limits } else { keeps_busy };
-        growth.note(now, bytes, limits, queues);
-        let lanes = growth.lanes();
-        self.keep_tcp_lanes(lanes, now, actions);
-    }
-
-    /// Wants so many TCP lanes on each rail from now on.
-    pub(super) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration, actions: &mut VecDeque<Action>) {
-        self.tcp_lanes = lanes;
-        self.keep_lanes(Path::Tcp, now, actions);
-    }
-
-    /// Has those lanes of a path end that are not wanted any more, or stand where another rail has its place now.
-    fn keep_lanes(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
-        let each = self.lanes_of_rail(path);
-        let (rails, places) = (&self.rails[path as usize], &mut self.places);
-        let first = path as u16 * RDMA_LANE_FIRST;
-        for nth_place in 1..RDMA_LANE_FIRST {
-            let (rail, nth) = rails.of_place(nth_place);
-            let is_wanted = nth < each && rails.may_have(rail, nth, now);
-            let index = first + nth_place;
-            let place = &mut places[usize::from(index)];
-            if place.state == State::Up && place.retired.is_none() && (!is_wanted || place.rail != rail) {
-                place.retired = Some(now);
-                actions.push_back(Action::Send(LaneId { index, generation: place.generation }, Frame::Retired));
-            }
-        }
     }
 
     pub(crate) fn is_up(&self, lane: LaneId) -> bool {
@@ -540,17 +406,6 @@ impl Lanes {
             self.note_payload(now, actions);
         }
         false
-    }
-
-    /// A lane has come up, or has been lost or not made: its rail is well, or is left where another one has lanes.
-    fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
-        let (path, rail) = (path_of(lane), self.rail_of(lane));
-        if !self.connector || self.rails_of(path).count() < 2 || self.path != Some(path) {
-            return;
-        }
-        let used: Vec<u8> = self.payload().map(|other| self.rail_of(other)).collect();
-        let changes = self.rails_of_mut(path).note(rail, is_up, &used, now);
-        actions.extend(changes.into_iter().map(|(rail, change)| change.notice(path, rail)).map(Action::Notice));
     }
 
     /// Closes a lane that does not work.

@@ -57,7 +57,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// How it is told.
+    /// The notice that reports it, of this rail of a path.
     pub(crate) fn notice(self, path: Path, rail: u8) -> Notice {
         match self {
             Self::Left => Notice::RailLeft(path, rail),
@@ -74,7 +74,7 @@ pub(crate) struct Rails {
     growth: Option<LaneGrowth>,
     /// Until then their first trial is waited for; `None` once there was one.
     untried_until: Option<Duration>,
-    /// None has a lane: any may be the one that works.
+    /// None works: any may be tried, also one that was not worth it.
     are_lost: bool,
 }
 
@@ -142,7 +142,7 @@ impl Rails {
         }
     }
 
-    /// Whether none works and has not for a while: those that were not worth it may be the ones that do.
+    /// Whether none has carried anything for a while: those that were not worth it may be the ones that do.
     pub(crate) fn set_lost(&mut self, are_lost: bool) {
         self.are_lost = are_lost;
     }

@@ -581,7 +581,8 @@ fn a_short_line_has_as_many_lanes_as_carry_more_and_processors_serve() {
     }
 }
 
-/// Lanes live, and each takes its chunk with it: when a sender ends, and knows that lanes come up in vain. `carries`: once another chunk came through.
+/// Lanes live, and each takes its chunk with it: when a sender ends, and whether it knows that lanes come up in vain.
+/// `carries`: once another chunk came through.
 fn ends_after_replays(carries: bool) -> Option<(Duration, bool)> {
     let mut agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
     agreed.reconnect = Duration::from_secs(20);

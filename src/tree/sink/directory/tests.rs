@@ -1,0 +1,146 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::mpsc;
+
+use rd_proto::tree::{Record, Time};
+
+use super::super::TreeSink;
+use super::super::tests::chunk;
+use super::*;
+use crate::options::TreeOptions;
+
+const META: Metadata<'static> = Metadata {
+    mode: 0o551,
+    modified: Time { seconds: 1_000_000_000, nanoseconds: 5 },
+    accessed: Time { seconds: 1_000_000_000, nanoseconds: 5 },
+    ..Metadata::ZERO
+};
+
+fn directory(name: &[u8]) -> Record<'_> {
+    Record::Directory { name, metadata: META }
+}
+
+fn file(name: &[u8]) -> Record<'_> {
+    Record::File { name, metadata: META, data: b"data" }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("there").flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
+    names.sort();
+    names
+}
+
+/// It has its name when it is whole, also if that is without some entries; until then a partial one.
+#[test]
+fn a_new_tree_appears_when_it_is_whole() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| scratch.path().join(name);
+    let partial = name_beside(b"new", PARTIAL);
+    let mut kept = Vec::new();
+    for is_cut in [true, true, false] {
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+        let (tell, told) = mpsc::channel();
+        sink.on_kept(Box::new(move |paths, bytes| {
+            assert_eq!(bytes, 0, "small files are sent again");
+            tell.send(paths.to_vec()).expect("it is heard");
+        }));
+        let begun = [directory(b"new"), directory(b"sub"), file(b"file"), Record::Leave, file(b"there")];
+        sink.push(0, 0, chunk(&begun)).expect("taken");
+        // A link to what is in the tree, and one to what is not.
+        let links = [(&b"to-file"[..], &b"new/sub/file"[..]), (b"to-none", b"new/sub/none")];
+        let links = links.map(|(name, first)| Record::HardLink { name, first });
+        sink.push(0, 0, chunk(&links)).expect("taken");
+        sink.shared.wait_drained();
+        assert_eq!(names(scratch.path()), [&*partial]);
+        assert_eq!(fs::metadata(at(&partial)).expect("there").mode() & 0o777, 0o700);
+        if is_cut {
+            drop(sink);
+            kept = told.try_iter().flatten().collect();
+            // Something that will not come again.
+            fs::write(at(&partial).join("sub/stale"), "stale").expect("a file");
+            fs::create_dir_all(at(&partial).join("gone/below")).expect("directories");
+            fs::set_permissions(at(&partial).join("sub"), fs::Permissions::from_mode(0o500)).expect("ours");
+            continue;
+        }
+        sink.push(0, 0, chunk(&[Record::Leave, Record::End { failures: 0 }])).expect("taken");
+        let report = sink.finish().expect("whole");
+        assert_eq!((report.failed, report.directories), (1, 2), "{:?}", report.failures);
+        drop(sink);
+        assert_eq!(told.try_iter().count(), 0);
+    }
+    assert_eq!(kept, [at(&partial).into_os_string().into_encoded_bytes()]);
+    assert_eq!(names(scratch.path()), ["new"]);
+    assert_eq!(
+        (names(&at("new")), names(&at("new/sub"))),
+        (["sub", "there", "to-file"].map(str::to_owned).to_vec(), vec!["file".to_owned()])
+    );
+    for name in ["new", "new/sub"] {
+        let stat = fs::metadata(at(name)).expect("there");
+        assert_eq!((stat.mode() & 0o777, stat.mtime()), (0o551, META.modified.seconds), "{name}");
+    }
+    for name in ["new", "new/sub"] {
+        fs::set_permissions(at(name), fs::Permissions::from_mode(0o700)).expect("ours");
+    }
+}
+
+#[test]
+fn a_tree_of_which_nothing_came_leaves_nothing() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+    sink.push(0, 0, chunk(&[directory(b"new")])).expect("taken");
+    drop(sink);
+    assert_eq!(names(scratch.path()), [""; 0]);
+}
+
+/// Somebody else has made an entry of that name meanwhile: it stays, and so does what has arrived.
+#[test]
+fn a_name_that_was_taken_meanwhile_is_left_alone() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+    sink.push(0, 0, chunk(&[directory(b"new"), file(b"file")])).expect("taken");
+    fs::create_dir(scratch.path().join("new")).expect("made");
+    fs::write(scratch.path().join("new/theirs"), "theirs").expect("a file");
+    sink.push(0, 0, chunk(&[Record::Leave, Record::End { failures: 0 }])).expect("taken");
+    let report = sink.finish().expect("whole");
+    assert_eq!(report.failed, 1);
+    assert_eq!(names(&scratch.path().join("new")), ["theirs"]);
+    assert_eq!(names(&scratch.path().join(name_beside(b"new", PARTIAL))), ["file"]);
+}
+
+/// Another copy was making it, and finished while this one waited for it: this one goes on in what is there.
+#[test]
+fn a_copy_that_has_waited_for_another_one_goes_on_in_what_that_has_made() {
+    for has_left in [false, true] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        let beside = name_beside(b"new", PARTIAL);
+        let top = fs::File::open(scratch.path()).expect("there");
+        let (held, _) = partial::open_tree(&top, &beside).expect("made");
+        fs::write(at(&beside).join("theirs"), "theirs").expect("a file");
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                if has_left {
+                    // A third one, killed, has left something.
+                    fs::create_dir(at("made")).expect("made");
+                    fs::write(at("made/theirs"), "theirs").expect("a file");
+                    fs::rename(at("made"), at("new")).expect("published");
+                } else {
+                    fs::rename(at(&beside), at("new")).expect("published");
+                }
+                drop(held);
+            });
+            sink.push(0, 0, chunk(&[directory(b"new"), file(b"file")])).expect("taken");
+        });
+        sink.push(0, 0, chunk(&[Record::Leave, Record::End { failures: 0 }])).expect("taken");
+        let report = sink.finish().expect("whole");
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(names(&at("new")), ["file", "theirs"]);
+        // Nothing is left of this one; what was left before is not its own to remove.
+        let there = if has_left { vec![beside, "new".to_owned()] } else { vec!["new".to_owned()] };
+        assert_eq!(names(scratch.path()), there);
+    }
+}

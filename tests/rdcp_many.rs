@@ -202,6 +202,25 @@ fn each_host_is_synchronized() {
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
+/// The only host hangs: whom the copy waits for is said, once, and not to who wants to hear nothing.
+#[test]
+fn a_host_that_does_not_answer_is_named() {
+    let lab = Lab::new();
+    lab.tree("src", 1000);
+    lab.script("late", "sleep 13\nexit 255");
+    let runs = ["--verbose", "--quiet"].map(|how| {
+        let mut command = lab.command(rdcp(), "late", AGENT);
+        let command = command.args([how, "-r"]).arg(lab.join("src")).arg("h1:/nowhere");
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+    });
+    for (mut run, count) in runs.into_iter().zip([1, 0]) {
+        let ended = run.wait();
+        ended.expect(3);
+        let said = "h1 has not answered yet; a host is given up after 120 s";
+        assert_eq!(ended.stderr.matches(said).count(), count, "{}", ended.stderr);
+    }
+}
+
 /// A host whose login takes long, and one that hangs: the others do not wait for them, and the late one gets its copy.
 #[test]
 fn hosts_that_are_late_hold_nobody() {

@@ -244,6 +244,11 @@ impl LocalCopy {
         report.failed = unsent + summary.received_tree.map_or(0, |received| received.failed);
         report.failed_there = 0;
         report.bytes = report.data_bytes;
+        if fault.is_some() {
+            // What was read has not all been written, and what has is not published.
+            let written = self.progress.so_far().bytes;
+            report = Report { entries: 0, directories: 0, data_bytes: 0, bytes: written, ..report };
+        }
         report.fault = fault;
         report.micros = start.elapsed().as_micros() as u64;
         report

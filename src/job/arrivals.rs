@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::launching::{Heard, NotBegun, Remote};
+use rustix::termios::{LocalModes, tcgetattr};
+
+use super::launching::{AgentChoice, HELLO_MAX, Heard, NotBegun, Remote};
 use super::{Job, Link, Update};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
@@ -163,7 +165,19 @@ impl Job {
     ///
     /// 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for one with another protocol.
     pub(super) fn greet(&mut self) -> Result<(), Failure> {
-        self.greet_all(LONG, &mut |_| {}, &mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
+        let AgentChoice { command, mut remark, .. } = self.setup.agent;
+        let mut look = |job: &mut Self| {
+            let hosts = 0..job.hosts.len();
+            if remark.is_some() && hosts.clone().any(|host| job.is_silent_for(host, 2 * LATE_AFTER)) {
+                // A line beside the question for a password would be in its way.
+                let late = if is_echo_off() { None } else { job.not_answered(hosts) };
+                if let (Some(late), Some(say)) = (late, remark.take()) {
+                    let seconds = HELLO_MAX.as_secs();
+                    say(&format!("{command}: {late}; a host is given up after {seconds} s"));
+                }
+            }
+        };
+        self.greet_all(LOOK_EVERY, &mut look, &mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
     }
 
     /// Waits until every agent has said who it is, or failed; gives those that have. One of `hosts` that says nothing for `limit`
@@ -290,6 +304,12 @@ impl Job {
         self.updates = aside;
         come
     }
+}
+
+/// The user may be typing what the terminal does not show.
+fn is_echo_off() -> bool {
+    let modes = std::fs::File::open("/dev/tty").ok().and_then(|terminal| tcgetattr(terminal).ok());
+    modes.is_some_and(|modes| !modes.local_modes.contains(LocalModes::ECHO))
 }
 
 /// Some of several hosts have failed, and the others have what was sent.

@@ -587,7 +587,13 @@ impl<'a> Copy<'a> {
         self.job.hops[at].root = self.root.take();
         self.job.hops[at].removes = self.plan.tree.remove_source_files;
         while let Some(update) = self.job.next_of(at) {
-            self.heed(update)?;
+            if let Err(failure) = self.heed(update) {
+                // That was sent all the same.
+                if let Some(told) = self.job.hops[at].reports.iter().flatten().next().map(end::summary) {
+                    self.add(&told);
+                }
+                return Err(failure);
+            }
         }
         let hop = &self.job.hops[at];
         let (reports, tunneled, is_within) = (hop.reports.clone(), hop.tunneled, hop.sides().len() == 1);

@@ -67,7 +67,7 @@ fn await_turn(post: &Post) {
 }
 
 /// How long an agent may take to answer: as long as sshd lets a user type a password.
-const HELLO_MAX: Duration = Duration::from_secs(120);
+pub(super) const HELLO_MAX: Duration = Duration::from_secs(120);
 
 /// How long one counts among those that log in at once without anything being heard of it.
 const TURN_MAX: Duration = Duration::from_secs(5);

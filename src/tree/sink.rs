@@ -1,17 +1,19 @@
-//! A tree that is being received: records and ranges in, entries below one directory out.
+//! Receives a tree: takes records and ranges, and makes entries below one directory.
 //!
-//! The sender is taken for hostile. One thread decodes records, holds them to their order, and makes directories; the
-//! sink's own threads make everything else. Each entry gets its name when it is whole, and each directory its metadata
-//! when all in it is done.
+//! The sender is assumed to be hostile. One thread decodes records, checks their order, and makes directories; the
+//! sink's own threads make all other entries. An entry gets its name when it is complete. A directory gets its metadata
+//! when everything in it is done.
 //!
 //! # Invariants
 //!
-//! * Nothing outside the destination changes. Every call takes a directory's descriptor and one name, and follows no
-//!   link; metadata is set through descriptors. So it does not matter what other processes do to the names meanwhile.
-//! * Under a final name stands either what was there before, or the whole new entry (but with `--in-place`). A directory at
-//!   the top that was not there is filled under a partial name, which an earlier transfer may have left, and gets its own
-//!   when all that comes into it is done.
-//! * What is open is bounded: the directories of one path, those of the jobs that wait, and 256 large files.
+//! * Nothing outside the destination changes. Every call takes the descriptor of a directory and a single name, and
+//!   follows no link; metadata is set through descriptors. So it does not matter how other processes rename entries
+//!   meanwhile.
+//! * A final name stands either for what was there before or for the complete new entry (except with `--in-place`). A
+//!   directory at the top that did not exist is filled under a partial name, which an earlier transfer may have left.
+//!   It gets its final name when everything that comes into it is done.
+//! * The number of open files is bounded: the directories of one path, the directories of waiting jobs, and 256 large
+//!   files.
 
 mod asked;
 mod backup;
@@ -87,31 +89,33 @@ use shared::{Counts, Shared};
 use snapshot::Snapshot;
 pub use unset::Lacking;
 
-/// Threads that write. More than this many only wait for each other in the file system.
+/// Maximum number of writing threads. More threads would only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
 
-/// Jobs that wait for each thread.
+/// Number of jobs that may wait, for each thread.
 const JOBS_PER_THREAD: usize = 4;
 
-/// Large files not published yet: those that are being read at the other end, and those of which chunks are on their way.
+/// Maximum number of large files that are not published yet: files still being read by the sender, and files with
+/// chunks in flight.
 const SLOTS_MAX: usize = 256;
 
-/// Blocks of a file that a killed transfer has left, in bytes: what it had not finished of one is sent again.
+/// Size, in bytes, of the blocks in which a partial file left by a killed transfer is compared. An incomplete block is
+/// sent again.
 const BLOCK_BYTES: u64 = 16 << 20;
 
-/// How long to wait for a name that another transfer holds: one that was killed releases it within seconds.
+/// How long to wait for a name that another transfer holds. A killed transfer releases its names within seconds.
 const HELD_MAX: Duration = Duration::from_secs(6);
 
-/// Why the transfer cannot go on.
+/// Reason why the transfer cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The peer's records are not those of a tree.
+    /// The peer's records do not form a tree.
     #[error("{0}")]
     Tree(#[from] TreeError),
-    /// The peer's data does not fit its records.
+    /// The peer's data does not match its records.
     #[error("{0}")]
     Data(&'static str),
-    /// It is not what it must be.
+    /// The tree is not the expected one.
     #[error("what it has sent is not what the source has")]
     Forged,
     /// A failure that every further entry would meet as well, such as a full disk.
@@ -119,26 +123,27 @@ pub enum Refused {
     Io(IoFact),
 }
 
-/// Takes an answer to the sender, from any thread. It may wait until there is room for it, but not after the session has ended.
+/// Passes an answer to the sender; may be called from any thread. The call may block until there is room for the
+/// answer, but not after the session has ended.
 pub type SendAnswer = Box<dyn Fn(Answer) + Send + Sync>;
 
-/// Takes the paths of what a transfer that was given up has left for the next one to resume, and how many bytes of it need
-/// not be sent again.
+/// Receives the paths that a transfer leaves for the next one to resume after giving up, and how many bytes of them
+/// need not be sent again.
 pub type Kept = Box<dyn Fn(&[Vec<u8>], u64) + Send>;
 
-/// A chunk, or whatever else has the bytes of records or of a range.
+/// A chunk, or any other buffer that holds the bytes of records or of a range.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// The receiving end of a tree. Dropping it discards what is not published.
+/// The receiving end of a tree. Dropping it discards everything that is not published.
 pub struct TreeSink {
     shared: Arc<Shared>,
     order: Order,
-    /// The directories that have been entered, the top first; none below one that failed.
+    /// Directories that have been entered, the top first; `None` for a directory below one that failed.
     levels: Vec<Option<Arc<OpenDirectory>>>,
-    /// The name that the single root has at the sender, where it is renamed.
+    /// Name of the single root at the sender, if the root is renamed.
     root: Option<Vec<u8>>,
     slots: BTreeMap<u32, Slot>,
-    /// Directories and listed files whose records have come.
+    /// Numbers of directories and of listed files whose records have arrived.
     directory_records: u64,
     listed: u64,
     /// The listed file whose contents come next.
@@ -150,28 +155,28 @@ pub struct TreeSink {
     threads: Vec<JoinHandle<()>>,
     tell_kept: Option<Kept>,
     snapshot: Option<Snapshot>,
-    /// What is held back until the end, if it is.
+    /// Entries held back until the end, if the tree must be proven first.
     held: Option<Held>,
-    /// What it must be, if that is known; and whether it is something else.
+    /// What the tree must be, if that is known; and whether it has turned out to be a different one.
     proving: Option<Proving>,
     is_other: bool,
 }
 
 impl TreeSink {
-    /// A sink whose entries appear in `directory`, which must exist. Makes nothing but threads.
+    /// Returns a sink whose entries appear in `directory`, which must exist. Creates threads only, no entries.
     ///
     /// # Errors
     ///
-    /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
+    /// The directory's path and the error number; EINVAL if the name in [`Names::Only`] is not a valid name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
         let destination = destination.into();
-        // Where files are compared all processors hash, while one more thread writes.
+        // If files are compared, all processors hash while one more thread writes.
         let enough = crate::processors().max(2) + usize::from(destination.options.lists());
         Self::with(directory, destination, answer, enough.min(THREADS_MAX), BLOCK_BYTES)
     }
 
-    /// With so many threads that write, and large files compared with what is there by blocks of so many bytes, unless
-    /// one would have too many.
+    /// Like [`Self::new`], with the given number of writing threads. Large files are compared with existing ones in
+    /// blocks of `block_bytes`, or in larger blocks if a file would have too many.
     fn with(
         directory: &Path,
         destination: Destination,
@@ -233,10 +238,10 @@ impl TreeSink {
         });
         let mut top = OpenDirectory::top(top, directory.as_os_str().as_bytes(), Arc::clone(&shared));
         top.is_phantom = !is_there;
-        // In a dry run.
+        // The destination may be missing only in a dry run.
         let above = if is_there { None } else { OpenDirectory::open_above(directory) };
         let snapshot = match (is_there, &above) {
-            // The directory of generations is missing as well.
+            // The directory of generations is missing, too.
             (false, None) => None,
             _ => Snapshot::open(&top.fd, above.as_ref(), shared.root_name(), &shared.options)?,
         };
@@ -274,13 +279,14 @@ impl TreeSink {
         Ok(sink)
     }
 
-    /// Takes the next records (`item` 0) in the order of the stream, or data of a large file for `position`, whose record
-    /// has come before. Returns when the chunk has been handed on, waiting while too many jobs wait already. The chunk is
-    /// dropped when all of it is with the kernel.
+    /// Takes the next records (`item` 0), in the order of the stream, or data at `position` of a large file whose
+    /// record has arrived before. Returns when the chunk has been handed on, and blocks while too many jobs are
+    /// waiting. The chunk is dropped when the kernel has all of it.
     ///
     /// # Errors
     ///
-    /// [`Refused`], also for what has gone wrong with an earlier chunk. Nothing but [`TreeSink::discard`] makes sense then.
+    /// [`Refused`], possibly because of a failure with an earlier chunk. After an error only [`TreeSink::discard`]
+    /// makes sense.
     pub fn push(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
         self.shared.check()?;
         let taken = if item == 0 { self.take_records(&chunk) } else { self.take_range(item, position, chunk) };
@@ -290,20 +296,20 @@ impl TreeSink {
         })
     }
 
-    /// Whether it can go on.
+    /// Checks whether the sink can go on.
     ///
     /// # Errors
     ///
-    /// What has stopped everything.
+    /// The failure that has stopped everything.
     pub fn check(&self) -> Result<(), Refused> {
         self.shared.check()
     }
 
-    /// Waits until all is written, finishes directories, and syncs if asked to.
+    /// Waits until everything is written, finishes the directories, and syncs if the options ask for that.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if the tree is not complete, or a failure has stopped everything.
+    /// [`Refused`] if the tree is not complete, or if a failure has stopped everything.
     pub fn finish(&mut self) -> Result<Report, Refused> {
         self.shared.check()?;
         if !self.order.is_ended() {
@@ -334,7 +340,7 @@ impl TreeSink {
         top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
         self.shared.separate_moved();
         let top_path = top.as_ref().map_or_else(Vec::new, |top| top.root_path());
-        // The destination itself is flushed here, and may fail as all of this may.
+        // This finishes and syncs the destination itself, which may fail like any step before.
         drop(top);
         self.shared.entries.iter().for_each(|entries| entries.flush());
         self.shared.check()?;
@@ -421,7 +427,7 @@ impl TreeSink {
                             batch.list(number);
                         }
                         let was_left = directory.make_way(&entry) || self.was_left(&directory, &entry);
-                        // What comes before a hard link may be what it links to.
+                        // An earlier entry of this batch may be the file that a hard link names.
                         let is_last = matches!(entry, Record::HardLink { .. })
                             || self.is_for_threads(&entry)
                                 && batch.add(&self.shared, &directory, offset, bytes.len() - rest.len() - offset);
@@ -443,7 +449,7 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Takes an entry whose record is not all of it.
+    /// Takes an entry that its record alone does not complete.
     fn take_entry(
         &mut self,
         directory: &Arc<OpenDirectory>,
@@ -464,7 +470,7 @@ impl TreeSink {
                 }
                 let entered = OpenDirectory::enter(directory, name, &metadata, was_left);
                 let entered = entered.map_err(|fault| failed(&directory.path(name), fault)).ok();
-                // The sender knows of those below it.
+                // The sender infers this for directories below a fresh one.
                 if entered.as_ref().is_some_and(|entered| entered.is_fresh) && !directory.is_fresh {
                     shared.answer(Answer::Fresh { directory: number });
                 }
@@ -503,7 +509,7 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Passes over an entry of a directory that failed, or that has failed itself.
+    /// Skips an entry that has failed, or whose directory has.
     fn skip(&mut self, entry: &Record<'_>, number: u64) -> Result<(), Refused> {
         self.skipped += 1;
         match *entry {
@@ -511,7 +517,7 @@ impl TreeSink {
                 self.directory_records += 1;
                 self.levels.push(None);
             }
-            // Its contents are to come under another name, if that is here.
+            // The sender then sends the contents under a further name of the file, if the destination has that name.
             Record::Listed { .. } if self.shared.options.existing => {
                 self.shared.answer_verdicts(number, vec![Verdict::Left]);
             }
@@ -536,8 +542,8 @@ impl TreeSink {
         assert!(matches!(sent, Some(Ok(()))), "the threads live as long as the sink takes chunks");
     }
 
-    /// Gives up: removes what has no final name, but for trees and large files that the next transfer can go on with. What
-    /// has been published stays.
+    /// Gives up: removes everything without a final name, except trees and large files that the next transfer can
+    /// resume. Published entries are kept.
     pub fn discard(&mut self) {
         self.shared.is_stopped.store(true, Release);
         self.stop_threads();
@@ -555,13 +561,13 @@ impl TreeSink {
         }
     }
 
-    /// Gives up, as what has come is not what was to come: nothing of it is of use.
+    /// Gives up because the data received is not the expected data: none of it may be resumed.
     pub fn discard_forged(&mut self) {
         self.shared.is_trusted.store(false, Relaxed);
         self.discard();
     }
 
-    /// Has somebody told what stays when it is given up.
+    /// Sets the function that is told what is kept when the transfer is given up.
     pub fn on_kept(&mut self, tell: Kept) {
         self.tell_kept = Some(tell);
     }

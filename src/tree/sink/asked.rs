@@ -1,4 +1,4 @@
-//! What a sender may send, and what of it is made.
+//! Decides which records a sender may send, and which of their entries are made.
 
 use std::sync::Arc;
 
@@ -10,11 +10,12 @@ use super::{Bytes, Names, Refused, TreeSink};
 use crate::fs::{IS_TEMPORARY, is_temporary_name};
 use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
 
-/// What is said of an entry that is already what it is to be a copy of.
+/// Detail of the failure of an entry that would be copied onto itself.
 const IS_ITSELF: &str = "is the source itself by another path: nothing is removed";
 
-/// Whether what is there is what the sender has, and will remove. Two hosts know that by the number of the inode and its time of
-/// change alone, since a file server may stand behind both; within one a link or a mount may lead there.
+/// Whether the existing entry is the source entry itself, which the sender will remove. Two hosts can tell that only by
+/// the inode number and its time of change, because one file server may stand behind both. Within one host, a link or a
+/// mount may lead to the source.
 fn is_itself(directory: &OpenDirectory, name: &[u8], described: Metadata<'_>) -> bool {
     described.extensions.iter().any(|extension| match extension {
         Extension::Inode { number, changed } => directory
@@ -25,7 +26,7 @@ fn is_itself(directory: &OpenDirectory, name: &[u8], described: Metadata<'_>) ->
 }
 
 impl TreeSink {
-    /// Whether the sender keeps to what it was asked for.
+    /// Checks whether the sender sends only what was asked for.
     pub(super) fn check_asked(&mut self, record: &Record<'_>) -> Result<(), Refused> {
         if !self.shared.options.recursive
             && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
@@ -44,7 +45,7 @@ impl TreeSink {
         }
     }
 
-    /// Whether an entry is made by the threads, from its record alone.
+    /// Whether the threads make this entry from its record alone.
     pub(super) fn is_for_threads(&self, entry: &Record<'_>) -> bool {
         match entry {
             Record::File { .. } | Record::Listed { .. } => true,
@@ -54,7 +55,7 @@ impl TreeSink {
         }
     }
 
-    /// Whether a symbolic link here is one that `--safe-links` leaves out.
+    /// Whether `--safe-links` excludes a symbolic link with this target here.
     pub(super) fn leads_out(&self, target: &[u8]) -> bool {
         let shared = &self.shared;
         let is_renamed = || shared.root_name().is_some_and(|name| self.root.as_deref() != Some(name));
@@ -62,8 +63,8 @@ impl TreeSink {
         shared.options.safe_links && leads_out(target, depth())
     }
 
-    /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise, and all is known
-    /// without which it is not to be made.
+    /// Whether the entry may be made. A temporary name would be in the way of unfinished copies. An unknown critical
+    /// extension means that the entry must not be made without understanding it.
     pub(super) fn may_be_made(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
         let Some(name) = entry.name().map(|name| directory.final_name(name)) else { return true };
         let is_unknown = |metadata: Metadata<'_>| metadata.extensions.unknown_critical().is_some();
@@ -77,7 +78,8 @@ impl TreeSink {
         false
     }
 
-    /// Whether the destination tells the entry's name from those that have come to its directory; `batch` is of the last.
+    /// Whether the destination can tell the entry's name from the names that have arrived in its directory. `batch`
+    /// holds the latest of those entries.
     pub(super) fn admits(
         &self,
         directory: &OpenDirectory,

@@ -1,8 +1,8 @@
-//! `--backup-dir`: what is replaced or deleted goes on under the same path in another directory.
+//! `--backup-dir` (DIR): keeps replaced and deleted entries under the same path in another directory.
 //!
-//! A file that is replaced gets a second name there before the new one takes the first, so at each moment it has one of
-//! them. What is deleted is renamed. No link is followed but those on the way to an absolute DIR, outside DST, that are
-//! there when the copy begins: they are the user's, as DST is.
+//! Before a new file takes the name of an old one, the old file is linked into DIR, so that it has a name at every
+//! moment. A deleted entry is renamed into DIR. Links are followed only on the way to an absolute DIR, outside DST, and
+//! only if they exist when the copy begins: such links belong to the user, as DST does.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -31,41 +31,44 @@ const IS_DIRECTORY_THERE: &str = "its backup cannot be made: under this path, --
 const IS_NONE_THERE: &str = "its backup cannot be made: on the way to this path, --backup-dir has a file of an earlier copy, \
                              which stays; move that away, or name another --backup-dir";
 
-/// Where DIR is, and what is kept there.
+/// The state of DIR.
 pub(super) struct Backup {
-    /// The directory that DST is, or lies in under this name.
+    /// The directory that is DST, or that contains DST under this name.
     top: OwnedFd,
     name: Option<Vec<u8>>,
     syncs: bool,
     reached: Mutex<Reached>,
 }
 
-/// How far DIR has been opened. What was there at the start is opened then, before the sender can put links in its place.
+/// How far DIR has been opened. Components that exist at the start are opened at the start, before the sender can put
+/// links in their place.
 struct Reached {
-    /// `None` where a relative DIR begins at a DST that is not there yet.
+    /// `None` if a relative DIR begins at a DST that does not exist yet.
     here: Option<OwnedFd>,
-    /// The names that are left.
+    /// Names still to be opened.
     rest: VecDeque<Vec<u8>>,
-    /// Links are followed: in an absolute DIR, at the start, and outside DST.
+    /// Whether links are followed: only for an absolute DIR, at the start, and outside DST.
     follows: bool,
     is_new: bool,
-    /// What is made in a directory of DST does not change its time: all in DST has the one that it is to have.
+    /// Whether making an entry in a directory of DST must preserve its time, because all of DST already has its final
+    /// times.
     keeps_times: bool,
-    /// What has been reached is DST, or in it.
+    /// Whether the directory reached is DST, or lies in DST.
     is_inside: bool,
-    /// The directories on the way, and DIR itself.
+    /// Directories on the way to DIR, and DIR itself.
     way: Vec<Identity>,
     opened: Option<Arc<Opened>>,
 }
 
-/// DIR, once it is there.
+/// DIR, once it exists.
 struct Opened {
     directory: OwnedFd,
     destination: OwnedFd,
 }
 
 impl Reached {
-    /// Opens what is left of DIR, below the start of a relative one. `make`: what is missing is made; else `None` is that.
+    /// Opens the remaining components of DIR; a relative DIR must already have its start. With `make`, missing
+    /// directories are made; otherwise `None` if a directory is missing.
     fn walk(&mut self, destination: Option<&Stat>, make: bool, syncs: bool) -> Result<Option<OwnedFd>, Fault> {
         while let (Some(here), Some(name)) = (&self.here, self.rest.front()) {
             let flags = if self.follows { DIRECTORY.difference(OFlags::NOFOLLOW) } else { DIRECTORY };
@@ -98,11 +101,12 @@ impl Reached {
 }
 
 impl Backup {
-    /// That of a copy into `directory`, if it has one.
+    /// Returns the backup for a copy into `directory`; `None` without `--backup-dir`. Missing parts of DIR are made
+    /// when they are needed.
     ///
     /// # Errors
     ///
-    /// DIR cannot be what is asked for. What is missing of it is made when it is needed.
+    /// Fails if DIR cannot be used as the backup directory.
     pub fn new(directory: BorrowedFd<'_>, names: &Names, options: &TreeOptions) -> Result<Option<Self>, IoFact> {
         let Some(path) = options.backup_dir.as_ref().map(|path| path.to_vec()) else { return Ok(None) };
         let fact = |fault: Fault| fault.into_fact(OsStr::from_bytes(&path));
@@ -129,7 +133,7 @@ impl Backup {
         Ok(Some(backup))
     }
 
-    /// Opens DIR. `make`: it is made where it is missing; else, and where DST is, `None` is that.
+    /// Opens DIR. With `make`, missing directories are made. Otherwise `None` if DIR or DST is missing.
     fn open(&self, make: bool) -> Result<Option<Arc<Opened>>, Fault> {
         let mut reached = self.reached.lock().expect("no panics under it");
         if reached.opened.is_some() {
@@ -163,18 +167,19 @@ impl Backup {
         Ok(reached.opened.clone())
     }
 
-    /// All that is copied is done, the times of directories as well.
+    /// Records that everything has been copied and all directories have their final times, which must be preserved from
+    /// now on.
     pub fn keep_times(&self) {
         self.reached.lock().expect("no panics under it").keeps_times = true;
     }
 
-    /// Whether a directory that is to be deleted is DIR, or leads to it.
+    /// Whether a directory that is about to be deleted is DIR, or lies on the way to it.
     pub fn is_in(&self, stat: &Stat) -> Result<bool, Fault> {
         self.open(false)?;
         Ok(self.reached.lock().expect("no panics under it").way.contains(&identity(stat)))
     }
 
-    /// Keeps an entry, which is no directory, before another takes its name. `path`: from DST on.
+    /// Keeps an entry that is not a directory before another entry takes its name. `path` begins at DST.
     pub fn keep_replaced(&self, at: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<(), Fault> {
         if matches!(statat(at, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
             return Ok(());
@@ -182,7 +187,8 @@ impl Backup {
         let (directory, last) = self.directory(path)?;
         match link(at, name, &directory, last) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            // A file system, or a rule about other users' files, has no links for it: for a moment it has no name here.
+            // The file system cannot link the entry, or a rule about other users' files forbids it. So for a moment the
+            // entry has no name in DST.
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK) => {
                 renameat(at, name, &directory, last).map_err(no_backup)
             }
@@ -190,11 +196,11 @@ impl Backup {
         }
     }
 
-    /// Takes away an entry, which is no directory. `path`: from DST on.
+    /// Moves a deleted entry that is not a directory into the backup. `path` begins at DST.
     pub fn keep_deleted(&self, at: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<(), Fault> {
         let (directory, last) = self.directory(path)?;
         renameat(at, name, &directory, last).map_err(no_backup)?;
-        // Between two names of one file, rename succeeds and does nothing.
+        // If both names belong to the same file, rename succeeds without doing anything.
         let is_other_name = || -> Result<bool, Errno> {
             let [here, there] =
                 [statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?, statat(&directory, last, AtFlags::SYMLINK_NOFOLLOW)?];
@@ -206,7 +212,7 @@ impl Backup {
         Ok(())
     }
 
-    /// Makes durable what is kept of a directory of this path from DST on, before what is in DST.
+    /// Makes the backup of the directory at `path` (from DST on) durable, before that directory in DST is synced.
     pub fn sync(&self, path: &[u8]) -> Result<(), Errno> {
         let Some(opened) = self.reached.lock().expect("no panics under it").opened.clone().filter(|_| self.syncs)
         else {
@@ -222,8 +228,8 @@ impl Backup {
         sync_directory(&here)
     }
 
-    /// The directory in DIR for an entry of this path, and the entry's name. Those that are missing get the owners and
-    /// modes that they have in DST.
+    /// Returns the directory in DIR for the entry at this path, and the entry's name. Missing directories are made with
+    /// the owners and modes that they have in DST.
     fn directory<'a>(&self, path: &'a [u8]) -> Result<(OwnedFd, &'a [u8]), Fault> {
         let opened = self.open(true).map_err(|fault| match fault {
             Fault::System(error) => Fault::Explained(error, "the directory of --backup-dir cannot be made"),
@@ -243,7 +249,7 @@ impl Backup {
             if made.is_ok() && self.syncs {
                 sync_directory(&here).map_err(no_backup)?;
             }
-            // Not where an earlier copy has kept what was no directory then: that stays.
+            // Fails if an earlier copy has kept an entry here that was not a directory; that entry stays.
             here = openat(&here, name, DIRECTORY, Mode::empty()).map_err(no_backup)?;
             if made.is_ok()
                 && let Some(stat) = original.as_ref().and_then(|original| fstat(original).ok())
@@ -255,7 +261,7 @@ impl Backup {
     }
 }
 
-/// The same directory, open once more.
+/// Opens the same directory again.
 fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
     openat(directory, ".", DIRECTORY, Mode::empty())
 }
@@ -269,17 +275,17 @@ fn no_backup(error: Errno) -> Fault {
     Fault::Explained(error, reason)
 }
 
-/// Gives a directory that was made the owner and mode of another, as far as that can be done.
+/// Gives a new directory the owner and mode of another one, as far as possible.
 fn resemble(directory: &OwnedFd, stat: &Stat) {
     let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
     let has_group = fchown(directory, None, Some(group)).is_ok();
     let _ = fchown(directory, Some(user), None);
-    // Another group is not given what this one may do.
+    // If the group could not be set, another group must not get the permissions of the original one.
     let mode = if has_group { stat.st_mode & 0o7777 } else { stat.st_mode & 0o1707 };
     let _ = fchmod(directory, Mode::from_raw_mode(mode | 0o700));
 }
 
-/// Gives an entry a second name. What an earlier copy has kept under that is replaced in one step.
+/// Gives an entry a second name. An entry that an earlier copy has kept under that name is replaced in one step.
 fn link(at: BorrowedFd<'_>, name: &[u8], to: &OwnedFd, last: &[u8]) -> Result<(), Errno> {
     match linkat(at, name, to, last, AtFlags::empty()) {
         Err(Errno::EXIST) => {}
@@ -289,7 +295,7 @@ fn link(at: BorrowedFd<'_>, name: &[u8], to: &OwnedFd, last: &[u8]) -> Result<()
     let _ = unlinkat(to, &*beside, AtFlags::empty());
     linkat(at, name, to, &*beside, AtFlags::empty())?;
     let renamed = renameat(to, &*beside, to, last);
-    // It may be a name of the same file already: then rename has done nothing.
+    // If both are names of the same file, rename has done nothing, and the temporary name still exists.
     let _ = unlinkat(to, &*beside, AtFlags::empty());
     renamed
 }

@@ -1,10 +1,11 @@
-//! What stands under the name of a large file that is to come: blocks that the sender finds the same are taken from it.
+//! The existing file under the name of a large file that is to come. Blocks that the sender finds equal are taken from
+//! it.
 //!
-//! The new file is made beside the old one. Where the file system can, it begins as a clone of it, which nobody else can
-//! write to: its blocks are hashed and stay where they are. Elsewhere blocks are copied. While nothing is known to differ,
-//! that may be for nothing, so it waits until the sender has sent something; from then on each block is copied in the pass
-//! that hashes it, and what was hashed before is copied at the end, and proven by its digest while it is. With
-//! `--in-place` the old file is itself what is written.
+//! The new file is made beside the old one. If the file system supports it, the new file starts as a clone of the old
+//! one, to which no other process can write: its blocks are hashed and stay in place. Otherwise blocks are copied. As
+//! long as no difference is known, copying might be wasted work, so it is put off until the sender has sent data. From
+//! then on each block is copied in the pass that hashes it. Blocks hashed earlier are copied at the end, and their
+//! digests are checked on the way. With `--in-place` the old file itself is written to.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,18 +23,19 @@ use crate::fs::holes::{self, hash_of_zeros, is_hole, is_zero};
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash16, identity, open_quietly, read_up_to, write_at};
 
-/// Bytes that a thread takes at once to copy, and that are worth one more thread.
+/// Number of bytes that a thread copies at a time, and that justify one more thread.
 const FILL_BYTES: u64 = 16 << 20;
 
-/// Blocks of all files that are open, each of which takes 17 bytes, and 16 more while the file is filled; and as many as a
-/// file may have beyond that. The sender says how long a file will be, before any of it has come.
+/// Maximum number of blocks of all open files, and number of blocks that a file may have beyond that. Each block takes
+/// 17 bytes, and 16 more while its file is filled. The limit is needed because the sender announces a file's length
+/// before any data comes.
 const OPEN_BLOCKS_MAX: u64 = 4 << 20;
 const FEW_BLOCKS: u64 = 1 << 10;
 
-/// Opens what stands under a name to be read, if it is a regular file that we may read.
+/// Opens the existing entry for reading, if it is a regular file that this process may read.
 pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(OwnedFd, Stat)> {
     let is_regular = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    // Looked at first: opening a device may do something.
+    // The type is checked before opening, because opening a device can have side effects.
     statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_regular)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = open_quietly(directory, name, flags).ok()?;
@@ -41,51 +43,52 @@ pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(Ow
     Some((file, stat))
 }
 
-/// What a large file is compared with.
+/// The existing file with which a large file is compared.
 pub(super) enum Compared {
-    /// With what stands under its name.
+    /// The file under the same name.
     Named,
     Elsewhere(Box<Elsewhere>),
 }
 
-/// The older file. It is read, and written to only in place.
+/// The older file. It is only read, except when a file is written in place.
 pub(super) struct Basis {
     file: OwnedFd,
     stat: Stat,
     elsewhere: Option<Box<Elsewhere>>,
-    /// Bytes of the new file.
+    /// Length of the new file in bytes.
     size: u64,
     block_bytes: u64,
-    /// The file that is written has all of it.
+    /// Whether the file being written already has all of the older file's data.
     is_in_target: bool,
-    /// What is zero is left out, as a hole.
+    /// Whether zeros are left out as holes.
     keeps_holes: bool,
-    /// The older file is sparse, or compressed by its file system.
+    /// Whether the older file is sparse, or compressed by its file system.
     may_have_holes: bool,
-    /// The new file is known to be another one.
+    /// Whether the new file is known to differ from the older one.
     is_changed: AtomicBool,
     blocks: Mutex<Vec<Block>>,
-    /// Those of all files, these among them.
+    /// Number of blocks of all open files, including this one.
     open_blocks: Arc<AtomicU64>,
 }
 
 /// What is known of a block of the new file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Block {
-    /// Nothing: its data is to come, unless it is a hole.
+    /// Nothing: its data will come, unless the block is a hole.
     #[default]
     Unknown,
-    /// The sender has been given this digest of the old file's.
+    /// The sender has been given this digest of the old file's block.
     Promised([u8; 16]),
-    /// So it has, and what was hashed stands in the new file.
+    /// The sender has its digest, and the new file has the data that was hashed.
     Stands,
-    /// Its data has come.
+    /// Its data has arrived.
     Came,
 }
 
 impl Basis {
-    /// Takes an open file, before the one that is written has its length. `size`: of the new file, in bytes. Its blocks have
-    /// `wanted` bytes at least, and more where many files have many: `open_blocks` of them.
+    /// Takes an open file, before the file being written is set to its length. `size` is the length of the new file in
+    /// bytes. Blocks have at least `wanted` bytes, and more if all open files together have many blocks
+    /// (`open_blocks`).
     pub fn new(
         (file, stat): (OwnedFd, Stat),
         elsewhere: Option<Box<Elsewhere>>,
@@ -117,12 +120,13 @@ impl Basis {
         }
     }
 
-    /// Where it is, if not under the name of the new file.
+    /// Returns where the older file is, unless it has the name of the new file.
     pub fn elsewhere(&self) -> Option<&Elsewhere> {
         self.elsewhere.as_deref()
     }
 
-    /// Has `target` begin as a clone, where the file system can: it is new and ours. In place it is the old file itself.
+    /// Makes `target`, a new file of this process, a clone of the older file if the file system supports that. In
+    /// place, `target` is the old file itself.
     pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Errno> {
         self.is_in_target = match in_place {
             true => identity(&fstat(target)?) == identity(&self.stat),
@@ -131,12 +135,12 @@ impl Basis {
         if self.is_in_target || !in_place { Ok(()) } else { Err(Errno::STALE) }
     }
 
-    /// As it was when it was opened.
+    /// The metadata of the older file when it was opened.
     pub fn stat(&self) -> &Stat {
         &self.stat
     }
 
-    /// Whether the new file is to have holes.
+    /// Whether the new file may have holes.
     pub fn keeps_holes(&self) -> bool {
         self.keeps_holes
     }
@@ -149,23 +153,23 @@ impl Basis {
         self.blocks.lock().expect("no panics under it")
     }
 
-    /// Where a block of the new file begins, and its length.
+    /// Start and length of a block of the new file.
     fn block(&self, number: usize) -> (u64, u64) {
         let start = number as u64 * self.block_bytes;
         (start, self.block_bytes.min(self.size - start))
     }
 
-    /// Bytes of each block but the last.
+    /// Bytes in each block except the last.
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// The digest of a block, for the sender; none if the file ends before that does. `check_stored` is given what is
-    /// written to `target`.
+    /// Returns the digest of a block for the sender; `None` if the older file ends before the block does.
+    /// `check_stored` is called with the data that is written to `target`.
     ///
     /// # Errors
     ///
-    /// What writing answered, or reading of what is to stay.
+    /// Fails if writing fails, or if data that is to stay cannot be read.
     pub fn digest(
         &self,
         number: usize,
@@ -197,19 +201,19 @@ impl Basis {
 
     fn note(&self, number: usize, block: Block) {
         let known = &mut self.blocks()[number];
-        // A sender that has not waited has sent it.
+        // A sender that does not wait for digests may have sent the block already.
         if *known == Block::Unknown {
             *known = block;
         }
     }
 
-    /// What an earlier transfer has left of this block has been hashed.
+    /// Records that data which an earlier transfer left for this block has been hashed.
     pub fn note_stands(&self, number: usize) {
         self.is_changed.store(true, Relaxed);
         self.note(number, Block::Stands);
     }
 
-    /// Hashes a block of a file, and writes it to a `target`; none where it cannot be read.
+    /// Hashes a block of a file, and writes it to `target` if there is one. `None` if the block cannot be read.
     fn read(
         &self,
         file: BorrowedFd<'_>,
@@ -218,7 +222,7 @@ impl Basis {
         scratch: &mut [u8],
         check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>,
     ) -> Result<Digest, Errno> {
-        // Of a sparse file that is to be written holes are left out.
+        // When a sparse file is written, its holes are left out.
         if self.may_have_holes && (target.is_none() || self.keeps_holes) && is_hole(file, start, length) {
             return Ok(Some(hash_of_zeros(length)));
         }
@@ -241,15 +245,15 @@ impl Basis {
         Ok(Some(hash16(&hasher.finalize())))
     }
 
-    /// Data has come for `position`, in bytes.
+    /// Records that data for this range, in bytes, has arrived.
     pub fn note_came(&self, position: u64, length: u64) {
         self.is_changed.store(true, Relaxed);
         let blocks = position / self.block_bytes..(position + length).div_ceil(self.block_bytes);
         self.blocks()[blocks.start as usize..blocks.end as usize].fill(Block::Came);
     }
 
-    /// Whether it is the new file: the sender has all its digests and has sent nothing, and it still has its name. One
-    /// elsewhere is looked at when it is linked.
+    /// Whether the older file is the new file: the sender has all digests and has sent nothing, and the older file
+    /// still has its name. A file found elsewhere is checked when it is linked.
     pub fn is_all(&self, directory: BorrowedFd<'_>, name: &[u8]) -> bool {
         let is_told = |block: &Block| match block {
             Block::Promised(_) => true,
@@ -267,12 +271,12 @@ impl Basis {
             && (self.elsewhere.is_some() || stays())
     }
 
-    /// Copies the blocks that have neither come nor been copied, and proves each while it does.
+    /// Copies the blocks that have neither arrived nor been copied, and checks their digests on the way.
     ///
     /// # Errors
     ///
-    /// STALE if one has not the digest that the sender was given: the file has changed meanwhile. What writing and
-    /// `check_stored` answered.
+    /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile.
+    /// Otherwise the error of writing or of `check_stored`.
     pub fn fill(
         &self,
         target: &OwnedFd,
@@ -301,7 +305,7 @@ impl Basis {
         };
         let threads = missing.len().div_ceil(at_once).min(crate::processors());
         thread::scope(|scope| {
-            // Where no more can be had, this one does it all.
+            // If no more threads can be started, the current one does all the work.
             let others: Vec<_> =
                 (1..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
             let own = work();
@@ -320,7 +324,7 @@ impl Drop for Basis {
 mod tests {
     use super::*;
 
-    /// A hostile sender says of each that it will be huge.
+    /// A hostile sender announces that every file will be huge.
     #[test]
     fn blocks_of_all_open_files_are_bounded() {
         const BLOCK_BYTES: usize = size_of::<Block>();

@@ -1,7 +1,7 @@
-//! What stands in a directory of the destination and not in that of the source.
+//! Deletes entries of a destination directory that the source directory does not have.
 //!
-//! Each entry is found and removed relative to the descriptor of its directory, and no link is followed: names may be
-//! exchanged meanwhile, and nothing outside is touched. A file system that is mounted below is not entered.
+//! Each entry is found and removed relative to the descriptor of its directory, and no link is followed. So names may
+//! be exchanged meanwhile, and nothing outside is touched. File systems mounted below are not entered.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -29,25 +29,25 @@ use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
 
-/// The names of a directory that have not been met in the walk.
+/// The names of a directory that the walk has not reached.
 pub(super) struct Extraneous {
-    /// Those that the walk may still come to.
+    /// Names that the walk may still reach.
     left: Names,
     found: Names,
-    /// Whether the walk has met any entry.
+    /// Whether the walk has reached any entry.
     pub has_met: bool,
-    /// Whether there was a name of ours, that a transfer which was killed may have left.
+    /// Whether there was a temporary name, which a killed transfer may have left.
     pub has_leftovers: bool,
-    /// Why not all of them are known.
+    /// Why some of the names are not known.
     failure: Option<Fault>,
 }
 
 impl Extraneous {
-    /// All that is in the directory.
+    /// Takes all names in the directory.
     pub fn of(directory: impl AsFd) -> Result<Self, Fault> {
         let (mut left, mut has_leftovers) = (Names::default(), false);
         partial::for_each(directory, |name| {
-            // Ours: of another transfer, or removed by the one that comes to it.
+            // A temporary name belongs to another transfer, or is removed by the transfer that needs the name.
             if is_temporary_name(name.to_bytes()) {
                 has_leftovers = true;
             } else {
@@ -59,14 +59,14 @@ impl Extraneous {
         Ok(Self { left, found: Names::default(), has_met: false, has_leftovers, failure: None })
     }
 
-    /// The walk has come to a name; those before it will not come any more.
+    /// Records that the walk has reached a name. Names that sort before it will not come any more.
     pub fn meet(&mut self, name: &[u8]) {
         self.has_met = true;
         let met = self.pass(|left| left <= name, name);
         self.failure = self.failure.take().or(met.err());
     }
 
-    /// Notes those that come first for as long as they are `wanted`, all but one.
+    /// Moves names from the front to the found ones for as long as they are `wanted`; the name `but` is dropped.
     fn pass(&mut self, wanted: impl Fn(&[u8]) -> bool, but: &[u8]) -> Result<(), Fault> {
         while let Some((kind, name)) = self.left.current().filter(|(_, name)| wanted(name.to_bytes())) {
             if name.to_bytes() != but {
@@ -77,11 +77,11 @@ impl Extraneous {
         Ok(())
     }
 
-    /// All names that have not come, to be read once.
+    /// Returns all names that have not come. They can be read only once.
     ///
     /// # Errors
     ///
-    /// What kept from knowing them.
+    /// The failure that kept some names from being known.
     pub fn take(&mut self) -> Result<Names, Fault> {
         self.failure.clone().map_or(Ok(()), Err)?;
         self.pass(|_| true, b"")?;
@@ -94,29 +94,30 @@ impl Extraneous {
 /// Removes entries of one tree.
 pub(super) struct Remover<'a> {
     pub shared: &'a Shared,
-    /// Nothing on another device is entered.
+    /// Device of the tree. Directories on other devices are not entered.
     pub device: u64,
-    /// The entry itself makes room for another of its name: nothing excludes it, and the caller is not told of it.
+    /// Whether the entry itself makes room for another of the same name. Then no pattern excludes it, and the caller is
+    /// not told of its removal.
     pub is_room: bool,
 }
 
 /// A directory that is being removed.
 struct Level {
     directory: OwnedFd,
-    /// As it was found.
+    /// Metadata of the directory when it was found.
     stat: Stat,
-    /// What is in it, from the entry on that is being removed.
+    /// Entries of the directory, from the one that is being removed on.
     names: Names,
-    /// The length of its path.
+    /// Length of the directory's path.
     path_bytes: usize,
     has_leftovers: bool,
-    /// All that was in it has gone.
+    /// Whether all entries so far are gone.
     is_empty: bool,
     outcome: Result<(), Fault>,
 }
 
 impl Level {
-    /// What became of the entry that was being removed; the next one's turn comes.
+    /// Records the outcome for the entry that was being removed, and goes on to the next.
     fn note(&mut self, gone: Result<bool, Fault>) {
         let next = self.names.advance();
         if next.is_err() {
@@ -128,17 +129,17 @@ impl Level {
     }
 }
 
-/// What has become of an entry at first.
+/// Result of the first step on an entry.
 enum Met {
-    /// It is gone, or stays.
+    /// Whether the entry is gone; otherwise it stays.
     Gone(bool),
-    /// It is a directory, and what is in it comes first.
+    /// The entry is a directory, whose contents come first.
     Directory(Box<Level>),
 }
 
 impl Remover<'_> {
-    /// As [`Self::remove`], for an entry of this path below the top; reports what cannot be removed. Whether anything is
-    /// likely to have gone.
+    /// Like [`Self::remove`], for the entry at this path below the top, but reports a failure. Returns whether anything
+    /// is likely to be gone.
     pub fn delete(&self, at: BorrowedFd<'_>, name: &CStr, top: &[u8], path: &[u8]) -> bool {
         let deleted = self.remove(at, name, self.shared.below_destination(path));
         let fault = match deleted {
@@ -150,12 +151,12 @@ impl Remover<'_> {
         true
     }
 
-    /// Removes an entry with all in it, but for what is excluded. `path` is that of the entry from DST on, as patterns
-    /// take it. Whether it is gone. However deep it is, it takes no more of a thread's stack.
+    /// Removes an entry and everything in it, except excluded entries. `path` is the entry's path from DST on, as
+    /// patterns take it. Returns whether the entry is gone. The use of stack does not grow with the depth of the tree.
     ///
     /// # Errors
     ///
-    /// What could not be removed, of the first.
+    /// The first failure to remove an entry.
     pub fn remove(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8]) -> Result<bool, Fault> {
         let (mut path, mut levels) = (path.to_vec(), Vec::<Level>::new());
         let mut met = self.meet(at, name, &path, 0);
@@ -220,7 +221,7 @@ impl Remover<'_> {
             return Err(Fault::Detail("is nested too deeply to be deleted"));
         }
         let directory = self.open(at, name, &stat)?;
-        // As an earlier copy may have made it: its owner can empty it all the same.
+        // An earlier copy may have made the directory unwritable. Its owner can empty it all the same.
         let _ = if shared.options.dry_run { Ok(false) } else { open_up(&directory, &stat) };
         let extraneous = Extraneous::of(&directory).and_then(|mut all| Ok((all.has_leftovers, all.take()?)));
         let (has_leftovers, names) = extraneous.inspect_err(|_| self.restore_mode(&directory, &stat))?;
@@ -229,7 +230,7 @@ impl Remover<'_> {
         Ok(Met::Directory(Box::new(level)))
     }
 
-    /// Removes a directory in which all has been removed that was to be.
+    /// Removes a directory from which everything that had to go has been removed.
     fn leave(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], level: Level, depth: usize) -> Result<bool, Fault> {
         let (shared, directory) = (self.shared, &level.directory);
         let remove = || {
@@ -248,7 +249,7 @@ impl Remover<'_> {
         removed
     }
 
-    /// What stays has the mode that it had.
+    /// Restores the mode of a directory that stays.
     fn restore_mode(&self, directory: &OwnedFd, stat: &Stat) {
         let has_other_mode = || fstat(directory).is_ok_and(|now| now.st_mode != stat.st_mode);
         if !self.shared.options.dry_run && has_other_mode() {
@@ -256,7 +257,7 @@ impl Remover<'_> {
         }
     }
 
-    /// Opens a directory that is to be removed. One that its owner may not read is opened up.
+    /// Opens a directory that is to be removed. If its owner may not read it, it is opened up.
     fn open(&self, at: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Errno> {
         let is_it = |opened: &OwnedFd| match fstat(opened) {
             Ok(here) if identity(&here) != identity(stat) => Err(Errno::STALE),
@@ -274,7 +275,7 @@ impl Remover<'_> {
         Ok(directory)
     }
 
-    /// Tells the caller that an entry is gone, which it is, and counts it.
+    /// Counts a removed entry and tells the caller of it. Always returns true.
     fn tell(&self, path: &[u8], kind: FileKind, depth: usize) -> bool {
         if self.is_room && depth == 0 {
             return true;
@@ -283,7 +284,7 @@ impl Remover<'_> {
             self.shared.stats().note(Effect::Deleted, kind, false);
         }
         if let Some(entries) = &self.shared.entries {
-            // A single root's name is not told.
+            // The path is reported without the name of a single root.
             let is_below = self.shared.root_name().is_some_and(|name| name != b".") && !self.shared.options.contents;
             let start = if is_below { path.iter().position(|&byte| byte == b'/').map_or(0, |at| at + 1) } else { 0 };
             let (path, effect) = (path[start..].to_vec(), Effect::Deleted);
@@ -308,7 +309,7 @@ impl Remover<'_> {
         };
         match removed {
             Ok(()) | Err(Fault::System(Errno::NOENT)) => return Ok(true),
-            // A transfer that was killed has left a name of ours in it.
+            // A killed transfer has left a temporary name in the directory.
             Err(Fault::System(Errno::NOTEMPTY | Errno::EXIST)) if flags == AtFlags::REMOVEDIR => {}
             Err(error) => {
                 deleted.fetch_sub(1, Relaxed);
@@ -321,7 +322,7 @@ impl Remover<'_> {
 }
 
 impl Shared {
-    /// What `--max-delete` has kept, in the destination of this path.
+    /// Describes what `--max-delete` has kept in the destination with this path.
     pub fn spared_fact(&self, path: &[u8]) -> Option<IoFact> {
         let spared = self.counts.spared.load(Relaxed);
         let entries = if spared == 1 { "entry" } else { "entries" };
@@ -329,7 +330,8 @@ impl Shared {
         (spared > 0).then(|| plain_fact(OsStr::from_bytes(path), &detail()))
     }
 
-    /// A path below the top from DST on: the transfer's root, from which patterns count.
+    /// Turns a path below the top into one from DST on, that is, from the root of the transfer, to which patterns are
+    /// relative.
     pub fn below_destination<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         let is_below = self.options.contents && self.root_name().is_some_and(|name| name != b".");
         let start =
@@ -337,13 +339,14 @@ impl Shared {
         &path[start..]
     }
 
-    /// Remembers what is to be deleted at the end.
+    /// Remembers entries that are to be deleted at the end.
     pub fn defer(&self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> Result<(), Fault> {
         let mut deferred = self.deferred.lock().expect("no panics under it");
         deferred.push(directory, path, names).map_err(|error| fault_of(&error))
     }
 
-    /// Deletes it, unless an entry has failed here, or `unsent` ones have at the sender, or a source before any was sent.
+    /// Deletes the remembered entries, unless an entry has failed here, or at the sender (`unsent`), or a source failed
+    /// before any entry was sent.
     pub fn delete_deferred(&self, top: &OpenDirectory, unsent: u64) {
         let deferred = self.deferred.lock().expect("no panics under it").0.take();
         let Some(file) = deferred else { return };
@@ -354,7 +357,7 @@ impl Shared {
             while delete_next(&mut file, self, top)? {}
             Ok(())
         };
-        // Where it was not asked to be, it is only put off until all of this session has come.
+        // Without `--delete-after`, deleting is put off only until everything of this session has come.
         let is_last = self.options.generations.session.is_last || !self.options.delete_after;
         let has_all = is_last && unsent == 0 && self.failures().count == 0;
         let deleted = match !has_all {
@@ -367,15 +370,15 @@ impl Shared {
     }
 }
 
-/// What is to be deleted once all has come (`--delete-after`), by directory, in an unlinked file.
+/// Entries to be deleted once everything has come (`--delete-after`), by directory, in an unlinked file.
 #[derive(Default)]
 pub(super) struct Deferred(Option<BufWriter<File>>);
 
-/// The bytes of a directory's identity and of the length of its path.
+/// Number of bytes of a directory's identity and of the length of its path.
 const HEAD_BYTES: usize = 20;
 
 impl Deferred {
-    /// Adds what is in a directory of this path below the top.
+    /// Adds the names in the directory at this path below the top.
     pub fn push(&mut self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> std::io::Result<()> {
         let file = match &mut self.0 {
             Some(file) => file,
@@ -390,7 +393,7 @@ impl Deferred {
             file.write_all(name.to_bytes_with_nul())?;
             names.advance().map_err(|fault| fault.errno().unwrap_or(Errno::IO))?;
         }
-        // No name is empty.
+        // An empty name ends the list, because no real name is empty.
         file.write_all(&[0])
     }
 }
@@ -399,7 +402,7 @@ fn fault_of(error: &std::io::Error) -> Fault {
     Fault::Explained(errno_of(error), "what is to be deleted cannot be remembered in the temporary directory (TMPDIR)")
 }
 
-/// Deletes what is in the next directory of the file; whether there was one.
+/// Deletes the entries of the next directory in the file. Returns whether there was one.
 fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory) -> std::io::Result<bool> {
     let mut head = [0; HEAD_BYTES];
     match file.read_exact(&mut head) {
@@ -443,8 +446,9 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
     Ok(true)
 }
 
-/// The directory that had this path below the top when it was left. One that its owner may not read is opened up, and gets
-/// its mode again from who deletes in it; in a dry run it is opened as a place only.
+/// Opens the directory that had this path below the top when the walk left it. A directory that its owner may not read
+/// is opened up; the caller restores its mode after deleting in it. In a dry run such a directory is opened as a place
+/// only.
 fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) -> Result<(OwnedFd, Stat), Errno> {
     let mut place = openat(&top.fd, ".", PLACE, Mode::empty())?;
     if top.shared.options.no_implied_dirs && !path.is_empty() {

@@ -8,43 +8,43 @@ use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
 use crate::tree::proof::Expected;
 
-/// The names that entries may have at the top. The sender is not trusted to keep to them.
+/// Names that entries may have at the top. The sender is not trusted to keep to them.
 #[derive(Clone, Debug)]
 pub enum Names {
-    /// Any: tests of single records, which nobody has asked for.
+    /// Any name, for tests that send single records.
     #[cfg(test)]
     Any,
-    /// The single entry at the top gets this name instead of its own. With `.`, it must be a directory, and what is in it
-    /// appears in the destination itself, which gets its metadata.
+    /// The single entry at the top gets this name instead of its own. If the name is `.`, the entry must be a
+    /// directory: its contents appear in the destination itself, which gets its metadata.
     Only(Vec<u8>),
-    /// These and no others.
+    /// Only these names.
     Among(BTreeSet<Vec<u8>>),
 }
 
 /// Where a tree is written, and how.
 #[derive(Clone)]
 pub struct Destination {
-    /// What of it, and how. If it is not recursive, nothing but regular files may appear, and no directories: the sender
-    /// was asked for the files that links lead to.
+    /// What is copied, and how. Unless `recursive` is set, only regular files may appear, no directories, because the
+    /// sender was asked for the files that links lead to.
     pub options: TreeOptions,
-    /// The names at the top.
+    /// Names allowed at the top.
     pub names: Names,
-    /// What has been made and written is counted here as well.
+    /// Also counts the entries made and the bytes written.
     pub progress: Arc<Progress>,
-    /// Where each entry is reported to the caller, if at all.
+    /// Where each entry is reported to the caller, if anywhere.
     pub entries: Option<Arc<EntryStream>>,
-    /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
-    /// comparing them takes longer than copying, and may share their blocks with their sources.
+    /// Whether the sender is this process, reading as this user. Then its owners are taken as they are. Large files are
+    /// not resumed, because comparing takes longer than copying, and may share their blocks with their sources.
     pub is_local: bool,
-    /// What comes is proven only at the end: before [`super::TreeSink::finish`] a directory at the top that was not there, a large
-    /// file at the top, and a file that is all of the tree, get no names.
+    /// Whether the tree is proven only at the end. Until [`super::TreeSink::finish`], some entries get no final name: a
+    /// directory at the top that did not exist, a large file at the top, and a file that is the whole tree.
     pub awaits_proof: bool,
-    /// What the tree must be; proven likewise.
+    /// What the tree must be, if known. This is also proven at the end.
     pub expected: Option<Expected>,
 }
 
 impl Destination {
-    /// That of a tree with these options, under these names.
+    /// Returns the destination of a tree with these options and top names.
     pub fn new(options: TreeOptions, names: Names) -> Self {
         Self {
             options,

@@ -1,5 +1,5 @@
-//! Block devices as destinations: only the one that was named itself, only with `--sync --in-place`, only while nobody else
-//! uses it.
+//! Block devices as destinations. A device is written to only if it was named itself, with `--sync --in-place`, and is
+//! not in use.
 
 use std::os::fd::OwnedFd;
 
@@ -11,19 +11,19 @@ use super::directory::OpenDirectory;
 use crate::fs::described;
 use crate::tree::Fault;
 
-/// Whether what `stat` describes is a device that is to be written to.
+/// Whether `stat` describes a device that is to be written to.
 pub(super) fn is_target(shared: &Shared, directory: &OpenDirectory, stat: &Stat) -> bool {
     let options = &shared.options;
     let is_asked_for = options.sync && options.in_place && directory.is_top() && shared.root_name().is_some();
     is_asked_for && FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
 }
 
-/// Opens the device of that name to be read and written, if it is one that is to be written to. `size`: what is to
-/// come, in bytes.
+/// Opens the device of this name for reading and writing, if it is to be written to; otherwise `None`. `size` is the
+/// number of bytes to come.
 ///
 /// # Errors
 ///
-/// It is mounted, in use, or too small; what opening answered.
+/// Fails if the device is mounted, in use, or too small, or cannot be opened.
 pub(super) fn open(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -34,7 +34,7 @@ pub(super) fn open(
     if !seen.is_ok_and(|seen| is_target(shared, directory, &seen)) {
         return Ok(None);
     }
-    // Without CREATE it is refused for a device that is mounted, or that another one, or swap, is made of.
+    // EXCL without CREATE refuses a device that is mounted, or is part of another device or of swap.
     let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = openat(&directory.fd, name, flags, Mode::empty()).map_err(|error| match error {
         Errno::BUSY => Fault::Explained(error, "it is mounted or in use"),

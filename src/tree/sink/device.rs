@@ -34,7 +34,7 @@ pub(super) fn open(
     if !seen.is_ok_and(|seen| is_target(shared, directory, &seen)) {
         return Ok(None);
     }
-    // EXCL without CREATE refuses a device that is mounted, or is part of another device or of swap.
+    // EXCL without CREATE fails for a device that is mounted, or that swap or another device uses.
     let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = openat(&directory.fd, name, flags, Mode::empty()).map_err(|error| match error {
         Errno::BUSY => Fault::Explained(error, "it is mounted or in use"),

@@ -1,4 +1,5 @@
-//! Directories of a tree that is being written: entered by descriptor, finished when the last of what is in them is.
+//! Directories of a tree that is being written: entered by descriptor, finished when the last entry in them is
+//! finished.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -34,56 +35,61 @@ pub(super) use closed::close_again;
 
 /// A directory of the destination.
 ///
-/// Each file that is still to be written into it holds it. When the last of them releases it, and the walk has left it, it
-/// gets its metadata: not earlier, since each new entry changes its time, and since its mode may forbid new entries.
-/// So directories need no list of their own, and as many are open as the tree is deep and files are waiting.
+/// Each file that is still to be written into the directory holds a reference to it. The directory gets its metadata
+/// when the walk has left it and the last file has released it. It cannot be earlier, because each new entry changes
+/// the directory's time, and its mode may forbid new entries. So no list of directories is needed, and only as many are
+/// open as the tree is deep and as files are waiting.
 pub(super) struct OpenDirectory {
     pub fd: Arc<OwnedFd>,
     place: Arc<Place>,
     pub shared: Arc<Shared>,
-    /// Entries made here get ACLs from it.
+    /// Whether entries made here inherit an ACL.
     pub gives_acl: bool,
-    /// Permissions that files made here can get where modes are not kept.
+    /// Permissions that files made here can get if modes are not kept.
     pub permitted: u32,
-    /// Files get a partial name here: there are none without, or older ones may be in the way of linking. Where the directory
-    /// was there, that also removes what a killed transfer has left under such a name.
+    /// Whether files get a partial name here: nameless files are not supported, or older entries may be in the way of
+    /// linking. If the directory existed before, making that name also removes what a killed transfer left under it.
     pub wants_names: AtomicBool,
-    /// Owner and group that a new file gets here: ours, or the directory's group, as its mode and the mount say.
+    /// Owner and group of a new file here: those of this process, or the directory's group, depending on its mode and
+    /// the mount.
     pub new_owner: OnceLock<(u32, u32)>,
-    /// None for the top: it belongs to the user who named it.
+    /// `None` for the top, which belongs to the user who named it.
     last: Option<Last>,
-    /// It has no final name yet.
+    /// The partial name, as long as the directory has no final one.
     unnamed: Option<Unnamed>,
-    /// Of the top: what its mode was before it was opened up, until it has that again.
+    /// For the top: its mode before it was opened up, until that mode is restored.
     closed: Mutex<Option<u32>>,
-    /// Neither has it, or one that it lies in.
+    /// Whether this directory, or one above it, has no final name yet.
     pub is_unseen: bool,
-    /// The one at the top that has no name yet: it gets that after this one is finished.
+    /// The directory at the top that has no name yet. It gets its name after this one is finished.
     unseen_root: Option<Arc<OpenDirectory>>,
-    /// What an earlier transfer has left in it and this one has not come to; whether it is a directory.
+    /// Entries that an earlier transfer left here and this one has not reached; the value tells whether it is a
+    /// directory.
     left: Option<Mutex<BTreeMap<Vec<u8>, bool>>>,
-    /// It was made by this transfer, or by one that was cut: nothing is there that counts.
+    /// Whether the directory was made by this transfer or by an interrupted one. No entry in it counts as existing.
     is_new: bool,
-    /// It is new, but what an earlier transfer has left in it is compared, and what does not come is removed.
+    /// Whether the directory is new, but entries that an earlier transfer left in it are compared. Entries that do not
+    /// come are removed.
     is_resumed: bool,
-    /// In a dry run, it is not there and would be made.
+    /// Whether this is a dry run and the directory would be made.
     pub is_phantom: bool,
-    /// The sender knows, of this one or of one that it lies in: nothing is looked for in it or elsewhere.
+    /// Whether the sender knows that this directory, or one above it, is fresh. Then existing files are not looked for,
+    /// neither here nor elsewhere.
     pub is_fresh: bool,
-    /// The directories of this path in earlier generations.
+    /// Directories with the same path in earlier generations.
     pub alternates: Vec<Arc<OwnedFd>>,
-    /// The files of its tree, where they may come under other names.
+    /// Files of the destination tree, if they may come under other names.
     pub moves: Option<Arc<Moves>>,
-    /// With `--delete`: what is in it and has not come.
+    /// With `--delete`: entries of the directory that have not come.
     extraneous: Option<Mutex<Extraneous>>,
-    /// It gets none but the mode that it had.
+    /// Whether the directory gets no metadata except its former mode.
     keeps_metadata: bool,
-    /// The root of the tree, where directories that only lead to others may be links within it (`--no-implied-dirs`).
+    /// Root of the tree in which directories that only lead to others may be links (`--no-implied-dirs`).
     pub(super) root: Option<Arc<TreeRoot>>,
-    /// Not all that the source has in it will come.
+    /// Whether some entries of the source directory will not come.
     is_incomplete: AtomicBool,
     pub folding: Folding,
-    /// Another directory to come may be taken for it, and what is in it be that one's.
+    /// Whether a directory still to come may be taken for this one, so that entries here may belong to that one.
     may_be_two: bool,
 }
 
@@ -94,43 +100,43 @@ struct Unnamed {
     name: Vec<u8>,
 }
 
-/// A directory that has been made, or was there.
+/// A directory that was made, or existed before.
 struct Made {
     fd: OwnedFd,
     is_new: bool,
-    /// An earlier transfer had made it, and was killed.
+    /// Whether an earlier transfer made the directory and was killed.
     was_left: bool,
-    /// Its mode, before it was opened up to be entered at all.
+    /// Mode of the directory before it was opened up, if entering it required that.
     closed: Option<u32>,
     unnamed: Option<Unnamed>,
 }
 
-/// What a directory gets at the end.
+/// Metadata that a directory gets at the end.
 struct Last {
     mode: Option<u32>,
     current: Current,
     metadata: OwnedMetadata,
 }
 
-/// The name of a directory, without its descriptor, so that long paths are not kept for each.
+/// Name of a directory, without its descriptor. Names are linked, so that no long path is stored for each directory.
 struct Place {
     parent: Option<Arc<Place>>,
     name: Vec<u8>,
 }
 
-/// Why a directory at the top is not merged: it was to become DST, and comes into one that is there.
+/// Why a directory at the top is not merged: it was to become DST, but DST has come into being meanwhile.
 const HAS_APPEARED: &str =
     "was not there when this copy began, and another one may have made it; run it again to copy into it";
 
 impl OpenDirectory {
-    /// The directory in which a missing destination would be made, if that is there.
+    /// Opens the directory in which a missing destination would be made, if that directory exists.
     pub fn open_above(path: &Path) -> Option<OwnedFd> {
-        // As `foo/..` is not there either, the last name is one.
+        // `foo/..` does not exist if `foo` does not, so the last component is a real name.
         let above = crate::fs::directory_of(path);
         openat(rustix::fs::CWD, above, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()).ok()
     }
 
-    /// The destination, which is open.
+    /// Takes the destination, which is open.
     pub fn top((fd, closed): Opened, path: &[u8], shared: Arc<Shared>) -> Self {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
         let mut top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
@@ -140,8 +146,8 @@ impl OpenDirectory {
         top
     }
 
-    /// Makes a directory, or enters one that is there. Nothing but a real directory is entered: a link to one may lead
-    /// anywhere. `was_left`: by an earlier transfer, see [`Self::make_way`].
+    /// Makes a directory, or enters an existing one. Only a real directory is entered, because a link may lead
+    /// anywhere. `was_left`: whether an earlier transfer left the directory, see [`Self::make_way`].
     pub fn enter(parent: &Arc<Self>, name: &[u8], described: &Metadata<'_>, was_left: bool) -> Result<Self, Fault> {
         let shared = &parent.shared;
         let was_left = was_left || parent.is_resumed;
@@ -156,7 +162,7 @@ impl OpenDirectory {
             Self::make_below(parent, name, was_left, is_implied)?
         };
         let Made { fd, is_new, was_left, closed, unnamed } = made;
-        // Of the top that it is merged into.
+        // A directory merged into the top has the mode that the top had.
         let closed = closed.or_else(|| if name == b"." { parent.take_closed() } else { None });
         let mut stat = fstat(&fd)?;
         stat.st_mode = closed.unwrap_or(stat.st_mode);
@@ -166,14 +172,14 @@ impl OpenDirectory {
         let was_closed = closed.is_some() || (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
-            // As mkdir has it for a directory of all rights.
+            // The mode that mkdir gives when all permissions are requested.
             let made =
                 || permitted(&parent.fd, parent.gives_acl, crate::fs::umask()) | stat.st_mode & Mode::SGID.bits();
             is_new.then(made).or(was_closed.then_some(stat.st_mode & 0o7777))
         } else if options.mode {
             Some(metadata::mode(options, described, 0o777))
         } else if is_new {
-            // A group that is handed down is so by a bit that mkdir has set.
+            // If the group is inherited, mkdir has set the bit for that, which is kept.
             let permitted = permitted_directory(parent.permitted, shared.umask);
             Some(metadata::mode(options, described, permitted) & 0o777 | stat.st_mode & Mode::SGID.bits())
         } else {
@@ -184,7 +190,7 @@ impl OpenDirectory {
         let differs = (!is_new && !keeps_metadata && shared.is_told())
             .then(|| differing(shared, Object::Open(fd.as_fd()), &stat, described, mode));
         let place = match name {
-            // Merged into it.
+            // The directory is merged into its parent.
             b"." => Arc::clone(&parent.place),
             _ => Arc::new(Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() }),
         };
@@ -205,7 +211,7 @@ impl OpenDirectory {
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
         entered.root = implied::root(&entered, parent)?;
-        // With `--existing` nothing is made in it, so each file is asked about.
+        // With `--existing` nothing is made in a new directory, so the sender must ask about each file.
         let is_asked = options.lists() && !options.dry_run && !options.existing;
         if parent.last.is_none() && options.generations.find_moves && options.lists() && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
@@ -221,8 +227,8 @@ impl OpenDirectory {
         Ok(entered)
     }
 
-    /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
-    /// a destination to copy into.
+    /// A directory at the top gets its name when everything that comes into it is done: a half-filled directory would
+    /// be taken for a destination to copy into.
     fn make_at_top(parent: &Arc<Self>, name: &[u8], was_left: bool) -> Result<Made, Fault> {
         let session = &parent.shared.options.generations.session;
         let is_there = |there: Result<Opened, Errno>| match there {
@@ -237,12 +243,12 @@ impl OpenDirectory {
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open_tree(&parent.fd, &beside);
         let (fd, has_left) = parent.shared.patiently(parent, &beside, open)?;
-        // Another copy that was making it may have finished while this one waited.
+        // Another copy that was making the directory may have finished while this one waited.
         match parent.open(name) {
             Err(Errno::NOENT) => {}
             there => {
                 if partial::is_named(&parent.fd, &*beside, &fd) {
-                    // What an earlier copy has left in it stays.
+                    // A partial directory in which an earlier copy has left entries stays.
                     let _ = unlinkat(&parent.fd, &*beside, AtFlags::REMOVEDIR);
                 }
                 return is_there(there);
@@ -318,30 +324,30 @@ impl OpenDirectory {
         }
     }
 
-    /// Whether what is to come into it may be elsewhere on this host.
+    /// Whether files that are to come into the directory may exist elsewhere on this host.
     pub fn looks_elsewhere(&self) -> bool {
         !self.alternates.is_empty() || self.moves.is_some()
     }
 
-    /// Whether there is an entry of this name.
+    /// Whether an entry of this name exists.
     pub fn has(&self, name: &[u8]) -> bool {
         self.stat(name).is_ok()
     }
 
-    /// The walk has come to an entry in it.
+    /// Records that the walk has reached an entry of the directory.
     pub fn meet(&self, name: &[u8]) {
         if let Some(extraneous) = &self.extraneous {
             extraneous.lock().expect("no panics under it").meet(name);
         }
     }
 
-    /// Nothing is to be deleted in it: the source may have more than comes.
+    /// Records that nothing may be deleted here, because the source may have more entries than come.
     pub fn note_incomplete(&self) {
         self.is_incomplete.store(true, Ordering::Relaxed);
     }
 
-    /// Removes a directory that stands where another kind of entry is to be: an empty one, or with `--delete` any. What is
-    /// no directory is replaced, or removed where it cannot be.
+    /// Removes a directory where an entry of another kind is to be made: only an empty directory, or with `--delete`
+    /// any. Other entries are replaced later, or removed here if they cannot be.
     pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
         let kind = FileType::from_raw_mode(old.st_mode);
         if kind != FileType::Directory && self.shared.options.dry_run {
@@ -364,7 +370,7 @@ impl OpenDirectory {
         if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
 
-    /// Removes a directory, or finds that it could be; one that is not empty stays.
+    /// Removes an empty directory, or in a dry run checks that it could. A directory that is not empty stays.
     fn remove_empty(&self, name: &[u8]) -> Result<(), Errno> {
         if !self.shared.options.dry_run {
             return unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
@@ -373,32 +379,32 @@ impl OpenDirectory {
         if is_empty { Ok(()) } else { Err(Errno::NOTEMPTY) }
     }
 
-    /// Whether it is the destination itself.
+    /// Whether this is the destination itself.
     pub fn is_top(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Whether it has been made by an earlier transfer to a tree that has no name yet, and is compared.
+    /// Whether an earlier transfer made the directory in a tree that has no name yet, and its entries are compared.
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
     }
 
-    /// Whether an earlier transfer may have left something in it.
+    /// Whether an earlier transfer may have left something in the directory.
     pub fn has_past(&self) -> bool {
         !self.is_new || self.is_resumed || self.left.is_some()
     }
 
-    /// The path of an entry in it from below the top on.
+    /// Path of an entry of the directory, relative to the top.
     fn path_below_top(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();
         names.push(name);
         names[1..].join(&b'/')
     }
 
-    /// Keeps what another entry is about to replace, with `--backup-dir`.
+    /// With `--backup-dir`, keeps the entry that another is about to replace.
     pub fn back_up(&self, name: &[u8]) -> Result<(), Fault> {
         match &self.shared.backup {
-            // Nothing counts that is in the way in a new directory.
+            // Nothing that is in the way in a new directory is worth keeping.
             Some(backup) if !self.is_new => {
                 let path = self.path_below_top(name);
                 backup.keep_replaced(self.fd.as_fd(), name, self.shared.below_destination(&path))
@@ -407,7 +413,7 @@ impl OpenDirectory {
         }
     }
 
-    /// Removes what is no directory where one is to be.
+    /// Removes an entry that is not a directory where a directory is to be made.
     fn clear_for_directory(&self, name: &[u8]) -> Result<(), Fault> {
         let path = self.path_below_top(name);
         match &self.shared.backup {
@@ -416,7 +422,7 @@ impl OpenDirectory {
         }
     }
 
-    /// Deletes what has not come.
+    /// Deletes entries that have not come.
     fn delete(&self) {
         let Some(extraneous) = &self.extraneous else { return };
         let mut extraneous = extraneous.lock().expect("no panics under it");
@@ -461,7 +467,7 @@ impl OpenDirectory {
         }
     }
 
-    /// The path of an entry in it, for reports.
+    /// Path of an entry of the directory, for reports.
     pub fn path(&self, name: &[u8]) -> Vec<u8> {
         let mut path = self.own_path();
         if !path.ends_with(b"/") {
@@ -471,8 +477,8 @@ impl OpenDirectory {
         path
     }
 
-    /// The path of an entry in it as it is reported to the caller: from the destination on, of a single source from that on. An empty
-    /// name: its own.
+    /// Path of an entry as it is reported to the caller: relative to the destination, or to a single source. An empty
+    /// name stands for the directory itself.
     pub fn told_path(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();
         names.extend(Some(name).filter(|name| !name.is_empty()));
@@ -480,7 +486,7 @@ impl OpenDirectory {
         names[(1 + usize::from(is_renamed)).min(names.len())..].join(&b'/')
     }
 
-    /// The path of an entry in it from the destination on; of a single root, from what lies in that on.
+    /// Path of an entry relative to the destination, or, below a single root, relative to that root.
     pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();
         names.push(name);
@@ -488,12 +494,12 @@ impl OpenDirectory {
         names[1 + usize::from(is_below_root)..].join(&b'/')
     }
 
-    /// The destination's path with a slash behind it.
+    /// The destination's path with a slash at the end.
     pub fn top_path(&self) -> Vec<u8> {
         [self.names()[0], b"/"].concat()
     }
 
-    /// The path of the only root in the destination, or of that itself.
+    /// Path of the single root in the destination, or of the destination itself.
     pub fn root_path(&self) -> Vec<u8> {
         match self.shared.root_name().filter(|name| *name != b".") {
             Some(name) => self.path(name),
@@ -506,7 +512,7 @@ impl OpenDirectory {
         if path.is_empty() { b"/".to_vec() } else { path }
     }
 
-    /// The destination's path, and the names of the directories on the way to this one.
+    /// The destination's path, followed by the names of the directories down to this one.
     pub fn names(&self) -> Vec<&[u8]> {
         let mut names: Vec<_> =
             successors(Some(&self.place), |place| place.parent.as_ref()).map(|place| &*place.name).collect();
@@ -514,7 +520,7 @@ impl OpenDirectory {
         names
     }
 
-    /// The name that an entry gets here: its own, unless it is the root and is to have another.
+    /// Name that an entry gets here: its own, unless it is the root and gets another name.
     pub fn final_name<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
         match (&self.last, self.shared.root_name()) {
             (None, Some(other)) => other,
@@ -528,7 +534,7 @@ impl OpenDirectory {
             self.clear()?
         } else {
             self.delete();
-            // Of files that have been deleted by now as well.
+            // This includes markers of files that have just been deleted.
             let has_leftovers = |all: &Mutex<Extraneous>| all.lock().expect("no panics under it").has_leftovers;
             if self.extraneous.as_ref().is_some_and(has_leftovers) && !options.dry_run {
                 let _ = unfinished::remove_stale(self.fd.as_fd());
@@ -578,7 +584,7 @@ impl OpenDirectory {
 
 impl Drop for OpenDirectory {
     fn drop(&mut self) {
-        // After a failure it stays as it is, open to us, so that the copy can be run again.
+        // After a failure the directory stays as it is, open to its owner, so that the copy can be run again.
         let is_stopped = || self.shared.is_stopped.load(Ordering::Acquire);
         if !is_stopped()
             && let Err(error) = self.finish()
@@ -587,7 +593,7 @@ impl Drop for OpenDirectory {
         }
         let Some(Unnamed { parent, partial, name }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
-        // Nothing came of a list: as with rsync, there is no directory then.
+        // If no entry of a list has come, there is no directory, as with rsync.
         let is_unused = || self.keeps_metadata && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_ok();
         if is_ours() && is_unused() {
             return;
@@ -606,7 +612,7 @@ impl Drop for OpenDirectory {
         if !self.shared.is_trusted.load(Ordering::Relaxed) && is_ours() {
             let _ = partial::remove(&parent.fd, partial);
         }
-        // One with nothing in it is of no use.
+        // An empty partial directory is of no use.
         if is_ours() && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_err() {
             self.shared.keep(parent.path(partial.to_bytes()));
         }
@@ -619,11 +625,11 @@ fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     partial::remove(directory, &CString::new(name).map_err(|_| Errno::INVAL)?)
 }
 
-/// What stands at `path` below the top, without following a link at any step; opened as a place only.
+/// Opens the entry at `path` below the top as a place only, without following a link at any step.
 ///
 /// # Errors
 ///
-/// What stopped the way; EINVAL if what is there is not of a `wanted` kind, or is a directory.
+/// The error that stopped the way to it; EINVAL if the entry is not of a `wanted` kind, or is a directory.
 pub(super) fn find(top: &OpenDirectory, path: &[u8], wanted: impl Fn(FileType) -> bool) -> Result<OwnedFd, Errno> {
     let mut here: Option<OwnedFd> = None;
     if top.shared.options.no_implied_dirs && !path.split(|&byte| byte == b'/').any(is_temporary_name) {
@@ -639,7 +645,7 @@ pub(super) fn find(top: &OpenDirectory, path: &[u8], wanted: impl Fn(FileType) -
         flags.set(OFlags::DIRECTORY, names.peek().is_some());
         let from = here.as_ref().map_or(top.fd.as_fd(), AsFd::as_fd);
         here = Some(match openat(from, name, flags, Mode::empty()) {
-            // Of a tree that is not done yet.
+            // The first component may be a tree that is not done yet, under its partial name.
             Err(Errno::NOENT) if here.is_none() => {
                 openat(from, name_beside(name, PARTIAL), flags | OFlags::DIRECTORY, Mode::empty())?
             }

@@ -1,11 +1,12 @@
-//! A basis elsewhere: a file on the receiving host that most likely is what is to come, under another name. What proves to
-//! be it is not sent: the new name becomes a hard link to it, or it is copied within the host.
+//! A basis elsewhere: a file on the receiving host, under another name, that most likely is the file to come. If it
+//! proves to be the same, the file is not sent: the new name becomes a hard link to it, or it is copied within the
+//! host.
 //!
 //! # Invariants
 //!
-//! * A file is linked only if it has all the metadata that the new entry is to have, and is never changed.
-//! * It is reached by descriptors, from a directory that the user has named or that is written to; no link is followed,
-//!   nor one in DST on the way to that directory.
+//! * A file is linked only if it has all the metadata that the new entry is to have. It is never changed.
+//! * The file is reached by descriptors, from a directory that the user has named or that is written to. No link is
+//!   followed, not even a link in DST on the way to that directory.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,25 +40,25 @@ use crate::tree::entries::{Effect, FileKind};
 use crate::tree::walk::INLINE_BYTES_MAX;
 use crate::tree::{Fault, metadata};
 
-/// How often a file is copied, if it changes while it is.
+/// Maximum number of attempts to copy a file that changes meanwhile.
 const TRIES: u32 = 3;
 
-/// A file that may be what is to come.
+/// A file that may be the file to come.
 pub(super) struct Elsewhere {
     directory: Arc<OwnedFd>,
-    /// From there on.
+    /// Path of the file, relative to `directory`.
     path: Vec<u8>,
-    /// As it was when it was found.
+    /// Metadata of the file when it was found.
     stat: Stat,
-    /// Among the files of the tree that is written to.
+    /// Set if the file was found in the tree that is written to.
     moved: Option<Moved>,
-    /// The digest that the sender has been given.
+    /// Digest that the sender has been given.
     digest: Option<[u8; 16]>,
 }
 
-/// Opens the last generations of a `snapshot`, and the directories of `--link-dest`, relative to DST; those that cannot be
-/// opened are reported as such, once.
-/// `above`: the directory that `top` would be made in, where it is missing, as it may be in a dry run.
+/// Opens the last generations of a `snapshot`, and the directories of `--link-dest`, relative to DST. Directories that
+/// cannot be opened are reported, each once. `above` is the directory in which a missing `top` would be made; `top` may
+/// be missing in a dry run.
 pub(super) fn open_generations(
     top: &OwnedFd,
     above: Option<&OwnedFd>,
@@ -77,7 +78,7 @@ pub(super) fn open_generations(
         let from = match &root {
             _ if path.starts_with(b"/") => return open_way(openat(CWD, "/", PLACE, Mode::empty())?, false, names, dst),
             Some(Ok(root)) => root.as_fd(),
-            // DST will be made in the directory that is open.
+            // DST is still to be made in the open directory.
             Some(Err(_)) => return open_beside(top, names, dst),
             None => match above {
                 Some(above) => return open_beside(above, names, dst),
@@ -102,7 +103,8 @@ pub(super) fn open_generations(
     opened
 }
 
-/// Opens the directory to which names lead from one that is to be made in `above`: only what is beside that is there.
+/// Opens the directory to which `names` lead from a directory that is to be made in `above`. Only its siblings exist so
+/// far.
 fn open_beside<'a>(
     above: &OwnedFd,
     names: impl Iterator<Item = &'a [u8]>,
@@ -113,15 +115,16 @@ fn open_beside<'a>(
     open_way(openat(above, ".", PLACE, Mode::empty())?, false, names, dst)
 }
 
-/// Opens the directory to which names lead from another one. A link is followed where the user has put it, beside DST or
-/// above, but none in DST: an earlier copy may have made that. `is_within`: the first directory is DST.
+/// Opens the directory to which `names` lead from another one. Links beside or above DST are followed, because the user
+/// has made them. Links in DST are not, because an earlier copy may have made them. `is_within`: whether the first
+/// directory is DST.
 fn open_way<'a>(
     from: OwnedFd,
     is_within: bool,
     names: impl Iterator<Item = &'a [u8]>,
     dst: Option<Identity>,
 ) -> Result<OwnedFd, Errno> {
-    // How far below DST it is.
+    // Number of levels below DST; `None` outside DST.
     let (mut here, mut depth) = (from, is_within.then_some(0_usize));
     for name in names {
         let flags = if depth.is_some() { PLACE } else { PLACE.difference(OFlags::NOFOLLOW) };
@@ -135,14 +138,14 @@ fn open_way<'a>(
     Ok(here)
 }
 
-/// The directories of this name in those that are like a parent.
+/// Opens the directories of this name in the parents' counterparts.
 pub(super) fn below(parents: &[Arc<OwnedFd>], name: &[u8]) -> Vec<Arc<OwnedFd>> {
     let opened = parents.iter().filter_map(|parent| openat(parent, name, PLACE, Mode::empty()).ok());
     opened.map(Arc::new).collect()
 }
 
-/// Looks elsewhere for a listed file that would be sent, as the `verdict` has it. What is found to be it by size and time
-/// is taken at once; what has to be proven, or differs, is what the sender compares with.
+/// Looks elsewhere for a listed file that would be sent according to `verdict`. A file that matches by size and time is
+/// taken at once. A file that must be proven, or that differs, is compared with the sender's.
 pub(super) fn look(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -171,13 +174,13 @@ pub(super) fn look(
             }
         }
     }
-    // What stands under the name is more likely to be it where times say nothing.
+    // If times say nothing, the file under the same name is more likely to be the right one.
     let may_have_moved = !options.checksum || verdict == Verdict::Wanted;
     let moves = directory.moves.as_ref().filter(|_| may_have_moved && !found.iter().any(is_like));
     if let Some(moved) = moves.and_then(|moves| moves.find(directory, name, described, size)) {
         found.insert(0, moved);
     }
-    // In a dry run the sender says only whether all of it is the same.
+    // In a dry run the sender tells only whether the whole file is the same.
     let is_large = size > INLINE_BYTES_MAX as u64 && !options.dry_run;
     match found.iter().position(is_like) {
         Some(like) if is_large => Ok((Verdict::Blocks, Some(found.swap_remove(like)))),
@@ -195,7 +198,7 @@ pub(super) fn look(
 }
 
 impl Elsewhere {
-    /// The regular file of this path below a directory.
+    /// Finds the regular file at this path below a directory.
     pub fn at(directory: &Arc<OwnedFd>, path: Vec<u8>) -> Option<Self> {
         let (above, name) = open_below(directory, &path, OFlags::PATH).ok()?;
         let stat = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -203,12 +206,13 @@ impl Elsewhere {
         is_regular.then(|| Self { directory: Arc::clone(directory), path, stat, moved: None, digest: None })
     }
 
-    /// The file of this path, which is open, in the tree that is written to.
+    /// Takes an open file at this path in the tree that is written to.
     pub fn moved(directory: &Arc<OwnedFd>, path: Vec<u8>, stat: Stat, moved: Moved) -> Self {
         Self { directory: Arc::clone(directory), path, stat, moved: Some(moved), digest: None }
     }
 
-    /// Opens it to be read, if it is what was found still, or has the contents that the sender knows of.
+    /// Opens the file for reading, if it is still the file that was found, or has the contents whose digest the sender
+    /// knows.
     pub fn open(&self) -> Option<(OwnedFd, Stat)> {
         let (file, stat) = match self.moved.as_ref().and_then(|moved| moved.held.as_ref()) {
             Some(held) => {
@@ -221,13 +225,14 @@ impl Elsewhere {
                 open_regular(above.as_fd(), &name)?
             }
         };
-        // Its old name may be at the source as well, and have got another time meanwhile.
+        // The source may have the old name as well, and may have given it another time meanwhile.
         let is_it = is_same(&stat, &self.stat)
             || self.digest.is_some() && stat.st_size == self.stat.st_size && digest(&file, &stat) == self.digest;
         is_it.then_some((file, stat))
     }
 
-    /// No copy that was cut has left it half-written, as far as its time does not say that.
+    /// Whether no interrupted copy has left the file half-written. The marker is checked only if the time does not
+    /// tell.
     fn is_whole(&self, options: &TreeOptions) -> bool {
         let is_told_by_time = self.moved.is_some() || !is_looked_for(options, &self.stat);
         is_told_by_time
@@ -241,8 +246,8 @@ impl Elsewhere {
         self.digest
     }
 
-    /// Gives this file, whose contents are those that are to come, the name, or makes a copy of it. Whether it was there
-    /// still.
+    /// Gives this file, which has the contents to come, the new name, or copies it. Returns whether the file was still
+    /// there.
     pub fn take(
         &self,
         shared: &Shared,
@@ -256,7 +261,8 @@ impl Elsewhere {
         for _ in 0..TRIES {
             let Some((file, stat)) = self.open() else { return Ok(false) };
             match copy(shared, directory, name, described, &file, &stat) {
-                // Another thread may have given its old name another time meanwhile: then it is proven once more.
+                // Another thread may have changed the time of the old name meanwhile, so the contents are proven once
+                // more.
                 Err(Fault::System(Errno::STALE)) => {}
                 copied => {
                     copied?;
@@ -268,8 +274,8 @@ impl Elsewhere {
         Err(Errno::STALE.into())
     }
 
-    /// Makes the name a hard link to it; `false` where that cannot be: it has other metadata, has gone, is on another file
-    /// system, or has too many names.
+    /// Makes the name a hard link to the file. `false` if that is not possible: the file has other metadata, is gone,
+    /// is on another file system, or has too many names.
     pub fn link(
         &self,
         shared: &Shared,
@@ -277,7 +283,7 @@ impl Elsewhere {
         name: &[u8],
         described: &Metadata<'_>,
     ) -> Result<bool, Fault> {
-        // The old name goes on in the backup, which is not to change with the new one.
+        // The old name is kept in the backup, which must not change together with the new name.
         if self.moved.is_some() && shared.backup.is_some() {
             return Ok(false);
         }
@@ -306,7 +312,8 @@ impl Elsewhere {
         }
         match linked {
             Ok(()) => self.count(shared),
-            // The last two also where it may not be linked: it is another user's, or the file system has no links.
+            // The last two mean that the file may not be linked: it belongs to another user, or the file system has no
+            // hard links.
             Err(Fault::System(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP)) => {
                 return Ok(false);
             }
@@ -327,13 +334,13 @@ impl Elsewhere {
 }
 
 impl Elsewhere {
-    /// It has been taken.
+    /// Counts the file as taken.
     pub fn count(&self, shared: &Shared) {
         shared.counts.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
     }
 }
 
-/// Opens the directory that the last name of a path is in, and that name; no link is followed.
+/// Opens the directory that contains the last name of a path, and returns it with that name. No link is followed.
 pub(super) fn open_below(
     directory: &Arc<OwnedFd>,
     path: &[u8],
@@ -354,17 +361,17 @@ fn digest(file: &OwnedFd, stat: &Stat) -> Option<[u8; 16]> {
     hash_range(file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]).ok()
 }
 
-/// Whether it is the same file, of which nobody has changed the contents.
+/// Whether both describe the same file, with unchanged contents.
 fn is_same(one: &Stat, other: &Stat) -> bool {
     let contents = |stat: &Stat| (identity(stat), stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
     contents(one) == contents(other)
 }
 
-/// Makes a file of its own of the contents of one that is open to be read and that `stat` describes.
+/// Makes a new file with the contents of a file that is open for reading and described by `stat`.
 ///
 /// # Errors
 ///
-/// What the system answered; STALE if that file has changed meanwhile.
+/// The error of the system; `ESTALE` if the file has changed meanwhile.
 pub(super) fn copy(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -391,7 +398,7 @@ pub(super) fn copy(
         .inspect_err(|_| partial.remove(directory, name))
 }
 
-/// Shares the blocks where the file system can, else copies them, but for holes.
+/// Shares the blocks if the file system supports that. Otherwise copies them, except holes.
 pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size: u64) -> Result<(), Errno> {
     let has_holes = shared.options.sparse;
     if has_holes && ioctl_ficlone(to, from).is_ok() {

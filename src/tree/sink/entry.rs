@@ -1,9 +1,10 @@
-//! Entries of a tree: made where nobody sees them, given their metadata, and then their names, in one step each.
+//! Makes entries of a tree: invisible at first, then given their metadata, then their names, each in one step.
 //!
-//! A file without a name (`O_TMPFILE`) needs none that a killed transfer would leave behind, and is linked to its place
-//! when it is whole. On tmpfs that takes a sixth less time than making, writing and renaming a file. Where it cannot be
-//! had, or must outlive us (large files), the file has a partial name meanwhile. In a directory that has no name of its own
-//! yet, nobody sees a small file under its name, and it gets it at once: another sixth less.
+//! A nameless file (`O_TMPFILE`) leaves no name behind if the transfer is killed, and is linked to its place when it is
+//! whole. On tmpfs that takes a sixth less time than making, writing and renaming a file. If nameless files are not
+//! supported, or the file must outlive this process (large files), the file has a partial name meanwhile. In a
+//! directory that has no name of its own yet, a small file cannot be seen by others and gets its name at once: another
+//! sixth less.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -49,10 +50,10 @@ use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, leads_to};
 
-/// Bytes compared at once.
+/// Number of bytes compared at a time.
 const READ_BACK_BYTES: usize = 32 << 10;
 
-/// Makes the entry of a record that is whole in itself: a file with its data, a symbolic link, a special file.
+/// Makes an entry that its record alone completes: a file with its data, a symbolic link, or a special file.
 pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
     let Some(name) = record.name() else { return };
     let name = directory.final_name(name);
@@ -114,23 +115,23 @@ fn make_file(
         .inspect_err(|_| partial.remove(directory, name))
 }
 
-/// Reads what has been written back from the disk where that was asked for.
+/// If the options ask for that, reads written data back from the disk and compares it.
 pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
     if shared.options.reads_back() { read_back(file, data, position) } else { Ok(()) }
 }
 
-/// Writes what is in the cache to the disk and drops the pages of this range.
+/// Writes cached data to the disk and drops the pages of this range.
 pub(super) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
     fdatasync(file)?;
     fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
 }
 
-/// Has the disk give back what it was given: the pages are written, dropped from the cache, and read again. Where they
-/// cannot be dropped, since there is no disk behind them or another process holds them, the cache is what is read.
+/// Makes the disk return the data: pages are written, dropped from the cache, and read again. If they cannot be
+/// dropped, because no disk is behind them or another process holds them, the cache is read instead.
 ///
 /// # Errors
 ///
-/// EIO if it is something else.
+/// EIO if the data read differs.
 fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
     evict(file, position, data.len() as u64)?;
     let mut scratch = [0; READ_BACK_BYTES];
@@ -144,12 +145,12 @@ fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the link would lead to the very entry that it replaces, which would leave a link to itself and nothing else.
+/// Whether a link with this target would lead to the entry that it replaces. Then only a link to itself would be left.
 fn is_led_to_itself(directory: &OpenDirectory, name: &[u8], target: &[u8]) -> bool {
     directory.stat(name).is_ok_and(|old| leads_to(directory.fd.as_fd(), target, &old))
 }
 
-/// A link or special file: made under a name beside, and described by a descriptor of it.
+/// Makes a symbolic link or special file under a temporary name, and sets its metadata through a descriptor.
 fn make_other(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -167,7 +168,8 @@ fn make_other(
     let name_it = || {
         let fd = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
-        // Another user who can write to the directory may have put a file in its place, to have us give that away.
+        // Another user who can write to the directory may have put a file there to make this process give the file
+        // away.
         if FileType::from_raw_mode(stat.st_mode) != kind || stat.st_nlink != 1 {
             return Err(Errno::BUSY.into());
         }
@@ -187,7 +189,7 @@ fn make_other(
     name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
 }
 
-/// Calls `make`, which makes the name `beside`; what a killed transfer left under that name is removed.
+/// Calls `make`, which makes the name `beside`. An entry that a killed transfer has left under that name is removed.
 pub(super) fn make_beside(
     directory: &OpenDirectory,
     beside: &str,
@@ -207,54 +209,57 @@ pub(super) fn make_beside(
 
 /// A file whose data comes in ranges.
 ///
-/// Threads that still write to it hold it; when the last releases it, it is published if it is complete, else removed.
+/// Threads that still write to the file hold a reference to it. When the last releases it, the file is published if it
+/// is complete, and removed otherwise.
 pub(super) struct Large {
-    // Before the directory, which must be finished last.
+    // Declared before the directory, which must be finished last.
     pub(super) partial: Partial,
     bypass: WriteBypass,
     pub(super) name: Vec<u8>,
     metadata: OwnedMetadata,
     pub(super) size: u64,
-    /// A transfer before this one has left it.
+    /// Whether an earlier transfer left the partial file.
     pub(super) is_adopted: bool,
-    /// What stands under the final name, and is compared with it block by block.
+    /// The existing file, under the final name or elsewhere, with which the file is compared block by block.
     pub(super) basis: Option<Basis>,
-    /// It is appended to what is there.
+    /// Set if data is appended to the existing file.
     appended: Option<Appended>,
     pub(super) look: Look,
-    /// In what it differs from what it replaces, as it is reported to the caller.
+    /// How the file differs from the file it replaces, as reported to the caller.
     differs: Option<u16>,
-    /// That is all of it, and stays.
+    /// Set if the basis turns out to be the whole file, and stays.
     is_kept: OnceLock<()>,
-    /// A transfer after this one may go on with it.
+    /// Whether a later transfer may resume the file.
     is_lasting: bool,
-    /// Ranges of it are written one after the other.
+    /// Whether ranges of the file are written one after the other.
     is_serial: bool,
-    /// Ranges for the thread that is writing to it; none if no thread is.
+    /// Ranges for the thread that is writing to the file; `None` if no thread is.
     waiting: Mutex<Option<VecDeque<(Bytes, u64)>>>,
-    /// All has arrived, and the sender found it intact.
+    /// Whether all data has arrived, and the sender found the file intact.
     pub(super) is_complete: AtomicBool,
     pub(super) has_failed: AtomicBool,
-    /// It was this file that found no more space, and kept would be in the way of the next transfer as well; or its disk has failed.
+    /// Whether this file ran out of space, or its disk failed. A file that ran out of space would also be in the way of
+    /// the next transfer.
     is_worthless: AtomicBool,
     written_bytes: AtomicU64,
-    /// Of what has been written into it, for a manifest; none where it is to have what was there as well.
+    /// Digest of the data written, for a manifest; `None` if the file also takes data that existed before.
     pub(super) digest: Option<RangeDigest>,
-    /// What is not sent has been added.
+    /// Result of adding the data that is not sent.
     filled: OnceLock<Result<(), Errno>>,
-    /// It shares all blocks of a file of this host.
+    /// Whether the file shares all blocks with a file of this host.
     is_shared: OnceLock<bool>,
-    /// Hard links to it that came before its end.
+    /// Hard links to the file that came before its end.
     links: Mutex<Vec<(Arc<OpenDirectory>, Vec<u8>)>>,
     pub(super) directory: Arc<OpenDirectory>,
     pub(super) shared: Arc<Shared>,
-    /// What is there was not read before then.
+    /// Existing data was not read before this time.
     began: SystemTime,
 }
 
 impl Large {
-    /// Makes the partial file, at its full length: what is never written stays a hole. `may_resume`: what a transfer before
-    /// has left of it may be of use. `compared`: what stands under its name is of use whatever it is, or that elsewhere.
+    /// Makes the partial file at its full length; ranges that are never written stay holes. `may_resume`: whether a
+    /// partial file of an earlier transfer may be used. `compared`: the existing file to use whatever it is, under the
+    /// same name or elsewhere.
     pub fn create(
         shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
@@ -276,12 +281,12 @@ impl Large {
             Some(Compared::Elsewhere(elsewhere)) => (elsewhere.open(), Some(elsewhere)),
             None => (named().filter(|(_, stat)| seems_finished(stat, metadata, size)), None),
         };
-        // One that an earlier transfer has left half-written may be as long as it is to be, or longer.
+        // A file that an earlier transfer left half-written may have its full length, or be longer.
         let is_appended = |(_, stat): &(OwnedFd, Stat)| (stat.st_size as u64) < size || directory.is_marked(name);
         let is_appended = shared.options.append_verify && elsewhere.is_none() && old.as_ref().is_some_and(is_appended);
         let in_place = in_place || is_appended;
-        // It may take long, and another transfer can go on with it if this one is killed. What that has of a file with
-        // holes may be where they are.
+        // The transfer may take long, so another one can resume the file if this one is killed. A file with holes is
+        // not resumed, because the data left may lie where the holes are.
         let (partial, is_adopted) = match in_place {
             true => (Partial::in_place(shared, directory, name, size, old.is_some())?, false),
             false => Partial::named(shared, directory, name, may_resume && !is_sparse)?,
@@ -297,7 +302,7 @@ impl Large {
             Some(basis) if !is_adopted => basis.begin(&partial.file, in_place),
             _ => Ok(()),
         };
-        // A file in place that has its length keeps its time until something is written.
+        // A file in place that already has its length keeps its time until something is written.
         let has_length =
             is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat().st_size as u64 == size);
         let set_length = || {
@@ -316,7 +321,7 @@ impl Large {
         }
         let appended = basis.as_ref().filter(|_| is_appended).map(|basis| Appended::new(*basis.stat()));
         log::trace("", || format!("begins {} ({size} bytes)", shown_path(&directory.path(name))));
-        // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
+        // Reading back and direct writes both wait for the disk, but several ranges can wait at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
@@ -350,8 +355,8 @@ impl Large {
         })
     }
 
-    /// Leaves a range to the thread that is writing to the file, which has more to do then before it releases it. Gives
-    /// it back where there is none, or several may write at once.
+    /// Hands a range to the thread that is writing to the file, which writes it before it releases the file. Returns
+    /// the range if no thread is writing, or if several may write at once.
     pub fn leave(&self, range: Bytes, position: u64) -> Option<Bytes> {
         match &mut *self.waiting() {
             Some(waiting) => {
@@ -362,8 +367,8 @@ impl Large {
         }
     }
 
-    /// Writes a range, and those that are left to this thread meanwhile. The caller has checked that they are within the
-    /// size.
+    /// Writes a range, and the ranges that are handed to this thread meanwhile. The caller has checked that they lie
+    /// within the file's size.
     pub fn take(&self, range: Bytes, position: u64) {
         if !self.is_serial {
             return self.write((*range).as_ref(), position);
@@ -378,7 +383,7 @@ impl Large {
         }
         while let Some((range, position)) = next {
             self.write((*range).as_ref(), position);
-            // The chunk goes back at once.
+            // Returns the chunk at once.
             drop(range);
             let mut waiting = self.waiting();
             next = waiting.as_mut().and_then(VecDeque::pop_front);
@@ -423,8 +428,9 @@ impl Large {
         }
     }
 
-    /// Whether the file has a hole now where this data was to be. Of a sparse file that is compared the sender sends holes as
-    /// zeros where something else is here, which may have been copied from there already.
+    /// Makes the range a hole if the file is sparse and the data is zero; returns whether it did. For a sparse file
+    /// that is compared, the sender sends holes as zeros if the receiver has other data there, which may already have
+    /// been copied into the file.
     fn is_made_hole(&self, data: &[u8], position: u64) -> bool {
         let is_new = matches!(self.partial.way, Way::Nameless | Way::Named(_) | Way::Unseen);
         is_new
@@ -439,11 +445,11 @@ impl Large {
             .is_ok()
     }
 
-    /// Copies a range of a file of this host. It shares the blocks where the file system can.
+    /// Copies a range of a file of this host, sharing the blocks if the file system supports that.
     ///
     /// # Errors
     ///
-    /// It cannot be read. An error of writing is this file's own affair.
+    /// Fails if the source cannot be read. A write error fails only this file.
     pub fn copy(&self, Local { range, stop, .. }: &Local) -> Result<(), IoFact> {
         if self.has_failed.load(Relaxed) {
             return Ok(());
@@ -458,7 +464,7 @@ impl Large {
         let (source, file) = (&range.file.file, &self.partial.file);
         let has = |length| have_same(source, file, range.position, length);
         let there = self.appended.as_ref().map_or(0, |appended| appended.there(range.position, range.length, has));
-        // The whole file at once: who comes second waits.
+        // The first thread clones the whole file; others wait for it.
         let may_share = self.shared.options.sparse && self.appended.is_none();
         if *self.is_shared.get_or_init(|| may_share && ioctl_ficlone(file, source).is_ok()) {
             self.note_copied(range.length);
@@ -469,7 +475,7 @@ impl Large {
             self.note_copied(bytes);
             let is_stopped = stop.load(Relaxed) || self.shared.is_stopped.load(Relaxed);
             if is_stopped {
-                // The walk may not have seen that yet, and record the file's end.
+                // The walk may not have seen the stop yet, and may still record the file's end.
                 self.has_failed.store(true, Relaxed);
             }
             !is_stopped
@@ -497,7 +503,8 @@ impl Large {
         self.shared.progress.at(|| self.directory.tree_path(&self.name));
     }
 
-    /// Hashes what the kernel has copied, while its cache has it. What cannot be read is read, and reported, at the end.
+    /// Hashes data that the kernel has copied, while it is cached. If reading fails here, the data is read again at the
+    /// end, and the failure is reported then.
     fn digest_copied(&self, position: u64, length: usize) {
         let Some(digest) = &self.digest else { return };
         let mut scratch = vec![0; HASH_READ_BYTES.min(length)];
@@ -511,7 +518,7 @@ impl Large {
         }
     }
 
-    /// Lists the file, which has its name.
+    /// Lists the file, which has its final name, in the manifest.
     fn list(&self) {
         let Some(digest) = &self.digest else { return self.directory.list(&self.name, Medium::Cache) };
         match prove::finish(digest, &self.partial.file) {
@@ -520,7 +527,7 @@ impl Large {
         }
     }
 
-    /// Adds what is not sent, and has all of it with the kernel.
+    /// Adds the data that is not sent, and makes sure that the kernel has all data.
     pub(super) fn fill(&self) -> Result<(), Errno> {
         let fill = || {
             let file = &self.partial.file;
@@ -549,7 +556,7 @@ impl Large {
             }
             fault => fault,
         };
-        // After an I/O error the cache may have what the disk has not, so what is kept could not be trusted.
+        // After an I/O error the cache may hold data that is not on the disk, so a kept file could not be trusted.
         if let Fault::System(error @ (Errno::NOSPC | Errno::DQUOT | Errno::IO)) = fault
             && matches!(self.partial.way, Way::Named(_))
         {
@@ -559,12 +566,12 @@ impl Large {
         self.shared.fail(&self.path(), fault);
     }
 
-    /// All of it has arrived: the last holder to release it publishes it.
+    /// Records that all data has arrived: the last holder to release the file publishes it.
     pub fn complete(&self) {
         self.is_complete.store(true, Release);
     }
 
-    /// Another name for it once it is published.
+    /// Adds another name, to be made when the file is published.
     pub fn link_later(&self, directory: Arc<OpenDirectory>, name: &[u8]) {
         self.links.lock().expect("no panics under it").push((directory, name.to_vec()));
     }
@@ -598,7 +605,7 @@ impl Large {
                     let _ = self.is_kept.set(());
                     return true;
                 }
-                // A file of its own is made of it.
+                // A new file is made from the basis.
                 Ok(false) => taken = basis.elsewhere(),
                 Err(fault) => {
                     shared.fail(&self.path(), fault);
@@ -607,8 +614,8 @@ impl Large {
             }
         }
         let settled = self.fill();
-        // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
-        // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.
+        // Slow steps come while another transfer could still resume the file. Once publishing has set the owner and
+        // mode, the file would no longer be recognized as this user's. Only owner and mode are left to sync after that.
         let is_synced_first = self.is_lasting && self.shared.options.syncs();
         let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
@@ -634,8 +641,8 @@ impl Large {
     }
 }
 
-/// Whether what stands under a name has the size and time of what is to come: most likely it is the same, and a transfer
-/// before this one was cut when it was done with it.
+/// Whether the existing file has the size and time of the file to come. Then it most likely is that file, and an
+/// earlier transfer was interrupted after finishing it.
 fn seems_finished(stat: &Stat, metadata: &Metadata<'_>, size: u64) -> bool {
     let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
     let expected = (metadata.modified.seconds, metadata.modified.nanoseconds);
@@ -645,14 +652,14 @@ fn seems_finished(stat: &Stat, metadata: &Metadata<'_>, size: u64) -> bool {
 impl Drop for Large {
     fn drop(&mut self) {
         let is_published = self.settle();
-        // Where the transfer itself has been given up, the next one can go on with a large file.
+        // If the transfer itself was given up, the next one can resume a large file.
         let is_given_up =
             self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);
         let is_kept = !is_published && is_given_up && !self.is_worthless.load(Relaxed);
         if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
-            // Also what earlier transfers have left in it.
+            // This includes data left by earlier transfers.
             let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512).min(self.size);
-            // Blocks that are whole are not sent again.
+            // Complete blocks are not sent again.
             let rest = if held == self.size { 0 } else { held % super::BLOCK_BYTES };
             self.shared.counts.resumable_bytes.fetch_add(held - rest, Relaxed);
             if !self.directory.is_unseen {

@@ -1,4 +1,4 @@
-//! Entries that could not be made: they are counted, reported, and remembered, so that nothing is linked to them.
+//! Entries that could not be made. They are counted, reported, and remembered, so that nothing is linked to them.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -16,23 +16,23 @@ use super::unset::AllLacking;
 use crate::tree::first::First;
 use crate::tree::{Fault, stops_everything};
 
-/// Failed entries that are remembered, so that no hard link takes what stood in their place before.
+/// Maximum number of failed entries that are remembered, so that no hard link is made to an older entry in their place.
 const FAILED_MAX: usize = 1 << 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     fatal: Option<IoFact>,
     pub(super) first: First,
-    /// What lacks metadata only; those count, too.
+    /// Entries that lack only some metadata. They count as failures, too.
     pub(super) lacking: AllLacking,
     pub(super) count: u64,
-    /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
-    /// two that collide.
+    /// Hashes of the paths of entries that were not published. The hash has a key of this process, so that the sender
+    /// cannot find two paths that collide.
     failed: HashSet<u64>,
     hasher: RandomState,
 }
 
-/// What EBUSY means where no lock was asked for.
+/// Meaning of EBUSY where no lock was asked for.
 const IS_MOUNTED: &str =
     "it is a mount point (--in-place writes into a file that is one), or another copy is writing to it";
 
@@ -61,7 +61,7 @@ impl Shared {
 
     pub(super) fn mark_failed(&self, path: &[u8]) {
         let mut failures = self.failures();
-        // Its directory as well, as a path that ends with a slash.
+        // Also marks the entry's directory, as a path that ends with a slash.
         let directory = &path[..path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
         for path in [path, directory] {
             if failures.failed.len() < FAILED_MAX {
@@ -71,14 +71,14 @@ impl Shared {
         }
     }
 
-    /// Whether an entry in this directory has failed, or too many have to know.
+    /// Whether an entry in this directory has failed, or so many have failed that it is not known.
     pub(super) fn has_failed_in(&self, directory: &[u8]) -> bool {
         let path = [directory, if directory.ends_with(b"/") { b"" } else { b"/" }].concat();
         let failures = self.failures();
         failures.failed.len() == FAILED_MAX || failures.failed.contains(&failures.hasher.hash_one(&path[..]))
     }
 
-    /// Whether this entry, or a directory on the way to it, has failed, or too many have to know.
+    /// Whether this entry, or a directory on the way to it, has failed, or so many have failed that it is not known.
     pub(super) fn has_failed(&self, path: &[u8]) -> bool {
         let failures = self.failures();
         failures.failed.len() == FAILED_MAX

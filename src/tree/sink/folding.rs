@@ -1,8 +1,9 @@
-//! Names that the destination takes for one though they differ, as `File` and `file` on exFAT, FAT, CIFS and in directories
-//! with the casefold flag. The second of them would replace the first, and what came for it be deleted: it is refused.
+//! Names that differ but that the destination takes for the same, such as `File` and `file` on exFAT, FAT, CIFS and in
+//! directories with the casefold flag. The second name would replace the first and lose its data, so it is refused.
 //!
-//! Where a directory is known to tell names apart nothing is done. Elsewhere those that have come are remembered by a key that
-//! is the same for all that may be taken for one. Two of a key are held against what is in the directory.
+//! In a directory that is known to tell names apart, nothing is done. Otherwise names that have come are remembered by
+//! a key that is equal for all names that may be taken for the same. Two names with the same key are checked against
+//! the directory's entries.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -20,16 +21,16 @@ use crate::fs::{TMPFS_MAGIC, partial};
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
-/// Keys that are kept for all directories that are open, of some 16 bytes each.
+/// Maximum number of keys kept for all open directories, at about 16 bytes each.
 const KEYS_MAX: usize = 4 << 20;
 
-/// Where a directory has so many it is worth a file to know whether they are needed.
+/// From this number of keys in a directory on, it is worth making a file to learn whether the keys are needed.
 const KEYS_UNASKED_MAX: usize = 1024;
 
 const TOO_MANY: &str = "is one too many in a directory that takes some names for one: copy fewer at once";
 
-/// `FS_CASEFOLD_FL`, and the kinds of file systems (statfs(2)) of which each directory has that flag or not, handed down to
-/// those that are made in it: ext4, f2fs, bcachefs, tmpfs.
+/// `FS_CASEFOLD_FL`, and the file system types (statfs(2)) on which each directory either has that flag or not, and
+/// passes it on to directories made in it: ext4, f2fs, bcachefs, tmpfs.
 const CASEFOLD: u32 = 1 << 30;
 const HAVE_FLAGS: [u32; 4] = [0xef53, 0xf2f5_2010, 0xca45_1a4e, TMPFS_MAGIC];
 
@@ -43,9 +44,9 @@ pub(super) struct Folding {
     has_flags: bool,
     device: u64,
     keys: Mutex<HashSet<u64>>,
-    /// How many there are in all directories.
+    /// Number of keys in all directories.
     held: Arc<AtomicUsize>,
-    /// In a test, of a directory that folds none.
+    /// Whether a test treats a directory that tells names apart as if it did not.
     #[cfg(test)]
     pub is_emulated: bool,
 }
@@ -63,19 +64,19 @@ impl Folding {
         }
     }
 
-    /// Nothing is made that could replace anything.
+    /// Returns the state of a directory in which nothing is made that could replace an entry.
     pub fn none() -> Self {
         Self::new(TELLS_APART, false, 0)
     }
 
-    /// Of a directory of which nothing is known.
+    /// Returns the state of a directory of which nothing is known.
     pub fn of(directory: &OwnedFd) -> Self {
         let device = fstat(directory).map_or(0, |stat| stat.st_dev);
         let has_flags = fstatfs(directory).is_ok_and(|system| HAVE_FLAGS.contains(&(system.f_type as u32)));
         Self::new(if has_flags { flagged(directory) } else { UNKNOWN }, has_flags, device)
     }
 
-    /// Of a directory that has been entered, or made, under this name.
+    /// Returns the state of a directory that was entered, or made, under this name.
     pub fn below(parent: &OpenDirectory, directory: &OwnedFd, stat: &Stat, is_new: bool, name: &[u8]) -> Self {
         let above = &parent.folding;
         if above.state.load(Relaxed) == UNKNOWN
@@ -111,7 +112,8 @@ impl Folding {
         self.keys.lock().expect("no panics under it").len() >= KEYS_UNASKED_MAX
     }
 
-    /// Takes a name that has come. Whether none has that may be taken for the same; nothing where there is no room.
+    /// Adds a name that has come. Returns whether no earlier name may be taken for the same; `None` if there is no
+    /// room.
     fn add(&self, name: &[u8]) -> Option<bool> {
         let mut keys = self.keys.lock().expect("no panics under it");
         let hash = keys.hasher().hash_one(key(name));
@@ -143,11 +145,11 @@ impl Drop for Folding {
 }
 
 impl OpenDirectory {
-    /// Takes a name that comes. `settle` has those before it made.
+    /// Checks a name that has come. `settle` makes the entries before it.
     ///
     /// # Errors
     ///
-    /// It would be taken for one of those.
+    /// Fails if the name would be taken for one of theirs.
     pub(super) fn admit(&self, name: &[u8], settle: impl FnOnce()) -> Result<(), Fault> {
         let folding = &self.folding;
         if folding.state.load(Relaxed) == TELLS_APART || name == b"." {
@@ -166,13 +168,13 @@ impl OpenDirectory {
         self.tell_apart(name)
     }
 
-    /// Whether an entry that has not come by this name has by another one.
+    /// Whether an entry that has not come under this name has come under another spelling.
     pub(super) fn has_come_otherwise(&self, name: &[u8]) -> bool {
         let may_have = self.folding.state.load(Relaxed) != TELLS_APART && self.folding.has(name);
         may_have && self.folds() && self.tell_apart(name).is_err()
     }
 
-    /// Of names to be deleted, those that are of nothing that has come.
+    /// Returns those of the names to be deleted that do not belong to an entry that has come.
     pub(super) fn without_those_that_came(&self, mut names: Names) -> Result<Names, Fault> {
         if self.folding.state.load(Relaxed) == TELLS_APART {
             return Ok(names);
@@ -188,7 +190,8 @@ impl OpenDirectory {
         Ok(others)
     }
 
-    /// Whether it takes names for one that differ in the case of letters. Where nothing says so yet, a file is made.
+    /// Whether the directory takes names that differ only in case for the same. If that is not known yet, a file is
+    /// made to find out.
     pub(super) fn folds(&self) -> bool {
         if self.folding.state.load(Relaxed) == UNKNOWN {
             self.folding.decide(makes_one_of_two(&self.fd).unwrap_or(false));
@@ -196,9 +199,9 @@ impl OpenDirectory {
         self.folding.state.load(Relaxed) == FOLDS
     }
 
-    /// Holds a name of which another spelling has come, or the other way round, against what is there. It is another entry's
-    /// where both are listed, or where only the other is and this one leads to nothing. Of what is not there yet nothing is
-    /// known but that the directory folds.
+    /// Checks a name against the directory's entries after another spelling of it has come, or the other way round. The
+    /// names belong to two entries if both are listed, or if only the other is listed and this one leads to nothing.
+    /// For entries that do not exist yet, it is known only that the directory folds names.
     fn tell_apart(&self, name: &[u8]) -> Result<(), Fault> {
         let (wanted, mut alike) = (key(name), Vec::new());
         partial::for_each::<Errno>(&self.fd, |there| {
@@ -224,14 +227,15 @@ impl OpenDirectory {
     }
 }
 
-/// What is the same of all names that may be taken for one: FAT and Windows leave dots and blanks at the end out as well.
+/// Returns a key that is equal for all names that may be taken for the same. FAT and Windows also drop dots and blanks
+/// at the end.
 fn key(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
-    // Both ways, since several small letters may have one capital, and some capitals are several letters.
+    // Converted both ways, because several small letters may share one capital, and some capitals are several letters.
     text.trim_end_matches(['.', ' ']).to_uppercase().to_lowercase()
 }
 
-/// The name with capitals for small letters and the other way round; none if it has none.
+/// Swaps capital and small letters; `None` if the name has no letters.
 fn other_case(name: &[u8]) -> Option<Vec<u8>> {
     let swap =
         |byte: &u8| if byte.is_ascii_lowercase() { byte.to_ascii_uppercase() } else { byte.to_ascii_lowercase() };
@@ -241,7 +245,7 @@ fn other_case(name: &[u8]) -> Option<Vec<u8>> {
 
 fn is_listed(directory: impl AsFd, name: &[u8]) -> Result<bool, Errno> {
     let mut is_listed = false;
-    // Another descriptor: nobody else's place in the listing is moved.
+    // A separate descriptor, so that no other reader's position in the listing is moved.
     let directory = openat(directory, ".", crate::fs::DIRECTORY, Mode::empty())?;
     partial::for_each::<Errno>(directory, |there| {
         is_listed |= there.to_bytes() == name;
@@ -255,7 +259,7 @@ fn flagged(directory: &OwnedFd) -> u8 {
     if has_flag { FOLDS } else { TELLS_APART }
 }
 
-/// Makes a file, and looks whether it has another name as well. Nothing of it is left.
+/// Makes a file, and checks whether it can also be found under another name. Nothing of the file is left.
 fn makes_one_of_two(directory: &OwnedFd) -> Result<bool, Errno> {
     let before = fstat(directory)?;
     let is_there = |name: &str| statat(directory, name.to_uppercase(), AtFlags::SYMLINK_NOFOLLOW).is_ok();
@@ -287,7 +291,8 @@ mod tests {
         Record::File { name, metadata: META, data: name }
     }
 
-    /// Takes a tree where names are taken for one; or not, whatever is said of them.
+    /// Receives a tree in a directory that takes names for the same, or in one that does not but of which nothing is
+    /// known.
     fn take(top: &Path, options: TreeOptions, folds: bool, records: &[Record<'_>]) -> Report {
         let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("there");
         let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
@@ -345,7 +350,7 @@ mod tests {
         }
     }
 
-    /// However many come to one directory.
+    /// Holds for any number of names in one directory.
     #[test]
     fn names_are_remembered_until_it_is_known_that_they_are_told_apart() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -359,7 +364,7 @@ mod tests {
         }
     }
 
-    /// What is not published yet is not to be seen, but its name is known.
+    /// A file that is not published yet cannot be seen, but its name is known.
     #[test]
     fn a_large_file_keeps_its_name_before_it_has_it() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -371,8 +376,8 @@ mod tests {
         assert_eq!(fs::metadata(scratch.path().join("Large")).expect("there").len(), size);
     }
 
-    /// What came for another directory that was taken for this one, in an earlier copy, is not missing at the source; nor is
-    /// what has come, and is here by another spelling.
+    /// In an earlier copy, entries of another directory came into this one, which was taken for that one. They are not
+    /// missing at the source. Neither is an entry that has come and exists here under another spelling.
     #[test]
     fn nothing_is_deleted_that_is_at_the_source_by_another_spelling() {
         let two = [directory(b"D"), file(b"x"), Record::Leave, directory(b"d"), file(b"y"), Record::Leave];
@@ -382,7 +387,7 @@ mod tests {
             (true, &two[..], TreeOptions::default(), &["D/x", "D/y", "gone", "renamed"][..]),
             (false, &two[..], TreeOptions::default(), &["D/x", "d/y"]),
             (true, &two[..3], TreeOptions::default(), &["D/x"]),
-            // It leads to nothing here, where it is only said to be the same.
+            // The name leads to nothing here, because the directory only pretends to fold names.
             (true, &[listed][..], left.clone(), &["renamed"]),
             (false, &[listed][..], left, &[]),
         ] {

@@ -1,4 +1,4 @@
-//! Entries at the top that get their names only at the end, where what has come must be proven before.
+//! Entries at the top that get their names only at the end, because the tree must be proven first.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use super::directory::OpenDirectory;
 use super::entry::Large;
 use super::jobs::Job;
 
-/// Entries that are held back, each of which is open. What is more than these is not held.
+/// Maximum number of entries held back, each of which is open. Further entries are not held.
 const HELD_MAX: usize = 64;
 
-/// Dropped, they are published, or discarded if the sink has been stopped.
+/// Entries held back. Dropping them publishes them, or discards them if the sink has been stopped.
 #[derive(Default)]
 pub(super) struct Held {
     directories: Vec<Arc<OpenDirectory>>,
@@ -31,7 +31,7 @@ impl Held {
         }
     }
 
-    /// Gives back a job that makes nothing or asks for something, or is not the first.
+    /// Holds a job back. Returns the job if it makes nothing, asks the sender for something, or is not the first.
     pub(super) fn hold_job(&mut self, job: Job) -> Option<Job> {
         if self.job.is_some() || matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty() || batch.has_listed()) {
             return Some(job);

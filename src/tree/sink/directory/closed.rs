@@ -1,5 +1,5 @@
-//! Directories that are there and that their mode keeps even us from opening, who own them: as an earlier transfer may have
-//! made them, or their user. They are opened up, and have their mode again in the end.
+//! Existing directories whose mode keeps even their owner, this user, from opening them. An earlier transfer or the
+//! user may have made them so. They are opened up, and their mode is restored in the end.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -11,12 +11,12 @@ use super::OpenDirectory;
 use crate::fs::{DIRECTORY, PLACE, partial};
 use crate::tree::sink::rehearse;
 
-/// A directory that was there, and its mode where that kept us from opening it.
+/// An existing directory, and its former mode if that mode kept this process from opening it.
 pub(in crate::tree::sink) type Opened = (OwnedFd, Option<u32>);
 
 impl OpenDirectory {
-    /// The destination itself, and whether it is there; its path comes from the user, links in it are followed. In a dry run,
-    /// it need not be.
+    /// Opens the destination itself, and tells whether it exists. Its path comes from the user, so links in it are
+    /// followed. In a dry run it may be missing.
     pub fn open_top(path: &Path, is_dry: bool) -> Result<(Opened, bool), Errno> {
         let open = |flags: OFlags| openat(CWD, path, flags.difference(OFlags::NOFOLLOW), Mode::empty());
         match open(DIRECTORY) {
@@ -26,7 +26,7 @@ impl OpenDirectory {
         }
     }
 
-    /// Opens a directory in it.
+    /// Opens a directory in this one.
     pub(super) fn open(&self, name: &[u8]) -> Result<Opened, Errno> {
         match openat(&self.fd, name, DIRECTORY, Mode::empty()) {
             Err(Errno::ACCESS) => opened_up(&openat(&self.fd, name, PLACE, Mode::empty())?),
@@ -34,13 +34,14 @@ impl OpenDirectory {
         }
     }
 
-    /// The mode that it had before it was opened up, if somebody is to give it that again and nobody has taken it.
+    /// Takes the mode that the directory had before it was opened up. `None` if the mode need not be restored, or has
+    /// already been taken.
     pub(super) fn take_closed(&self) -> Option<u32> {
         self.closed.lock().expect("no panics under it").take()
     }
 }
 
-/// Gives a directory that nothing becomes of the mode that it had.
+/// Restores the mode of a directory that is not used after all.
 pub(in crate::tree::sink) fn close_again((directory, mode): &Opened) {
     let _ = mode.map(|mode| fchmod(directory, Mode::from_raw_mode(mode)));
 }

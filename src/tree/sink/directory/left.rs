@@ -1,4 +1,4 @@
-//! What an earlier transfer has left in a directory: removed, completed, or compared.
+//! Removes, completes or compares what an earlier transfer has left in a directory.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -15,8 +15,9 @@ use crate::fs::partial;
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
 
 impl OpenDirectory {
-    /// Clears the place for an entry, in a directory that an earlier transfer has left. Whether the entry is a directory
-    /// that was left as well: then it is completed. A file that was is replaced, or resumed, as any other.
+    /// Clears the place for an entry, in a directory that an earlier transfer has left. Returns whether the entry is a
+    /// directory that was left as well, and is now completed. A file that was left is replaced or resumed like any
+    /// other.
     pub fn make_way(&self, entry: &Record<'_>) -> bool {
         if self.is_resumed {
             self.clear_other_kind(entry);
@@ -30,7 +31,7 @@ impl OpenDirectory {
         let is_directory = matches!(entry, Record::Directory { .. });
         match left.remove(name) {
             Some(was_directory) if was_directory != is_directory => {
-                // Where that fails, so does making the entry, which is reported.
+                // If this fails, making the entry fails as well, and that is reported.
                 let _ = remove(&self.fd, name);
                 false
             }
@@ -38,7 +39,7 @@ impl OpenDirectory {
         }
     }
 
-    /// In a directory that is resumed: a directory stands where another kind of entry is to be now, or the other way round.
+    /// In a resumed directory, removes a directory where another kind of entry is to be made, or the other way round.
     fn clear_other_kind(&self, entry: &Record<'_>) {
         let stat = entry.name().and_then(|name| Some((name, self.stat(name).ok()?)));
         if let Some((name, stat)) = stat
@@ -49,8 +50,9 @@ impl OpenDirectory {
         }
     }
 
-    /// Deletes what a killed transfer has left of entries that did not come any more; one that came has taken it over. What
-    /// another transfer holds stays, as does what cannot be removed: no entry is made or lost by it.
+    /// Deletes temporary files that a killed transfer has left for entries that have not come any more; an entry that
+    /// has come has taken over its own. Files that another transfer holds stay, and so do files that cannot be removed:
+    /// neither makes or loses an entry.
     pub(super) fn delete_leftovers(&self) {
         let _ = partial::for_each(&self.fd, |name| {
             if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {
@@ -60,7 +62,7 @@ impl OpenDirectory {
         });
     }
 
-    /// Removes what an earlier transfer has left, and this one has not come to.
+    /// Removes entries that an earlier transfer has left and this one has not reached.
     pub(super) fn clear(&self) -> Result<(), Fault> {
         let Some(extraneous) = self.extraneous.as_ref().filter(|_| self.is_resumed) else { return Ok(()) };
         let mut names = extraneous.lock().expect("no panics under it").take()?;
@@ -68,7 +70,7 @@ impl OpenDirectory {
             partial::remove(&self.fd, name)?;
             names.advance()?;
         }
-        // Nobody else writes into it, and nothing in it is unfinished any more.
+        // No other process writes into this directory, and nothing in it is unfinished any more.
         unfinished::remove_stale(self.fd.as_fd())?;
         let is_leftover = |name: &CStr| is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes());
         partial::for_each(&self.fd, |name| if is_leftover(name) { partial::remove(&self.fd, name) } else { Ok(()) })?;
@@ -76,16 +78,16 @@ impl OpenDirectory {
     }
 }
 
-/// Entries of a directory that an earlier transfer has left, of which the names are kept.
+/// Maximum number of entries whose names are kept, in a directory that an earlier transfer has left.
 const LEFT_MAX: usize = 4096;
 
-/// Removes from a directory that an earlier transfer has left what is not worth resuming. What stays, by name:
-/// directories, and files that are so large that they may save being sent again, up to [`LEFT_MAX`] of them.
+/// Removes entries that are not worth resuming from a directory that an earlier transfer has left. Returns the entries
+/// that stay, by name, at most [`LEFT_MAX`]: directories, and files so large that resuming may save sending them again.
 pub(super) fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
     let mut left = BTreeMap::new();
     partial::for_each(fd, |name| {
         let stat = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        // It counts for as long as its file is there.
+        // A marker counts as long as its file exists.
         if is_marker(name.to_bytes()) && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
             return Ok(());
         }

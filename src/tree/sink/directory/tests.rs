@@ -32,7 +32,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// It has its name when it is whole, also if that is without some entries; until then a partial one.
+/// A tree has a partial name until it is whole, then its final name, even if some entries failed.
 #[test]
 fn a_new_tree_appears_when_it_is_whole() {
     let scratch = tempfile::tempdir().expect("a directory");
@@ -48,7 +48,7 @@ fn a_new_tree_appears_when_it_is_whole() {
         }));
         let begun = [directory(b"new"), directory(b"sub"), file(b"file"), Record::Leave, file(b"there")];
         sink.push(0, 0, chunk(&begun)).expect("taken");
-        // A link to what is in the tree, and one to what is not.
+        // A link to an entry of the tree, and a link to an entry that does not exist.
         let links = [(&b"to-file"[..], &b"new/sub/file"[..]), (b"to-none", b"new/sub/none")];
         let links = links.map(|(name, first)| Record::HardLink { name, first });
         sink.push(0, 0, chunk(&links)).expect("taken");
@@ -58,7 +58,7 @@ fn a_new_tree_appears_when_it_is_whole() {
         if is_cut {
             drop(sink);
             kept = told.try_iter().flatten().collect();
-            // Something that will not come again.
+            // An entry that will not come again.
             fs::write(at(&partial).join("sub/stale"), "stale").expect("a file");
             fs::create_dir_all(at(&partial).join("gone/below")).expect("directories");
             fs::set_permissions(at(&partial).join("sub"), fs::Permissions::from_mode(0o500)).expect("ours");
@@ -94,7 +94,7 @@ fn a_tree_of_which_nothing_came_leaves_nothing() {
     assert_eq!(names(scratch.path()), [""; 0]);
 }
 
-/// Somebody else has made an entry of that name meanwhile: it stays, and so does what has arrived.
+/// Another process has made an entry of that name meanwhile. That entry stays, and so does the data that has arrived.
 #[test]
 fn a_name_that_was_taken_meanwhile_is_left_alone() {
     let scratch = tempfile::tempdir().expect("a directory");
@@ -109,7 +109,8 @@ fn a_name_that_was_taken_meanwhile_is_left_alone() {
     assert_eq!(names(&scratch.path().join(name_beside(b"new", PARTIAL))), ["file"]);
 }
 
-/// Another copy was making it, and finished while this one waited for it: this one goes on in what is there.
+/// Another copy was making the directory, and finished while this copy waited for it. This copy goes on in that
+/// directory.
 #[test]
 fn a_copy_that_has_waited_for_another_one_goes_on_in_what_that_has_made() {
     for has_left in [false, true] {
@@ -124,7 +125,7 @@ fn a_copy_that_has_waited_for_another_one_goes_on_in_what_that_has_made() {
             scope.spawn(|| {
                 std::thread::sleep(std::time::Duration::from_millis(200));
                 if has_left {
-                    // A third one, killed, has left something.
+                    // A third copy, which was killed, has left a file.
                     fs::create_dir(at("made")).expect("made");
                     fs::write(at("made/theirs"), "theirs").expect("a file");
                     fs::rename(at("made"), at("new")).expect("published");
@@ -139,7 +140,7 @@ fn a_copy_that_has_waited_for_another_one_goes_on_in_what_that_has_made() {
         let report = sink.finish().expect("whole");
         assert_eq!(report.failed, 0, "{:?}", report.failures);
         assert_eq!(names(&at("new")), ["file", "theirs"]);
-        // Nothing is left of this one; what was left before is not its own to remove.
+        // This copy leaves nothing. What was left before is not its own to remove.
         let there = if has_left { vec![beside, "new".to_owned()] } else { vec!["new".to_owned()] };
         assert_eq!(names(scratch.path()), there);
     }

@@ -1,5 +1,6 @@
-//! `--no-implied-dirs`: directories that only lead to what is listed. What stands in DST is left as it is, also a link in
-//! place of one, as long as it leads to a directory within DST; what is missing is made, and gets nothing of the source's.
+//! `--no-implied-dirs`: directories that only lead to listed entries. What exists in DST is left as it is, even a link
+//! in place of such a directory, as long as the link leads to a directory within DST. Missing directories are made, and
+//! get no metadata of the source.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,14 +14,15 @@ use super::directory::OpenDirectory;
 use crate::fs::{DIRECTORY, open_quietly};
 use crate::tree::Fault;
 
-/// How often a path is opened again, of which something was renamed meanwhile.
+/// How often a path is opened again if a part of it was renamed meanwhile.
 const TRIES: u32 = 16;
 
-/// Links on the way that are followed; as the kernel has it.
+/// Maximum number of links followed on a path; the same as the kernel's.
 const LINKS_MAX: u32 = 40;
 
 impl Shared {
-    /// Whether a directory only leads to others. The sender's word alone is not enough: links are followed for it.
+    /// Whether a directory only leads to others. The sender's word alone is not enough, because links are followed for
+    /// such directories.
     pub(super) fn is_implied(&self, described: &Metadata<'_>) -> bool {
         self.options.no_implied_dirs && described.extensions.iter().any(|one| one == Extension::Implied)
     }
@@ -29,11 +31,11 @@ impl Shared {
 /// The root of the tree, beneath which links may lead.
 pub(super) struct TreeRoot {
     directory: OwnedFd,
-    /// How many names lead to it.
+    /// Number of names that lead to the root.
     depth: usize,
 }
 
-/// That of a directory that was `entered`.
+/// Returns the tree root of a directory that was `entered`.
 pub(super) fn root(entered: &OpenDirectory, parent: &OpenDirectory) -> Result<Option<Arc<TreeRoot>>, Errno> {
     if !parent.is_top() || !parent.shared.options.no_implied_dirs {
         return Ok(parent.root.clone());
@@ -43,10 +45,10 @@ pub(super) fn root(entered: &OpenDirectory, parent: &OpenDirectory) -> Result<Op
 }
 
 impl OpenDirectory {
-    /// A directory that only leads to others, or the one that a link in its place leads to.
+    /// Opens a directory that only leads to others, or the directory to which a link in its place leads.
     pub(super) fn open_implied(&self, name: &[u8]) -> Result<OwnedFd, Fault> {
         match (open_quietly(&self.fd, name, DIRECTORY), &self.root) {
-            // Either is the answer for a link.
+            // The kernel may answer either for a link.
             (Err(Errno::LOOP | Errno::NOTDIR), Some(root)) => {
                 let mut names = self.names();
                 names.push(name);
@@ -63,14 +65,14 @@ impl OpenDirectory {
     }
 }
 
-/// Opens a path, with links in it followed as long as none is absolute or leads out of the directory.
+/// Opens a path. Links in it are followed as long as none is absolute or leads out of the directory.
 pub(super) fn open_beneath(directory: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let open = || openat2(directory, path, flags, Mode::empty(), ResolveFlags::BENEATH);
     let mut opened = open();
     for _ in 0..TRIES {
         match opened {
             Err(Errno::AGAIN) => opened = open(),
-            // Kernels before 5.6 have no such call, and some containers forbid it.
+            // Kernels before 5.6 do not have this call, and some containers forbid it.
             Err(Errno::NOSYS | Errno::PERM) => return walk_beneath(directory, path, flags),
             _ => break,
         }
@@ -78,14 +80,14 @@ pub(super) fn open_beneath(directory: &OwnedFd, path: &[u8], flags: OFlags) -> R
     opened
 }
 
-/// The same name by name, each link read and its target walked.
+/// Does the same name by name: reads each link and walks its target.
 fn walk_beneath(top: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let split = |path: &[u8]| -> Vec<Vec<u8>> {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
         names.rev().map(<[u8]>::to_vec).collect()
     };
     let (mut to_come, mut links) = (split(path), 0);
-    // Those that lead to where the walk is: `..` goes back to the one before, wherever that may have been moved to.
+    // Directories that lead to the current one: `..` returns to the previous one, wherever that may have been moved to.
     let mut entered: Vec<OwnedFd> = Vec::new();
     while let Some(name) = to_come.pop() {
         if name == b".." {
@@ -112,7 +114,7 @@ fn walk_beneath(top: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Er
     }
     match entered.pop() {
         Some(found) if flags.contains(OFlags::PATH) && !flags.contains(OFlags::DIRECTORY) => Ok(found),
-        // What is no directory has nothing in it.
+        // This fails if the entry found is not a directory.
         found => openat(found.as_ref().unwrap_or(top), c".", flags, Mode::empty()),
     }
 }
@@ -126,7 +128,7 @@ mod tests {
     use crate::fs::close::tests::where_calls_fail;
     use crate::fs::{PLACE, identity};
 
-    /// Where the kernel has no call for it the answers are the same.
+    /// Without the kernel's call the results are the same.
     #[test]
     fn paths_are_walked_as_the_kernel_walks_them() {
         let scratch = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! What is reported to the caller of entries: in what each differs from what was there, found before anything of it is changed.
+//! Reports entries to the caller: how each differs from what was there, determined before anything of it is changed.
 
 use std::ffi::CString;
 use std::os::fd::AsFd;
@@ -16,13 +16,14 @@ use crate::tree::stats::Stats;
 
 pub(super) use crate::tree::stats::kind;
 
-/// What a symbolic link that stays leads to.
+/// Target of a symbolic link that stays.
 pub(super) fn target(directory: &OpenDirectory, name: &[u8], kind: FileKind) -> Option<Vec<u8>> {
     let read = || readlinkat(&directory.fd, name, Vec::new()).ok();
     if kind == FileKind::Symlink { read().map(CString::into_bytes) } else { None }
 }
 
-/// In what the metadata of an entry, which `stat` describes, differ from what they are to be: bits of [`differs`].
+/// Returns how the metadata of an entry, which `stat` describes, differ from the metadata it is to have: bits of
+/// [`differs`].
 pub(super) fn differing(
     shared: &Shared,
     entry: Object<'_>,
@@ -31,7 +32,8 @@ pub(super) fn differing(
     mode: Option<u32>,
 ) -> u16 {
     let options = &shared.options;
-    // Where times are compared by a window, a clock may be that coarse: what is within it could not be set any better.
+    // If times are compared with a window, the clock may be that coarse: a time within the window could not be set any
+    // better.
     let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let keeps_time = options.keeps_times(is_directory);
     let has_time = !keeps_time || is_same_time(options, stat, described);
@@ -49,11 +51,11 @@ pub(super) fn differing(
     if options.xattrs { bits | differing_xattrs(shared, entry, stat, described.xattrs, rights) } else { bits }
 }
 
-/// Those that are neither set nor taken away do not count.
+/// Compares extended attributes. Attributes that are neither set nor removed do not count.
 fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>, rights: Rights<'_>) -> u16 {
     let mut reader = Reader::default();
     let Ok(there) = reader.read(&shared.options, entry, stat) else { return differs::XATTRS };
-    // In whatever order; each name comes once.
+    // The order does not matter, because each name occurs once.
     let are_same = |are_acls: bool| {
         let is_one = |name: &[u8]| ACLS.contains(&name) == are_acls;
         let mut wanted = described.iter().filter(|(name, _)| is_one(name) && rights.may_set(name));
@@ -72,7 +74,7 @@ fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: 
 pub(super) struct Coming<'a> {
     pub kind: FileType,
     pub metadata: &'a Metadata<'a>,
-    /// Of a file.
+    /// Size of a file; `None` for other kinds.
     pub size: Option<u64>,
 }
 
@@ -81,14 +83,14 @@ impl Shared {
         self.stats.lock().expect("no panics under it")
     }
 
-    /// Answers the sender, and counts what that takes.
+    /// Answers the sender, and counts the bytes of the answer.
     pub(super) fn answer(&self, answer: Answer) {
         self.stats().answered_bytes += answer.encoded_bytes() as u64;
         (self.answer)(answer);
     }
 
-    /// In what an entry that is to come differs from what is there under its name; `None` where nothing of its kind is, or
-    /// nobody wants to know.
+    /// Returns how an entry that is to come differs from the existing entry of its name. `None` if there is no entry of
+    /// its kind, or if the result is neither reported nor counted.
     pub(super) fn compare(&self, directory: &OpenDirectory, name: &[u8], coming: &Coming<'_>) -> Option<u16> {
         if !self.is_told() {
             return None;
@@ -110,12 +112,12 @@ impl Shared {
         Some(bits)
     }
 
-    /// Whether what becomes of each entry is reported, or counted.
+    /// Whether the outcome for each entry is reported or counted.
     pub(super) fn is_told(&self) -> bool {
         self.options.stats || self.entries.is_some()
     }
 
-    /// Reports an entry to the caller, or counts it, or both, as asked for.
+    /// Reports an entry to the caller, or counts it, or both, as the options ask for.
     pub(super) fn tell(
         &self,
         directory: &OpenDirectory,
@@ -132,7 +134,7 @@ impl Shared {
         entries.tell(Entry::Changed(Change { path, effect, kind, differs, leads_to }));
     }
 
-    /// The same, of a file that has become another name of `first`.
+    /// Does the same for a file that has become another name of `first`.
     pub(super) fn tell_linked(
         &self,
         directory: &OpenDirectory,

@@ -1,4 +1,4 @@
-//! What the sink's threads are given to do.
+//! Jobs for the sink's threads.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -14,30 +14,31 @@ use super::judge::{self, Wanted};
 use super::{Bytes, Shared};
 use crate::tree::source::{FileRange, TreeSource};
 
-/// Entries that one job makes, the bytes of their records, and the directories that they are in.
+/// Limits of one job: entries, bytes of their records, and directories they are in.
 const BATCH_ENTRIES_MAX: usize = 64;
-/// Entries where files are listed and what is there is not read: an answer for all of them costs as much as comparing some.
+/// Maximum number of entries if files are listed and existing ones are not read: one answer for all of them costs as
+/// much as comparing some.
 const BATCH_LISTED_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 256 << 10;
 const BATCH_DIRECTORIES_MAX: usize = 8;
 
-/// A range of a large file of this host, to be copied from there.
+/// A range of a large file of this host, which is copied from that file.
 pub struct Local {
-    /// Where it is in the file and in its copy.
+    /// Position of the range in the file and in its copy.
     pub range: FileRange,
-    /// Set, it ends the copy.
+    /// Ends the copy when set.
     pub stop: Arc<AtomicBool>,
-    /// Learns when it has been copied, or why it could not be read.
+    /// Is told when the range has been copied, or why it could not be read.
     pub source: Arc<TreeSource>,
 }
 
-/// Entries to be made: where in the chunk their records begin, and how many of them each directory gets.
+/// Entries to be made: the offsets of their records in the chunk, and how many of them are in each directory.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) offsets: Vec<usize>,
     runs: Vec<(Arc<OpenDirectory>, usize)>,
     bytes: usize,
-    /// The number of the first listed file among them, and how many there are.
+    /// Number of the first listed file among the entries, and how many listed files there are.
     listed: (u64, u64),
 }
 
@@ -45,16 +46,16 @@ pub(super) enum Job {
     Make(Bytes, Batch),
     Write(Bytes, Arc<Large>, u64),
     Copy(Local, Arc<Large>),
-    /// Tell the sender what there is of a large file already.
+    /// Tells the sender what already exists of a large file.
     Look(Arc<Large>, u32),
-    /// Release it here, since publishing may take long.
+    /// Releases the file in a sink thread, because publishing may take long.
     Settle(Arc<Large>),
-    /// What is there has turned out to be the same as a listed file.
+    /// The existing file has turned out to be the same as a listed one.
     Keep(Wanted),
 }
 
 impl Batch {
-    /// Adds an entry; whether the batch is full.
+    /// Adds an entry. Returns whether the batch is full.
     pub(super) fn add(&mut self, shared: &Shared, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
         match self.runs.last_mut() {
             Some((last, count)) if Arc::ptr_eq(last, directory) => *count += 1,
@@ -68,7 +69,7 @@ impl Batch {
             || self.runs.len() == BATCH_DIRECTORIES_MAX
     }
 
-    /// Counts a listed file; whether its number follows those of the others.
+    /// Counts a listed file if its number follows those of the others. Returns whether it does.
     pub(super) fn list(&mut self, number: u64) -> bool {
         let (first, count) = &mut self.listed;
         if *count == 0 {
@@ -79,20 +80,20 @@ impl Batch {
         follows
     }
 
-    /// The entries' records.
+    /// Decodes the records of the entries.
     pub(super) fn records<'a>(&'a self, chunk: &'a [u8]) -> impl Iterator<Item = Record<'a>> {
         self.offsets.iter().filter_map(|&offset| Record::decode(&mut &chunk[offset..]).ok().flatten())
     }
 
-    /// The sender waits for what is said of some of them.
+    /// Whether the sender waits for verdicts on some of the entries.
     pub(super) fn has_listed(&self) -> bool {
         self.listed.1 > 0
     }
 
-    /// Has what is there read, of files that are listed: else each thread would wait for one after the other.
+    /// Has existing files read ahead if they are listed. Otherwise each thread would wait for one file after the other.
     fn look_ahead(&self, shared: &Shared, chunk: &[u8]) {
         let options = &shared.options;
-        // What the cache of digests has is not read. To look at inodes costs more than it gains where nothing else is wanted.
+        // Files whose digests are cached are not read. Looking only at inodes costs more than it gains.
         let are_read = options.compares_contents() && !options.ignore_existing && shared.cache.is_none();
         if !are_read || !self.has_listed() || !shared.ahead.is_on() {
             return;
@@ -146,7 +147,7 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
             Job::Settle(large) => drop(large),
             Job::Keep(wanted) => wanted.keep(shared),
         }
-        // Now, since all that the job held has been released.
+        // Only now has everything that the job held been released.
         let mut pending = shared.pending.lock().expect("no panics under it");
         *pending -= 1;
         if *pending == 0 {
@@ -170,7 +171,7 @@ mod tests {
     use crate::tree::ahead::cold::{FILE_BYTES, are_cached_soon, is_cached, tree};
     use crate::tree::sink::TreeSink;
 
-    /// A sink over a tree of which files of another size are listed: those are not compared.
+    /// Returns a sink over a tree, with files listed at a different size, so that they are not compared.
     fn listed(top: &Path, options: TreeOptions, is_cold: bool, files: usize) -> TreeSink {
         let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("a sink");
         if is_cold {
@@ -180,7 +181,7 @@ mod tests {
         sink
     }
 
-    /// Lists files of the first directory of [`tree`], of so many bytes.
+    /// Lists files of this size in the first directory of [`tree`].
     fn list(sink: &mut TreeSink, files: usize, size: u64) {
         let mut names: Vec<String> = (0..files).map(|file| format!("f{file:02}")).collect();
         names.sort();
@@ -199,7 +200,8 @@ mod tests {
         sink.push(0, 0, Arc::new(chunk)).expect("records");
     }
 
-    /// Of files of another time the answer is a digest of what is there, and one frame has no room for those of a batch.
+    /// For files with a different time, the answer is a digest of the existing file. One frame has no room for the
+    /// digests of a batch.
     #[test]
     fn digests_of_a_whole_batch_are_answered_in_several_parts() {
         const FILES: usize = BATCH_LISTED_MAX + 44;

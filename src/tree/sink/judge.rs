@@ -1,4 +1,4 @@
-//! What is there already: listed files are held against it, and what is the same is left, but for its metadata.
+//! Compares listed files with existing ones. A file that is the same is left, except for its metadata.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -31,24 +31,24 @@ use crate::tree::entries::Effect;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::walk::INLINE_BYTES_MAX;
 
-/// A listed file whose contents are to come, or that is the same as what is there.
+/// A listed file whose contents are to come, or that is the same as an existing file.
 pub(super) struct Wanted {
     pub directory: Arc<OpenDirectory>,
-    /// At the sender.
+    /// Name at the sender.
     pub name: Vec<u8>,
     metadata: OwnedMetadata,
     size: u64,
-    /// Its blocks are compared with those of what is there.
+    /// Whether its blocks are compared with those of the existing file.
     is_compared: bool,
-    /// That is under another name.
+    /// The existing file, if it has another name.
     elsewhere: Option<Box<Elsewhere>>,
 }
 
-/// The listed files that are wanted, by number.
+/// Listed files that are wanted, by number.
 #[derive(Default)]
 pub(super) struct AllWanted {
     files: BTreeMap<u64, Wanted>,
-    /// How many of them each directory has: it is open until they are settled.
+    /// Number of wanted files in each directory. A directory is open until its files are settled.
     directories: BTreeMap<usize, usize>,
 }
 
@@ -78,14 +78,14 @@ impl AllWanted {
         *self = Self::default();
     }
 
-    /// Whether more are open than a sender that waits for answers lets come together.
+    /// Whether more files or directories are open than a sender allows that waits for answers.
     fn is_too_much(&self) -> bool {
         self.files.len() > LISTED_MAX || self.directories.len() > LISTED_DIRECTORIES_MAX
     }
 }
 
 impl TreeSink {
-    /// The number of a listed file whose record has come.
+    /// Returns the number of a listed file whose record has arrived.
     pub(super) fn next_listed(&mut self) -> Result<u64, Refused> {
         if !self.shared.options.lists() {
             return Err(Refused::Data("a file without its contents, where they were asked for"));
@@ -97,12 +97,12 @@ impl TreeSink {
         Ok(self.listed - 1)
     }
 
-    /// Takes a file that had been listed out of those that are wanted.
+    /// Takes a file that was listed out of the wanted ones.
     pub(super) fn take_wanted(&mut self, number: u64) -> Result<Wanted, Refused> {
         self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not asked for"))
     }
 
-    /// In a dry run: a listed file has other contents than what is there.
+    /// In a dry run, takes note that a listed file differs in contents from the existing one.
     pub(super) fn rehearse_wanted(&mut self, number: u64) -> Result<(), Refused> {
         let Wanted { directory, name, metadata, size, .. } = self.take_wanted(number)?;
         if !self.shared.options.dry_run {
@@ -112,7 +112,7 @@ impl TreeSink {
         Ok(())
     }
 
-    /// A listed file could not be read at the sender, which has counted it.
+    /// Takes note that the sender could not read a listed file. The sender has counted the failure.
     pub(super) fn give_up(&mut self, number: u64) -> Result<(), Refused> {
         let Wanted { directory, name, .. } = self.take_wanted(number)?;
         self.shared.mark_failed(&directory.path(directory.final_name(&name)));
@@ -120,7 +120,7 @@ impl TreeSink {
     }
 }
 
-/// Compares a listed file with what is there, answers nothing yet, and remembers it if it is wanted.
+/// Compares a listed file with the existing one, and remembers it if it is wanted. Does not send the verdict yet.
 pub(super) fn judge(
     shared: &Shared,
     directory: &Arc<OpenDirectory>,
@@ -131,7 +131,7 @@ pub(super) fn judge(
 ) -> Verdict {
     let there = directory.final_name(name);
     let options = &shared.options;
-    // Nothing takes the place of a device.
+    // A file from elsewhere never replaces a device.
     let is_device = options.in_place
         && directory.is_top()
         && directory.stat(there).is_ok_and(|old| device::is_target(shared, directory, &old));
@@ -148,7 +148,8 @@ pub(super) fn judge(
         return Verdict::Same;
     }
     if !verdict.is_settled() {
-        // That of a large file is of its blocks, and known to the sender only if it has it as well.
+        // The digest of a large file is made of the digests of its blocks. The sender knows it only if it has cached
+        // it, too.
         let is_known = matches!(verdict, Verdict::Digest(_)) && size > INLINE_BYTES_MAX as u64 && !options.dry_run;
         let (directory, is_compared) = (Arc::clone(directory), is_known || verdict == Verdict::Blocks);
         let metadata = OwnedMetadata::new(described);
@@ -178,9 +179,9 @@ fn verdict(
     };
     let is_same_time = is_same_time(options, &old, described);
     let is_newer = is_newer(options, &old, (described.modified.seconds, described.modified.nanoseconds));
-    // What an earlier transfer has made of a tree that has no name yet may have been cut in the middle.
+    // In a tree that has no name yet, a file of an earlier transfer may have been cut in the middle.
     let is_kept = (options.ignore_existing || options.update && is_newer) && !directory.is_resumed();
-    // Its size and its time say nothing where it is half-written: what is compared is its contents.
+    // The size and time of a half-written file say nothing, so its contents are compared.
     let is_regular = FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
     let is_marked = is_regular && (is_kept || unfinished::is_looked_for(options, &old)) && directory.is_marked(name);
     if is_left || is_kept && !is_marked && (options.ignore_existing || is_regular) {
@@ -203,14 +204,14 @@ fn verdict(
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
-    // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
-    // time unless it was to be compared by contents: they would get it as well.
+    // Within a host, reading both files to compare them takes as long as copying. A file with other names is not given
+    // another time, which those names would get as well, unless it was to be compared by contents.
     let may_compare = options.checksum || options.in_place || options.append_verify || !shared.is_local;
     let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
     if !may_compare {
         return Ok(Verdict::Wanted);
     }
-    // In a dry run the sender says only whether all of it is the same.
+    // In a dry run the sender tells only whether the whole file is the same.
     if size > INLINE_BYTES_MAX as u64 && !options.dry_run {
         let cache = shared.cache.as_ref().filter(|_| old.st_size as u64 == size);
         if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, &old)) {
@@ -224,8 +225,8 @@ fn verdict(
     Ok(digest(shared, directory, name, &old))
 }
 
-/// The verdict on a file that is copied over without `--sync`: it is sent, unless its digest proves that what is there is the
-/// same. What has other names is replaced by a file of its own.
+/// Returns the verdict on a file that is copied over an existing one without `--sync`. The file is sent, unless its
+/// digest proves that the existing one is the same. A file with other names is replaced by a new file.
 fn plain_verdict(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Verdict {
     let is_like = |old: &Stat| {
         FileType::from_raw_mode(old.st_mode) == FileType::RegularFile && old.st_nlink == 1 && old.st_size as u64 == size
@@ -237,7 +238,7 @@ fn plain_verdict(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: 
     }
 }
 
-/// The digest of a file that `old` describes.
+/// Returns the digest of the existing file that `old` describes; the file is wanted if it cannot be read.
 fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -> Verdict {
     let cache = shared.cache.as_ref().filter(|_| old.st_size as usize <= INLINE_BYTES_MAX);
     if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, old)) {
@@ -248,7 +249,7 @@ fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -
     let Some((file, stat)) = opened else { return Verdict::Wanted };
     let size = stat.st_size as u64;
     let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
-    // For the disk alone: elsewhere threads wait for each other.
+    // Counts waiting for the disk only. At other places threads wait for each other.
     shared.ahead.passed(&mut pace);
     let is_unchanged = || described(&file).is_ok_and(|now| change(&stat, &now).is_none());
     if let (Some(cache), Ok(digest)) = (cache, digest)
@@ -259,7 +260,7 @@ fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -
     digest.map_or(Verdict::Wanted, Verdict::Digest)
 }
 
-/// Whether the time of last modification of what is there is that of what is to come.
+/// Whether the existing entry has the modification time of the entry to come.
 pub(super) fn is_same_time(options: &TreeOptions, old: &Stat, described: &Metadata<'_>) -> bool {
     is_time(options, old, (described.modified.seconds, described.modified.nanoseconds))
 }
@@ -271,7 +272,7 @@ fn is_time(options: &TreeOptions, old: &Stat, modified: (i64, u32)) -> bool {
     }
 }
 
-/// What an entry is to have, which `old` describes: the time that it has stays where it counts as the same.
+/// Returns the metadata for an existing entry, which `old` describes. Its time is kept if it counts as the same.
 pub(super) fn with_same_time<'a>(options: &TreeOptions, old: &Stat, described: &Metadata<'a>) -> Metadata<'a> {
     let modified = match is_same_time(options, old, described) {
         true => Time { seconds: old.st_mtime, nanoseconds: old.st_mtime_nsec as u32 },
@@ -280,15 +281,15 @@ pub(super) fn with_same_time<'a>(options: &TreeOptions, old: &Stat, described: &
     Metadata { modified, ..*described }
 }
 
-/// Whether what is there was modified later than what is to come.
+/// Whether the existing entry was modified later than the entry to come.
 pub(super) fn is_newer(options: &TreeOptions, old: &Stat, modified: (i64, u32)) -> bool {
     let seconds = old.st_mtime.saturating_sub(modified.0);
     let is_later = (seconds, old.st_mtime_nsec as u32) > (i64::from(options.modify_window), modified.1);
     is_later && !is_time(options, old, modified)
 }
 
-/// Gives an entry that stays, and that `stat` describes, the metadata that it is to have, where it has other. `false` if
-/// another generation may have it as well: then nothing is done, and a new one is to be made.
+/// Sets the metadata of an entry that stays, and that `stat` describes, if they differ. Returns `false` if another
+/// generation may share the entry: then nothing is done, and a new entry must be made.
 pub(super) fn keep(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -305,7 +306,7 @@ pub(super) fn keep(
     let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
     let path = CString::new(name).map_err(|_| Errno::INVAL)?;
     let named = Object::Named(directory.fd.as_fd(), &path);
-    // A device keeps what its node has.
+    // A device keeps the metadata of its node.
     let is_device = device::is_target(shared, directory, stat);
     let differs = if is_device { 0 } else { differing(shared, named, stat, described, mode) };
     if differs != 0 {
@@ -325,7 +326,7 @@ pub(super) fn keep(
     Ok(true)
 }
 
-/// Gives an entry that `stat` describes other metadata.
+/// Sets the metadata of an entry that `stat` describes.
 fn describe(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -351,7 +352,7 @@ fn describe(
     Ok(())
 }
 
-/// As [`keep`], of a regular file; a new one is made of the contents of the old.
+/// Like [`keep`], for a regular file. If the file must not change, a new one is made from its contents.
 fn keep_or_copy(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -368,12 +369,12 @@ fn keep_or_copy(
 }
 
 impl Wanted {
-    /// What it is compared with block by block.
+    /// Returns the file with which this one is compared block by block.
     pub fn compared(self) -> Option<Compared> {
         self.is_compared.then(|| self.elsewhere.map_or(Compared::Named, Compared::Elsewhere))
     }
 
-    /// The contents that are there, or elsewhere, have turned out to be the same.
+    /// Keeps the contents that exist here or elsewhere, and that have turned out to be the same.
     pub fn keep(self, shared: &Shared) {
         let (name, described) = (self.directory.final_name(&self.name), self.metadata.borrow());
         let kept = match &self.elsewhere {
@@ -391,7 +392,7 @@ impl Wanted {
     }
 }
 
-/// Whether a link or special file is to be left: it is there already, or is not to be made or replaced.
+/// Whether a link or special file is left alone, because it exists already, or must not be made or replaced.
 pub(super) fn is_there(
     shared: &Shared,
     directory: &OpenDirectory,
@@ -415,7 +416,7 @@ pub(super) fn is_there(
     {
         return Ok(true);
     }
-    // What is no directory is replaced by its name.
+    // An entry that is not a directory is replaced by renaming.
     if FileType::from_raw_mode(old.st_mode) == FileType::Directory {
         directory.clear_way(name, &old)?;
     }
@@ -446,7 +447,7 @@ impl Shared {
         self.wanted.lock().expect("no panics under it")
     }
 
-    /// Answers for files from the number `first` on, by as many answers as have room for them.
+    /// Sends the verdicts on files from the number `first` on, in as many answers as they need.
     pub(super) fn answer_verdicts(&self, mut first: u64, mut verdicts: Vec<Verdict>) {
         while !verdicts.is_empty() {
             let mut bytes = 0;

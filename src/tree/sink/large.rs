@@ -1,4 +1,4 @@
-//! Large files of which more is to come: what their data may be, and when there is no more.
+//! Large files of which more is to come: which data they may get, and when they are complete.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::{Bytes, Refused, SLOTS_MAX, TreeSink};
 
 /// A large file of which more is to come.
 pub(super) struct Slot {
-    /// None if it is not wanted: its directory or itself has failed, or it changed while it was read.
+    /// `None` if the file is not wanted: it or its directory has failed, or it changed while it was read.
     pub large: Option<Arc<Large>>,
     pub path: Vec<u8>,
     size: u64,
     received_bytes: u64,
-    /// No more than this may come: the size, and once it is closed what was sent.
+    /// Maximum number of bytes that may come: the file's size, or once it is closed, the number of bytes sent.
     data_bytes_max: u64,
     is_closed: bool,
     pub links: usize,
@@ -40,7 +40,7 @@ impl TreeSink {
     pub(super) fn take_range(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
         let length = (*chunk).as_ref().len() as u64;
         let slot = self.account(item, position, length)?;
-        // One of nothing could not be read, which its record says when it is closed.
+        // An empty range could not be read at the sender. The record that closes the file tells this.
         if length > 0
             && let Some(large) = slot.large.clone()
             && let Some(range) = large.leave(chunk, position)
@@ -51,7 +51,7 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Takes a range of a large file whose record has come before, from this host itself.
+    /// Takes a range of a large file from this host itself. The file's record has arrived before.
     ///
     /// # Errors
     ///
@@ -67,11 +67,11 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Takes note of a range that has come.
+    /// Counts a range that has arrived, and checks that it is allowed.
     fn account(&mut self, item: u32, position: u64, length: u64) -> Result<&mut Slot, Refused> {
         let slot = self.slots.get_mut(&item).ok_or(Refused::Data("data of a file that is not open"))?;
         slot.received_bytes += length;
-        // The sum cannot overflow: it is checked each time, and a chunk is small.
+        // The sum cannot overflow, because it is checked each time and a chunk is small.
         let is_within = position.checked_add(length).is_some_and(|end| end <= slot.size);
         if !is_within || slot.received_bytes > slot.data_bytes_max {
             return Err(Refused::Data("more data of a file than announced"));
@@ -86,7 +86,7 @@ impl TreeSink {
             return Err(Refused::Data("more data of a file than announced"));
         }
         if self.shared.is_local {
-            // Ranges are announced before they are copied; by now all have been, or could not be read.
+            // Ranges are announced before they are copied. By now all have been copied, or could not be read.
             slot.received_bytes = data_bytes;
         }
         (slot.is_closed, slot.data_bytes_max) = (true, data_bytes);

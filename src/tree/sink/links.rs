@@ -1,4 +1,4 @@
-//! Further names of what has come.
+//! Further names of entries that have come.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
-/// What is said of a name that is left, and that the sender would remove.
+/// Why a name fails that stays as it is, and that the sender would remove.
 const IS_NEWER: &str = "is newer, and stays; the source has another name of a file there, which must not be removed";
 
 impl TreeSink {
-    /// Makes a further name of what came under the path `first`, or has it made when that is whole.
+    /// Makes a further name of the entry that came under the path `first`, or puts it off until that entry is whole.
     pub(super) fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
         let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
         let mut first = first.to_vec();
@@ -59,7 +59,8 @@ impl TreeSink {
             } else {
                 let TreeOptions { recursive, symlinks, specials, safe_links, existing, ignore_existing, .. } =
                     self.shared.options;
-                // Of what each is judged by, where it is or what is there, each comes itself.
+                // If entries are judged by where they are or by what exists there, each comes by itself, not as a
+                // further name.
                 let may_be_other = recursive && !existing && !ignore_existing;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,
@@ -89,12 +90,12 @@ impl TreeSink {
     }
 }
 
-/// The length of a path's first name.
+/// Length of the first name of a path.
 fn end_of_root(path: &[u8]) -> usize {
     path.iter().position(|&byte| byte == b'/').unwrap_or(path.len())
 }
 
-/// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
+/// Gives a whole file, open as `fd`, another name. An older entry of that name is replaced in one step.
 pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
     match link_new(shared, fd, directory, name) {
         Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
@@ -113,18 +114,20 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
             is_same_file(&fstat(fd)?, &fstat(&linked)?, || fstatfs(&linked).map_or(0, |system| system.f_type as u32));
         if is_it { partial::publish(&directory.fd, &*beside, &linked, name) } else { Err(Errno::STALE) }
     });
-    // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
+    // If both names belong to the same file, rename succeeds without doing anything, and the temporary name still
+    // exists.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
     done?;
     directory.clear_mark(name);
     Ok(())
 }
 
-/// FUSE, CIFS, SMB 2 (statfs(2)): each name of a file may have a number of its own.
+/// FUSE, CIFS and SMB 2 (statfs(2)): each name of a file may have an inode number of its own.
 const NUMBER_NAMES: [u32; 3] = [0x6573_5546, 0xff53_4d42, 0xfe53_4d42];
 
-/// Whether what stands beside is the file that was linked, and not what another user, who may write to the directory, has put
-/// in its place. Where the numbers do not tell, its owner does, whom nobody else can give it, with all else that it has.
+/// Whether the entry beside is the file that was linked, and not an entry that another user with write access to the
+/// directory has put in its place. If inode numbers do not tell, the owner does, together with all other metadata: no
+/// other user can make a file with this owner.
 fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool {
     let other = |stat: &Stat| {
         let modified = (stat.st_mtime, stat.st_mtime_nsec);
@@ -133,8 +136,8 @@ fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool
     identity(first) == identity(beside) || other(first) == other(beside) && NUMBER_NAMES.contains(&kind())
 }
 
-/// As [`link`], unless the name is one of the file's already, or is to be left. True if it stays as it is. `first`: the path of
-/// the file, as it is reported.
+/// Like [`link`], unless the name already belongs to the file, or must be left alone. Returns true if the name stays as
+/// it is. `first` is the path of the file, as it is reported.
 pub(super) fn link_again(
     shared: &Shared,
     fd: BorrowedFd<'_>,
@@ -149,12 +152,12 @@ pub(super) fn link_again(
             Err(Errno::NOENT) if shared.options.existing => return Ok(true),
             Ok(_) if shared.options.ignore_existing => return Ok(true),
             Ok(old) if identity(&old) == identity(&fstat(fd)?) => {
-                // Moved or not, it is to have both names.
+                // Whether or not the file was moved, it is to have both names.
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(true);
             }
             Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => {
-                // The sender is asked to keep what is left only where it has listed it.
+                // The sender is asked to keep a file that is left here only if it has listed that file.
                 let removes = shared.options.remove_source_files;
                 return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };
             }
@@ -169,12 +172,13 @@ pub(super) fn link_again(
     Ok(false)
 }
 
-/// What a file that is to get a further name is, and when it was modified last.
+/// Kind and modification time of a file that is to get a further name.
 pub(super) fn kind_and_time(first: &Stat) -> (FileKind, (i64, u32)) {
     (itemize::kind(FileType::from_raw_mode(first.st_mode)), (first.st_mtime, first.st_mtime_nsec as u32))
 }
 
-/// Whether what `old` describes stays with `--update`, since it is newer than the file of which it is to become a further name.
+/// Whether `--update` keeps the entry that `old` describes, because it is newer than the file whose further name it is
+/// to become.
 pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, (kind, modified): (FileKind, (i64, u32))) -> bool {
     let are_files = kind == FileKind::Regular && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
     options.update && are_files && is_newer(options, old, modified)
@@ -184,7 +188,7 @@ pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, (kind, modifie
 fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
     if shared.can_link_nameless.load(Relaxed) {
         match linkat(fd, "", &directory.fd, name, AtFlags::EMPTY_PATH) {
-            // What the kernel says to those who may not, before 6.10 all but root.
+            // The kernel's answer if the caller is not allowed to do this: before 6.10, anyone but root.
             Err(Errno::NOENT) => {}
             done => return done,
         }

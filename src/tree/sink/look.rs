@@ -1,4 +1,4 @@
-//! What there is of a large file already, hashed by several threads at once and answered to the sender in order.
+//! Existing data of a large file: hashed by several threads at once, and answered to the sender in order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -18,10 +18,10 @@ use super::jobs::Job;
 use crate::fs::{HASH_READ_BYTES, hash_range};
 use crate::tree::digest_cache::OfBlocks;
 
-/// Digests of blocks go to the sender once so many bytes have been hashed.
+/// Number of bytes hashed before the digests of their blocks go to the sender.
 const ANSWER_DUE_BYTES: u64 = 8 << 20;
 
-/// How far it has come.
+/// Progress of hashing a file.
 #[derive(Debug, Default)]
 pub(super) struct Look {
     /// The first part that no thread has taken.
@@ -29,7 +29,7 @@ pub(super) struct Look {
     parts: Mutex<Parts>,
 }
 
-/// Those that have been hashed and not answered, and the number of the one to be answered next.
+/// Parts that have been hashed but not answered, and the number of the part to be answered next.
 #[derive(Debug, Default)]
 struct Parts {
     hashed: BTreeMap<u64, Vec<Digest>>,
@@ -38,7 +38,7 @@ struct Parts {
 }
 
 impl TreeSink {
-    /// Has threads look what there is of a file; one is left to write what comes meanwhile.
+    /// Has threads hash what exists of a file. One thread is left to write data that arrives meanwhile.
     pub(super) fn have_looked(&self, large: &Arc<Large>, item: u32) {
         let lookers = large.lookers().min(self.threads.len().saturating_sub(1).max(1));
         (0..lookers).for_each(|_| self.hand_on(Job::Look(Arc::clone(large), item)));
@@ -50,21 +50,21 @@ impl Large {
         self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), Basis::block_bytes)
     }
 
-    /// Blocks of the file, and how many of them make a part, which is one answer.
+    /// Number of blocks of the file, and number of blocks in a part. Each part is one answer.
     fn parts(&self) -> (u64, u64) {
         let block_bytes = self.block_bytes();
         let at_once = (ANSWER_DUE_BYTES / block_bytes).clamp(1, DIGESTS_MAX as u64);
         (self.size.div_ceil(block_bytes), at_once)
     }
 
-    /// How many threads can look at once.
+    /// Number of threads that can hash at once.
     fn lookers(&self) -> usize {
         let (count, at_once) = self.parts();
         if self.is_adopted || self.basis.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
     }
 
-    /// Tells the sender what the file holds already: a digest for each block that is all there. The sender compares what it
-    /// has been told meanwhile. Called by as many threads as there are to do it.
+    /// Tells the sender what the file already holds: a digest for each complete block. The sender compares the digests
+    /// it has received meanwhile. Called by each of the threads that do this.
     pub fn look(&self, item: u32) {
         if !self.is_adopted && self.basis.is_none() {
             return self.shared.answer(Answer::nothing(item));
@@ -91,7 +91,7 @@ impl Large {
             }
             let mut parts = self.look.parts.lock().expect("no panics under it");
             parts.hashed.insert(part, digests);
-            // With the lock: they must go out in order.
+            // Answers are sent with the lock held, because they must go out in order.
             while let Some(digests) = {
                 let next = parts.next;
                 parts.hashed.remove(&next)
@@ -106,7 +106,7 @@ impl Large {
         }
     }
 
-    /// What the cache keeps of a file that has turned out to be the same.
+    /// Digest that the cache keeps of a file that has turned out to be the same.
     pub fn of_blocks(&self) -> Option<[u8; 16]> {
         self.look.parts.lock().expect("no panics under it").of_blocks.finish(self.size)
     }
@@ -117,8 +117,8 @@ impl Large {
         }
         let file = &self.partial.file;
         if self.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
-            // What is kept of it counts as read back from the disk. Of what could not be written to it the cache does not know,
-            // once another process has been told.
+            // Data that is kept counts as read back from the disk. The cache does not tell that data could not be
+            // written, once another process has been told.
             let options = &self.shared.options;
             let is_from_disk = options.reads_back() || options.syncs();
             let is_stored = !is_from_disk || evict(file, start, length).is_ok();

@@ -1,7 +1,7 @@
-//! What a manifest says of the destination: each entry as it stands there, with the digest of its contents.
+//! Lists the destination's entries for a manifest: each as it exists there, with the digest of its contents.
 //!
-//! Who has a file's data at hand hashes that. What is left as it was, and what gets a further name, is read: by threads of
-//! their own, since a large file's ranges can be read side by side.
+//! The thread that has a file's data at hand hashes it. Files that stay as they were, and further names, are read by
+//! separate threads, because ranges of a large file can be read side by side.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Acquire;
@@ -22,38 +22,38 @@ use crate::tree::entries::{self, EntryStream};
 use crate::tree::manifest::{Entry, Kind};
 use crate::tree::proof::Contents;
 
-/// Bytes of a thread's stack.
+/// Stack size of a thread, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The entries of a manifest, on their way.
+/// Collects and sends the entries of a manifest.
 pub(super) struct Manifest {
-    /// Where they are reported to the caller, if at all.
+    /// Where the entries are reported to the caller, if anywhere.
     entries: Option<Arc<EntryStream>>,
-    /// What they are together, where that is to be proven.
+    /// Sum of all contents, if the tree must be proven.
     contents: Option<Contents>,
     reading: Mutex<Option<Reading>>,
 }
 
-/// Threads that read.
+/// Threads that read files, and their queue.
 struct Reading {
     jobs: Sender<Job<Unread>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A file that is to be read.
+/// A file that must be read for its digest.
 struct Unread {
-    /// For failures.
+    /// Path for failures.
     path: Vec<u8>,
-    /// In the manifest.
+    /// Path in the manifest.
     tree_path: Vec<u8>,
-    /// It is another name of a file.
+    /// Whether this is another name of a file.
     is_link: bool,
     stat: Stat,
 }
 
 impl TreeSink {
-    /// Has the caller get what a manifest says of each entry, if it wants that. Before the first record comes, and also where
-    /// the tree is to be proven.
+    /// Has the manifest's entries sent to the caller, if it wants them. Must be called before the first record comes,
+    /// and also if the tree must be proven.
     pub fn list_to(&mut self, entries: &Arc<EntryStream>) {
         let contents = self.proving.is_some().then(Contents::default);
         let entries = self.shared.options.manifest.then(|| Arc::clone(entries));
@@ -70,7 +70,7 @@ impl Shared {
         self.manifest.get().is_some()
     }
 
-    /// Waits until all has been read that is to be, or none of it is wanted any more.
+    /// Waits until all files have been read, or their digests are no longer wanted.
     pub fn finish_manifest(&self) {
         let reading = self.manifest.get().and_then(|manifest| manifest.reading().take());
         if let Some(Reading { jobs, threads }) = reading {
@@ -82,7 +82,8 @@ impl Shared {
         }
     }
 
-    /// The path of an entry of the manifest as all hosts have it: a single root has another name on each.
+    /// Path of a manifest's entry that is the same on all hosts: the name of a single root, which may differ, is left
+    /// out.
     pub fn proven_path<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         match self.root_name() {
             Some(root) if root != b"." => {
@@ -94,7 +95,7 @@ impl Shared {
 
     fn take_contents(&self, unread: Unread, file: &OwnedFd, found: Result<Hash, Errno>) {
         let Unread { path, tree_path, is_link, stat } = unread;
-        // The time of the last change of the inode says nothing: a further name is one.
+        // The inode's change time says nothing, because making a further name changes it.
         let state = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
         let digest = found.and_then(|digest| match state(&fstat(file)?) == state(&stat) {
             true => Ok(digest),
@@ -114,7 +115,7 @@ impl Shared {
     }
 }
 
-/// What could not be done, beside why.
+/// What could not be done; the reason is added.
 const UNREAD: &str = "it is to be read for its digest";
 
 impl Manifest {
@@ -124,7 +125,7 @@ impl Manifest {
         }
     }
 
-    /// What the files are together, where that is to be proven.
+    /// Sum of the contents of all files, if the tree must be proven.
     pub fn contents(&self) -> Option<&Contents> {
         self.contents.as_ref()
     }
@@ -135,7 +136,7 @@ impl Manifest {
         }
     }
 
-    /// Waits until all is on its way.
+    /// Waits until all entries have been sent on.
     pub fn flush(&self) {
         self.entries.iter().for_each(|entries| entries.flush());
     }
@@ -144,7 +145,7 @@ impl Manifest {
         self.reading.lock().expect("no panics under it")
     }
 
-    /// Where files to be read are given to; the threads are made with the first.
+    /// Returns the queue for files to be read. The threads are started on first use.
     fn jobs(&self, shared: &Arc<Shared>) -> Result<Sender<Job<Unread>>, Fault> {
         let mut reading = self.reading();
         if let Some(Reading { jobs, .. }) = &*reading {
@@ -163,7 +164,7 @@ impl Manifest {
             };
             match std::thread::Builder::new().name("tree-read".to_owned()).stack_size(STACK_BYTES).spawn(read) {
                 Ok(thread) => threads.push(thread),
-                // Fewer do as well.
+                // Fewer threads are enough.
                 Err(_) if !threads.is_empty() => break,
                 Err(_) => return Err(Fault::Detail("no thread to read with")),
             }
@@ -174,7 +175,7 @@ impl Manifest {
 }
 
 impl OpenDirectory {
-    /// Lists a file that has just got its name; `digest`: of what was written into it.
+    /// Lists a file that has just got its name. `digest` is the digest of the data written into it.
     pub fn list_file(&self, name: &[u8], file: impl AsFd, digest: Hash) {
         let Some(manifest) = self.shared.manifest.get() else { return };
         match fstat(file) {
@@ -188,12 +189,12 @@ impl OpenDirectory {
         }
     }
 
-    /// Lists what stands under a name, if anything does. A file is read, from where `medium` says.
+    /// Lists the entry of this name, if it exists. A file is read from `medium`.
     pub fn list(&self, name: &[u8], medium: Medium) {
         self.list_as(name, medium, false);
     }
 
-    /// Lists what has got another name; it has been proven by its first.
+    /// Lists a further name of an entry, which has been proven under its first name.
     pub fn list_link(&self, name: &[u8]) {
         self.list_as(name, Medium::Cache, true);
     }
@@ -224,7 +225,7 @@ impl OpenDirectory {
                 contents::read(&manifest.jobs(&self.shared)?, file, stat.st_size as u64, medium, unread);
                 return Ok(());
             }
-            // It lists itself when it is finished.
+            // A directory lists itself when it is finished.
             FileType::Directory => return Ok(()),
             FileType::Symlink => Kind::Symlink(readlinkat(&self.fd, name, Vec::new())?.into_bytes()),
             FileType::Fifo => Kind::Fifo,

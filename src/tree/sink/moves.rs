@@ -1,12 +1,12 @@
-//! `--find-moves`: the regular files of a tree that is written to, found again by size and time when they come under other
-//! names. Names are found in one pass before anything is changed, and kept in a bounded table: what does not fit into it is
-//! not found again.
+//! `--find-moves`: finds regular files of the destination tree again, by size and time, if they come under other names.
+//! The names are collected in one pass before anything is changed, into a bounded table. Files that do not fit into the
+//! table are not found.
 //!
 //! # Invariants
 //!
-//! * A file is only taken once its contents are proven. It is linked if its old name is to be deleted, not kept in a backup,
-//!   and it has all the metadata that the new one is to have, and is never changed; else it is copied.
-//! * No file is left with two names that are two files at the source: where the old name stays, it gets a file of its own.
+//! * A file is taken only after its contents are proven. It is linked if its old name is to be deleted and not kept in
+//!   a backup, and if it has all the metadata that the new one is to have; it is never changed. Otherwise it is copied.
+//! * No file is left with two names that are two files at the source. If the old name stays, it gets a file of its own.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -31,16 +31,16 @@ use crate::fs::metadata::{Object, restore_times};
 use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
 use crate::tree::metadata::{Current, Reader};
 
-/// Memory for the files of a tree, in bytes, roughly.
+/// Approximate maximum of memory for the files of a tree, in bytes.
 const INDEX_BYTES_MAX: usize = 64 << 20;
 
-/// Files of one size and time of which the best is chosen.
+/// Maximum number of files with the same size and time among which the best is chosen.
 const CANDIDATES_MAX: usize = 1024;
 
-/// One of so many files that may be open is held at most.
+/// At most one in this many of the files that may be open is held.
 const HELD_PART: usize = 4;
 
-/// Nothing is known of a file's name; it has been found at the source; or the file has got another name.
+/// States of a file's name: nothing is known of it; the source has it; or its file has got another name.
 const FREE: u8 = 0;
 const MET: u8 = 1;
 const MOVED: u8 = 2;
@@ -48,30 +48,30 @@ const MOVED: u8 = 2;
 /// The files of a tree.
 pub(super) struct Moves {
     root: Arc<OwnedFd>,
-    /// Each with that which it lies in; the root first.
+    /// Directories, each with the number of its parent; the root comes first.
     directories: Vec<(u32, Box<[u8]>)>,
-    /// Sorted by size, time, name, directory.
+    /// Sorted by size, time, name and directory.
     files: Vec<File>,
     names: Vec<u8>,
     states: Vec<AtomicU8>,
-    /// Into which directory, by the hash of its path, the files of one have been taken first.
+    /// For each old directory, the hash of the path of the directory into which its files have first been taken.
     claims: Mutex<HashMap<u32, u64>>,
-    /// Files that are held open, and how many may be.
+    /// Number of files held open, and its maximum.
     held: AtomicUsize,
     held_max: usize,
-    /// Not all files found a place.
+    /// Whether some files did not fit into the table.
     pub is_cut: bool,
 }
 
 /// A file that may have been moved.
 pub(super) struct Moved {
     pub moves: Arc<Moves>,
-    /// Its place in the table.
+    /// Index of the file in the table.
     pub at: usize,
     pub held: Option<Held>,
 }
 
-/// A file that is open until it is taken.
+/// A file that is kept open until it is taken.
 pub(super) struct Held {
     pub file: OwnedFd,
     moves: Arc<Moves>,
@@ -99,7 +99,7 @@ impl File {
     }
 }
 
-/// A directory whose files have been found, and those in it that are still to be entered, the next last.
+/// A directory whose files have been found, and its subdirectories still to be entered, the next one last.
 struct Level {
     directory: OwnedFd,
     number: u32,
@@ -107,11 +107,11 @@ struct Level {
 }
 
 impl Moves {
-    /// Finds the files below a directory, but for those that stay whatever the source has.
+    /// Finds the files below a directory, except files that stay whatever the source has.
     ///
     /// # Errors
     ///
-    /// It cannot be opened once more.
+    /// Fails if the directory cannot be opened again.
     pub fn of(shared: &Shared, root: &OpenDirectory) -> Result<Self, Errno> {
         let top = openat(&root.fd, ".", DIRECTORY, Mode::empty())?;
         let device = fstat(&top)?.st_dev;
@@ -127,7 +127,7 @@ impl Moves {
             is_cut: false,
         };
         let mut bytes = 0;
-        // What cannot be read is not found again.
+        // Files in directories that cannot be read are not found.
         let below = moves.scan(shared, &top, 0, device, &mut bytes);
         let mut levels = vec![Level { directory: top, number: 0, below }];
         while let Some(level) = levels.last_mut() {
@@ -159,7 +159,7 @@ impl Moves {
         Ok(moves)
     }
 
-    /// Takes the files of a directory; the names of those below it, the first last.
+    /// Records the files of a directory. Returns the names of its subdirectories, the first one last.
     fn scan(
         &mut self,
         shared: &Shared,
@@ -215,7 +215,7 @@ impl Moves {
         &self.names[file.name as usize..][..usize::from(file.name_bytes)]
     }
 
-    /// A directory's path from the root on.
+    /// Path of a directory, relative to the root.
     fn path(&self, mut number: u32) -> Vec<u8> {
         let mut names = Vec::new();
         while number > 0 {
@@ -232,7 +232,8 @@ impl Moves {
         if directory.is_empty() { self.name(file).to_vec() } else { [&directory, self.name(file)].join(&b'/') }
     }
 
-    /// Where the files of these begin and end that have a name, or all of them where none has it.
+    /// Returns the range of files with this key and name, and true. If no file has the name, returns all files with the
+    /// key, and false.
     fn of_name(&self, key: (u64, i64, u32), name: &[u8]) -> (std::ops::Range<usize>, bool) {
         let start = self.files.partition_point(|file| file.key() < key);
         let end = start + self.files[start..].partition_point(|file| file.key() == key);
@@ -242,8 +243,8 @@ impl Moves {
         if first < last { (first..last, true) } else { (start..end, false) }
     }
 
-    /// The file that most likely is what is to come: of the same size and time, and if there are several, of the same name,
-    /// from the directory that others came from.
+    /// Finds the file that most likely is the file to come: of the same size and time, and among several, of the same
+    /// name and from the directory from which others came.
     pub fn find(
         self: &Arc<Self>,
         directory: &OpenDirectory,
@@ -277,14 +278,15 @@ impl Moves {
         (stat.st_ino == file.inode && key == file.key()).then(|| Elsewhere::moved(&self.root, path, stat, moved))
     }
 
-    /// Keeps a file open until it is taken, since its name may be given to another one before: not where too many are.
+    /// Keeps a file open until it is taken, because its name may be given to another file before. `None` if too many
+    /// are open.
     fn hold(self: &Arc<Self>, file: OwnedFd) -> Option<Held> {
         let held = Held { file, moves: Arc::clone(self) };
         (self.held.fetch_add(1, Relaxed) < self.held_max).then_some(held)
     }
 
-    /// Notes that a name of the tree is at the source as well. Whether its file has another name by now that is one of
-    /// another file there.
+    /// Records that the source has a name of the tree, too. Returns whether its file has meanwhile got another name,
+    /// which belongs to another file at the source.
     pub fn meet(&self, name: &[u8], stat: &Stat) -> bool {
         let key = (stat.st_size as u64, stat.st_mtime, stat.st_mtime_nsec as u32);
         let (range, is_named) = self.of_name(key, name);
@@ -292,17 +294,18 @@ impl Moves {
         at.is_some_and(|at| self.states[at].swap(MET, Relaxed) == MOVED)
     }
 
-    /// Has a file of which only one name will stay be linked to another one. Whether it may be.
+    /// Marks a file as moved before it is linked to another name; only one of its names will stay. Returns whether it
+    /// may be linked.
     pub fn begin(&self, at: usize) -> bool {
         self.states[at].compare_exchange(FREE, MOVED, Relaxed, Relaxed).is_ok()
     }
 
-    /// It was not linked.
+    /// Records that the file was not linked after all.
     pub fn give_up(&self, at: usize) {
         let _ = self.states[at].compare_exchange(MOVED, FREE, Relaxed, Relaxed);
     }
 
-    /// Gives each old name that has stayed, though it was to be deleted, a file of its own.
+    /// Gives a file of its own to each old name that has stayed, although it was to be deleted.
     pub fn separate(&self, shared: &Shared) {
         for (at, file) in self.files.iter().enumerate() {
             if self.states[at].load(Relaxed) == MOVED
@@ -346,14 +349,14 @@ impl Shared {
         Ok(moves)
     }
 
-    /// Where old names of moved files have stayed, both get files of their own.
+    /// Gives old names of moved files that have stayed files of their own.
     pub(super) fn separate_moved(&self) {
         let all = std::mem::take(&mut *self.moves.lock().expect("no panics under it"));
         all.iter().for_each(|moves| moves.separate(self));
     }
 }
 
-/// Why not all that was moved may be found.
+/// Why some moved files may not be found.
 const IS_CUT: &str = "has too many files for --find-moves: some are not looked for";
 
 fn levels_left(levels: &[Level]) -> bool {

@@ -1,4 +1,4 @@
-//! Whether what has come is what the source has, before it gets its name: see [`crate::tree::proof`].
+//! Checks that the data received is what the source has, before it gets its name: see [`crate::tree::proof`].
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -15,7 +15,7 @@ use crate::options::TreeOptions;
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::proof::{Expected, Outline};
 
-/// What has come so far, and what it is to be.
+/// What has been received so far, and what it must be.
 pub(super) struct Proving {
     outline: Outline,
     expected: Expected,
@@ -33,7 +33,8 @@ impl Proving {
 }
 
 impl TreeSink {
-    /// Compares what has come with what it must be. Everything has been written, and what is held back has no name yet.
+    /// Compares what has been received with what it must be. All data has been written, and entries held back have no
+    /// names yet.
     ///
     /// # Errors
     ///
@@ -59,7 +60,7 @@ impl TreeSink {
             }
         }
         let found = outline.finish(contents);
-        // Who is not root can give files to nobody, and was given none that are another's.
+        // A process that is not root cannot give files away, and was given no files of other users.
         let is_root = rustix::process::geteuid().is_root();
         let is_right = found.entries == expected.proof.entries && (!is_root || found.rights == expected.proof.rights);
         if !is_right && expected.is_bound {
@@ -72,7 +73,7 @@ impl TreeSink {
 }
 
 impl Large {
-    /// The digest of what will stand under its name, before it has that; none where it will not.
+    /// Returns the digest of the file that will get this name, before it does; `None` if none will.
     fn prove(&self) -> Option<Hash> {
         if !self.is_complete.load(Acquire) || self.has_failed.load(Relaxed) {
             return None;
@@ -86,7 +87,7 @@ impl Large {
     }
 }
 
-/// The digest of a file of which `digest` has some already.
+/// Completes the digest of a file, part of which is already in `digest`.
 pub(super) fn finish(digest: &RangeDigest, file: impl AsFd) -> Result<Hash, Errno> {
     digest.finish(|target, at| match read_up_to(&file, target, at)? {
         count if count < target.len() => Err(Errno::NODATA),

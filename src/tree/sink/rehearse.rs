@@ -1,7 +1,7 @@
-//! `--dry-run`: what would be made, changed and deleted is found by the same comparisons, told, and counted; nothing is
-//! touched. The sender sends no contents.
+//! `--dry-run`: the same comparisons find what would be made, changed and deleted. The results are reported and
+//! counted, but nothing is touched. The sender sends no contents.
 //!
-//! A directory that would be made is a [`Phantom`](OpenDirectory::is_phantom): nothing is in it.
+//! A directory that would be made is a [`Phantom`](OpenDirectory::is_phantom): it has no entries.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -22,7 +22,8 @@ use crate::tree::entries::{Effect, FileKind, differs};
 use crate::tree::metadata::{self, UNKNOWN};
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
-/// Entries that are remembered since hard links to them may come. Of those beyond, a link is held against what is there now.
+/// Maximum number of entries remembered because hard links to them may come. Links to other entries are compared with
+/// what exists now.
 const PLANNED_MAX: usize = 1 << 16;
 
 /// What an entry would be.
@@ -32,38 +33,38 @@ struct Planned {
     size: Option<u64>,
     modified: (i64, u32),
     mode: Option<u32>,
-    /// Where it gets another than it would be made with.
+    /// Owner and group, if they would differ from those it would be made with.
     owner: (Option<u32>, Option<u32>),
     becomes: Becomes,
 }
 
-/// What a name would be.
+/// What a name would refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Becomes {
-    /// That of a new file.
+    /// A new file.
     New,
-    /// That of what is there, with other metadata.
+    /// The existing entry, with other metadata.
     Kept,
-    /// A further one of a file that is elsewhere on this host.
+    /// A file elsewhere on this host, of which it would be a further name.
     Linked(Identity),
 }
 
-/// Entries that would change, by their paths.
+/// Entries that would change, by path.
 #[derive(Debug, Default)]
 pub(super) struct AllPlanned(HashMap<Vec<u8>, Planned>);
 
-/// A descriptor for a directory that is not there.
+/// Returns a descriptor to stand for a directory that does not exist.
 pub(super) fn nowhere() -> Result<OwnedFd, Errno> {
     openat(CWD, "/", PLACE, Mode::empty())
 }
 
 impl OpenDirectory {
-    /// What stands under a name.
+    /// Describes the entry of this name.
     pub fn stat(&self, name: &[u8]) -> Result<Stat, Errno> {
         if self.is_phantom { Err(Errno::NOENT) } else { statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) }
     }
 
-    /// The directory that [`Self::enter`] would enter; none if it would be made.
+    /// Opens the directory that [`Self::enter`] would enter; `None` if it would be made.
     pub(super) fn rehearse_entering(&self, name: &[u8], is_implied: bool) -> Result<Option<OwnedFd>, Fault> {
         let options = &self.shared.options;
         if name == b"." {
@@ -84,7 +85,7 @@ impl OpenDirectory {
     }
 }
 
-/// Whether nothing is in a directory.
+/// Whether a directory is empty.
 pub(super) fn is_empty(directory: impl AsFd, name: &CStr) -> Result<bool, Errno> {
     let opened = open_quietly(directory, name, DIRECTORY)?;
     let mut is_empty = true;
@@ -96,7 +97,7 @@ pub(super) fn is_empty(directory: impl AsFd, name: &CStr) -> Result<bool, Errno>
 }
 
 impl Shared {
-    /// A file would be sent.
+    /// Records that a file would be sent.
     pub(super) fn rehearse_file(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, size: u64) {
         let coming = Coming { kind: FileType::RegularFile, metadata: described, size: Some(size) };
         let differs = self.compare(directory, name, &coming);
@@ -108,7 +109,7 @@ impl Shared {
         self.plan(directory, name, FileKind::Regular, described, Some(size), Becomes::New);
     }
 
-    /// A file would be made of one that is on this host, from which it `differs`.
+    /// Records that a file would be made from a file on this host, from which it `differs`.
     pub(super) fn rehearse_copy(
         &self,
         directory: &OpenDirectory,
@@ -122,7 +123,7 @@ impl Shared {
         self.plan(directory, name, FileKind::Regular, described, Some(size), Becomes::New);
     }
 
-    /// An entry would be made from its record alone, with what it `differs` in.
+    /// Records that an entry would be made from its record alone. `differs` tells how it differs from the existing one.
     pub(super) fn rehearse_other(
         &self,
         directory: &OpenDirectory,
@@ -158,8 +159,8 @@ impl Shared {
         }
     }
 
-    /// A further name of what is at the path `first` below the top would be made. True if it would stay as it is. `told`: that
-    /// path, as it is reported.
+    /// Records that a further name would be made of the entry at the path `first` below the top. Returns true if the
+    /// name would stay as it is. `told` is that path, as it is reported.
     pub(super) fn rehearse_link(
         &self,
         top: &Arc<OpenDirectory>,
@@ -210,7 +211,7 @@ impl Shared {
 }
 
 impl Planned {
-    /// In what it differs from what is there; `None` where that is of another kind.
+    /// Returns how the entry would differ from the existing one; `None` if that is of another kind.
     fn differing(&self, old: &Stat) -> Option<u16> {
         if itemize::kind(FileType::from_raw_mode(old.st_mode)) != self.kind {
             return None;

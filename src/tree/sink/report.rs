@@ -1,4 +1,4 @@
-//! What became of a tree that was received.
+//! The outcome of receiving a tree.
 
 use rd_proto::control::IoFact;
 
@@ -6,47 +6,47 @@ use super::Lacking;
 use crate::fs::direct::write::Written;
 use crate::tree::stats::Stats;
 
-/// What became of a tree.
+/// The outcome of receiving a tree.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Regular files published.
+    /// Number of regular files published.
     pub files: u64,
-    /// Directories made or entered.
+    /// Number of directories made or entered.
     pub directories: u64,
-    /// Links, FIFOs, sockets and devices made.
+    /// Number of links, FIFOs, sockets and devices made.
     pub others: u64,
-    /// Bytes of data written into files that were published.
+    /// Number of bytes written into files that were published.
     pub bytes: u64,
-    /// How data was written, also that of files that were not published.
+    /// How data was written, including data of files that were not published.
     pub written: Written,
-    /// The tree is another one than was expected.
+    /// Whether the tree is not the expected one.
     pub is_other: bool,
-    /// Entries not tried, since their directory had failed, or since they were not asked for.
+    /// Number of entries not tried, because their directory had failed or they were not asked for.
     pub skipped: u64,
-    /// Entries that were not sent, or not intact, as the sender says.
+    /// Number of entries that, according to the sender, were not sent or not intact.
     pub unsent: u64,
-    /// Entries that failed, or whose metadata could not be set in full.
+    /// Number of entries that failed, or whose metadata could not be set completely.
     pub failed: u64,
-    /// The first of those, with paths that begin with the destination's.
+    /// The first of these failures. Their paths begin with the destination's path.
     pub failures: Vec<IoFact>,
-    /// The first of each kind of which all is there but some metadata.
+    /// The first entry of each kind that lacks nothing but some metadata.
     pub lacking: Vec<Lacking>,
-    /// What `--max-delete` has kept, which counts as one of those.
+    /// What `--max-delete` has kept. This counts as one failure.
     pub spared: Option<IoFact>,
     /// Earlier generations that cannot be used.
     pub without: Vec<IoFact>,
-    /// Entries that were there already.
+    /// Number of entries that existed already.
     pub same: u64,
-    /// What `--stats` tells.
+    /// Numbers for `--stats`.
     pub stats: Stats,
-    /// Entries deleted.
+    /// Number of entries deleted.
     pub deleted: u64,
-    /// Files that were not sent, since they were there under other names.
+    /// Number of files that were not sent, because they existed under other names.
     pub moved: u64,
-    /// Entries of which the file system could not keep extended attributes.
+    /// Number of entries whose extended attributes the file system could not keep.
     pub without_xattrs: u64,
-    /// All that was published is on stable storage, not with the kernel only.
+    /// Whether everything published is on stable storage, and not only with the kernel.
     pub is_synced: bool,
-    /// And has been read back from there.
+    /// Whether everything published has also been read back from there.
     pub is_read_back: bool,
 }

@@ -1,4 +1,4 @@
-//! What the threads of a sink share.
+//! State that the threads of a sink share.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -30,12 +30,12 @@ use crate::tree::progress::Progress;
 use crate::tree::stats::Stats;
 use crate::tree::walk::COMPARED_BYTES_MIN;
 
-/// What the threads share.
+/// State that the threads of a sink share.
 pub(super) struct Shared {
     pub(super) options: TreeOptions,
     pub(super) names: Names,
     pub(super) block_bytes: u64,
-    /// Blocks of all large files that are compared.
+    /// Number of blocks of all large files that are compared.
     pub(super) open_blocks: Arc<AtomicU64>,
     pub(super) progress: Arc<Progress>,
     pub(super) entries: Option<Arc<EntryStream>>,
@@ -44,35 +44,35 @@ pub(super) struct Shared {
     pub(super) answer: SendAnswer,
     pub(super) setter: Setter,
     pub(super) owners: Owners,
-    /// Bits that new entries do not get where mode is not kept.
+    /// Permission bits that new entries do not get if modes are not kept.
     pub(super) umask: u32,
-    /// Nothing more is to be made, after a failure that stops everything or since we were told.
+    /// Whether nothing more is to be made, after a failure that stops everything or because the sink was told to stop.
     pub(super) is_stopped: AtomicBool,
-    /// The sender has kept to the protocol: what it has sent may be resumed.
+    /// Whether the sender has kept to the protocol, so that its data may be resumed.
     pub(super) is_trusted: AtomicBool,
     pub(super) can_link_nameless: AtomicBool,
-    /// Reads what is there and is compared, where that is cold.
+    /// Reads existing files ahead, if they are compared and not in memory.
     pub(super) ahead: Ahead,
     pub(super) cache: Option<Arc<DigestCache>>,
     pub(super) writes: Writes,
     pub(super) counts: Counts,
     pub(super) stats: Mutex<Stats>,
     pub(super) moves: Mutex<Vec<Arc<moves::Moves>>>,
-    /// What is not deleted.
+    /// Entries that are not deleted.
     pub(super) patterns: Patterns,
     pub(super) backup: Option<Backup>,
-    /// With `--delete-after`.
+    /// Entries to be deleted at the end, with `--delete-after`.
     pub(super) deferred: Mutex<Deferred>,
     pub(super) wanted: Mutex<AllWanted>,
     pub(super) manifest: OnceLock<manifest::Manifest>,
     pub(super) failures: Mutex<Failures>,
-    /// In a dry run, what would change.
+    /// In a dry run, entries that would change.
     pub(super) planned: Mutex<AllPlanned>,
     /// Earlier generations that cannot be used.
     pub(super) without: Mutex<Vec<IoFact>>,
-    /// Paths of what has no final name and stays.
+    /// Paths of entries that stay without a final name.
     pub(super) kept: Mutex<Vec<Vec<u8>>>,
-    /// How long to wait for names that another transfer holds.
+    /// Until when to wait for names that another transfer holds.
     pub(super) held_until: Instant,
     pub(super) pending: Mutex<usize>,
     pub(super) drained: Condvar,
@@ -83,20 +83,20 @@ pub(super) struct Counts {
     pub(super) files: AtomicU64,
     pub(super) others: AtomicU64,
     pub(super) bytes: AtomicU64,
-    /// Entries that were there already.
+    /// Number of entries that existed already.
     pub(super) same: AtomicU64,
-    /// Files that were found under other names.
+    /// Number of files that were found under other names.
     pub(super) moved: AtomicU64,
-    /// Entries deleted, and those that `--max-delete` has kept.
+    /// Number of entries deleted, and of entries that `--max-delete` has kept.
     pub(super) deleted: AtomicU64,
     pub(super) spared: AtomicU64,
     pub(super) without_xattrs: AtomicU64,
-    /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
+    /// Bytes that the next transfer need not send, because they stay, or will stay if this transfer is given up.
     pub(super) resumable_bytes: AtomicU64,
 }
 
 impl Shared {
-    /// The name that the single entry at the top gets instead of its own.
+    /// Name that the single entry at the top gets instead of its own.
     pub(super) fn root_name(&self) -> Option<&[u8]> {
         match &self.names {
             Names::Only(name) => Some(name),
@@ -112,8 +112,8 @@ impl Shared {
         self.kept.lock().expect("no panics under it").push(path);
     }
 
-    /// A file is whole in a directory that has no name yet. It counts if the next copy goes on with it, as it looks at it first:
-    /// that of one that awaits proof is to be with `--sync`.
+    /// Records that a file in a directory without a name is whole. It counts as resumable if the next copy looks at it
+    /// before it is sent. After a copy that awaits proof, the next copy is to use `--sync`.
     pub(super) fn note_whole(&self, directory: &OpenDirectory, size: u64) {
         let is_synced = self.options.sync || self.awaits_proof;
         let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
@@ -122,7 +122,7 @@ impl Shared {
         }
     }
 
-    /// Tries again while another transfer holds the partial name `beside`.
+    /// Tries again as long as another transfer holds the partial name `beside`.
     pub(super) fn patiently<T>(
         &self,
         directory: &OpenDirectory,
@@ -137,13 +137,13 @@ impl Shared {
         })
     }
 
-    /// An entry that is no directory stands where it should: one more of these.
+    /// Counts an entry, not a directory, that now stands where it should.
     pub(super) fn made(&self, count: &AtomicU64) {
         count.fetch_add(1, Relaxed);
         self.progress.made(false);
     }
 
-    /// A further name of a file has been made, or is as it was.
+    /// Counts and lists a further name of a file that has been made, or stays as it is.
     pub(super) fn note_link(&self, is_same: Result<bool, Fault>, directory: &OpenDirectory, name: &[u8]) {
         match is_same {
             Ok(is_same) => {

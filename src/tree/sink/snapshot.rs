@@ -1,10 +1,12 @@
-//! `--snapshot`: a generation beside the earlier ones, and the link `latest` that leads to the last that is whole.
+//! `--snapshot`: makes a generation beside the earlier ones, and has the link `latest` lead to the last one that is
+//! whole.
 //!
-//! A generation is marked, as a file that is written in place is, before anything of it is there, until all of it is:
-//! `.HASH.rd-half` beside it. One that is there without the marker is whole and does not change any more, see
-//! `check_generation` in `agent/place.rs`; so is one that `latest` leads to, of which a kill has kept the marker. With one
-//! that is marked the next run goes on, and what does not come any more is removed. Where several entries come into it, maybe
-//! with several sessions, each that was there is marked in it until it comes.
+//! Like a file that is written in place, a generation is marked by `.HASH.rd-half` beside it. The marker is made before
+//! anything of the generation exists, and stays until everything does. An existing generation without a marker is whole
+//! and does not change any more, see `check_generation` in `agent/place.rs`. The generation to which `latest` leads is
+//! whole, too, even if a kill has kept its marker. The next run goes on with a marked generation, and removes entries
+//! that do not come any more. If several entries come into a generation, possibly in several sessions, each existing
+//! entry has a marker in it until it comes.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,24 +41,24 @@ const LEADS_OUT: &str = "leads out of the directory of generations; nothing is l
 
 const IS_NO_LINK: &str = "is not a symbolic link: --snapshot needs the name for one that leads to the last generation";
 
-/// The directory of generations, and the name of the one that is made.
+/// The directory of generations, and the name of the generation that is made.
 pub(super) struct Snapshot {
     generations: OwnedFd,
     name: Vec<u8>,
     is_dst: bool,
-    /// The marker beside it, held; none in a dry run.
+    /// The marker beside the generation, held; `None` in a dry run.
     marker: Option<OwnedFd>,
-    /// An earlier run has not finished it.
+    /// Whether an earlier run has left the generation unfinished.
     was_left: bool,
 }
 
 impl Snapshot {
-    /// Where `top` is what a tree is written into, and `root` the name of its only root, if it gets one. `above`: the directory
-    /// that `top` would be made in, where it is missing, as it may be in a dry run.
+    /// Opens the generation of a tree that is written into `top`. `root` is the name of the tree's only root, if it
+    /// gets one. `above` is the directory in which a missing `top` would be made; `top` may be missing in a dry run.
     ///
     /// # Errors
     ///
-    /// The name cannot be that of a generation, or `latest` is something else.
+    /// Fails if the name cannot be the name of a generation, or if `latest` is not a link.
     pub fn open(
         top: &OwnedFd,
         above: Option<&OwnedFd>,
@@ -76,7 +78,7 @@ impl Snapshot {
         };
         let generations = opened.map_err(|error| io_fact(path, error))?;
         let mut snapshot = Self { generations, name, is_dst, marker: None, was_left: false };
-        // A link there would have had the tree made elsewhere.
+        // If the name were a link, the tree would have been made elsewhere.
         let is_here = match is_dst {
             _ if above.is_some() => true,
             true => root == Some(&snapshot.name[..]),
@@ -102,7 +104,7 @@ impl Snapshot {
         Ok(Some(snapshot))
     }
 
-    /// Marks it as unfinished, and of one that an earlier run has left each entry that is to come once more.
+    /// Marks the generation as unfinished. If an earlier run has left it, also marks each entry that must come again.
     fn mark(&mut self, options: &TreeOptions) -> Result<(), Errno> {
         let beside = self.beside();
         let open = || partial::open_mark(&self.generations, &beside);
@@ -114,7 +116,7 @@ impl Snapshot {
         }
         self.was_left = was_there;
         if !was_there && !options.generations.session.follows && self.has_entries() {
-            // Looked at before, it was missing, or marked.
+            // When it was checked before, the generation was missing or marked.
             self.unmark();
             return Err(Errno::EXIST);
         }
@@ -131,7 +133,7 @@ impl Snapshot {
         })
     }
 
-    /// The name of its marker.
+    /// Name of the generation's marker.
     fn beside(&self) -> String {
         name_beside(&self.name, UNFINISHED)
     }
@@ -140,7 +142,7 @@ impl Snapshot {
         openat(&self.generations, &self.name, DIRECTORY, Mode::empty())
     }
 
-    /// Whether an entry at the top, where `top` is, was left by an earlier run, and has not come yet. One of another kind is
+    /// Whether an earlier run has left this entry of `top`, and it has not come yet. An entry of another kind is
     /// removed.
     fn was_left(&self, top: &OpenDirectory, name: &[u8], is_directory: bool) -> bool {
         if !self.was_left || self.is_dst {
@@ -152,14 +154,14 @@ impl Snapshot {
         let found = statat(&top.fd, &name, AtFlags::SYMLINK_NOFOLLOW);
         let was_directory = found.map(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory);
         if was_directory.is_ok_and(|was_directory| was_directory != is_directory) {
-            // Where that fails, so does making the entry, which is reported.
+            // If this fails, making the entry fails as well, and that is reported.
             let _ = partial::remove(&top.fd, &name);
         }
         top.clear_mark(name.to_bytes());
         was_directory == Ok(true)
     }
 
-    /// Removes what an earlier run has left at the top, and what has not come to this one.
+    /// Removes entries at the top that an earlier run has left and that have not come in this one.
     fn clear(&self) -> Result<(), Errno> {
         if !self.was_left || self.is_dst {
             return Ok(());
@@ -174,7 +176,7 @@ impl Snapshot {
         remove_marks(top.as_fd(), |_| false)
     }
 
-    /// Whether anything is there under its name.
+    /// Whether anything exists under the generation's name.
     fn has_entries(&self) -> bool {
         let is_empty = |top| partial::for_each(top, |_| Err(Errno::EXIST)).is_ok();
         match self.open_top() {
@@ -183,14 +185,15 @@ impl Snapshot {
         }
     }
 
-    /// Whether nothing of it is there.
+    /// Whether nothing of the generation exists.
     fn is_void(&self) -> bool {
         !self.has_entries()
             && self.stat(name_beside(&self.name, PARTIAL).as_bytes()).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// It is whole, and `latest` leads to it. Markers of generations that are not there any more go as well; another that is
-    /// there is not whole without its own.
+    /// Removes the marker of the generation, which is whole and to which `latest` leads. Also removes markers of
+    /// generations that no longer exist. Another existing generation keeps its marker, because without the marker it
+    /// would count as whole.
     fn unmark(&self) {
         if let Some(marker) = &self.marker {
             partial::remove_named(&self.generations, &*self.beside(), marker);
@@ -202,9 +205,11 @@ impl Snapshot {
         statat(&self.generations, name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
+    /// Checks that `latest`, if it exists, is a link.
+    ///
     /// # Errors
     ///
-    /// EXIST if `latest` is there and is no link.
+    /// EXIST if it is not.
     fn check_latest(&self) -> Result<(), Errno> {
         match self.stat(LATEST) {
             Err(Errno::NOENT) => Ok(()),
@@ -213,11 +218,11 @@ impl Snapshot {
         }
     }
 
-    /// The generation that `latest` leads to; none if there is none, or it is the one that is made.
+    /// Opens the generation to which `latest` leads; `None` if there is none, or if it is the one that is made.
     ///
     /// # Errors
     ///
-    /// It leads nowhere, or elsewhere.
+    /// Fails if `latest` leads nowhere, or out of the directory of generations.
     pub fn latest(&self) -> Result<Option<OwnedFd>, Fault> {
         if self.stat(LATEST).is_err_and(|error| error == Errno::NOENT) {
             return Ok(None);
@@ -233,8 +238,8 @@ impl Snapshot {
         Ok((!is_own).then_some(latest))
     }
 
-    /// The newest generation that is not whole, where it is newer than what `latest` leads to: each night some entry may fail, and
-    /// all the others be there.
+    /// Opens the newest generation that is not whole, if it is newer than the one to which `latest` leads. Some entry
+    /// may fail every night, while all the others are there.
     pub fn last_marked(&self) -> Option<OwnedFd> {
         let changed = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
         let latest = statat(&self.generations, LATEST, AtFlags::empty()).ok();
@@ -257,7 +262,8 @@ impl Snapshot {
         openat(&self.generations, newest?.1?, PLACE, Mode::empty()).ok()
     }
 
-    /// What `latest` leads to is whole, also once it does not any more: a kill may have kept its marker.
+    /// Removes the marker that a kill may have kept of the generation to which `latest` leads. That generation is
+    /// whole, and stays whole when `latest` leads elsewhere.
     fn unmark_latest(&self, leads_to: &[u8]) {
         let name = leads_to.rsplit(|&byte| byte == b'/').find(|name| !name.is_empty()).unwrap_or_default();
         let latest = statat(&self.generations, LATEST, AtFlags::empty()).map(|latest| identity(&latest));
@@ -269,11 +275,11 @@ impl Snapshot {
         }
     }
 
-    /// Has `latest` lead to the generation, in one step.
+    /// Makes `latest` lead to the generation, in one step.
     ///
     /// # Errors
     ///
-    /// What the system answered; it leads where it did then.
+    /// The error of the system; then `latest` leads where it did before.
     pub fn switch(&self, options: &TreeOptions) -> Result<(), Errno> {
         if FileType::from_raw_mode(self.stat(&self.name)?.st_mode) != FileType::Directory {
             return Err(Errno::NOTDIR);
@@ -286,7 +292,7 @@ impl Snapshot {
         }
         let beside = name_beside(LATEST, WHOLE);
         match unlinkat(&self.generations, &beside, AtFlags::empty()) {
-            // A run that was killed has left it.
+            // A killed run has left this name.
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
@@ -308,14 +314,14 @@ impl Drop for Snapshot {
 }
 
 impl TreeSink {
-    /// Whether what stands where an entry is to come was left there by an earlier run, so that this one goes on with it.
+    /// Whether an earlier run has left an entry where this one is to come, so that this run goes on with it.
     pub(super) fn was_left(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
         let (Some(snapshot), Some(name)) = (&self.snapshot, entry.name()) else { return false };
         let is_directory = matches!(entry, Record::Directory { .. });
         directory.is_top() && snapshot.was_left(directory, directory.final_name(name), is_directory)
     }
 
-    /// The generation is the last one from here on, if all of it is there.
+    /// Makes the generation the last one, if all of it is there.
     pub(super) fn switch(&self) {
         let shared = &self.shared;
         let is_whole = self.unsent == 0 && shared.counts.spared.load(Relaxed) == 0 && shared.failures().count == 0;

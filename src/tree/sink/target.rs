@@ -1,4 +1,4 @@
-//! A file that is being written, and how it comes to its name.
+//! A file that is being written, and how it gets its name.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -31,37 +31,38 @@ pub(super) struct Partial {
     pub(super) way: Way,
 }
 
-/// How it comes to its name.
+/// How a file gets its name.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// It has none yet, and is linked.
+    /// The file has no name yet, and is linked.
     Nameless,
-    /// It has one of ours, and is renamed.
+    /// The file has a temporary name, and is renamed.
     Named(String),
-    /// It has it already, in a directory that has not: what is half-made there is made anew by the next transfer.
+    /// The file already has its name, in a directory that has none yet. The next transfer makes a half-written file
+    /// there anew.
     Unseen,
-    /// It has it already: `--in-place`, `--append-verify`.
+    /// The file already has its name: `--in-place`, `--append-verify`.
     InPlace {
-        /// It is a new file.
+        /// Whether the file is new.
         is_new: bool,
-        /// What says that it is not whole; not before something is written.
+        /// Marks the file as incomplete. Not set before something is written.
         marker: OnceLock<Result<Option<Marker>, Fault>>,
     },
-    /// So has a block device.
+    /// A block device already has its name, too.
     Device,
 }
 
 impl Partial {
-    /// A file to be written at once and published.
+    /// Makes a file that is written at once and published.
     pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
-        // What is not there comes to its name as ever, whole.
+        // A file that does not exist gets its name when it is whole, even with `--in-place`.
         if shared.options.in_place && directory.has(name) {
             return Self::in_place(shared, directory, name, size, false);
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR) {
-                // An earlier transfer has left it.
+                // An earlier transfer has left the file.
                 Err(Errno::EXIST) => return Ok(Self::named(shared, directory, name, false)?.0),
                 file => return Ok(Self { file: file?, way: Way::Unseen }),
             }
@@ -70,7 +71,7 @@ impl Partial {
         if nameless {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
-                // EISDIR is what a kernel says that does not know the flag.
+                // EISDIR is the answer of a kernel that does not know the flag.
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                     directory.wants_names.store(true, Relaxed);
                 }
@@ -80,7 +81,8 @@ impl Partial {
         Ok(Self::named(shared, directory, name, false)?.0)
     }
 
-    /// A file under a partial name, and whether it was there. `may_adopt`: what a killed transfer has left is kept.
+    /// Opens a file under a partial name, and tells whether it existed. `may_adopt`: whether a file left by a killed
+    /// transfer is kept.
     pub(super) fn named(
         shared: &Shared,
         directory: &OpenDirectory,
@@ -93,7 +95,8 @@ impl Partial {
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
-    /// A file or device to be written as it is. `size`: of what comes. `keeps_data`: so that only what differs is written.
+    /// Opens a file or device to be written in place. `size` is the number of bytes to come. With `keeps_data` the old
+    /// data is kept, so that only differences are written.
     pub(super) fn in_place(
         shared: &Shared,
         directory: &OpenDirectory,
@@ -110,11 +113,11 @@ impl Partial {
         let marker = OnceLock::new();
         let (file, is_new) = match openat(&directory.fd, name, flags, Mode::empty()) {
             Err(Errno::NOENT) => {
-                // Before it is there: an empty file has a time, too.
+                // The marker comes before the file, because an empty file has a time, too.
                 marker.get_or_init(|| Marker::make(shared, directory, name)).as_ref().map_err(Clone::clone)?;
                 let new = flags | OFlags::CREATE | OFlags::EXCL;
                 let made = match openat(&directory.fd, name, new, Mode::RUSR | Mode::WUSR) {
-                    // Somebody was first.
+                    // Another process was first.
                     Err(Errno::EXIST) => openat(&directory.fd, name, flags, Mode::empty()).map(|file| (file, false)),
                     made => made.map(|file| (file, true)),
                 };
@@ -130,7 +133,7 @@ impl Partial {
         if !is_regular(&stat) {
             return Err(Errno::EXIST.into());
         }
-        // The source may be one of them, where both hosts have the same files; or another entry that is to come here.
+        // Another name may be the source, if both hosts have the same files; or an entry that is still to come here.
         if stat.st_nlink > 1 {
             return Err(Fault::Detail(HAS_OTHER_NAMES));
         }
@@ -142,11 +145,11 @@ impl Partial {
         Ok(target)
     }
 
-    /// To be called before something is written: in place the file is marked as one that is not whole.
+    /// Marks a file in place as incomplete. Must be called before anything is written.
     ///
     /// # Errors
     ///
-    /// It must not be written to.
+    /// Fails if the file must not be written to.
     pub fn mark(&self, shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
         let Way::InPlace { marker, .. } = &self.way else { return Ok(()) };
         marker.get_or_init(|| Marker::make(shared, directory, name)).as_ref().map(drop).map_err(Clone::clone)
@@ -158,7 +161,7 @@ impl Partial {
         marker.get()?.as_ref().ok()?.as_ref()
     }
 
-    /// Gives the file its metadata and its name, durably if asked to.
+    /// Gives the file its metadata and its name, durably if the options ask for that.
     pub fn publish(
         &self,
         shared: &Shared,
@@ -167,7 +170,7 @@ impl Partial {
         described: &Metadata<'_>,
     ) -> Result<(), Fault> {
         if matches!(self.way, Way::Device) {
-            // Closing one does not tell whether it could be written.
+            // Closing a device does not tell whether the data could be written.
             fdatasync(&self.file)?;
             shared.made(&shared.counts.files);
             return Ok(());
@@ -222,7 +225,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Leaves nothing of it, but what was written in place.
+    /// Removes the file, except data written in place.
     pub fn remove(&self, directory: &OpenDirectory, name: &[u8]) {
         let name = match &self.way {
             Way::Named(beside) => beside.as_bytes(),

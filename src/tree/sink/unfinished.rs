@@ -1,8 +1,9 @@
-//! The marker of a file that is written in place: an empty file beside it, `.HASH.rd-half`, made before the first byte is
-//! written and removed when the file has all its contents and its metadata. A copy that is killed meanwhile leaves it, so that
-//! the next one does not take what is half-written for a file by its size, its length or its time.
+//! The marker of a file that is written in place: an empty file beside it, `.HASH.rd-half`. The marker is made before
+//! the first byte is written, and removed when the file has all its contents and metadata. A killed copy leaves it, so
+//! that the next copy does not take a half-written file for a whole one because of its size, length or time.
 //!
-//! Appending (`--append-verify`) promises more: what was there stays as it was if the copy fails, but for a kill.
+//! Appending (`--append-verify`) promises more: the existing data stays as it was if the copy fails, unless the copy is
+//! killed.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -22,22 +23,22 @@ use crate::tree::Fault;
 
 const NO_MARKER: &str = "what would mark it as unfinished while it is written in place cannot be made beside it";
 
-/// The marker that this transfer holds of a file.
+/// The marker of a file, held by this transfer.
 #[derive(Debug)]
 pub(super) struct Marker {
     file: OwnedFd,
     beside: String,
-    /// A transfer before this one has left it: the file was not whole.
+    /// Whether an earlier transfer has left the marker, because the file was not whole.
     was_there: bool,
 }
 
 impl Marker {
-    /// Marks the file of this name, which may not be there yet. `None` where that cannot be done and the next copy would find
-    /// what is wrong all the same.
+    /// Marks the file of this name, which may not exist yet. `None` if the marker cannot be made, but the next copy
+    /// would notice a half-written file all the same.
     ///
     /// # Errors
     ///
-    /// Another copy is writing to it, or it cannot be marked and has to be.
+    /// Fails if another copy is writing to the file, or if the marker is needed and cannot be made.
     pub fn make(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Option<Self>, Fault> {
         let beside = name_beside(name, UNFINISHED);
         let opened = shared.patiently(directory, &beside, || partial::open_mark(&directory.fd, &beside));
@@ -54,12 +55,12 @@ impl Marker {
         Ok(Some(Self { file, beside, was_there }))
     }
 
-    /// The file is whole.
+    /// Removes the marker, because the file is whole.
     pub fn remove(&self, directory: &OpenDirectory) {
         partial::remove_named(&directory.fd, &*self.beside, &self.file);
     }
 
-    /// The file is as it was before it was marked.
+    /// Removes a new marker, because the file is as it was before it was marked.
     pub fn take_back(&self, directory: &OpenDirectory) {
         if !self.was_there {
             self.remove(directory);
@@ -71,7 +72,7 @@ impl Marker {
     }
 }
 
-/// Whether what is there may be left, or taken for the same, by less than its size and exact time.
+/// Whether an existing file may be left, or taken for the same, by less than its size and exact time.
 fn believes(options: &TreeOptions) -> bool {
     options.update || options.ignore_existing || goes_by_less(options)
 }
@@ -81,21 +82,22 @@ fn goes_by_less(options: &TreeOptions) -> bool {
     options.append_verify || options.sizes.size_only || options.modify_window > 0
 }
 
-/// Whether the marker of a file that seems to be the same counts: where files are written in place, or compared by less than
-/// their exact time, which those that are not whole hardly ever have; or where it may have that time by chance.
+/// Whether to check for a marker before a file counts as the same. That is needed if files are written in place, or
+/// compared by less than their exact time, which files that are not whole hardly ever have. It is also needed if the
+/// file may have that time by chance.
 pub(super) fn is_looked_for(options: &TreeOptions, file: &Stat) -> bool {
     options.in_place || goes_by_less(options) || may_be_written_last(file)
 }
 
-/// Whether nothing may have happened to a file since it was written to: what is whole has been given its time after that. A
-/// source that is written to in the same tick of the clock has the same time as what is half-written, to the nanosecond; in the
-/// same two seconds, where times are kept no better.
+/// Whether writing may be the last thing that happened to a file; a whole file was given its time after that. A source
+/// that is written in the same tick of the clock has the same time as a half-written file, to the nanosecond. If times
+/// are kept no more precisely, the same two seconds are enough.
 fn may_be_written_last(file: &Stat) -> bool {
     let (modified, changed) = ((file.st_mtime, file.st_mtime_nsec), (file.st_ctime, file.st_ctime_nsec));
     modified == changed || modified.1 == 0 && modified.0.abs_diff(changed.0) <= 2
 }
 
-/// Whether the file of a name in a directory is marked.
+/// Whether the file of this name in a directory is marked.
 pub(super) fn is_marked_in(directory: impl AsFd, name: &[u8]) -> bool {
     let found = statat(directory, name_beside(name, UNFINISHED), AtFlags::SYMLINK_NOFOLLOW);
     found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
@@ -107,30 +109,32 @@ impl OpenDirectory {
         !self.is_phantom && is_marked_in(&self.fd, name)
     }
 
-    /// What has this name now is whole: a marker that an earlier transfer has left does not count any more.
+    /// Removes a marker that an earlier transfer has left, because the entry that has this name now is whole.
     pub fn clear_mark(&self, name: &[u8]) {
         if self.has_past()
             && !self.shared.options.dry_run
             && let Ok(beside) = CString::new(name_beside(name, UNFINISHED))
         {
-            // One that another transfer holds is that one's, and one that cannot be removed has the file compared once more.
+            // A marker that another transfer holds stays. If a marker cannot be removed, the file is compared once
+            // more.
             let _ = partial::make_way(self.fd.as_fd(), &beside);
         }
     }
 }
 
-/// Whether a temporary name is a marker's.
+/// Whether a temporary name is the name of a marker.
 pub(super) fn is_marker(name: &[u8]) -> bool {
     is_temporary_name(name) && name.ends_with(UNFINISHED.as_bytes())
 }
 
-/// Removes the markers in a directory of files that are not there any more, or have become what is never written in place.
+/// Removes markers in a directory if their files are gone, or have been replaced by a kind of entry that is never
+/// written in place.
 pub(super) fn remove_stale(directory: BorrowedFd<'_>) -> Result<(), Errno> {
     let others = [FileType::Directory, FileType::Symlink, FileType::Fifo, FileType::Socket];
     remove_marks(directory, |kind| others.contains(&kind))
 }
 
-/// Removes the markers in a directory of what is not there any more, or is of a kind that `has_none`.
+/// Removes markers in a directory if their entries are gone, or are of a kind that `has_none`.
 pub(super) fn remove_marks(directory: BorrowedFd<'_>, has_none: impl Fn(FileType) -> bool) -> Result<(), Errno> {
     let mut stale = BTreeSet::new();
     partial::for_each(directory, |name| {
@@ -155,16 +159,16 @@ pub(super) fn remove_marks(directory: BorrowedFd<'_>, has_none: impl Fn(FileType
         }
         Ok::<_, Errno>(())
     })?;
-    // What another transfer holds stays: it will make the file.
+    // A marker that another transfer holds stays, because that transfer will make the file.
     stale.iter().for_each(|marker| _ = partial::make_way(directory, marker));
     Ok(())
 }
 
-/// A file that is appended to.
+/// A file to which data is appended.
 pub(super) struct Appended {
-    /// As it was.
+    /// Metadata of the file before appending.
     old: Stat,
-    /// What was there is not there any more.
+    /// Whether existing data has been lost.
     is_changed: AtomicBool,
 }
 
@@ -173,8 +177,9 @@ impl Appended {
         Self { old, is_changed: AtomicBool::new(false) }
     }
 
-    /// How many of the bytes that come for a position are there already: the last block of the old file is sent as a whole,
-    /// and what was in it is not to be written again. `compare` is given their number, and says whether they are the same.
+    /// Returns how many of the bytes that come for a position exist already. The last block of the old file is sent as
+    /// a whole, and its old part must not be written again. `compare` is given that number, and tells whether these
+    /// bytes are equal.
     pub fn there(&self, position: u64, length: usize, compare: impl FnOnce(usize) -> bool) -> usize {
         let common = (self.old.st_size as u64).saturating_sub(position).min(length as u64) as usize;
         if common > 0 && !compare(common) {
@@ -184,7 +189,7 @@ impl Appended {
         common
     }
 
-    /// Gives the file its old length and times again. Whether it is what it was.
+    /// Restores the old length and times of the file. Returns whether the file is as it was.
     pub fn undo(&self, file: &OwnedFd) -> bool {
         !self.is_changed.load(Relaxed)
             && ftruncate(file, self.old.st_size as u64).is_ok()

@@ -1,5 +1,5 @@
-//! Metadata that could not be set on entries whose data is all there: one line for all of which the same failed, as there may
-//! be as many as the tree has entries.
+//! Metadata that could not be set on entries whose data is all there. One line covers all entries with the same
+//! failure, because there may be as many as the tree has entries.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,29 +15,29 @@ use crate::fs::{accounts, io_fact};
 use crate::tree::metadata::{Applied, Unset, parts};
 use crate::tree::stops_everything;
 
-/// What could not be set on an entry.
+/// Metadata that could not be set on an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lacking {
-    /// What was tried, as "cannot set the owner of".
+    /// What failed, for example "cannot set the owner of".
     pub what: String,
-    /// The first entry, why, and what to do.
+    /// The first entry, the reason, and the remedy.
     pub fact: IoFact,
 }
 
-/// By what it is, and the error's number.
+/// Failures by kind of metadata and error number.
 pub(super) type AllLacking = BTreeMap<(u8, i32), Lacking>;
 
 impl Shared {
-    /// Takes note of metadata that could not be set on an entry that was published all the same.
+    /// Records that metadata could not be set on an entry that was published all the same.
     pub(super) fn note(&self, applied: Applied, directory: &OpenDirectory, name: &[u8]) {
         self.note_at(applied, || directory.path(name));
     }
 
-    /// The same, of what has this path.
+    /// Does the same for the entry at this path.
     pub(super) fn note_at(&self, applied: Applied, path: impl FnOnce() -> Vec<u8>) {
         self.note_unsupported(applied);
         let Some(unset) = applied.unset else { return };
-        // A group over its quota is no reason to stop: further files may be of another, or none be given to one.
+        // A group over its quota is no reason to stop: further files may have another group, or be given none.
         let is_of_group = unset.parts == parts::OWNER && unset.error == Errno::DQUOT;
         if stops_everything(unset.error) && !is_of_group {
             return self.report(&path(), unset.error);

@@ -50,9 +50,9 @@ impl OpenDirectory {
         }
     }
 
-    /// Deletes temporary files that a killed transfer has left for entries that have not come any more; an entry that
-    /// has come has taken over its own. Files that another transfer holds stay, and so do files that cannot be removed:
-    /// neither makes or loses an entry.
+    /// Deletes temporary names that a killed transfer has left for entries that have not come any more; an entry that
+    /// has come has taken over its own. A name that another transfer holds stays, and so does a name that cannot be
+    /// removed: no entry is made or lost by it.
     pub(super) fn delete_leftovers(&self) {
         let _ = partial::for_each(&self.fd, |name| {
             if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {

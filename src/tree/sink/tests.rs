@@ -20,7 +20,7 @@ use crate::fs::{PARTIAL, name_beside};
 use crate::options::TreeOptions;
 use crate::tree::first::FIRST_MAX;
 
-/// A directory of its own for each test: `dst` is the destination, `outside` must never change.
+/// A separate directory for each test: `dst` is the destination, `outside` must never change.
 struct Scratch(tempfile::TempDir);
 
 impl Scratch {
@@ -60,7 +60,7 @@ impl Scratch {
         TreeSink::with(&self.dst(), options.into(), Box::new(|_| {}), threads, BLOCK_BYTES).expect("a destination")
     }
 
-    /// All records in one chunk.
+    /// Takes all records in one chunk.
     fn run(&self, options: impl Into<Destination>, records: &[Record<'_>]) -> Result<Report, Refused> {
         let mut sink = self.sink(options);
         sink.push(0, 0, chunk(records))?;
@@ -86,7 +86,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Everything below a directory, directories before what is in them.
+/// All paths below a directory, each directory before its entries.
 fn names_below(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -203,7 +203,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
             }
             scratch.no_temporaries();
 
-            // A second time: over what is there, read-only directories among it.
+            // A second time, over existing entries, among them read-only directories.
             let mut sink = scratch.sink_with(threads, TreeOptions { fsync, ..Default::default() });
             sink.push(0, 0, first).expect("taken");
             sink.push(0, 0, chunk(&[closed(1, 0), END])).expect("taken");
@@ -261,7 +261,7 @@ fn devices_are_made_by_root_alone() {
     assert!(!names_below(&scratch.dst()).contains(&scratch.dst().join("link")));
 }
 
-/// An ACL as the kernel takes it: owner rw-, user 12 r--, group ---, mask r--, others ---.
+/// An ACL in the kernel's format: owner rw-, user 12 r--, group ---, mask r--, others ---.
 fn acl() -> Vec<u8> {
     let mut value = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in
@@ -273,7 +273,7 @@ fn acl() -> Vec<u8> {
     value
 }
 
-/// A user whom an ACL lets in that is not the source's must not stay in.
+/// A user whom an existing ACL admits, but the source's does not, must lose access.
 #[test]
 fn acls_of_what_was_there_before_go() {
     let scratch = Scratch::new();
@@ -496,7 +496,7 @@ fn the_root_is_merged_into_the_destination() {
     }
     let top = fs::metadata(&dst).expect("there");
     assert_eq!((top.mode() & 0o7777, top.mtime()), (0o750, META.modified.seconds));
-    // Nothing but a directory can be.
+    // Only a directory can become the destination itself.
     for other in [file(b"root", b""), link(b"root", b"x")] {
         let report = scratch.run(options(), &[other, END]).expect("whole");
         assert_eq!((report.failed, report.files + report.others), (1, 0), "{report:?}");
@@ -601,7 +601,7 @@ fn a_failure_told_at_close_is_one() {
     }
 }
 
-/// CIFS and some FUSE file systems sync files alone.
+/// CIFS and some FUSE file systems can sync files only.
 #[test]
 fn directories_that_cannot_be_synced_fail_nothing_but_files_do() {
     let options = || TreeOptions { fsync: true, symlinks: true, recursive: true, ..TreeOptions::default() };
@@ -618,7 +618,7 @@ fn directories_that_cannot_be_synced_fail_nothing_but_files_do() {
     assert_eq!(report.expect("whole").failed, 1);
 }
 
-/// Syncing takes long, and a receiver that is killed meanwhile leaves what the next transfer resumes: a file of ours.
+/// Syncing takes long. A receiver that is killed meanwhile leaves a file of its own that the next transfer resumes.
 #[test]
 fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     const SIZE: u64 = 64 << 20;
@@ -626,8 +626,8 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     let metadata = Metadata { uid: 12, gid: 34, ..META };
     let large = Record::Large { name: b"large", metadata, item: 1, size: SIZE, is_sparse: false };
     assert!(Record::awaits_have(SIZE, false));
-    // EROFS stands for a kill there: what stops everything leaves a file to resume. After EIO it does not, since the page cache
-    // may hold what the disk does not.
+    // EROFS stands for a kill: a failure that stops everything leaves a file to resume. EIO leaves none, because the
+    // page cache may hold data that is not on the disk.
     let fails = |errno| {
         where_calls_fail(&[libc::SYS_fsync, libc::SYS_fdatasync], errno, || {
             let mut sink = scratch.sink(TreeOptions { fsync: true, ..TreeOptions::default() });
@@ -657,7 +657,7 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     assert!(!digests.is_empty() && digests.iter().all(Option::is_some), "{answer:?}");
 }
 
-/// All of the above once more without root's rights.
+/// Runs all tests above once more without root's rights.
 #[test]
 fn all_of_it_holds_for_another_user() {
     const MARK: &str = "RD_TEST_AS_ANOTHER_USER";
@@ -679,7 +679,7 @@ fn all_of_it_holds_for_another_user() {
     }
 }
 
-/// The chunks of 20 000 files of 4 KiB in 200 directories.
+/// Chunks with 20 000 files of 4 KiB in 200 directories.
 fn small_files() -> Vec<Arc<Vec<u8>>> {
     let mut chunks = vec![Vec::new()];
     let mut put = |record: Record<'_>| {
@@ -702,7 +702,7 @@ fn small_files() -> Vec<Arc<Vec<u8>>> {
     chunks.into_iter().map(Arc::new).collect()
 }
 
-/// Times the sink alone. `RD_TREE_DIR` says where.
+/// Measures the sink alone, in the directory `RD_TREE_DIR`.
 #[test]
 #[ignore = "a measurement, to be run by hand"]
 fn measure_small_files() {
@@ -724,7 +724,7 @@ fn who_is_killed_leaves_no_half_of_a_file() {
         let scratch = Scratch::new();
         let whole = |path: &Path| {
             let stat = path.symlink_metadata().expect("there");
-            // In a directory that has no name yet, files have theirs before they are whole.
+            // In a directory that has no name yet, files have their names before they are whole.
             let is_unseen = path.to_string_lossy().contains("/.");
             is_unseen || !stat.is_file() || stat.len() == 4096 && stat.mode() & 0o777 == 0o640
         };
@@ -754,7 +754,7 @@ fn who_is_killed_leaves_no_half_of_a_file() {
     }
 }
 
-/// What root is given by a file capability, its owner is to have given.
+/// The rights that a file capability gives must come from the file's owner: root's capability only with root as owner.
 #[test]
 fn capabilities_go_with_owner_and_mode() {
     const NAME: &str = "security.capability";

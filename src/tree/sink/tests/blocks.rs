@@ -1,4 +1,4 @@
-//! Large files of which something is there, in more blocks than one answer tells of.
+//! Large files of which something exists, with more blocks than fit into one answer.
 
 use std::os::unix::fs::FileExt;
 
@@ -23,7 +23,7 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
                 file.write_all_at(&[!contents[(block * BLOCK) as usize]], block * BLOCK).expect("written");
             }
         }
-        // Most likely it was finished by a transfer that was cut when it was done with it.
+        // With this time the file looks as if a transfer had been interrupted after finishing it.
         file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1 << 30)).expect("a time");
     }
     let source = TreeSource::new(vec![Root::new(&theirs, "large")], 1 << 20, TreeOptions::default(), Arc::default());
@@ -60,7 +60,8 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
     let mut expected = vec![(128, false); 8];
     expected.push((1, true));
     assert_eq!(told.collect::<Vec<_>>(), expected);
-    // It is over, which it may be for a file that could not be read; what nobody can mean is an error.
+    // The file is done. A late answer is allowed, because a file that cannot be read ends early. An answer for any
+    // other item is an error.
     source.handle_answer(Answer::nothing(1)).expect("late");
     for item in [0, 2, u32::MAX] {
         assert!(source.handle_answer(Answer::nothing(item)).is_err(), "{item}");

@@ -1,4 +1,4 @@
-//! A sender, or another process of the host, that wants something changed outside of the destination.
+//! A sender, or another process on the host, that tries to change something outside the destination.
 
 use rd_proto::tree::{Extensions, fuzz};
 
@@ -104,7 +104,7 @@ fn hard_links_lead_to_what_is_kept_only() {
         Record::HardLink { name: b"m", first: b"d" },
         Record::HardLink { name: b"n", first: b"l" },
         Record::HardLink { name: b"o", first: b"absent" },
-        // Through a link.
+        // A path through a link.
         Record::HardLink { name: b"p", first: b"l/file" },
         END,
     ];
@@ -113,7 +113,7 @@ fn hard_links_lead_to_what_is_kept_only() {
     let inode = |name: &str| fs::symlink_metadata(scratch.dst().join(name)).expect("there").ino();
     assert_eq!(inode("l"), inode("n"), "the link has two names, and what it leads to has one");
     scratch.outside_is_unchanged();
-    // Nor to what was there before, where no such thing is to come.
+    // Nor do they lead to an entry that existed before, if no entry of its kind may come.
     let records = [Record::HardLink { name: b"q", first: b"old" }, END];
     for options in [
         TreeOptions { recursive: false, ..TreeOptions::default() },
@@ -124,7 +124,7 @@ fn hard_links_lead_to_what_is_kept_only() {
     scratch.outside_is_unchanged();
 }
 
-/// Nobody is to put anything in the place of what another transfer is writing, nor give that another name.
+/// No sender may replace the file that another transfer is writing, or give that file another name.
 #[test]
 fn temporary_names_are_not_received() {
     let scratch = Scratch::new();
@@ -164,10 +164,11 @@ fn temporary_names_are_not_received() {
     assert_eq!(fs::read(&part).expect("there"), b"another transfer's");
 }
 
-/// What a later version says must be kept is not lost without a word; what it says may be left out is.
+/// An entry with a critical extension of a later version fails with a message. An extension that is not critical is
+/// ignored.
 #[test]
 fn an_unknown_critical_extension_fails_its_entry_and_no_other() {
-    // Of type 700, empty: with the flag, and without.
+    // Type 700, empty: with the critical flag, and without.
     let [critical, other] = [&b"\xbc\x02\x01\0\0"[..], b"\xbc\x02\0\0\0"]
         .map(|bytes| Metadata { extensions: Extensions::new(bytes), ..META });
     let scratch = Scratch::new();
@@ -195,7 +196,7 @@ fn an_unknown_critical_extension_fails_its_entry_and_no_other() {
     assert_eq!(names_below(&scratch.dst()), [scratch.dst().join("f")]);
 }
 
-/// The names beside `name`, as somebody may have planted them.
+/// Temporary names beside `name`, as an attacker may have planted them.
 fn beside(scratch: &Scratch, name: &str) -> [PathBuf; 3] {
     ["rd-part", "rd-link", "rd-half"].map(|ending| scratch.dst().join(name_beside(name.as_bytes(), ending)))
 }
@@ -227,7 +228,7 @@ fn what_is_planted_under_a_partial_name_is_not_written_to() {
         for name in ["file", "hard"] {
             assert_eq!(fs::read(scratch.dst().join(name)).expect("readable"), b"new");
         }
-        // Which of the planted names were in the way, and are gone, depends on the file system and on our rights.
+        // Which planted names were in the way, and are gone, depends on the file system and on this user's rights.
         for path in ["file", "hard", "large", "link"].iter().flat_map(|name| beside(&scratch, name)) {
             let _ = fs::remove_file(path);
         }
@@ -246,7 +247,7 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
                 (scratch.dst().join("d"), scratch.0.path().join("hidden"), scratch.0.path().join("link"));
             symlink(scratch.outside(), &other).expect("a link");
             while !is_over.load(Relaxed) {
-                // Directory away and link in its place; then back.
+                // Moves the directory away and a link into its place, then back.
                 if fs::rename(&real, &hidden).is_ok() {
                     let _ = fs::rename(&other, &real);
                     let _ = fs::rename(&real, &other);
@@ -265,7 +266,7 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         let start = Instant::now();
         let mut rounds = 0;
         while start.elapsed().as_millis() < 500 || rounds < 2 {
-            // Entries may fail; what counts is where none is.
+            // Entries may fail. What counts is that none appears outside.
             let mut sink = scratch.sink_with(2, TreeOptions::default());
             sink.push(0, 0, chunk(&records)).expect("taken");
             sink.finish().expect("whole");
@@ -282,7 +283,7 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
     records.retain(|record| !matches!(record, Record::Large { .. } | Record::Closed { .. }));
     let good = chunk(&records);
     let scratch = Scratch::new();
-    // No device nodes with numbers that nobody chose.
+    // A changed byte must not make device nodes with arbitrary numbers.
     let options = TreeOptions { specials: false, ..TreeOptions::default() };
     for at in 0..good.len() {
         for mask in [1, 0x80, 0xff] {
@@ -296,7 +297,7 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
     scratch.outside_is_unchanged();
 }
 
-/// Of several files that were asked for, none is to be another name of what was there before.
+/// A file that was asked for must not become another name of a file that existed before.
 #[test]
 fn a_link_to_what_was_not_asked_for() {
     let scratch = Scratch::new();

@@ -1,8 +1,8 @@
-//! What an entry lends to others, and to whom.
+//! Rights that an entry gives to other users.
 
 use super::*;
 
-/// Who is not root keeps no owner: it makes no difference that the sender has chosen just this one.
+/// A receiver that is not root keeps no owner, even if the sender has chosen the receiver's own user.
 #[test]
 fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
     let scratch = Scratch::new();
@@ -27,7 +27,7 @@ fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
     }
 }
 
-/// `--in-place` changes no other name's contents, and says why.
+/// `--in-place` never changes the contents of another name, and says why it fails.
 #[test]
 fn in_place_refuses_a_file_with_other_names() {
     let scratch = Scratch::new();
@@ -54,7 +54,7 @@ fn acls_are_set_and_inherited_ones_are_not() {
     match rustix::fs::setxattr(scratch.dst(), "system.posix_acl_default", &acl(), XattrFlags::empty()) {
         Ok(()) => {}
         Err(error) => {
-            // Then the group's bits are only a mask, and must not become the group's.
+            // Then the group's bits are only a mask, and must not become the group's permissions.
             assert_eq!(scratch.run(TreeOptions::default(), &[with_acl, END]).expect("whole").without_xattrs, 1);
             assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o777, 0o600);
             return eprintln!("no ACLs on this file system: {error}");
@@ -70,7 +70,7 @@ fn acls_are_set_and_inherited_ones_are_not() {
         assert_eq!(rustix::fs::getxattr(scratch.dst().join(name), &attribute, &mut value), Err(Errno::NODATA));
     }
     assert_eq!(fs::metadata(scratch.dst().join("b")).expect("there").mode() & 0o777, 0o640);
-    // Without its ACL the file's group gets nothing.
+    // Without its ACL, the file gives its group nothing.
     scratch.run(TreeOptions { xattrs: false, ..TreeOptions::default() }, &[with_acl, END]).expect("whole");
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }

@@ -127,8 +127,8 @@ pub enum Refused {
 /// answer, but not after the session has ended.
 pub type SendAnswer = Box<dyn Fn(Answer) + Send + Sync>;
 
-/// Receives the paths that a transfer leaves for the next one to resume after giving up, and how many bytes of them
-/// need not be sent again.
+/// Callback that takes the paths that a transfer leaves for the next one to resume after giving up, and the number of
+/// bytes in them that need not be sent again.
 pub type Kept = Box<dyn Fn(&[Vec<u8>], u64) + Send>;
 
 /// A chunk, or any other buffer that holds the bytes of records or of a range.
@@ -143,7 +143,7 @@ pub struct TreeSink {
     /// Name of the single root at the sender, if the root is renamed.
     root: Option<Vec<u8>>,
     slots: BTreeMap<u32, Slot>,
-    /// Numbers of directories and of listed files whose records have arrived.
+    /// Number of directories, and of listed files, whose records have arrived.
     directory_records: u64,
     listed: u64,
     /// The listed file whose contents come next.
@@ -170,7 +170,7 @@ impl TreeSink {
     /// The directory's path and the error number; EINVAL if the name in [`Names::Only`] is not a valid name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
         let destination = destination.into();
-        // If files are compared, all processors hash while one more thread writes.
+        // Files to be compared are hashed on all processors, while one more thread writes.
         let enough = crate::processors().max(2) + usize::from(destination.options.lists());
         Self::with(directory, destination, answer, enough.min(THREADS_MAX), BLOCK_BYTES)
     }
@@ -449,7 +449,7 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Takes an entry that its record alone does not complete.
+    /// Takes an entry that cannot be made from its record alone.
     fn take_entry(
         &mut self,
         directory: &Arc<OpenDirectory>,

@@ -63,8 +63,8 @@ impl TreeSink {
         shared.options.safe_links && leads_out(target, depth())
     }
 
-    /// Whether the entry may be made. A temporary name would be in the way of unfinished copies. An unknown critical
-    /// extension means that the entry must not be made without understanding it.
+    /// Whether the entry may be made. A temporary name is refused, because it would be in the way of unfinished copies.
+    /// An unknown critical extension also forbids making the entry.
     pub(super) fn may_be_made(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
         let Some(name) = entry.name().map(|name| directory.final_name(name)) else { return true };
         let is_unknown = |metadata: Metadata<'_>| metadata.extensions.unknown_critical().is_some();

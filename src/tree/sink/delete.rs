@@ -66,7 +66,7 @@ impl Extraneous {
         self.failure = self.failure.take().or(met.err());
     }
 
-    /// Moves names from the front to the found ones for as long as they are `wanted`; the name `but` is dropped.
+    /// Moves leading names for which `wanted` holds to the found ones. The name `but` is dropped instead.
     fn pass(&mut self, wanted: impl Fn(&[u8]) -> bool, but: &[u8]) -> Result<(), Fault> {
         while let Some((kind, name)) = self.left.current().filter(|(_, name)| wanted(name.to_bytes())) {
             if name.to_bytes() != but {
@@ -257,7 +257,7 @@ impl Remover<'_> {
         }
     }
 
-    /// Opens a directory that is to be removed. If its owner may not read it, it is opened up.
+    /// Opens a directory that is to be removed. A directory that its owner may not read is opened up.
     fn open(&self, at: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Result<OwnedFd, Errno> {
         let is_it = |opened: &OwnedFd| match fstat(opened) {
             Ok(here) if identity(&here) != identity(stat) => Err(Errno::STALE),

@@ -370,7 +370,8 @@ impl OpenDirectory {
         if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
 
-    /// Removes an empty directory, or in a dry run checks that it could. A directory that is not empty stays.
+    /// Removes an empty directory, or in a dry run checks that it could be removed. A directory that is not empty
+    /// stays.
     fn remove_empty(&self, name: &[u8]) -> Result<(), Errno> {
         if !self.shared.options.dry_run {
             return unlinkat(&self.fd, name, AtFlags::REMOVEDIR);

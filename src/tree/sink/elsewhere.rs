@@ -138,7 +138,7 @@ fn open_way<'a>(
     Ok(here)
 }
 
-/// Opens the directories of this name in the parents' counterparts.
+/// Opens the directories of this name in the directories that correspond to the parent.
 pub(super) fn below(parents: &[Arc<OwnedFd>], name: &[u8]) -> Vec<Arc<OwnedFd>> {
     let opened = parents.iter().filter_map(|parent| openat(parent, name, PLACE, Mode::empty()).ok());
     opened.map(Arc::new).collect()

@@ -53,7 +53,7 @@ use crate::tree::{FIRST_NAME_FAILED, Fault, leads_to};
 /// Number of bytes compared at a time.
 const READ_BACK_BYTES: usize = 32 << 10;
 
-/// Makes an entry that its record alone completes: a file with its data, a symbolic link, or a special file.
+/// Makes an entry that consists of its record alone: a file with its data, a symbolic link, or a special file.
 pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
     let Some(name) = record.name() else { return };
     let name = directory.final_name(name);
@@ -238,8 +238,8 @@ pub(super) struct Large {
     /// Whether all data has arrived, and the sender found the file intact.
     pub(super) is_complete: AtomicBool,
     pub(super) has_failed: AtomicBool,
-    /// Whether this file ran out of space, or its disk failed. A file that ran out of space would also be in the way of
-    /// the next transfer.
+    /// Whether the partial file must not be kept: it ran out of space, and would be in the way of the next transfer as
+    /// well; or its disk has failed.
     is_worthless: AtomicBool,
     written_bytes: AtomicU64,
     /// Digest of the data written, for a manifest; `None` if the file also takes data that existed before.
@@ -258,8 +258,8 @@ pub(super) struct Large {
 
 impl Large {
     /// Makes the partial file at its full length; ranges that are never written stay holes. `may_resume`: whether a
-    /// partial file of an earlier transfer may be used. `compared`: the existing file to use whatever it is, under the
-    /// same name or elsewhere.
+    /// partial file of an earlier transfer may be used. `compared`: the existing file, of this name or elsewhere, to
+    /// use whatever its size and time.
     pub fn create(
         shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
@@ -449,7 +449,7 @@ impl Large {
     ///
     /// # Errors
     ///
-    /// Fails if the source cannot be read. A write error fails only this file.
+    /// Fails if the source cannot be read. If writing fails, only this file is marked as failed.
     pub fn copy(&self, Local { range, stop, .. }: &Local) -> Result<(), IoFact> {
         if self.has_failed.load(Relaxed) {
             return Ok(());

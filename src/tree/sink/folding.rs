@@ -149,7 +149,7 @@ impl OpenDirectory {
     ///
     /// # Errors
     ///
-    /// Fails if the name would be taken for one of theirs.
+    /// Fails if the name would be taken for the name of an earlier entry.
     pub(super) fn admit(&self, name: &[u8], settle: impl FnOnce()) -> Result<(), Fault> {
         let folding = &self.folding;
         if folding.state.load(Relaxed) == TELLS_APART || name == b"." {
@@ -291,8 +291,8 @@ mod tests {
         Record::File { name, metadata: META, data: name }
     }
 
-    /// Receives a tree in a directory that takes names for the same, or in one that does not but of which nothing is
-    /// known.
+    /// Receives a tree in a directory that takes names for the same, or in a directory that tells them apart but is not
+    /// known to.
     fn take(top: &Path, options: TreeOptions, folds: bool, records: &[Record<'_>]) -> Report {
         let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("there");
         let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
@@ -376,8 +376,8 @@ mod tests {
         assert_eq!(fs::metadata(scratch.path().join("Large")).expect("there").len(), size);
     }
 
-    /// In an earlier copy, entries of another directory came into this one, which was taken for that one. They are not
-    /// missing at the source. Neither is an entry that has come and exists here under another spelling.
+    /// An earlier copy took another directory for this one and put its entries here: they are not missing at the
+    /// source. Neither is an entry that has come and exists here under another spelling.
     #[test]
     fn nothing_is_deleted_that_is_at_the_source_by_another_spelling() {
         let two = [directory(b"D"), file(b"x"), Record::Leave, directory(b"d"), file(b"y"), Record::Leave];

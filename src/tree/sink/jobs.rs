@@ -69,7 +69,7 @@ impl Batch {
             || self.runs.len() == BATCH_DIRECTORIES_MAX
     }
 
-    /// Counts a listed file if its number follows those of the others. Returns whether it does.
+    /// Counts a listed file if its number follows those of the others. Returns whether the number follows.
     pub(super) fn list(&mut self, number: u64) -> bool {
         let (first, count) = &mut self.listed;
         if *count == 0 {

@@ -78,7 +78,7 @@ impl AllWanted {
         *self = Self::default();
     }
 
-    /// Whether more files or directories are open than a sender allows that waits for answers.
+    /// Whether more files or directories are open than a sender that waits for answers would allow.
     fn is_too_much(&self) -> bool {
         self.files.len() > LISTED_MAX || self.directories.len() > LISTED_DIRECTORIES_MAX
     }
@@ -97,7 +97,7 @@ impl TreeSink {
         Ok(self.listed - 1)
     }
 
-    /// Takes a file that was listed out of the wanted ones.
+    /// Removes a listed file from the wanted ones and returns it.
     pub(super) fn take_wanted(&mut self, number: u64) -> Result<Wanted, Refused> {
         self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not asked for"))
     }
@@ -204,8 +204,8 @@ fn verdict(
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
-    // Within a host, reading both files to compare them takes as long as copying. A file with other names is not given
-    // another time, which those names would get as well, unless it was to be compared by contents.
+    // Within a host, reading both files to compare them takes as long as copying. A file with other names gets another
+    // time only if it was to be compared by contents, because those names would get that time as well.
     let may_compare = options.checksum || options.in_place || options.append_verify || !shared.is_local;
     let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
     if !may_compare {
@@ -249,7 +249,7 @@ fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -
     let Some((file, stat)) = opened else { return Verdict::Wanted };
     let size = stat.st_size as u64;
     let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
-    // Counts waiting for the disk only. At other places threads wait for each other.
+    // Only waits for the disk count here. At other places threads wait for each other.
     shared.ahead.passed(&mut pace);
     let is_unchanged = || described(&file).is_ok_and(|now| change(&stat, &now).is_none());
     if let (Some(cache), Ok(digest)) = (cache, digest)

@@ -59,8 +59,8 @@ impl TreeSink {
             } else {
                 let TreeOptions { recursive, symlinks, specials, safe_links, existing, ignore_existing, .. } =
                     self.shared.options;
-                // If entries are judged by where they are or by what exists there, each comes by itself, not as a
-                // further name.
+                // If each entry is judged by its place or by what exists there, each comes with a record of its own,
+                // not as a further name.
                 let may_be_other = recursive && !existing && !ignore_existing;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,

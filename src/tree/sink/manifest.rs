@@ -115,7 +115,7 @@ impl Shared {
     }
 }
 
-/// What could not be done; the reason is added.
+/// The step that failed, to which the reason is added.
 const UNREAD: &str = "it is to be read for its digest";
 
 impl Manifest {

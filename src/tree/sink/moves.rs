@@ -37,7 +37,7 @@ const INDEX_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of files with the same size and time among which the best is chosen.
 const CANDIDATES_MAX: usize = 1024;
 
-/// At most one in this many of the files that may be open is held.
+/// Part of the limit on open files that is available for held files: one in this many.
 const HELD_PART: usize = 4;
 
 /// States of a file's name: nothing is known of it; the source has it; or its file has got another name.
@@ -349,7 +349,7 @@ impl Shared {
         Ok(moves)
     }
 
-    /// Gives old names of moved files that have stayed files of their own.
+    /// Gives a file of its own to each old name of a moved file that has stayed.
     pub(super) fn separate_moved(&self) {
         let all = std::mem::take(&mut *self.moves.lock().expect("no panics under it"));
         all.iter().for_each(|moves| moves.separate(self));

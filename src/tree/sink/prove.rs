@@ -1,4 +1,5 @@
-//! Checks that the data received is what the source has, before it gets its name: see [`crate::tree::proof`].
+//! Checks that the data received is what the source has, before its entries get their names: see
+//! [`crate::tree::proof`].
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

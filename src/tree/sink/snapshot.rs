@@ -116,7 +116,7 @@ impl Snapshot {
         }
         self.was_left = was_there;
         if !was_there && !options.generations.session.follows && self.has_entries() {
-            // When it was checked before, the generation was missing or marked.
+            // When it was checked before, the generation was missing or marked: another run has finished it since.
             self.unmark();
             return Err(Errno::EXIST);
         }
@@ -321,7 +321,7 @@ impl TreeSink {
         directory.is_top() && snapshot.was_left(directory, directory.final_name(name), is_directory)
     }
 
-    /// Makes the generation the last one, if all of it is there.
+    /// Makes `latest` lead to the generation, if all of it is there.
     pub(super) fn switch(&self) {
         let shared = &self.shared;
         let is_whole = self.unsent == 0 && shared.counts.spared.load(Relaxed) == 0 && shared.failures().count == 0;

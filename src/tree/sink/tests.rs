@@ -754,7 +754,7 @@ fn who_is_killed_leaves_no_half_of_a_file() {
     }
 }
 
-/// The rights that a file capability gives must come from the file's owner: root's capability only with root as owner.
+/// A file capability gives root's rights, so it must be given by the file's own owner.
 #[test]
 fn capabilities_go_with_owner_and_mode() {
     const NAME: &str = "security.capability";

@@ -1,8 +1,8 @@
-//! Names that differ but that the destination takes for the same, such as `File` and `file` on exFAT, FAT, CIFS and in
+//! Names that differ but that the destination treats as the same, such as `File` and `file` on exFAT, FAT, CIFS and in
 //! directories with the casefold flag. The second name would replace the first and lose its data, so it is refused.
 //!
 //! In a directory that is known to tell names apart, nothing is done. Otherwise names that have come are remembered by
-//! a key that is equal for all names that may be taken for the same. Two names with the same key are checked against
+//! a key that is equal for all names that may be treated as the same. Two names with the same key are checked against
 //! the directory's entries.
 
 use std::collections::HashSet;
@@ -112,7 +112,7 @@ impl Folding {
         self.keys.lock().expect("no panics under it").len() >= KEYS_UNASKED_MAX
     }
 
-    /// Adds a name that has come. Returns whether no earlier name may be taken for the same; `None` if there is no
+    /// Adds a name that has come. Returns whether no earlier name may be treated as the same; `None` if there is no
     /// room.
     fn add(&self, name: &[u8]) -> Option<bool> {
         let mut keys = self.keys.lock().expect("no panics under it");
@@ -190,7 +190,7 @@ impl OpenDirectory {
         Ok(others)
     }
 
-    /// Whether the directory takes names that differ only in case for the same. If that is not known yet, a file is
+    /// Whether the directory treats names that differ only in case as the same. If that is not known yet, a file is
     /// made to find out.
     pub(super) fn folds(&self) -> bool {
         if self.folding.state.load(Relaxed) == UNKNOWN {
@@ -227,7 +227,7 @@ impl OpenDirectory {
     }
 }
 
-/// Returns a key that is equal for all names that may be taken for the same. FAT and Windows also drop dots and blanks
+/// Returns a key that is equal for all names that may be treated as the same. FAT and Windows also drop dots and blanks
 /// at the end.
 fn key(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
@@ -291,8 +291,8 @@ mod tests {
         Record::File { name, metadata: META, data: name }
     }
 
-    /// Receives a tree in a directory that takes names for the same, or in a directory that tells them apart but is not
-    /// known to.
+    /// Receives a tree in a directory that treats different names as the same, or in a directory that tells them apart
+    /// but is not known to.
     fn take(top: &Path, options: TreeOptions, folds: bool, records: &[Record<'_>]) -> Report {
         let mut sink = TreeSink::new(top, options, Box::new(|_| {})).expect("there");
         let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");

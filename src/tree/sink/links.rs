@@ -18,7 +18,7 @@ use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
-/// Why a name fails that stays as it is, and that the sender would remove.
+/// Why a further name counts as failed: it stays as it is, and the sender would remove its own.
 const IS_NEWER: &str = "is newer, and stays; the source has another name of a file there, which must not be removed";
 
 impl TreeSink {

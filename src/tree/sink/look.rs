@@ -117,8 +117,8 @@ impl Large {
         }
         let file = &self.partial.file;
         if self.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
-            // Data that is kept counts as read back from the disk. The cache does not tell that data could not be
-            // written, once another process has been told.
+            // Data that is kept counts as read back from the disk. The cache alone does not show that data could not be
+            // written, once another process has been told of the failure.
             let options = &self.shared.options;
             let is_from_disk = options.reads_back() || options.syncs();
             let is_stored = !is_from_disk || evict(file, start, length).is_ok();

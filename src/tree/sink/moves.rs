@@ -5,7 +5,8 @@
 //! # Invariants
 //!
 //! * A file is taken only after its contents are proven. It is linked if its old name is to be deleted and not kept in
-//!   a backup, and if it has all the metadata that the new one is to have; it is never changed. Otherwise it is copied.
+//!   a backup, and if it has all the metadata that the new one is to have; a linked file is never changed. Otherwise it
+//!   is copied.
 //! * No file is left with two names that are two files at the source. If the old name stays, it gets a file of its own.
 
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! The options that concern both ends: parsed from the command line, sent whole to the ends, and asked where they matter.
+//! Options that concern both ends: parsed from the command line, sent whole to the ends, and queried where they matter.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -27,17 +27,18 @@ pub(crate) use rules::read_bounded;
 pub use rules::{Rule, Rules};
 pub use sizes::Sizes;
 
-/// The default size of the pool, in bytes.
+/// Default size of the pool, in bytes.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
 
-/// Fewest buffers that still let reading, sealing, sending and acknowledging overlap.
+/// Minimum number of buffers with which reading, sealing, sending and acknowledging still overlap.
 const BUFFERS_MIN: u64 = 4;
 
-/// Where nobody says how much memory a long line may have: the part of what is free, and the most.
+/// Memory for a long line if the command line sets no limit: this fraction (1/8) of the free memory, and at most this
+/// much.
 const MEMORY_PART: u64 = 8;
 const MEMORY_BYTES_DEFAULT_MAX: u64 = 1 << 30;
 
-/// The largest pool: what the span of sequences can keep busy.
+/// Maximum size of the pool, in bytes: as much as the span of sequences can keep busy.
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
 /// `--transport`.
@@ -60,7 +61,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The transports that a session may use.
+    /// Returns the transports that a session may use.
     pub fn policy(self) -> Policy {
         match self {
             Self::Auto => Policy::Auto,
@@ -165,21 +166,21 @@ pub struct TransferOptions {
 }
 
 impl Default for TransferOptions {
-    /// Those of a command line that names none.
+    /// Returns the options of a command line that names none.
     fn default() -> Self {
         static DEFAULT: LazyLock<TransferOptions> = LazyLock::new(of_no_words);
         DEFAULT.clone()
     }
 }
 
-/// The options of a command line without words: their attributes alone say what they are unless they are given.
+/// Returns the options of a command line without words: only the attributes of the options state their defaults.
 fn of_no_words<T: Args>() -> T {
     let matches = T::augment_args(clap::Command::new("options")).try_get_matches_from([""]);
     matches.and_then(|matches| T::from_arg_matches(&matches)).expect("none has to be given")
 }
 
 impl TransferOptions {
-    /// Whether the session encrypts.
+    /// Returns when a session encrypts its data.
     pub fn encrypt(&self) -> Encrypt {
         match self.encrypt {
             Encryption::Auto => Encrypt::Auto,
@@ -188,12 +189,12 @@ impl TransferOptions {
         }
     }
 
-    /// Lanes asked for; 0 leaves it to the other end.
+    /// Returns the number of lanes requested; 0 leaves the number to the other end.
     pub fn lanes(&self) -> u8 {
         self.lanes.unwrap_or(0)
     }
 
-    /// Whether a command line could say this: a peer may send anything.
+    /// Reports whether a command line could express these options. Checked because a peer may send anything.
     pub fn is_valid(&self) -> bool {
         self.lanes.is_none_or(|lanes| (1..=RDMA_LANE_FIRST).contains(&u16::from(lanes)))
             && self.rails.is_valid()
@@ -203,19 +204,20 @@ impl TransferOptions {
             && self.bwlimit != Some(0)
     }
 
-    /// The largest chunk that was asked for, that leaves enough buffers, and that the rate limit allows.
+    /// Returns the size of the largest chunk that was asked for, leaves enough buffers, and obeys the rate limit.
     pub fn chunk_bytes(&self, part_bytes: impl Fn(usize) -> usize) -> usize {
         let largest = (self.first_bytes() / BUFFERS_MIN).min(self.chunk.into()) as usize;
         let whole_pages = largest / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN;
         part_bytes(whole_pages.max(CHUNK_BYTES_MIN))
     }
 
-    /// The buffer to begin with, in bytes.
+    /// Returns the initial size of the buffer, in bytes.
     fn first_bytes(&self) -> u64 {
         self.buffer.unwrap_or(BUFFER_BYTES_DEFAULT.min(self.memory.unwrap_or(u64::MAX)))
     }
 
-    /// Numbers of buffers for chunks of this size: to begin with, and the most. `available_bytes`: memory that is free.
+    /// Returns two numbers of buffers for chunks of this size: the initial number and the maximum. `available_bytes` is
+    /// the memory that is free.
     pub fn buffers(&self, chunk_bytes: usize, available_bytes: Option<u64>) -> [u32; 2] {
         let first = self.first_bytes();
         let free = part_of_memory(available_bytes.unwrap_or(0)).min(MEMORY_BYTES_DEFAULT_MAX);
@@ -223,14 +225,14 @@ impl TransferOptions {
         [first, most].map(|bytes| (bytes.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32)
     }
 
-    /// Nobody has said how much memory the buffer may have.
+    /// Reports whether the command line leaves open how much memory the buffer may have.
     pub fn shares_memory(&self) -> bool {
         self.buffer.is_none() && self.memory.is_none()
     }
 }
 
-/// What one session may have of the memory that is free now, for a long line. What others have taken by then is not free, so
-/// that all together never take all of it.
+/// Returns how much of the memory that is free now one session may have for a long line. Memory that other sessions
+/// have taken by then is not free, so that all sessions together never take all of it.
 pub fn part_of_memory(available_bytes: u64) -> u64 {
     available_bytes / MEMORY_PART
 }
@@ -249,7 +251,7 @@ pub enum Verify {
 #[command(next_help_heading = "Files")]
 pub struct TreeOptions {
     /// Copy directories with everything in them
-    // Without it a directory is refused, and a symbolic link named as source is followed.
+    // Without this option a directory is refused, and a symbolic link named as source is followed.
     #[arg(short, long, overrides_with = "recursive")]
     #[n(0)]
     pub recursive: bool,
@@ -270,7 +272,7 @@ pub struct TreeOptions {
     #[n(3)]
     pub times: bool,
     /// Do not preserve extended attributes and ACLs
-    // Those of `security.` and `trusted.` only root can.
+    // Only root can preserve those of `security.` and `trusted.`.
     #[arg(long = "no-xattrs", action = ArgAction::SetFalse)]
     #[n(4)]
     pub xattrs: bool,
@@ -335,13 +337,13 @@ pub struct TreeOptions {
     #[n(47)]
     pub numeric_ids: bool,
     /// Write into existing files instead of replacing them once all data has arrived
-    // A file that stops in the middle is then a broken one.
+    // A file whose copy stops in the middle is then broken.
     #[arg(long)]
     #[n(8)]
     pub in_place: bool,
     /// Append to large files that are shorter than at the source, whose beginning is compared by digests; leave those that are
     /// not shorter
-    // What differs is written in place as well.
+    // Data that differs is written in place as well.
     #[arg(long, requires = "sync")]
     #[n(50)]
     pub append_verify: bool,
@@ -365,13 +367,13 @@ pub struct TreeOptions {
     #[n(20)]
     pub sync: bool,
     /// With --sync, compare files by contents, not by size and time
-    // `-c` is scp's cipher where one follows it.
+    // `-c` is defined in `cli/habits.rs`, because before a cipher it is scp's option.
     #[arg(long)]
     #[n(21)]
     pub checksum: bool,
     /// With --checksum, keep the digests of what was read in FILE, an absolute path at both ends, so that files that have not
     /// changed since are not read again [default FILE: ~/.cache/rdma-pipe/digests]
-    // Empty: the default.
+    // An empty value means the default.
     #[arg(
         long,
         value_name = "FILE",
@@ -486,7 +488,7 @@ pub struct TreeOptions {
 }
 
 impl Default for TreeOptions {
-    /// All of a tree, with all its metadata.
+    /// Returns the options for all of a tree, with all its metadata.
     fn default() -> Self {
         static DEFAULT: LazyLock<TreeOptions> = LazyLock::new(|| TreeOptions { recursive: true, ..of_no_words() });
         DEFAULT.clone()
@@ -494,45 +496,46 @@ impl Default for TreeOptions {
 }
 
 impl TreeOptions {
-    /// Files may be listed before their contents are sent.
+    /// Reports whether files may be listed before their contents are sent.
     pub fn lists(&self) -> bool {
         self.sync || self.compares
     }
 
-    /// Listed files are compared by contents, whatever their size and time say.
+    /// Reports whether listed files are compared by contents, whatever their size and time say.
     pub fn compares_contents(&self) -> bool {
         self.checksum || !self.sync
     }
 
-    /// Whether a copy over an earlier one means the same where what is there already is left, but for its metadata: it has
-    /// the time of the source, is not said to be on the disk, and is made anew in any case.
+    /// Reports whether a copy over an earlier copy means the same if existing data is kept and only its metadata is
+    /// set. This holds if files get the times of their sources, need not be proven to be on the disk, and are made anew
+    /// in any case.
     pub fn may_compare(&self) -> bool {
         let is_plain = !self.sync && self.recursive && !self.in_place;
         is_plain && self.times && !self.syncs()
     }
 
-    /// Whether entries keep their times; of directories, those may be left out.
+    /// Reports whether entries keep their times. Those of directories may be left out.
     pub fn keeps_times(&self, is_directory: bool) -> bool {
         self.times && !(is_directory && self.omit_dir_times)
     }
 
-    /// ACLs are preserved: they are a part of the mode.
+    /// Reports whether ACLs are preserved. They are a part of the mode.
     pub fn acls(&self) -> bool {
         self.mode && self.xattrs
     }
 
-    /// All data is read back from the disk and compared before its file is published.
+    /// Reports whether all data is read back from the disk and compared before its file is published.
     pub fn reads_back(&self) -> bool {
         self.verify == Some(Verify::Disk)
     }
 
-    /// Each file is on stable storage before it is published, each directory after.
+    /// Reports whether each file is on stable storage before it is published, and each directory afterwards.
     pub fn syncs(&self) -> bool {
         self.fsync || self.reads_back()
     }
 }
 
-/// A path of any bytes, as it is sent.
+/// Returns a parser for a path of any bytes, in the form in which it is sent.
 fn path_parser() -> impl TypedValueParser<Value = ByteVec> {
     OsStringValueParser::new().try_map(|text: OsString| match text.as_bytes() {
         b"" => Err("a path is needed"),
@@ -541,7 +544,7 @@ fn path_parser() -> impl TypedValueParser<Value = ByteVec> {
     })
 }
 
-/// A path that means the same at both ends, or none.
+/// Returns a parser for a path that means the same at both ends, or for an empty path.
 fn absolute_path() -> impl TypedValueParser<Value = ByteVec> {
     OsStringValueParser::new().try_map(|text: OsString| match text.as_bytes() {
         path if path.len() > PATH_BYTES_MAX => Err("the path is too long"),
@@ -550,12 +553,12 @@ fn absolute_path() -> impl TypedValueParser<Value = ByteVec> {
     })
 }
 
-/// `--chmod`, which the sender reads again, with its umask.
+/// Checks `--chmod`. The sender parses the text again, with its own umask.
 fn parse_chmod(text: &str) -> Result<String, &'static str> {
     Chmod::parse(text, 0).map(|_| text.to_owned())
 }
 
-/// `--chown`, whose names the receiver knows.
+/// Checks `--chown`. Only the receiver can look up its names.
 fn parse_chown(text: &str) -> Result<String, &'static str> {
     let (user, group) = text.split_once(':').unwrap_or((text, ""));
     let is_name = |name: &str| name.len() <= 255 && !name.contains([':', '\0']);
@@ -563,22 +566,23 @@ fn parse_chown(text: &str) -> Result<String, &'static str> {
     if is_valid { Ok(text.to_owned()) } else { Err("give USER, :GROUP or USER:GROUP") }
 }
 
-/// Whether a chunk can be of this size.
+/// Reports whether a chunk can have this size.
 fn is_chunk(bytes: u64) -> bool {
     (CHUNK_BYTES_MIN as u64..=CHUNK_BYTES_MAX as u64).contains(&bytes)
 }
 
-/// The size of a chunk, in bytes.
+/// Parses the size of a chunk, in bytes.
 fn parse_chunk(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
     u32::try_from(bytes).ok().filter(|_| is_chunk(bytes)).ok_or_else(|| "a chunk has 4K to 1M".to_owned())
 }
 
-/// A number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000, in either case.
+/// Parses a number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000, in either
+/// case.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// What is wrong with the text.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
     let (number, unit) = text.split_at(digits);
@@ -596,15 +600,15 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number: f64 = number.parse().map_err(|_| "not a number".to_owned())?;
     let bytes = number * factor as f64;
-    // 2^64, which `u64::MAX` becomes as well, is one too many.
+    // 2^64, to which `u64::MAX` is rounded here, is one too many.
     if (1.0..u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
 }
 
-/// Two ports, first and last, or one that is both.
+/// Parses two ports, first and last, or a single port that is both.
 ///
 /// # Errors
 ///
-/// How they are written.
+/// The accepted forms.
 pub fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
     let usage = || "give FIRST-LAST, two ports from 1 to 65535, or one".to_owned();
     let (first, last) = text.split_once('-').unwrap_or((text, text));

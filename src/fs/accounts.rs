@@ -1,17 +1,18 @@
-//! The users and groups that this host knows: numbers, names, homes.
+//! Users and groups known to this host: numbers, names, home directories.
 
 use std::ffi::OsString;
 use std::sync::OnceLock;
 
 use nix::unistd::{Group, User, geteuid};
 
-/// The home of the user who runs this: `HOME`, else as the database has it.
+/// Returns the home directory of the user who runs this process: `HOME` if set and not empty, else the user database's
+/// entry.
 pub(crate) fn own_home() -> Option<OsString> {
     let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
     told.or_else(|| Some(User::from_uid(geteuid()).ok()??.dir.into_os_string()))
 }
 
-/// Whether this process may give what is its user's to a group: it is in that.
+/// Reports whether this process may give a file of its user to a group, which it may if it is a member of the group.
 pub(crate) fn is_own_group(number: u32) -> bool {
     static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
     let groups = GROUPS.get_or_init(|| {
@@ -24,8 +25,9 @@ pub(crate) fn is_own_group(number: u32) -> bool {
     groups.contains(&number)
 }
 
-/// Whether a group is one of this user namespace: all others have one number there, which none can be given to. Lines of
-/// /proc/self/gid_map: the first number, that outside, how many.
+/// Reports whether a group is mapped in this user namespace. All unmapped groups have the same number there, which no
+/// file can be given. Each line of /proc/self/gid_map has three numbers: the first id inside the namespace, the first
+/// id outside, and the count.
 fn is_mapped(map: &str, group: u32) -> bool {
     map.lines().any(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
@@ -33,32 +35,32 @@ fn is_mapped(map: &str, group: u32) -> bool {
     })
 }
 
-/// The home of a user.
+/// Returns the home directory of a user.
 pub(crate) fn home_of(user: &[u8]) -> Option<OsString> {
     user_named(user).map(|user| user.dir.into_os_string())
 }
 
-/// The number of a user.
+/// Returns the number of a user.
 pub(crate) fn user_number(name: &[u8]) -> Option<u32> {
     user_named(name).map(|user| user.uid.as_raw())
 }
 
-/// The name of a user, for messages.
+/// Returns the name of a user, for messages.
 pub(crate) fn shown_user(number: u32) -> Option<String> {
     Some(String::from_utf8_lossy(&user_name(number)?).into_owned())
 }
 
-/// The name of a user.
+/// Returns the name of a user.
 pub(crate) fn user_name(number: u32) -> Option<Vec<u8>> {
     whole(User::from_uid(number.into()).ok()??.name)
 }
 
-/// The number of a group.
+/// Returns the number of a group.
 pub(crate) fn group_number(name: &[u8]) -> Option<u32> {
     Some(Group::from_name(str::from_utf8(name).ok()?).ok()??.gid.as_raw())
 }
 
-/// The name of a group.
+/// Returns the name of a group.
 pub(crate) fn group_name(number: u32) -> Option<Vec<u8>> {
     whole(Group::from_gid(number.into()).ok()??.name)
 }
@@ -67,7 +69,7 @@ fn user_named(name: &[u8]) -> Option<User> {
     User::from_name(str::from_utf8(name).ok()?).ok()?
 }
 
-/// A name, unless it is none in UTF-8: something else stands for its bytes then.
+/// Returns the bytes of a name. `None` if the name is not UTF-8, because its bytes have then been replaced.
 fn whole(name: String) -> Option<Vec<u8>> {
     (!name.contains(char::REPLACEMENT_CHARACTER)).then(|| name.into_bytes())
 }

@@ -1,4 +1,4 @@
-//! What a file system tells only when a file is closed.
+//! Errors that a file system reports only when a file is closed.
 
 #![allow(unsafe_code, reason = "a descriptor is closed and its error read")]
 
@@ -6,17 +6,17 @@ use std::os::fd::{AsFd, IntoRawFd};
 
 use rustix::io::{Errno, fcntl_dupfd_cloexec, try_close};
 
-/// Has the file system say what became of all that was written through a descriptor, which stays open. NFS, FUSE and
-/// others write behind, and tell of a full disk or a quota when a descriptor is closed (close(2), "Dealing with error
-/// returns from close()"); every other one has nothing to do then.
+/// Asks the file system for the result of everything written through a descriptor, which stays open. NFS, FUSE and
+/// others write behind, and report a full disk or an exceeded quota only when a descriptor is closed (close(2),
+/// "Dealing with error returns from close()"). On all other file systems the call does nothing.
 ///
 /// # Errors
 ///
-/// What closing answered.
+/// The error number returned by close(2), or by duplicating the descriptor.
 pub fn settle(file: impl AsFd) -> Result<(), Errno> {
     let copy = fcntl_dupfd_cloexec(file, 0)?;
-    // SAFETY: the descriptor was made here and nobody else has its number. Linux gives it back whatever it answers, so it
-    // is closed once.
+    // SAFETY: the descriptor was made here and no other code has its number. Linux releases the number whatever
+    // close(2) returns, so the descriptor is closed exactly once.
     unsafe { try_close(copy.into_raw_fd()) }
 }
 
@@ -28,14 +28,14 @@ pub mod tests {
     use crate::fs::io_fact;
     use crate::fs::sink::{FileSink, StreamSink};
 
-    /// Runs something in a thread where closing a descriptor answers that a quota is used up, and leaves it open; in the
-    /// threads that it makes as well.
+    /// Runs `run` in a thread in which close(2) fails with EDQUOT and leaves the descriptor open. The same holds in
+    /// threads that `run` starts.
     pub fn where_closing_fails<T: Send>(run: impl FnOnce() -> T + Send) -> T {
         where_calls_fail(&[libc::SYS_close], libc::EDQUOT, run)
     }
 
-    /// Runs something in a thread where these calls do nothing and answer this error; in the threads that it makes as
-    /// well.
+    /// Runs `run` in a thread in which these system calls do nothing and fail with this error. The same holds in
+    /// threads that `run` starts.
     pub fn where_calls_fail<T: Send>(calls: &[libc::c_long], error: i32, run: impl FnOnce() -> T + Send) -> T {
         let calls = calls.iter().map(|&call| (call, Vec::new())).collect();
         let fails = SeccompAction::Errno(error as u32);

@@ -1,4 +1,4 @@
-//! Copies ranges from file to file within a host.
+//! Copies ranges from file to file within one host.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -8,31 +8,31 @@ use rustix::io::{Errno, pread};
 
 use super::write_at;
 
-/// Bytes that the kernel copies at once, between two looks whether it is to go on.
+/// Maximum number of bytes that the kernel copies in one call, between two calls of `goes_on`.
 const KERNEL_BYTES: usize = 8 << 20;
 
-/// Bytes that this process reads and writes at once.
+/// Number of bytes that this process reads and writes at once.
 const SCRATCH_BYTES: usize = 128 << 10;
 
-/// File systems whose server or driver may copy from file to file where the data is: NFS, CIFS and SMB, Ceph, FUSE. For
-/// others the kernel moves page after page, which takes longer than to read and write (measured on tmpfs).
+/// File systems whose server or driver can copy from file to file where the data is: NFS, CIFS and SMB, Ceph, FUSE. On
+/// other file systems the kernel copies page by page, which takes longer than reading and writing (measured on tmpfs).
 const COPYING_MAGICS: [u32; 5] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x00c3_6400, 0x6573_5546];
 
-/// Which end of a copy has failed.
+/// The end of a copy that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyError {
-    /// The source cannot be read; ENODATA where it ends before the range does.
+    /// The source cannot be read. `ENODATA` if the source ends before the range does.
     Read(Errno),
-    /// The copy cannot be written.
+    /// The destination cannot be written.
     Write(Errno),
 }
 
-/// Copies a range to the same place in another file. `goes_on` is called with the bytes of each piece that has been
-/// copied, and says whether to go on.
+/// Copies a range to the same position in another file. `goes_on` is called after each copied piece with its number of
+/// bytes, and returns whether to continue.
 ///
 /// # Errors
 ///
-/// The end that has failed, and what the system answered.
+/// The end that failed, and the error number of the failed call.
 pub(crate) fn copy_range(
     from: impl AsFd,
     to: impl AsFd,
@@ -52,8 +52,8 @@ pub(crate) fn copy_range(
         let count = match by_kernel {
             Ok(count @ 1..) => count,
             Err(Errno::INTR) => continue,
-            // Some file systems say 0 although there is more. Of other errors it is not known which file they are about; or
-            // this cannot be done for these two.
+            // Some file systems return 0 although there is more data. An error does not tell which of the two files it
+            // concerns, and may only mean that this pair of files cannot be copied this way.
             Ok(0) | Err(_) => {
                 scratch.resize(SCRATCH_BYTES, 0);
                 let part = &mut scratch[..left.min(SCRATCH_BYTES)];

@@ -1,16 +1,17 @@
-//! Reading without the page cache: which ranges of a file are to be had from it by copy, and the way past it for the
-//! others.
+//! Reading without the page cache: decides which ranges of a file are copied from the cache, and opens the way past the
+//! cache for the others.
 //!
-//! While a file turns out to be cached, its ranges are copied by reads that may not wait, at one system call each: they
-//! say when the cache has no more. They also make the kernel fetch what it has not, so once that has happened (and at the
-//! beginning) the kernel is asked first: by cachestat (Linux 6.5, of files that one owns or may write), else by reading
-//! the first page of the range, which brings in no more than that page. What is cold is read by O_DIRECT, so that a large
-//! transfer neither pushes other people's pages out nor is slowed by the cache's own work. This module decides;
-//! `engine/io.rs` has the queue.
+//! As long as ranges of a file turn out to be cached, they are copied by reads that may not wait, one system call each.
+//! Such a read also reports when the cache has no more data, but makes the kernel fetch the missing pages. So at the
+//! beginning, and after a read that did not find everything, the kernel is asked first: by cachestat (Linux 6.5, for
+//! files that the caller owns or may write), else by reading the first page of the range, which brings only that page
+//! into the cache. Cold ranges are read with O_DIRECT, so that a large transfer neither evicts other processes' pages
+//! nor is slowed by the cache's own work. This module decides; the queue of reads is in `engine/io.rs`.
 //!
 //! Writing past the cache is in [`mod@write`].
 //!
-//! A file that cannot be read so (its file system, an offset that is not aligned, no /proc) is read by `pread`.
+//! A file for which direct reads do not work (because of its file system, an unaligned offset, or a missing /proc) is
+//! read by `pread`.
 
 #![allow(unsafe_code, reason = "cachestat, which no crate has")]
 
@@ -30,70 +31,72 @@ use crate::fault::errno_of;
 
 pub mod write;
 
-/// Offsets, lengths and addresses of direct reads are multiples of this: the page, of which a device's block is a part.
-/// Where a file system wants more, its refusal makes the file one that is read through the cache.
+/// Offsets, lengths and addresses of direct reads are multiples of this: the page size, which is a multiple of a
+/// device's block size. A file system that requires more refuses the read, and the file is then read through the cache.
 pub const ALIGNMENT: usize = 4096;
 
-/// How a file's ranges are read. One for each open file; shared by all threads that read it.
+/// How a file's ranges are read. Each open file has one, shared by all threads that read the file.
 #[derive(Debug, Default)]
 pub struct Bypass {
-    /// The same file, opened once more with O_DIRECT when the first cold range is met.
+    /// A second descriptor of the file, opened with O_DIRECT when the first cold range is met.
     direct: OnceLock<Option<Arc<OwnedFd>>>,
-    /// The kernel does not tell what is cached, or direct reads do not work: everything is read through the cache.
+    /// Whether everything is read through the cache, because the kernel does not tell what is cached or because direct
+    /// reads do not work.
     is_closed: AtomicBool,
-    /// The last range that was looked at was cached.
+    /// Whether the last range that was examined was cached.
     is_warm: AtomicBool,
-    /// The kernel does not say how much of a range is cached.
+    /// Whether the kernel does not tell how much of a range is cached.
     is_untold: AtomicBool,
-    /// It says by reads that may not wait whether a page is cached; asked when it matters.
+    /// Whether reads that may not wait are supported, which tell whether a page is cached. Determined when first
+    /// needed.
     has_quick_reads: OnceLock<bool>,
-    /// Its file system has nothing but the page cache; asked when it matters.
+    /// Whether the file system has nothing but the page cache. Determined when first needed.
     is_in_memory: OnceLock<bool>,
 }
 
-/// Bytes that were read, by the way that they came. Running totals.
+/// Running totals of the bytes read, past the page cache and through it.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Past the page cache.
+    /// Bytes read past the page cache.
     pub direct_bytes: AtomicU64,
-    /// From or through it.
+    /// Bytes read from or through the page cache.
     pub cached_bytes: AtomicU64,
 }
 
-/// A range of which the page cache has the beginning, or nothing.
+/// A range of which the page cache has only the beginning, or nothing.
 #[derive(Clone, Debug)]
 pub struct Cold {
-    /// Open with O_DIRECT.
+    /// The file, opened with O_DIRECT.
     pub file: Arc<OwnedFd>,
-    /// Offset in the file where the range begins.
+    /// Offset in the file at which the range begins.
     pub offset: u64,
-    /// Bytes of it that are in the target already; a multiple of [`ALIGNMENT`].
+    /// Number of bytes of the range that are in the target already; a multiple of [`ALIGNMENT`].
     pub done: usize,
-    /// Bytes of it in all.
+    /// Length of the range in bytes.
     pub length: usize,
 }
 
 impl Cold {
-    /// The part of the target that a direct read fills. It reaches beyond the range's end, up to the next multiple of
-    /// [`ALIGNMENT`]: a file's last block is read as a whole.
+    /// Returns the part of the target that a direct read fills. It extends beyond the range's end to the next multiple
+    /// of [`ALIGNMENT`], because a file's last block is read as a whole.
     pub fn hole<'a>(&self, target: &'a mut [u8]) -> &'a mut [u8] {
         &mut target[self.done..self.length.next_multiple_of(ALIGNMENT)]
     }
 
-    /// The offset in the file of what [`Cold::hole`] is read from.
+    /// Returns the offset in the file from which [`Cold::hole`] is read.
     pub fn hole_offset(&self) -> u64 {
         self.offset + self.done as u64
     }
 }
 
 impl Bypass {
-    /// Reads everything through the page cache.
+    /// Makes a `Bypass` with which everything is read through the page cache.
     pub fn closed() -> Self {
         Self { is_closed: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// Fills the first `length` bytes of `target` from `offset` on, or as many as the page cache has; the rest is then to
-    /// be read as the answer says, and [`Bypass::finish`] told of it.
+    /// Fills the first `length` bytes of `target` from `offset` on, or as many as the page cache has. If a [`Cold`] is
+    /// returned, the caller reads the rest as it says, and passes the outcome to [`Bypass::finish`].
     ///
     /// # Errors
     ///
@@ -121,7 +124,7 @@ impl Bypass {
         while done < length && may_be_direct && !self.is_closed.load(Ordering::Relaxed) {
             let room = &mut [IoSliceMut::new(&mut target[done..length])];
             match preadv2(&file, room, offset + done as u64, ReadWriteFlags::NOWAIT) {
-                // Shorter than it was: said below.
+                // The file has become shorter, which `read_at` reports below.
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -133,7 +136,7 @@ impl Bypass {
                     }
                     break;
                 }
-                // Any other refusal is met again, and told, by the read that waits.
+                // The read below, which waits, meets any other refusal again and reports it.
                 Err(error) => {
                     self.is_closed.fetch_or(error == Errno::OPNOTSUPP || error == Errno::NOSYS, Ordering::Relaxed);
                     break;
@@ -146,7 +149,8 @@ impl Bypass {
         Ok(None)
     }
 
-    /// Fills `target` from `offset` on if that takes no waiting for a device; false if it does, or fails.
+    /// Fills `target` from `offset` on if that takes no waiting for a device. Returns false if it does, or if the read
+    /// fails.
     pub fn read_cached(&self, file: impl AsFd, offset: u64, target: &mut [u8], tally: &Tally) -> bool {
         let is_open = !self.is_closed.load(Ordering::Relaxed) && !self.is_warm.load(Ordering::Relaxed);
         if is_open && self.is_cold(&file, offset, target.len()) {
@@ -155,7 +159,7 @@ impl Bypass {
         let length = target.len();
         let is_read = match preadv2(&file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => count == length,
-            // A file system that cannot tell: where there is nothing but the page cache nothing waits.
+            // The file system does not support such reads. If it has nothing but the page cache, no read waits.
             Err(Errno::OPNOTSUPP) if self.is_in_memory(&file) => {
                 read_up_to(&file, target, offset).is_ok_and(|count| count == length)
             }
@@ -166,15 +170,15 @@ impl Bypass {
         is_read
     }
 
-    /// The file system has nothing but the page cache.
+    /// Reports whether the file system has nothing but the page cache.
     fn is_in_memory(&self, file: impl AsFd) -> bool {
         *self.is_in_memory.get_or_init(|| fstatfs(file).is_ok_and(|system| write::is_cache_only(system.f_type as u32)))
     }
 
-    /// Whether reads that may not wait are possible. They are not on overlayfs, of which cachestat says that nothing is cached,
-    /// since the pages are those of the file system below it.
+    /// Reports whether reads that may not wait are supported. They are not on overlayfs, for which cachestat reports
+    /// that nothing is cached, because the pages belong to the file system below it.
     fn has_quick_reads(&self, file: impl AsFd) -> bool {
-        /// Behind the end of any file, so that nothing is fetched.
+        /// An offset beyond the end of any file, so that nothing is fetched.
         const NOWHERE: u64 = i64::MAX as u64 - ALIGNMENT as u64;
         *self.has_quick_reads.get_or_init(|| {
             let one = &mut [0];
@@ -182,7 +186,7 @@ impl Bypass {
         })
     }
 
-    /// Whether any of a range is not in the page cache, without having it brought there.
+    /// Reports whether any part of a range is missing from the page cache, without having it fetched.
     fn is_cold(&self, file: impl AsFd, offset: u64, length: usize) -> bool {
         if !self.has_quick_reads(&file) {
             self.is_closed.store(true, Ordering::Relaxed);
@@ -198,7 +202,7 @@ impl Bypass {
         preadv2(file, &mut [IoSliceMut::new(first)], offset, ReadWriteFlags::NOWAIT) == Err(Errno::AGAIN)
     }
 
-    /// How to read what is cold; `None` if it must be through the page cache.
+    /// Returns how to read a cold range. `None` if it must be read through the page cache.
     fn cold(&self, file: impl AsFd, offset: u64, done: usize, length: usize) -> Option<Cold> {
         let file = self.direct.get_or_init(|| reopen(file, OFlags::RDONLY).ok().map(Arc::new));
         let Some(file) = file else {
@@ -208,8 +212,8 @@ impl Bypass {
         Some(Cold { file: Arc::clone(file), offset, done: done / ALIGNMENT * ALIGNMENT, length })
     }
 
-    /// Ends the read of a cold range: `outcome` is what the direct read answered. What it has not read, for whatever
-    /// reason, is read through the page cache, whose word is the last.
+    /// Finishes the read of a cold range; `outcome` is the result of the direct read. Bytes that the direct read did
+    /// not deliver, for whatever reason, are read through the page cache, whose result is final.
     ///
     /// # Errors
     ///
@@ -237,7 +241,7 @@ impl Bypass {
     }
 }
 
-/// Pages of a range that are in the page cache.
+/// Returns the number of pages of a range that are in the page cache.
 pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno> {
     /// `struct cachestat_range` and `struct cachestat` of linux/mman.h.
     #[repr(C)]
@@ -254,23 +258,23 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
         evicted: u64,
         recently_evicted: u64,
     }
-    /// The same number everywhere.
+    /// Number of the system call, the same on all architectures.
     const SYS_CACHESTAT: libc::c_long = 451;
     let (range, mut stat) = (Range { offset, length }, Stat::default());
     let (range_at, stat_at) = (&raw const range, &raw mut stat);
-    // SAFETY: the kernel reads one structure and writes the other, both of the layout that it documents and alive
-    // meanwhile; a kernel that has no such call answers ENOSYS.
+    // SAFETY: the kernel reads one structure and writes the other. Both have the layout that the kernel documents and
+    // live throughout the call. A kernel without this system call returns ENOSYS.
     let answer = unsafe { libc::syscall(SYS_CACHESTAT, file.as_fd().as_raw_fd(), range_at, stat_at, 0) };
     if answer == 0 { Ok(stat.cached) } else { Err(errno_of(&std::io::Error::last_os_error())) }
 }
 
-/// The same file, open to be read or written directly. By its descriptor, so it is the same one whatever has become of its
-/// name.
+/// Opens the same file again for direct reading or writing. The file is opened through its descriptor, so that it is
+/// the same file whatever has become of its name.
 pub(crate) fn reopen(file: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let direct = open(path, access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
     let (ours, theirs) = (fstat(&direct)?, fstat(file)?);
-    // Whatever is mounted on /proc.
+    // Compared, because anything may be mounted on /proc.
     if identity(&ours) == identity(&theirs) { Ok(direct) } else { Err(Errno::STALE) }
 }
 

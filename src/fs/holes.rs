@@ -1,4 +1,4 @@
-//! Holes of sparse files: what is known to be zero need not be read.
+//! Holes of sparse files: ranges that are known to be zero need not be read.
 
 use std::os::fd::AsFd;
 use std::sync::Mutex;
@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::{hash_range, hash16};
 
-/// As [`hash_range`], for a file that may have holes, which are not read: an image of a TiB that has 1 GiB of data takes
-/// no longer than that. The offset of the open file changes.
+/// Hashes like [`hash_range`], for a file that may have holes, which are not read. An image of a TiB with 1 GiB of data
+/// takes no longer than that 1 GiB. Changes the offset of the open file.
 ///
 /// # Errors
 ///
@@ -18,26 +18,28 @@ pub(crate) fn hash_sparse(file: impl AsFd, start: u64, length: u64, scratch: &mu
     if is_hole(&file, start, length) { Ok(hash_of_zeros(length)) } else { hash_range(file, start, length, scratch) }
 }
 
-/// Whether a file may have holes: it has less on the disk than its length, which may also mean that it is compressed.
+/// Reports whether a file may have holes: it takes less of the disk than its length. A compressed file does so, too.
 pub(crate) fn may_be_in(stat: &Stat) -> bool {
     (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512)
 }
 
-/// Whether a range of a file is all a hole, as far as the file system tells.
+/// Reports whether a range of a file is entirely a hole, as far as the file system tells.
 pub(crate) fn is_hole(file: impl AsFd, start: u64, length: u64) -> bool {
     let end = start + length;
     next_data(&file, start, end) == end && fstat(file).is_ok_and(|stat| stat.st_size as u64 >= end)
 }
 
-/// The first range of data from an offset on, within a file's size, where it begins and ends if there is none.
+/// Returns the first range of data at or after an offset. Without any, the range is empty and lies at `size`, the
+/// file's size.
 pub(crate) fn data_from(file: impl AsFd, offset: u64, size: u64) -> (u64, u64) {
     let start = next_data(&file, offset, size);
     let end = seek(file, SeekFrom::Hole(start)).unwrap_or(size);
-    // A range has at least a byte, or the search would not end.
+    // A range has at least one byte, or the search would not end.
     (start, if end > start { end.min(size) } else { size })
 }
 
-/// Where data begins from an offset on; `size` where there is none before that. A file system that does not tell has data only.
+/// Returns the offset at which data begins at or after `offset`, or `size` if there is none before that. A file system
+/// that cannot tell is taken to have only data.
 fn next_data(file: impl AsFd, offset: u64, size: u64) -> u64 {
     match seek(file, SeekFrom::Data(offset)) {
         Ok(start) => start.clamp(offset, size),
@@ -50,7 +52,7 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
 }
 
-/// The digest of so many zeros. Nearly all blocks of a file have one length, which is remembered.
+/// Returns the digest of `length` zeros. The last result is kept, since nearly all blocks of a file have one length.
 pub(crate) fn hash_of_zeros(length: u64) -> [u8; 16] {
     static LAST: Mutex<Option<(u64, [u8; 16])>> = Mutex::new(None);
     let mut last = LAST.lock().expect("no panics under it");
@@ -85,7 +87,7 @@ mod tests {
             assert_eq!(hash_sparse(&file, start, length, &mut scratch), Ok(read), "block {number}");
         }
         assert!(is_hole(&file, 0, BLOCK) && !is_hole(&file, 3 * BLOCK, BLOCK), "this file system has holes");
-        // Behind its end is nothing, not even zeros.
+        // Beyond the end of the file is nothing, not even zeros.
         assert!(!is_hole(&file, 8 * BLOCK, 6));
         assert_eq!(hash_sparse(&file, 8 * BLOCK, BLOCK, &mut scratch), Err(Errno::NODATA));
     }

@@ -1,6 +1,7 @@
-//! Metadata of one entry, by a descriptor: owner, mode, times, extended attributes, and the ACLs that are some of those.
+//! Metadata of one entry, by a descriptor: owner, mode, times, and extended attributes, some of which are ACLs.
 //!
-//! Nothing here takes a name: a name may be given to something else between two calls, a descriptor may not.
+//! Nothing here changes an entry by its name: between two calls another entry may take the name, while a descriptor
+//! always refers to the same one.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,30 +16,31 @@ use rustix::path::Arg;
 
 use super::named;
 
-/// The access ACL of an entry.
+/// The attribute with the access ACL of an entry.
 pub(crate) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
 pub(crate) const ACCESS_ACL_NAME: &CStr = c"system.posix_acl_access";
 
-/// The ACL that a directory gives to what is made in it.
+/// The attribute with the ACL that a directory gives to entries made in it.
 pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// The attributes that are ACLs.
 pub(crate) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
 
-/// Entries of an ACL of which there is one at most, as the kernel numbers them.
+/// Tags of the ACL entries that occur at most once, as the kernel numbers them.
 const ACL_OWNER: u16 = 1;
 const ACL_GROUP: u16 = 4;
 const ACL_MASK: u16 = 0x10;
 const ACL_OTHERS: u16 = 0x20;
 
-/// The longest value of an attribute, and the longest list of names, in bytes (XATTR_SIZE_MAX, XATTR_LIST_MAX of Linux).
+/// Maximum length in bytes of an attribute's value, and of the list of names (XATTR_SIZE_MAX, XATTR_LIST_MAX of Linux).
 pub(crate) const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// Lets this process write into a directory of its user's that was made read-only, by an earlier copy perhaps: the copy
-/// can then be run again. Whether it needed that.
+/// Lets this process write into a directory of its user that was made read-only, perhaps by an earlier copy, so that
+/// the copy can be run again. Returns whether the mode had to be changed.
 pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
     let user = rustix::process::geteuid();
-    // Root may do without, but not where it has no such capability: in a container, or on a server that maps it to nobody.
+    // Root can do without, but not where it lacks the capability: in a container, or on a server that maps it to
+    // nobody.
     let may_all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     let needs_it = || !user.is_root() || accessat(&directory, ".", may_all, AtFlags::EACCESS) == Err(Errno::ACCESS);
     let is_closed = stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700 && needs_it();
@@ -48,19 +50,20 @@ pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> 
     Ok(is_closed)
 }
 
-/// An entry to read metadata of, or set it on, by a descriptor.
+/// An entry whose metadata is read or set by a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub enum Object<'a> {
-    /// Opened for reading or writing.
+    /// A descriptor opened for reading or writing.
     Open(BorrowedFd<'a>),
-    /// Opened as a place only (`O_PATH | O_NOFOLLOW`), as links and special files must be.
+    /// A descriptor opened as a place only (`O_PATH | O_NOFOLLOW`), as links and special files must be.
     Path(BorrowedFd<'a>),
-    /// What has this name in a directory, to be read only: it may be given to something else meanwhile. Saves opening it.
+    /// The entry with this name in a directory. Only for reading, because another entry may take the name meanwhile.
+    /// Saves opening the entry.
     Named(BorrowedFd<'a>, &'a CStr),
 }
 
 impl<'a> Object<'a> {
-    /// `is_place`: it has been opened as a place only.
+    /// Wraps an open descriptor. `is_place`: whether it was opened as a place only.
     pub(crate) fn opened(fd: &'a OwnedFd, is_place: bool) -> Self {
         if is_place { Self::Path(fd.as_fd()) } else { Self::Open(fd.as_fd()) }
     }
@@ -100,7 +103,7 @@ impl Object<'_> {
     }
 
     pub(crate) fn set_owner(self, uid: u32, gid: u32) -> Result<(), Errno> {
-        // The number -1 means "leave it"; no file has it.
+        // To chown(2), -1 means "leave unchanged"; no file has this number.
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::INVAL);
         }
@@ -121,7 +124,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => futimens(fd, times),
             Self::Path(fd) => match utimensat(fd, c"", times, AtFlags::EMPTY_PATH) {
-                // Kernels before 5.8 do not take it.
+                // Kernels before 5.8 do not support this flag.
                 Err(Errno::INVAL) => utimensat(CWD, itself(fd), times, AtFlags::empty()),
                 done => done,
             },
@@ -130,13 +133,13 @@ impl Object<'_> {
     }
 }
 
-/// Whether what is made in this directory gets an ACL from it.
+/// Reports whether entries made in this directory get an ACL from it.
 pub(crate) fn has_default_acl(directory: impl AsFd) -> bool {
     fgetxattr_query(directory, DEFAULT_ACL).is_ok_and(|bytes| bytes > 0)
 }
 
-/// The permission bits that a new file can get in this directory where modes are not copied: those of the default ACL, or
-/// where there is none those that the umask leaves.
+/// Returns the permission bits that a new file can get in this directory if modes are not copied: those of the default
+/// ACL, or, without one, those that the umask leaves.
 pub(crate) fn permitted(directory: impl AsFd, gives_acl: bool, umask: u32) -> u32 {
     if !gives_acl {
         return 0o777 & !umask;
@@ -148,26 +151,27 @@ pub(crate) fn permitted(directory: impl AsFd, gives_acl: bool, umask: u32) -> u3
     entry(ACL_OWNER) << 6 | group << 3 | entry(ACL_OTHERS)
 }
 
-/// As [`permitted`], for a directory: to its group and others cp gives the right to write only as the umask has it, also
-/// where there is a default ACL.
+/// Reduces the bits of [`permitted`] to those of a new directory. As with cp, group and others get the right to write
+/// only if the umask leaves it, even if there is a default ACL.
 pub(crate) fn permitted_directory(permitted: u32, umask: u32) -> u32 {
     permitted & !(umask & 0o022)
 }
 
-/// The permissions in an entry of an ACL of which there is one at most. An ACL is its version, then for each entry tag,
-/// permissions (u16 each) and number.
+/// Returns the permissions in an ACL entry that occurs at most once. An ACL is its version, followed for each entry by
+/// tag, permissions (u16 each) and number.
 fn acl_entry(acl: &[u8], tag: u16) -> Option<u32> {
     let mut entries = acl.get(4..)?.chunks_exact(8);
     entries.find(|entry| entry[..2] == tag.to_le_bytes()).map(|entry| u32::from(entry[2] & 7))
 }
 
-/// The mode of a copy that does not get this ACL of its source, whose mask the group's bits are: the group gets what it had.
+/// Returns the mode of a copy that does not get its source's ACL. The group bits of a mode with an ACL are the ACL's
+/// mask; the copy's group gets what the ACL gave to the group.
 pub(crate) fn without_acl(mode: u32, acl: &[u8]) -> u32 {
     mode & (!0o070 | acl_entry(acl, ACL_GROUP).unwrap_or(0) << 3)
 }
 
-/// Has a new file keep what the `old` one, which it takes the place of, has: the owner, if it `gets_owner` and we may, and
-/// the access ACL. Returns what of the old mode can be given to it.
+/// Lets a `new` file keep metadata of the `old` file that it replaces: the owner, if `gets_owner` is set and this
+/// process may set it, and the access ACL. Returns the part of the old mode that the new file can be given.
 pub(crate) fn succeed(
     new: impl AsFd,
     owner: &mut (u32, u32),
@@ -177,7 +181,7 @@ pub(crate) fn succeed(
     gets_owner: bool,
 ) -> u32 {
     let old_owner = (old.st_uid, old.st_gid);
-    // Only root may give files away; for others the new file is theirs, as with cp, and runs as nobody else.
+    // Only root may give files away. Another user's new file stays that user's own, as with cp, and runs as no other.
     if gets_owner && *owner != old_owner && Object::Open(new.as_fd()).set_owner(old.st_uid, old.st_gid).is_ok() {
         *owner = old_owner;
     }
@@ -185,8 +189,8 @@ pub(crate) fn succeed(
     keep_acl(new, directory, name, mode)
 }
 
-/// Has a new file keep the access ACL of the file that it takes the place of, where that has one; returns what of its
-/// `mode` can be given to the new one.
+/// Copies the access ACL, if there is one, from the file that a new file replaces. Returns the part of `mode` that the
+/// new file can be given.
 fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> u32 {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(old) = openat(directory, name, flags, Mode::empty()) else { return mode & !0o070 };
@@ -196,7 +200,7 @@ fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> 
             Ok(()) => mode,
             Err(_) => without_acl(mode, &acl[..length]),
         },
-        // Nor does it get one from the directory.
+        // The new file does not get one from the directory either.
         Err(_) => {
             let _ = fremovexattr(new, ACCESS_ACL);
             mode
@@ -204,20 +208,20 @@ fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> 
     }
 }
 
-/// Takes away the ACLs that an entry has, but those to be `kept`.
+/// Removes the ACLs of an entry, except those for which `kept` returns true.
 pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     for name in ACLS.into_iter().filter(|name| !kept(name)) {
-        // There is none, or the file system knows none.
+        // Fails if there is none, or if the file system has no ACLs.
         let _ = entry.remove_xattr(name);
     }
 }
 
-/// Takes away the attributes of the user that an entry has, but those to be `kept`. Others have a meaning that a copy is
-/// not to take away.
+/// Removes the user attributes of an entry, except those for which `kept` returns true. Other attributes have a meaning
+/// that a copy must not remove.
 ///
 /// # Errors
 ///
-/// What the first that could not be removed answered.
+/// The error number of listing the attributes, or of the first removal that failed.
 pub(crate) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
     let mut list = vec![0; XATTR_BYTES_MAX];
     let length = match entry.list_xattrs(&mut list) {
@@ -235,7 +239,7 @@ pub(crate) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool
     done
 }
 
-/// Gives an entry the times again that `stat` has.
+/// Restores the times of an entry to those in `stat`.
 pub(crate) fn restore_times(entry: impl AsFd, stat: &Stat) -> Result<(), Errno> {
     let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let last_access = time(stat.st_atime, stat.st_atime_nsec as _);
@@ -243,7 +247,8 @@ pub(crate) fn restore_times(entry: impl AsFd, stat: &Stat) -> Result<(), Errno> 
     futimens(entry, &Timestamps { last_access, last_modification })
 }
 
-/// The name that leads to what a descriptor is open on, and nowhere else: for calls that take no descriptor.
+/// Returns the path that leads to the file on which a descriptor is open, and to no other. For calls that take no
+/// descriptor.
 pub(crate) fn itself(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
@@ -252,7 +257,7 @@ pub(crate) fn itself(fd: impl AsFd) -> String {
 mod tests {
     use super::*;
 
-    /// More than a buffer for most attributes holds.
+    /// The ACL is longer than a buffer that suffices for most attributes.
     #[test]
     fn a_long_default_acl_is_one() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -264,7 +269,7 @@ mod tests {
         let entries = [entry(1, u32::MAX)].into_iter().chain(users).chain(ends);
         let acl: Vec<u8> = [2_u32.to_le_bytes().to_vec()].into_iter().chain(entries).flatten().collect();
         match Object::Open(directory.as_fd()).set_xattr(DEFAULT_ACL, &acl) {
-            // The file system knows none, or none that long.
+            // The file system has no ACLs, or none of this length.
             Err(Errno::OPNOTSUPP | Errno::NOSPC) => return,
             done => done.expect("set"),
         }

@@ -1,4 +1,4 @@
-//! One file or stream: where bytes come from and go to. Trees of them are in `tree`.
+//! One file or stream: where bytes come from and go to. Trees are in `tree`.
 
 pub(crate) mod accounts;
 pub(crate) mod close;
@@ -30,17 +30,17 @@ use rustix::io::{Errno, pread, pwrite};
 
 use crate::fault::errno_of;
 
-/// An I/O failure as facts.
+/// Describes an I/O failure as facts.
 pub fn io_fact(path: &OsStr, error: Errno) -> IoFact {
     IoFact { errno: error.raw_os_error(), path: path.as_bytes().to_vec(), detail: Vec::new() }
 }
 
-/// A failure that has no error number.
+/// Describes a failure without an error number.
 pub fn plain_fact(path: &OsStr, detail: &str) -> IoFact {
     IoFact { errno: 0, path: path.as_bytes().to_vec(), detail: detail.as_bytes().to_vec() }
 }
 
-/// A failure that the standard library reports.
+/// Describes a failure reported by the standard library.
 pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
     io_fact(path, errno_of(error))
 }
@@ -48,7 +48,7 @@ pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
 /// `f_type` of tmpfs.
 pub(crate) const TMPFS_MAGIC: u32 = 0x0102_1994;
 
-/// What fstat(2) says of a file; of a block device also its length.
+/// Returns what fstat(2) reports about a file; for a block device, also its length.
 pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
     let mut stat = fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -57,7 +57,7 @@ pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
     Ok(stat)
 }
 
-/// Opens a directory or file to be read, without changing the time at which it was last read where we may.
+/// Opens a directory or file for reading, without changing its access time if this process is allowed to do so.
 pub(crate) fn open_quietly<P: rustix::path::Arg + Copy>(
     at: impl AsFd,
     name: P,
@@ -69,42 +69,43 @@ pub(crate) fn open_quietly<P: rustix::path::Arg + Copy>(
     }
 }
 
-/// How a directory is opened, and no link: to list it and reach what is in it; and as a place only.
+/// Flags to open a directory, but no link: `DIRECTORY` to list it and reach its entries, `PLACE` as a place only.
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 pub(crate) const PLACE: OFlags = DIRECTORY.union(OFlags::PATH);
 
-/// What tells a file from all others that are there at the same time: its device and number.
+/// Device and inode number, which distinguish a file from all others that exist at the same time.
 pub(crate) type Identity = (u64, u64);
 
 pub(crate) fn identity(stat: &Stat) -> Identity {
     (stat.st_dev, stat.st_ino)
 }
 
-/// Whether in file systems of this kind (statfs(2)) a write waits until another one to the same file is done: ext4, XFS,
-/// Btrfs, tmpfs. A second thread would burn its processor, or sleep and be woken, for each range.
+/// Reports whether file systems of this kind (statfs(2)) make a write wait until another write to the same file is
+/// done: ext4, XFS, Btrfs, tmpfs. For each range, a second thread would burn its processor, or sleep and be woken.
 pub(crate) fn is_serial(kind: u32) -> bool {
     [0xef53, 0x5846_5342, 0x9123_683e, TMPFS_MAGIC].contains(&kind)
 }
 
-/// Ends the name of what may not be whole. It is locked as long as somebody writes to it.
+/// Suffix for the name of a file that may be incomplete. The file is locked as long as a process writes to it.
 pub(crate) const PARTIAL: &str = "rd-part";
 
-/// Ends the name of what is whole already and only waits to be renamed over an older entry.
+/// Suffix for the name of an entry that is complete and only waits to be renamed over an older entry.
 pub(crate) const WHOLE: &str = "rd-link";
 
-/// Ends the name of the empty file that says of another one that it is written in place, and not whole. It is locked as long
-/// as somebody writes to that.
+/// Suffix for the name of the empty file that marks another file as written in place and incomplete. The marker is
+/// locked as long as a process writes to that file.
 pub(crate) const UNFINISHED: &str = "rd-half";
 
-/// Digits of the hash in such names.
+/// Number of hash digits in such names.
 const HASH_DIGITS: usize = 32;
 
-/// Why nothing gets a temporary name for good.
+/// Error message for a destination whose own name is a temporary one.
 pub(crate) const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choose another one";
 
-/// The name under which `name` is made: hashed, so that it is never too long. Each user makes it under another one, since what
-/// one has left in a directory of several, another may neither go on with nor remove; what marks the file counts for all.
+/// Returns the temporary name under which `name` is made. It contains a hash instead of `name`, so that it is never too
+/// long. It differs between users: in a shared directory, a user can neither resume nor remove what another user has
+/// left. Only a marker's name ([`UNFINISHED`]) is the same for all users.
 pub(crate) fn name_beside(name: &[u8], ending: &str) -> String {
     name_of(rustix::process::geteuid().as_raw(), name, ending)
 }
@@ -113,18 +114,18 @@ fn name_of(user: u32, name: &[u8], ending: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(name);
     if user != 0 && ending != UNFINISHED {
-        // In no name is a slash.
+        // No name contains a slash.
         hasher.update(format!("/{user}").as_bytes());
     }
     format!(".{}.{ending}", &hasher.finalize().to_hex()[..HASH_DIGITS])
 }
 
-/// Makes the entries of a directory durable. Where that can be asked of files alone (CIFS, some FUSE file systems), the file
-/// system cares for them itself.
+/// Makes the entries of a directory durable. File systems that can sync only files (CIFS, some FUSE file systems) take
+/// care of directories themselves.
 ///
 /// # Errors
 ///
-/// What the system answered.
+/// The error number of fsync(2).
 pub(crate) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
     match rustix::fs::fsync(directory) {
         Err(Errno::INVAL | Errno::BADF) => Ok(()),
@@ -132,8 +133,8 @@ pub(crate) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Whether a name is of those that [`name_beside`] makes. What stands under it may be renamed or removed by a copy at any
-/// moment, so it is never sent, and nothing that is received gets it.
+/// Reports whether a name is one of those that [`name_beside`] makes. A copy may rename or remove such an entry at any
+/// moment. So entries with such names are never sent, and no received entry gets such a name.
 pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
     let parts = name.strip_prefix(b".").and_then(|rest| rest.split_at_checked(HASH_DIGITS));
     parts.is_some_and(|(hash, ending)| {
@@ -142,16 +143,16 @@ pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
     })
 }
 
-/// The directory that a file is in.
+/// Returns the directory that contains a file.
 pub(crate) fn directory_of(file: &Path) -> &Path {
     file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A file without a name in this directory, for what memory should not hold.
+/// Makes a file without a name in this directory, for data that should not be held in memory.
 ///
 /// # Errors
 ///
-/// What the system answered.
+/// The error of the system call that failed.
 pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
     let fd = openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -166,7 +167,7 @@ pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
     Ok(File::from(file))
 }
 
-/// The same where temporary files are: in `TMPDIR`, or where such files may be large.
+/// Makes such a file in the temporary directory: `TMPDIR` if set, else preferably /var/tmp, where files may be large.
 pub(crate) fn unlinked_anywhere() -> std::io::Result<File> {
     let temporary = std::env::temp_dir();
     if std::env::var_os("TMPDIR").is_some() {
@@ -175,8 +176,8 @@ pub(crate) fn unlinked_anywhere() -> std::io::Result<File> {
     unlinked(Path::new("/var/tmp")).or_else(|_| unlinked(&temporary))
 }
 
-/// The process's umask. Read from the kernel's account where there is one, since setting it to read it would be noticed
-/// by other threads.
+/// Returns the process's umask. It is read from /proc/self/status if possible, because umask(2) can read the mask only
+/// by setting it, which other threads would notice.
 pub(crate) fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -187,21 +188,22 @@ pub(crate) fn umask() -> u32 {
     })
 }
 
-/// Lets this process open as many files as it may. Deep trees, many large files at once and many connections take more
-/// descriptors than the 1024 that most systems begin with.
+/// Raises this process's limit on open files as far as possible. Deep trees, many large files at once and many
+/// connections take more descriptors than the 1024 with which most systems begin.
 pub(crate) fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // It may be there already, or a container's rules may forbid it; what takes more then fails where the limit is.
+    // The limit may be that high already, or a container's rules may forbid this. Opening more files then fails at the
+    // limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// The limits that control groups set to this process, with the directory of each group. `files`: what holds them in
-/// version 2, and in version 1. `root`: where /proc and /sys are.
+/// Returns the limits that control groups set for this process, with the directory of each group. `files` names the
+/// file that holds a limit in version 2 and in version 1. `root` is the directory in which /proc and /sys are.
 pub(crate) fn group_limits(root: &Path, controller: &str, files: [&str; 2]) -> Vec<(PathBuf, u64)> {
     let mut limits = Vec::new();
-    // `0::/PATH` of version 2, `4:memory:/PATH` of version 1 (cgroups(7)). In a container the path may be that outside;
-    // the limit is then found at the top.
+    // Lines are `0::/PATH` in version 2 and `4:memory:/PATH` in version 1 (cgroups(7)). In a container the path may be
+    // the one outside; the limit is then found at the top.
     for line in std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default().lines() {
         let mut parts = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
@@ -213,7 +215,7 @@ pub(crate) fn group_limits(root: &Path, controller: &str, files: [&str; 2]) -> V
         };
         for group in Path::new(path.trim_start_matches('/')).ancestors() {
             let group = top.join(group);
-            // "max" is no limit.
+            // "max" means no limit, and is not a number.
             let limit = std::fs::read_to_string(group.join(file)).unwrap_or_default().trim().parse();
             limits.extend(limit.ok().map(|limit| (group, limit)));
         }
@@ -225,7 +227,7 @@ pub(crate) fn group_limits(root: &Path, controller: &str, files: [&str; 2]) -> V
 ///
 /// # Errors
 ///
-/// What writing answered.
+/// The error number of the write that failed.
 pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
@@ -239,11 +241,11 @@ pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(
     Ok(())
 }
 
-/// Fills `target` from an offset on, or as far as the file goes; how much it was.
+/// Fills `target` from an offset on, or as far as the file goes. Returns the number of bytes read.
 ///
 /// # Errors
 ///
-/// What reading answered.
+/// The error number of the read that failed.
 pub(crate) fn read_up_to(file: impl AsFd, target: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < target.len() {
@@ -257,14 +259,14 @@ pub(crate) fn read_up_to(file: impl AsFd, target: &mut [u8], offset: u64) -> Res
     Ok(done)
 }
 
-/// Bytes read at once to hash a file.
+/// Number of bytes read at once to hash a file.
 pub(crate) const HASH_READ_BYTES: usize = 256 << 10;
 
-/// The beginning of the BLAKE3 of a range of a file, for both ends of a transfer to compare.
+/// Returns the beginning of the BLAKE3 hash of a range of a file, for both ends of a transfer to compare.
 ///
 /// # Errors
 ///
-/// What reading answered; ENODATA if the file ends before.
+/// The error number of the read that failed; `ENODATA` if the file ends before the range does.
 pub(crate) fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut [u8]) -> Result<[u8; 16], Errno> {
     let mut hasher = blake3::Hasher::new();
     let mut done = 0;
@@ -279,7 +281,7 @@ pub(crate) fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut
     Ok(hash16(&hasher.finalize()))
 }
 
-/// The beginning of a hash.
+/// Returns the beginning of a hash.
 pub(crate) fn hash16(hash: &blake3::Hash) -> [u8; 16] {
     hash.as_bytes()[..16].try_into().expect("of 32")
 }

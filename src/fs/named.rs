@@ -1,7 +1,7 @@
-//! Extended attributes of an entry by its directory and name: listxattrat(2) and getxattrat(2) of Linux 6.13.
+//! Extended attributes of an entry, by directory and name: listxattrat(2) and getxattrat(2) of Linux 6.13.
 //!
-//! Before those calls the only way was a path through `/proc/self/fd`, which takes the kernel twice as long: a third of
-//! the time of looking at a file that has not changed.
+//! Before these calls the only way was a path through `/proc/self/fd`. That takes the kernel twice as long: a third of
+//! the time needed to examine a file that has not changed.
 
 #![allow(unsafe_code, reason = "system calls that rustix does not have")]
 
@@ -15,11 +15,11 @@ use rustix::io::Errno;
 use super::metadata::itself;
 use crate::fault::errno_of;
 
-/// Their numbers, the same on each of [`HAS_NUMBERS`].
+/// Numbers of the system calls, the same on all machines of [`HAS_NUMBERS`].
 const GETXATTRAT: libc::c_long = 464;
 const LISTXATTRAT: libc::c_long = 465;
 
-/// The machines whose new calls have common numbers; Alpha, MIPS and x32 have others.
+/// Whether this machine uses the common numbers for new system calls. Alpha, MIPS and x32 have others.
 const HAS_NUMBERS: bool = cfg!(all(
     target_pointer_width = "64",
     any(
@@ -32,7 +32,7 @@ const HAS_NUMBERS: bool = cfg!(all(
     )
 ));
 
-/// The kernel has answered that it lacks them.
+/// Whether the calls are missing: their numbers are not known, or the kernel has answered that it lacks them.
 static ARE_MISSING: AtomicBool = AtomicBool::new(!HAS_NUMBERS);
 
 /// `struct xattr_args` of the kernel.
@@ -43,11 +43,11 @@ struct XattrArgs {
     flags: u32,
 }
 
-/// Reads the names of the attributes, each with a zero byte behind it, and answers the length of all. No link is followed.
+/// Reads the names of the attributes, each followed by a zero byte, and returns their total length. Follows no link.
 ///
 /// # Errors
 ///
-/// What the system answered: [`Errno::RANGE`] where the buffer is too small.
+/// The error number of the failed call; [`Errno::RANGE`] if the buffer is too small.
 pub(super) fn list_xattrs(directory: BorrowedFd<'_>, name: &CStr, names: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: the name is a C string, and the kernel writes at most `names.len()` bytes to `names`.
     let called = call(|| unsafe {
@@ -63,11 +63,11 @@ pub(super) fn list_xattrs(directory: BorrowedFd<'_>, name: &CStr, names: &mut [u
     called.unwrap_or_else(|| llistxattr(below(directory, name), names))
 }
 
-/// The value of an attribute, as [`list_xattrs`].
+/// Reads the value of an attribute and returns its length. Follows no link.
 ///
 /// # Errors
 ///
-/// As of [`list_xattrs`]; [`Errno::NODATA`] where there is none of this name.
+/// As for [`list_xattrs`]; [`Errno::NODATA`] if there is no attribute of this name.
 pub(super) fn xattr(
     directory: BorrowedFd<'_>,
     name: &CStr,
@@ -91,7 +91,7 @@ pub(super) fn xattr(
     called.unwrap_or_else(|| lgetxattr(below(directory, name), attribute, value))
 }
 
-/// What a call answered; nothing where there is no such call.
+/// Returns the result of a system call. `None` if the system lacks the call.
 fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
     if ARE_MISSING.load(Ordering::Relaxed) {
         return None;
@@ -99,7 +99,7 @@ fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
     match run() {
         length @ 0.. => Some(Ok(length as usize)),
         _ => match errno_of(&std::io::Error::last_os_error()) {
-            // Filters of containers that are older than a call answer EPERM.
+            // System call filters of containers answer EPERM to calls that are newer than the filter.
             Errno::NOSYS | Errno::PERM => {
                 ARE_MISSING.store(true, Ordering::Relaxed);
                 None
@@ -109,7 +109,7 @@ fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
     }
 }
 
-/// The path of a name in an open directory.
+/// Returns the path of a name in an open directory.
 fn below(directory: BorrowedFd<'_>, name: &CStr) -> Vec<u8> {
     [itself(directory).as_bytes(), b"/", name.to_bytes()].concat()
 }
@@ -121,7 +121,8 @@ mod tests {
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
 
-    /// The same with these calls and without them, of a file, of a link that is not followed, and of nothing.
+    /// The results are equal with and without these calls, for a file, for a link (not followed) and for a missing
+    /// entry.
     #[test]
     fn both_ways_say_the_same() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -137,7 +138,7 @@ mod tests {
         let ask = |name: &CStr, bytes: usize| {
             let mut names = vec![0; bytes];
             let listed = list_xattrs(directory.as_fd(), name, &mut names);
-            // A host's policy may add its own.
+            // A host's policy may add attributes of its own.
             let listed = listed.map(|length| String::from_utf8_lossy(&names[..length]).contains("user.colour\0"));
             let mut value = vec![0; bytes];
             let read = xattr(directory.as_fd(), name, c"user.colour", &mut value);

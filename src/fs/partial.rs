@@ -1,4 +1,4 @@
-//! Files and directories under a partial name: created or resumed, locked, and ours alone.
+//! Files and directories under partial names: created or resumed, locked, and accessible to this user alone.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,35 +15,35 @@ use super::accounts::shown_user;
 use super::metadata::itself;
 use super::{DIRECTORY, PLACE, identity};
 
-/// Times that a name is tried again when another process makes it at the same moment.
+/// Maximum number of attempts at a name that another process makes at the same moment.
 pub(crate) const TRIES_MAX: usize = 3;
 
-/// Directories that lie in each other, in what a killed run left: more are not removed.
+/// Maximum depth of the directories left by a killed run. Deeper ones are not removed.
 const REMOVE_DEPTH_MAX: usize = 1024;
 
-/// Bytes of directory entries read at once.
+/// Number of bytes of directory entries read at once.
 pub(crate) const LISTING_BYTES: usize = 32 << 10;
 
-/// How often a name that another transfer holds is tried again.
+/// How long to wait before the next attempt at a name that another transfer holds.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
-/// What EBUSY means where a partial name is to be had.
+/// Explanation of EBUSY for a partial name.
 pub(crate) const HELD: &str = "another copy is writing to it";
 
-/// Why what stands under a partial name stays there, where nothing tells whether a copy is writing to it.
+/// Explanation for an entry under a partial name that is kept because nothing tells whether a copy is writing to it.
 const NO_LOCKS: &str = "this file system has no locks, and it was written to a moment ago: if no copy runs, try again in a \
                         minute or remove it";
 
-/// For how many seconds nothing may have happened to it until it is a killed copy's.
+/// How many seconds an entry must be left untouched before it is taken for a killed copy's.
 const QUIET_SECONDS: i64 = if cfg!(test) { 2 } else { 60 };
 
-/// Why there is nothing of ours under a partial name.
+/// Why no file or directory could be opened under a partial name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blocked {
     pub error: Errno,
-    /// What stands under the partial name is in the way, and cannot be removed.
+    /// Whether the entry under the partial name is in the way and cannot be removed.
     pub is_in_the_way: bool,
-    /// What explains it; may be empty.
+    /// Explanation of the error; may be empty.
     pub why: String,
 }
 
@@ -54,7 +54,7 @@ impl From<Errno> for Blocked {
 }
 
 impl Blocked {
-    /// By what stands under this name.
+    /// Explains an error that is due to the entry under this name.
     fn by(directory: impl AsFd, name: impl Arg, error: Errno) -> Self {
         if error == Errno::BUSY {
             return error.into();
@@ -72,7 +72,8 @@ impl Blocked {
     }
 }
 
-/// Tries again while another transfer holds a partial name: one that was killed just now releases it within seconds.
+/// Repeats an attempt while another transfer holds a partial name. A transfer that was just killed releases the name
+/// within seconds.
 pub(crate) fn patiently<T>(
     until: Instant,
     is_over: impl Fn() -> bool,
@@ -88,22 +89,23 @@ pub(crate) fn patiently<T>(
     }
 }
 
-/// Opens a file of this partial name in a directory, locked, and tells whether it was there.
+/// Opens and locks a file of this partial name in a directory. Returns the file and whether it was there already.
 ///
-/// With `may_adopt`, what a killed transfer has left is kept: a regular file of ours with no other name and mode 0600.
-/// Anything else that stands under the name is removed, never written to: it may be another name of some file.
+/// With `may_adopt`, a file that a killed transfer has left is kept if it is a regular file of this user with no other
+/// name and mode 0600. Any other entry under the name is removed and never written to, because it may be another name
+/// of some file.
 ///
 /// # Errors
 ///
-/// EBUSY if another process writes to it, else what the system answered.
+/// `EBUSY` if another process is writing to the file, else the error number of the failed call.
 pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<(OwnedFd, bool), Blocked> {
     let fd = directory.as_fd();
     for _ in 0..TRIES_MAX {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match openat(fd, name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => {
-                // Another transfer that found it before it was locked has removed it.
-                // A file system without locks has nobody who could: what is there already is left alone below.
+                // Another transfer that found the file before it was locked has locked or removed it. Without locks in
+                // the file system no transfer does so, because a file that is there already is left alone below.
                 let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
                 if lock == Err(Errno::AGAIN) || fstat(&file)?.st_nlink == 0 {
                     return Err(Errno::BUSY.into());
@@ -113,7 +115,7 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        // For writing, since over NFS only then it can be locked.
+        // Opened for writing, because otherwise it cannot be locked over NFS.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match openat(fd, name, flags, Mode::empty()) {
             Ok(left) => {
@@ -130,11 +132,11 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
                     unlinkat(fd, name, AtFlags::empty()).map_err(|error| Blocked::by(fd, name, error))?;
                 }
             }
-            // Gone meanwhile.
+            // The name has gone meanwhile.
             Err(Errno::NOENT) => {}
             Err(error) => match statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) if is_regular(&found) && error != Errno::ACCESS => return Err(Blocked::by(fd, name, error)),
-                // A directory, a link, a socket; a file that nobody may write to.
+                // A directory, a link, a socket, or a file that may not be written to.
                 Ok(_) => clear(fd, &c_name(name)?)?,
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -144,14 +146,14 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
     Err(Errno::BUSY.into())
 }
 
-/// Opens a directory of this partial name, locked, and tells whether an earlier transfer has left it.
+/// Opens and locks a directory of this partial name. Returns the directory and whether an earlier transfer has left it.
 ///
-/// It is resumed if nobody else can have changed anything in it: it is ours, and closed to others. Anything else that
-/// stands under the name is removed.
+/// A directory is resumed if no other user can have changed anything in it: it belongs to this user and is closed to
+/// others. Any other entry under the name is removed.
 ///
 /// # Errors
 ///
-/// As with [`open`].
+/// As for [`open`].
 pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
     let (fd, name) = (directory.as_fd(), &*c_name(name)?);
     for _ in 0..TRIES_MAX {
@@ -163,7 +165,7 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
         let found = match open_directory(fd, name) {
             Ok(found) => found,
             Err(Errno::NOENT) => continue,
-            // A file: of a copy of one to the same name.
+            // A file, from a copy of a file to the same name.
             Err(_) => {
                 clear(fd, name)?;
                 continue;
@@ -173,7 +175,7 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             Err(error) if error == Errno::BUSY || !is_new => return Err(Blocked::by(fd, name, error)),
             _ => {}
         }
-        // Published or removed before it was locked.
+        // The directory was published or removed before it was locked.
         if !is_named(fd, name, &found) {
             continue;
         }
@@ -186,12 +188,12 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
     Err(Errno::BUSY.into())
 }
 
-/// Opens the empty file of this name in a directory, locked, and tells whether it was there. It is made where it is missing;
-/// nothing is ever written to it, so it may be anybody's.
+/// Opens and locks the empty file of this name in a directory. Returns the file and whether it was there already. A
+/// missing file is made. The file may belong to any user, because nothing is ever written to it.
 ///
 /// # Errors
 ///
-/// EBUSY if another process holds it, else what the system answered.
+/// `EBUSY` if another process holds the file, else the error number of the failed call.
 pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
     let fd = directory.as_fd();
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -200,7 +202,7 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             Err(Errno::EXIST) => match openat(fd, name, flags, Mode::empty()) {
                 Err(Errno::NOENT) => continue,
                 Err(error @ (Errno::ACCESS | Errno::ROFS)) => return Err(error.into()),
-                // A directory, a link, a socket.
+                // A directory, a link, or a socket.
                 Err(_) => {
                     clear(fd, &c_name(name)?)?;
                     continue;
@@ -209,7 +211,7 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             },
             file => (file?, false),
         };
-        // A file system without locks has nobody who could hold it.
+        // In a file system without locks no process can hold the file.
         if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) {
             return Err(Errno::BUSY.into());
         }
@@ -218,7 +220,7 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
                 return Ok((file, was_there));
             }
             true => clear(fd, &c_name(name)?)?,
-            // Removed by who was done with the file.
+            // The process that held the file was done with it and has removed it.
             false => {}
         }
     }
@@ -233,11 +235,12 @@ fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
-/// Locks what was there under a partial name in a directory.
+/// Locks an entry that was found under a partial name in a directory.
 ///
 /// # Errors
 ///
-/// EBUSY if somebody else holds it; ENOLCK if nobody can, and it has not been quiet for long.
+/// `EBUSY` if another process holds the entry. `ENOLCK` if the file system has no locks and the entry was touched
+/// recently.
 fn lock(directory: BorrowedFd<'_>, left: &OwnedFd) -> Result<(), Errno> {
     match flock(left, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::AGAIN) => Err(Errno::BUSY),
@@ -249,12 +252,12 @@ fn lock(directory: BorrowedFd<'_>, left: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// What time it is to the file system, which may be another host's.
+/// Returns the time by the clock of the file system, which may be another host's.
 fn now(directory: BorrowedFd<'_>) -> Result<i64, Errno> {
     Ok(with_probe(directory, |_, file| fstat(file))??.st_mtime)
 }
 
-/// Makes an empty file under a temporary name, for what can be learnt of a file system by `look`, and removes it.
+/// Makes an empty file under a temporary name, from which `look` can learn about the file system, and removes it.
 pub(crate) fn with_probe<T>(directory: BorrowedFd<'_>, look: impl FnOnce(&str, &OwnedFd) -> T) -> Result<T, Errno> {
     let random = getrandom::u64().map_err(|_| Errno::IO)?;
     let name = super::name_beside(&random.to_le_bytes(), super::PARTIAL);
@@ -265,15 +268,16 @@ pub(crate) fn with_probe<T>(directory: BorrowedFd<'_>, look: impl FnOnce(&str, &
     Ok(found)
 }
 
-/// Whether anything has happened since then to a file, or to a directory or anything in it. What is finished in one has
-/// the time that it has at the source, but has changed all the same.
+/// Reports whether a file, or a directory or anything in it, was touched after `since`. An entry that is finished has
+/// the modification time of its source, but its time of last change (`ctime`) is recent all the same.
 fn is_touched(left: &OwnedFd, since: i64) -> Result<bool, Errno> {
     let is_late = |stat: &Stat| stat.st_mtime.max(stat.st_ctime) > since;
     let stat = fstat(left)?;
     if is_late(&stat) || is_regular(&stat) {
         return Ok(is_late(&stat));
     }
-    // The names of the directories in each that are still to be entered.
+    // Returns the names of a directory's subdirectories, which are still to be entered, and whether an entry was
+    // touched.
     let look = |directory: &OwnedFd| {
         let (mut below, mut has_late) = (Vec::new(), false);
         for_each::<Errno>(directory, |name| {
@@ -308,18 +312,18 @@ fn c_name(name: &str) -> Result<CString, Errno> {
     CString::new(name).map_err(|_| Errno::INVAL)
 }
 
-/// Whether what stands under a partial name is this file still. Where a lock says nothing to another host, or a name is
-/// taken away, it may be another transfer's, and is neither to be published nor removed.
+/// Reports whether the entry under a partial name is still this file. If locks do not reach other hosts, or if the name
+/// was removed, the entry may belong to another transfer, and must be neither published nor removed.
 pub(crate) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
     let (here, named) = (fstat(file), statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
     matches!((here, named), (Ok(here), Ok(named)) if identity(&here) == identity(&named))
 }
 
-/// Gives what is finished under a temporary name its own, in one step.
+/// Renames a finished file from its temporary name to its own, in one step.
 ///
 /// # Errors
 ///
-/// ESTALE if what stands under the temporary name is not this file any more.
+/// `ESTALE` if the entry under the temporary name is no longer this file.
 pub(crate) fn publish(
     directory: impl AsFd,
     beside: impl Arg + Copy,
@@ -332,25 +336,26 @@ pub(crate) fn publish(
     renameat(&directory, beside, &directory, name)
 }
 
-/// Removes a name if it is this file's still.
+/// Removes a name if it still belongs to this file.
 pub(crate) fn remove_named(directory: impl AsFd, name: impl Arg + Copy, file: impl AsFd) {
     if is_named(&directory, name, file) {
         let _ = unlinkat(&directory, name, AtFlags::empty());
     }
 }
 
-/// As [`make_way`], for an entry that needs the name.
+/// Removes an entry as [`make_way`] does, for an entry that needs the name.
 fn clear(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Blocked> {
     make_way(directory, name).map_err(|error| Blocked::by(directory, name, error))
 }
 
-/// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it, ENOLCK if one may.
+/// Removes what a killed run left under a temporary name. `EBUSY` if a live run holds it, `ENOLCK` if a run may hold
+/// it.
 pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(()),
         found => found?,
     };
-    // False where who held it removed it before it was locked here: another run may have made one of its own since.
+    // False if a run that held the entry removed it before it was locked here: another run may have made its own since.
     let hold = |left: &OwnedFd| lock(directory, left).map(|()| is_named(directory, name, left));
     match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => {
@@ -369,19 +374,19 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
                         return make_way(directory, name);
                     }
                 }
-                // Killed just before it was published, it may have a mode that keeps us from reading it. Whether another
-                // user's copy lives cannot be seen from here.
+                // If the run was killed just before publishing, the file may have a mode that forbids reading. Whether
+                // another user's copy is alive cannot be seen from here.
                 Err(Errno::ACCESS) if found.st_uid == rustix::process::geteuid().as_raw() => {}
                 Err(error) => return Err(error),
             }
             unlinkat(directory, name, AtFlags::empty())
         }
-        // A link on its way to its name.
+        // A link that was about to be renamed to its own name.
         _ => unlinkat(directory, name, AtFlags::empty()),
     }
 }
 
-/// Opens a directory that is not a symbolic link, to list it and reach what is in it.
+/// Opens a directory that is not a symbolic link, to list it and reach its entries.
 pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     match openat(parent, name, DIRECTORY, Mode::empty()) {
         Err(Errno::LOOP) => Err(Errno::NOTDIR),
@@ -389,7 +394,7 @@ pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, 
     }
 }
 
-/// The same, of one that its owner may have closed to itself.
+/// Opens a directory in the same way, to empty it. Its mode may deny access to its owner.
 fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     match open_directory(&parent, name) {
         Err(Errno::ACCESS) => open_closed(&openat(&parent, name, PLACE, Mode::empty())?, Mode::empty()),
@@ -397,13 +402,14 @@ fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Opens a directory that its owner has closed to itself, and that is open as a place; `mode` is what it has besides.
+/// Opens a directory whose mode denies access to its owner. `place` is open on it as a place. The directory gets `mode`
+/// and all permissions for the owner.
 pub(crate) fn open_closed(place: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
     chmodat(CWD, itself(place), mode | Mode::RWXU, AtFlags::empty())?;
     openat(place, ".", DIRECTORY, Mode::empty())
 }
 
-/// The same of one that is this user's own; and its mode and kind, as they were.
+/// Opens such a directory if it belongs to this user. Also returns its previous mode and its kind.
 pub(crate) fn open_own_closed(place: &OwnedFd) -> Result<(OwnedFd, u32), Errno> {
     let stat = fstat(place)?;
     if stat.st_uid != rustix::process::geteuid().as_raw() {
@@ -412,7 +418,7 @@ pub(crate) fn open_own_closed(place: &OwnedFd) -> Result<(OwnedFd, u32), Errno> 
     Ok((open_closed(place, Mode::from_raw_mode(stat.st_mode & 0o7777))?, stat.st_mode))
 }
 
-/// Removes an entry, with everything in it if it is a directory. No link leads out of it.
+/// Removes an entry, and everything in it if it is a directory. Links are not followed.
 pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {
         Err(error @ (Errno::ISDIR | Errno::PERM)) if is_directory(&directory, name, error) => {
@@ -423,18 +429,19 @@ pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     }
 }
 
-/// Whether unlink(2) has answered so since it is a directory: EPERM as well, by POSIX, but also of a file that may not be removed.
+/// Reports whether unlink(2) gave this answer because the entry is a directory. POSIX has EPERM for directories, but a
+/// file that may not be removed gives EPERM as well.
 fn is_directory(parent: impl AsFd, name: &CStr, answer: Errno) -> bool {
     let kind = |stat: Stat| FileType::from_raw_mode(stat.st_mode);
     answer == Errno::ISDIR
         || statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| kind(stat) == FileType::Directory)
 }
 
-/// Removes everything in a directory, by descriptors.
+/// Removes everything in a directory, working by descriptors.
 pub(crate) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
     let directory = directory.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
-    // Not a recursion: threads that write trees have small stacks. The last name below each directory is the one that is
-    // being emptied.
+    // No recursion, because threads that write trees have small stacks. The last name below each directory is that of
+    // the directory being emptied.
     let mut levels = vec![(remove_files(&directory)?, directory)];
     while let Some((below, here)) = levels.last_mut() {
         let Some(name) = below.last() else {
@@ -454,9 +461,9 @@ pub(crate) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes what is no directory; gives the names of those that are.
+/// Removes all entries but directories, and returns the names of the directories.
 fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
-    // A mode that had been set already, as 0555, would keep us from it.
+    // A mode that was set already, such as 0555, would prevent removals.
     let _ = rustix::fs::fchmod(directory, Mode::RWXU);
     let (mut below, mut failure) = (Vec::new(), None);
     for_each::<Errno>(directory, |name| {
@@ -465,7 +472,7 @@ fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
                 below.push(name.to_owned())
             }
             Ok(()) | Err(Errno::NOENT) => {}
-            // What may not be removed keeps nothing else.
+            // An entry that may not be removed does not keep the others from being removed.
             Err(error) => failure = failure.or(Some(error)),
         }
         Ok(())
@@ -481,12 +488,12 @@ pub(crate) fn for_each<E: From<Errno>>(
     for_each_of_kind(directory, |name, _| look(name))
 }
 
-/// The same, also with its kind, which some file systems do not tell.
+/// Calls `look` with each name in a directory and its kind, which some file systems do not report.
 pub(crate) fn for_each_of_kind<E: From<Errno>>(
     directory: impl AsFd,
     mut look: impl FnMut(&CStr, FileType) -> Result<(), E>,
 ) -> Result<(), E> {
-    // It may have been listed before by the same descriptor, which stands at the end then.
+    // The directory may have been listed before by the same descriptor, which is then at the end.
     rustix::fs::seek(&directory, rustix::fs::SeekFrom::Start(0))?;
     let mut space = Vec::with_capacity(LISTING_BYTES);
     let mut entries = RawDir::new(directory, space.spare_capacity_mut());
@@ -503,7 +510,7 @@ pub(crate) fn for_each_of_kind<E: From<Errno>>(
     Ok(())
 }
 
-/// Gives a finished directory its name. It replaces nothing but an empty directory.
+/// Renames a finished directory to its name. Replaces nothing but an empty directory.
 pub(crate) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
     match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::EXIST) => renameat(parent, temporary, parent, name),
@@ -590,7 +597,7 @@ mod tests {
             assert!(!name.join("file").exists());
             fs::write(name.join("file"), "half").expect("a file");
         }
-        // Other kinds of entries give way, but a file that is being written.
+        // Entries of other kinds are removed, except a file that is being written.
         fs::remove_dir_all(&name).expect("ours");
         symlink(scratch.path(), &name).expect("a link");
         assert!(!opened().expect("made").1);
@@ -601,7 +608,7 @@ mod tests {
         assert!(!opened().expect("made").1);
     }
 
-    /// Where nobody can hold anything, what is quiet is a killed copy's; before, what is said of it is true.
+    /// Without locks, an untouched entry counts as a killed copy's; until then, the explanation given for it is true.
     #[test]
     fn without_locks_what_is_quiet_is_gone_on_with() {
         use crate::fs::close::tests::where_calls_fail;
@@ -622,7 +629,7 @@ mod tests {
                 };
                 assert_eq!(are_held(), [true, true]);
                 std::thread::sleep(Duration::from_millis(3100));
-                // What is finished has the time that it has at the source.
+                // A finished file has the modification time of its source.
                 let file = fs::File::create(tree.join("file")).expect("a file");
                 file.set_modified(std::time::UNIX_EPOCH).expect("ours");
                 assert_eq!(are_held(), [false, true]);
@@ -632,14 +639,14 @@ mod tests {
             fs::remove_file(scratch.path().join("file")).expect("ours");
             fs::remove_dir_all(scratch.path().join("tree")).expect("ours");
         }
-        // Any other error is no sign of another copy.
+        // No other error is a sign of another copy.
         drop(open(top(), "file", true).expect("made"));
         where_calls_fail(&[libc::SYS_flock], libc::EIO, || {
             assert_eq!(open(top(), "file", true).expect_err("unlocked").error, Errno::IO);
         });
     }
 
-    /// A transfer that was killed just now holds what it has made for a moment longer.
+    /// A transfer that was just killed holds its files for a moment longer.
     #[test]
     fn a_lock_is_waited_for_but_not_for_long() {
         let scratch = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! A file that is made, without its name, before there is anything to write to it, so that it cannot be missing in the end.
-//! It gets its name when it is whole. A command that is killed leaves what was there.
+//! A file that is made, without its name, before there is anything to write to it, so that making it cannot fail in the
+//! end. The file gets its name when it is complete. A command that is killed leaves any older file as it was.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -15,22 +15,23 @@ use super::{PARTIAL, directory_of, name_beside, umask};
 /// How long to wait for another process that writes to the same file.
 const HELD_MAX: Duration = Duration::from_secs(6);
 
-/// The file, before it has its name.
+/// An output file before it has its name.
 pub(crate) struct Prepared {
     path: PathBuf,
     directory: File,
     beside: String,
     file: OwnedFd,
-    /// That of the file which it replaces.
+    /// Mode of the file to be replaced. `None` if there is none.
     mode: Option<u32>,
 }
 
 impl Prepared {
-    /// A link keeps leading to the file.
+    /// Makes a file that will take the place of `path`. If `path` is a symbolic link, the link stays and its target is
+    /// replaced.
     ///
     /// # Errors
     ///
-    /// No file can be made there.
+    /// Fails if no file can be made there.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let name = path.file_name().filter(|_| !path.exists() || path.is_file());
@@ -44,25 +45,25 @@ impl Prepared {
         Ok(Self { path, directory, beside, file, mode })
     }
 
-    /// To write to it before it is published.
+    /// Returns a handle to write to the file before it is published.
     ///
     /// # Errors
     ///
-    /// No descriptor is left.
+    /// Fails if no descriptor is left.
     pub(crate) fn file(&self) -> io::Result<File> {
         Ok(File::from(self.file.try_clone()?))
     }
 
-    /// Where it will be.
+    /// Returns the path that the file will have.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes `rest` to its end, and gives it its name, and the mode of the file that it replaces.
+    /// Appends `rest`, then gives the file its name and the mode of the file that it replaces.
     ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The error of the system call that failed.
     pub(crate) fn publish(&self, rest: &[u8]) -> io::Result<()> {
         let mut file = self.file()?;
         file.write_all(rest)?;
@@ -75,7 +76,7 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        // Published, it has another name.
+        // Has no effect on a published file, because that has another name.
         remove_named(&self.directory, &*self.beside, &self.file);
     }
 }

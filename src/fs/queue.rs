@@ -1,4 +1,4 @@
-//! A queue of bytes in a file without a name: who is slow to take them out falls behind by so many, and no further.
+//! A queue of bytes in a file without a name. A slow consumer falls behind by at most the capacity of the queue.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,21 +12,21 @@ use rustix::io::Errno;
 
 use super::{plain_fact, std_fact, unlinked_anywhere};
 
-/// What the file is called in failures.
+/// Name of the file in error messages.
 const NAME: &str = "the temporary directory (TMPDIR)";
 
-/// How often those who wait check whether they still should.
+/// How often a waiting thread checks whether it still should wait.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Why nothing was put in or taken out.
 #[derive(Debug)]
 pub(crate) enum Unqueued {
-    /// Nobody wants it any more.
+    /// The bytes are no longer wanted.
     Over,
     Io(IoFact),
 }
 
-/// A queue. One thread puts in, one takes out.
+/// A bounded queue. One thread puts bytes in, another takes them out.
 pub(crate) struct DiskQueue {
     file: File,
     bytes_max: u64,
@@ -34,7 +34,7 @@ pub(crate) struct DiskQueue {
     changed: Condvar,
 }
 
-/// Offsets of all that ever went through: in the file they begin again when they come to its end.
+/// Offsets in the stream of all bytes that ever went through. In the file they wrap around at its end.
 #[derive(Default)]
 struct State {
     start: u64,
@@ -43,11 +43,11 @@ struct State {
 }
 
 impl DiskQueue {
-    /// One that holds so many bytes, which are taken from the disk at once where the file system can.
+    /// Makes a queue that holds up to `bytes_max` bytes. The file system reserves the space at once if it can.
     ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The error number of the failed call.
     pub(crate) fn new(bytes_max: u64) -> Result<Self, IoFact> {
         let file = unlinked_anywhere().map_err(|error| std_fact(OsStr::new(NAME), &error))?;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes_max) {
@@ -60,7 +60,7 @@ impl DiskQueue {
         Ok(Self { file, bytes_max: bytes_max.max(1), state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Puts in all of it; waits for room while `goes_on`.
+    /// Puts in all of `bytes`. Waits for room as long as `goes_on` returns true.
     ///
     /// # Errors
     ///
@@ -79,13 +79,13 @@ impl DiskQueue {
         Ok(())
     }
 
-    /// No more is put in.
+    /// Marks the end: no more bytes are put in.
     pub(crate) fn end(&self) {
         self.state().has_ended = true;
         self.changed.notify_all();
     }
 
-    /// Takes out what comes next, and nothing at the end; waits for it while `goes_on`.
+    /// Takes out the next bytes; none at the end. Waits for bytes as long as `goes_on` returns true.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl DiskQueue {
         Ok(length)
     }
 
-    /// How many of so many bytes from there on lie in the file without a break.
+    /// Returns how many of `bytes` bytes from offset `at` on lie in the file without a break.
     fn within(&self, at: u64, bytes: u64) -> usize {
         bytes.min(self.bytes_max - at % self.bytes_max) as usize
     }
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// Whatever the pieces and however often it comes to the file's end.
+    /// Whatever the lengths of the pieces, and however often the queue wraps around.
     #[test]
     fn what_goes_in_comes_out_in_order() {
         for bytes_max in [1, 7, 4096, 100_003] {

@@ -1,4 +1,4 @@
-//! Sinks: a file that appears whole or not at all, or a stream that is written in order.
+//! Sinks: a file that appears complete or not at all, or a stream that is written in order.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -24,24 +24,24 @@ use super::{
     plain_fact, standard, std_fact, umask,
 };
 
-/// Capacity asked for a pipe that is written: one copy of a chunk fits.
+/// Capacity requested for a pipe that is written: enough for a chunk.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// How long to wait for a name that another transfer holds: one that was killed releases it within seconds, and the other
-/// end, which has connected, hears nothing meanwhile.
+/// How long to wait for a name that another transfer holds. A transfer that was killed releases it within seconds. The
+/// other end, which has connected, hears nothing meanwhile.
 const HELD_MAX: Duration = Duration::from_secs(4);
 
-/// A destination that has been looked at.
+/// A destination that has been examined.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// A regular file, there already or not.
+    /// A regular file, existing or not.
     File(PathBuf),
     /// A device or FIFO, to be opened and written as it is.
     Special(PathBuf),
 }
 
 impl Target {
-    /// Looks whether FILE can be written, and makes nothing: a partial file is made by [`FileSink::create`] once there is
+    /// Checks whether FILE can be written. Makes nothing: [`FileSink::create`] makes the partial file once there is
     /// something to write.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Target {
             Ok(found) => match FileType::from_raw_mode(found.st_mode) {
                 FileType::Directory => return Err(fact(Errno::ISDIR)),
                 FileType::Socket => return Err(fact(Errno::NXIO)),
-                // A link is followed once, as cp does; what it leads to is what is replaced.
+                // A link is followed once, as cp does; its target is what is replaced.
                 FileType::RegularFile => {
                     may(path, Access::WRITE_OK).map_err(fact)?;
                     std::fs::canonicalize(path).map_err(|error| std_fact(path.as_os_str(), &error))?
@@ -71,7 +71,7 @@ impl Target {
             },
             Err(Errno::NOENT) => {
                 if path.as_os_str().is_empty() || rustix::fs::lstat(path).is_ok() {
-                    // No name, or a link that leads nowhere.
+                    // The name is empty, or is a link that leads nowhere.
                     return Err(fact(Errno::NOENT));
                 }
                 path.to_owned()
@@ -84,7 +84,7 @@ impl Target {
     }
 }
 
-/// Whether this process may use a path so.
+/// Checks whether this process has this kind of access to a path.
 fn may(path: &Path, access: Access) -> Result<(), Errno> {
     match accessat(CWD, path, access, AtFlags::EACCESS) {
         // Rules of containers that are older than the call with flags refuse it.
@@ -97,16 +97,16 @@ fn may(path: &Path, access: Access) -> Result<(), Errno> {
 #[derive(Debug)]
 pub struct FileSink {
     file: File,
-    /// `None`: it has its name already.
+    /// Names of the file; `None` if it has its final name already.
     names: Option<Names>,
     path: PathBuf,
-    /// What will be written, 0 where nobody has said.
+    /// Size that was announced, or 0 if none was.
     size_bytes: u64,
     bypass: WriteBypass,
     writes: Writes,
-    /// Taken for each write where the file system does one after the other: waiting for it takes no processor.
+    /// Held for each write if the file system does one write after the other: waiting for this lock takes no processor.
     turn: Option<Mutex<()>>,
-    /// The partial name is no longer ours: published, or removed.
+    /// Whether the partial name is no longer this sink's, because the file was published or removed.
     settled: AtomicBool,
 }
 
@@ -119,12 +119,12 @@ struct Names {
 }
 
 impl FileSink {
-    /// Makes the partial file: in the destination's directory, mode 0600, locked, named by a hash so that no name is too
-    /// long. What stands under that name, such as what a killed transfer left, is removed.
+    /// Makes the partial file in the destination's directory. Its mode is 0600, it is locked, and its name is a hash,
+    /// so that it is never too long. Any entry under that name, such as one that a killed transfer left, is removed.
     ///
     /// # Errors
     ///
-    /// The path and the error number; EBUSY if another process is writing to the same destination.
+    /// The path and the error number; `EBUSY` if another process is writing to the same destination.
     pub fn create(path: &Path) -> Result<Self, IoFact> {
         let fact = |error| io_fact(path.as_os_str(), error);
         let last = path.file_name().ok_or_else(|| fact(Errno::ISDIR))?.to_owned();
@@ -144,7 +144,7 @@ impl FileSink {
         Ok(Self::new(file.into(), path, names))
     }
 
-    /// A regular file that somebody else has opened, written where it is.
+    /// Makes a sink of a regular file that is already open, and is written in place.
     pub fn open_already(file: File, path: &Path) -> Self {
         Self::new(file, path, None)
     }
@@ -156,23 +156,23 @@ impl FileSink {
         Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, writes, turn, settled }
     }
 
-    /// The sender has said how much it will be. It is not held to that.
+    /// Records the size that the sender has announced. The sender is not held to it.
     pub fn announce(&mut self, size_bytes: u64) {
         self.size_bytes = size_bytes;
     }
 
-    /// How much has been written in which way.
+    /// Returns how much has been written past the page cache and through it.
     pub fn written(&self) -> Written {
         self.writes.written()
     }
 
-    /// Writes at a position.
+    /// Writes `bytes` at a position.
     ///
     /// # Errors
     ///
     /// The path and the error number.
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
-        // Direct writes wait for the disk: that can be done for several at once.
+        // Direct writes wait for the disk, which several can do at once.
         let turn = self.turn.as_ref().filter(|_| !self.writes.are_direct(self.size_bytes));
         let _turn = turn.map(|turn| turn.lock().expect("no panics under it"));
         self.bypass
@@ -180,12 +180,12 @@ impl FileSink {
             .map_err(|error| io_fact(self.path.as_os_str(), error))
     }
 
-    /// Gives the file its mode and its name. A file that was there keeps its mode with its ACL and, where we may set it,
-    /// its owner.
+    /// Gives the file its mode and its name. The mode, the ACL and, where this process may set it, the owner are those
+    /// of the file that is replaced, if there is one.
     ///
     /// # Errors
     ///
-    /// The path and the error number; the old file is then as it was.
+    /// The path and the error number. The old file is then as it was.
     pub fn publish(&self) -> Result<(), IoFact> {
         let fact = |error| io_fact(self.path.as_os_str(), error);
         self.bypass.settle(&self.file).map_err(fact)?;
@@ -205,8 +205,8 @@ impl FileSink {
         Ok(())
     }
 
-    /// Removes the partial file unless it has been published. Dropping does so too; but where other threads hold the sink
-    /// as the process ends, nothing is dropped.
+    /// Removes the partial file unless it has been published. Dropping does so too, but where other threads hold the
+    /// sink as the process ends, nothing is dropped.
     pub fn discard(&self) {
         if let Some(names) = &self.names
             && !self.settled.swap(true, Ordering::Relaxed)
@@ -224,32 +224,32 @@ impl Drop for FileSink {
 
 /// A stream, written in order.
 pub struct StreamSink {
-    /// `None`: it could not be opened.
+    /// `None` if the file could not be opened.
     file: Option<File>,
     name: OsString,
     tee: Option<Box<dyn Tee>>,
-    /// Why the file has not got all that went elsewhere as well.
+    /// Why the file has not got everything that went to the tee.
     failed: Option<IoFact>,
-    /// Nothing but text is written.
+    /// Check that nothing but text is written; `None` if anything may be.
     text: Option<Text>,
-    /// It is standard output, of which nothing has been written yet.
+    /// Whether this is standard output and nothing has been written to it yet.
     is_unbegun_output: bool,
 }
 
-/// What is said of a stream that is no text, where nothing but text is written.
+/// Error message if what is to be written to a terminal is not text.
 pub const NO_TEXT: &str = "it is a terminal, and what comes is no text";
 
-/// Where a stream goes as well, after it has been written. As with `tee`, it goes there also when the file cannot be
-/// opened or written; that fails the stream at its end.
+/// A second destination of a stream, which gets all data after the file. As with `tee`, it gets the data even if the
+/// file cannot be opened or written. The stream then fails at its end.
 pub trait Tee: Send {
-    /// Takes all of it; false if nobody is left to take anything.
+    /// Takes all of `bytes`. Returns false if no reader is left.
     fn take(&mut self, bytes: &[u8]) -> bool;
-    /// Nobody is left to take anything.
+    /// Reports whether no reader is left.
     fn is_gone(&self) -> bool;
 }
 
 impl StreamSink {
-    /// Opens a device or FIFO. A FIFO waits for its reader, as the shell's `>` does.
+    /// Opens a device or FIFO. Opening a FIFO waits for its reader, as the shell's `>` does.
     ///
     /// # Errors
     ///
@@ -263,7 +263,8 @@ impl StreamSink {
         Ok(Self::new(file.into(), path.as_os_str()))
     }
 
-    /// Makes a sink without a file, which goes only where [`StreamSink::and`] says, and fails at its end.
+    /// Makes a sink without a file. Data goes only to the destination given to [`StreamSink::and`], and the sink fails
+    /// at its end.
     pub fn without_file(reason: IoFact) -> Self {
         Self {
             file: None,
@@ -281,17 +282,17 @@ impl StreamSink {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
         let is_unbegun_output = name == standard::OUTPUT;
-        // What is no text ends it with [`NO_TEXT`], and is not written.
+        // Data that is not text is not written, and ends the stream with [`NO_TEXT`].
         let text = standard::guard().filter(|_| is_unbegun_output);
         Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text, is_unbegun_output }
     }
 
-    /// Has everything that was written go somewhere else as well.
+    /// Adds a second destination for everything that is written.
     pub fn and(self, tee: impl Tee + 'static) -> Self {
         Self { tee: Some(Box::new(tee)), ..self }
     }
 
-    /// Whether nobody reads any more: of a pipe or socket, by its other end.
+    /// Reports whether no reader is left, which a pipe or socket tells by its other end.
     pub fn is_unread(&self) -> bool {
         if let Some(tee) = &self.tee {
             return tee.is_gone();
@@ -302,7 +303,7 @@ impl StreamSink {
         poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// All has been written: has the file system say what became of it.
+    /// Asks the file system, after the last write, for the result of all writes.
     ///
     /// # Errors
     ///
@@ -322,11 +323,11 @@ impl StreamSink {
         }
     }
 
-    /// Writes all of it; waits without end for a reader that stands still.
+    /// Writes all of `bytes`. Waits without limit for a reader that stands still.
     ///
     /// # Errors
     ///
-    /// The name and the error number; EPIPE where the reader has gone.
+    /// The name and the error number; `EPIPE` if the reader has gone.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), IoFact> {
         if std::mem::take(&mut self.is_unbegun_output) {
             standard::begin_output();
@@ -342,7 +343,7 @@ impl StreamSink {
         };
         let Some(tee) = &mut self.tee else { return written };
         match written {
-            // That would end tee.
+            // EPIPE would end tee(1) as well.
             Err(fact) if fact.errno == Errno::PIPE.raw_os_error() => return Err(fact),
             Err(fact) => self.failed = Some(fact),
             Ok(()) => {}
@@ -358,7 +359,7 @@ impl StreamSink {
                 Ok(0) => return Err(io_fact(&self.name, Errno::IO)),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
-                // Somebody shares our standard output and has made it non-blocking.
+                // Another process shares this standard output and has made it non-blocking.
                 Err(Errno::AGAIN) => {
                     let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
                 }

@@ -1,4 +1,4 @@
-//! Sorts more than memory should hold: sorted runs go to a file without a name, and are merged while they are read.
+//! Sorts more data than memory should hold: sorted runs go to a file without a name, and are merged as they are read.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 
 use super::{unlinked, unlinked_anywhere};
 
-/// Keys and values that are held in memory, in bytes.
+/// Maximum size of the keys and values held in memory, in bytes.
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// Runs in the file: at so many they are merged to one, so that merging needs no more memory.
+/// Maximum number of runs in the file. At this number they are merged into one, so that merging needs no more memory.
 const RUNS_MAX: usize = 64;
 
-/// Bytes read or written at once of a run.
+/// Number of bytes of a run read or written at once.
 const RUN_READ_BYTES: usize = 16 << 10;
 
-/// Values, to be sorted by their keys. Of several with one key the last that came counts.
+/// Sorts values by their keys. Of several values with one key, the last one pushed counts.
 pub(crate) struct Sorter {
-    /// Keys and values that are not in a run yet, one behind the other.
+    /// Keys and values that are not in a run yet, one after another.
     bytes: Vec<u8>,
-    /// Where they begin, and the lengths of key and value.
+    /// For each record, where it begins, and the lengths of its key and value.
     records: Vec<(usize, usize, usize)>,
-    /// Made when it is needed.
+    /// The file for runs; made when it is first needed.
     file: Option<Arc<File>>,
     /// Where each run ends in the file.
     runs: Vec<u64>,
@@ -34,7 +34,7 @@ pub(crate) struct Sorter {
 }
 
 impl Default for Sorter {
-    /// The file will be where temporary files are, if it is needed.
+    /// Makes a sorter whose file, if one is needed, will be in the temporary directory.
     fn default() -> Self {
         let (buffer_bytes, runs_max) = (BUFFER_BYTES, RUNS_MAX);
         Self { bytes: Vec::new(), records: Vec::new(), file: None, runs: Vec::new(), buffer_bytes, runs_max }
@@ -42,20 +42,20 @@ impl Default for Sorter {
 }
 
 impl Sorter {
-    /// The file is in this directory, without a name there.
+    /// Makes a sorter whose file is in this directory, without a name there.
     ///
     /// # Errors
     ///
-    /// It cannot be made.
+    /// Fails if the file cannot be made.
     pub fn new(directory: &Path) -> io::Result<Self> {
         Ok(Self { file: Some(Arc::new(unlinked(directory)?)), ..Self::default() })
     }
 
-    /// Takes a value.
+    /// Adds a value.
     ///
     /// # Errors
     ///
-    /// The file cannot be made, or takes no more.
+    /// Fails if the file cannot be made, or takes no more.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         let used = self.bytes.len() + key.len() + value.len() + self.records.len() * size_of::<(usize, usize, usize)>();
         if used > self.buffer_bytes && !self.records.is_empty() {
@@ -67,11 +67,11 @@ impl Sorter {
         Ok(())
     }
 
-    /// All of them, to be read in order.
+    /// Returns all values, to be read in order.
     ///
     /// # Errors
     ///
-    /// What writing or reading the file answered.
+    /// The error of the read or write that failed.
     pub fn finish(mut self) -> io::Result<Sorted> {
         if self.runs.is_empty() {
             self.sort();
@@ -92,12 +92,12 @@ impl Sorter {
 
     fn sort(&mut self) {
         let mut records = std::mem::take(&mut self.records);
-        // In the order in which they came, where keys are the same.
+        // Records with equal keys stay in the order in which they came.
         records.sort_unstable_by(|one, other| self.key(one).cmp(self.key(other)).then(one.0.cmp(&other.0)));
         self.records = records;
     }
 
-    /// Key and value of a record, unless another with its key comes behind it.
+    /// Returns the key and value of a record; `None` if the next record has the same key.
     fn record(&self, at: usize) -> Option<(&[u8], &[u8])> {
         let record = &self.records[at];
         let is_last = self.records.get(at + 1).is_none_or(|next| self.key(next) != self.key(record));
@@ -105,7 +105,7 @@ impl Sorter {
         is_last.then(|| (self.key(record), &self.bytes[value..value + record.2]))
     }
 
-    /// Makes what is in memory a run.
+    /// Writes the records in memory to the file, as a run.
     fn spill(&mut self) -> io::Result<()> {
         self.sort();
         let file = self.file()?;
@@ -122,7 +122,7 @@ impl Sorter {
         Ok(())
     }
 
-    /// Makes one run of all, in the room behind them, and moves it to the beginning.
+    /// Merges all runs into one, which is written behind them and then moved to the beginning of the file.
     fn merge_runs(&mut self, file: &Arc<File>) -> io::Result<()> {
         let start = self.runs.last().copied().unwrap_or_default();
         let mut out = Run::begin(file, start);
@@ -143,23 +143,23 @@ impl Sorter {
 
 /// Sorted values with their keys, each key once.
 pub(crate) enum Sorted {
-    /// All fitted.
+    /// All values fitted in memory.
     Memory {
-        /// What has them.
+        /// The sorter that holds the records.
         sorter: Sorter,
-        /// The record that comes next.
+        /// Index of the next record.
         next: usize,
     },
-    /// They are in the file.
+    /// The values are in the file.
     Runs(Merge),
 }
 
 impl Sorted {
-    /// The next key with its value.
+    /// Returns the next key with its value.
     ///
     /// # Errors
     ///
-    /// What reading the file answered.
+    /// The error of the read that failed.
     pub fn next(&mut self) -> io::Result<Option<(&[u8], &[u8])>> {
         match self {
             Self::Memory { sorter, next } => {
@@ -172,7 +172,7 @@ impl Sorted {
     }
 }
 
-/// A place in the file from which it is read or written.
+/// A position in the file, for reading or writing.
 struct At(Arc<File>, u64);
 
 impl Read for At {
@@ -195,7 +195,7 @@ impl Write for At {
     }
 }
 
-/// A run that is being written: of each value the lengths of key and value, as `u32`, then both.
+/// A run that is being written. Each record is the lengths of key and value, as `u32`, then both.
 struct Run(BufWriter<At>);
 
 impl Run {
@@ -210,21 +210,21 @@ impl Run {
         self.0.write_all(value)
     }
 
-    /// Where it ends.
+    /// Finishes the run, and returns where it ends.
     fn end(mut self) -> io::Result<u64> {
         self.0.flush()?;
         Ok(self.0.get_ref().1)
     }
 }
 
-/// A key, the run that it is from, and its value; of one key that of the last run is the greatest.
+/// A key, the number of its run, and its value. Of records with one key, that of the last run is the greatest.
 type Head = Reverse<(Vec<u8>, Reverse<usize>, Vec<u8>)>;
 
 /// The values of several runs, merged.
 pub(crate) struct Merge {
     runs: Vec<BufReader<Take<At>>>,
     heads: BinaryHeap<Head>,
-    /// The key and the value that were read last.
+    /// The key and value that were returned last.
     last: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -240,7 +240,7 @@ impl Merge {
         Ok(merge)
     }
 
-    /// Has the next of a run take part.
+    /// Adds the next record of a run to the heap.
     fn read(&mut self, number: usize) -> io::Result<()> {
         let run = &mut self.runs[number];
         if run.fill_buf()?.is_empty() {
@@ -259,7 +259,7 @@ impl Merge {
     fn next(&mut self) -> io::Result<Option<(&[u8], &[u8])>> {
         while let Some(Reverse((key, Reverse(number), value))) = self.heads.pop() {
             self.read(number)?;
-            // The last run has what came last.
+            // The last run has the value that came last.
             if self.last.as_ref().is_none_or(|(last, _)| *last != key) {
                 let (key, value) = self.last.insert((key, value));
                 return Ok(Some((key, value)));
@@ -278,8 +278,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever of it is in memory or in runs, merged once or several times: all lines come, sorted, and of each key
-        /// the last.
+        /// Whether records are in memory or in runs, merged once or several times: all keys come, sorted, each with its
+        /// last value.
         #[test]
         fn lines_come_sorted(
             lines in proptest::collection::vec((0_u16..300, 0_usize..40), 0..800),

@@ -1,4 +1,4 @@
-//! Sources: a regular file read in parts by several threads, or a stream read in order by one.
+//! Sources: a regular file, read in parts by several threads, or a stream, read in order by one.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,50 +16,51 @@ use rustix::io::{Errno, read};
 use super::direct::{Bypass, Cold, Tally};
 use super::{described, io_fact, plain_fact, read_up_to, standard};
 
-/// How long a part that is not full waits for more from its stream, once something is in it.
+/// How long a part that is not full waits in all for more data from its stream, counted from its first byte.
 const LINGER_MAX: Duration = Duration::from_millis(5);
 
-/// The longest single pause in a stream that does not end its part early.
+/// Longest single pause in a stream that does not end its part early.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// The same where somebody waits for an answer. A program that writes without a pause is seldom slower.
+/// Longest such pause if a caller waits for an answer. A program that writes without a pause is seldom slower.
 const PROMPT_PAUSE_MAX: Duration = Duration::from_micros(100);
 
-/// How often a reader of a silent stream looks whether anybody still wants it.
+/// How often a reader of a silent stream checks whether the stream is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Capacity asked for a pipe that is read: fewer and larger reads.
+/// Capacity requested for a pipe that is read, so that reads are fewer and larger.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Where a stream's bytes come from.
+/// Where the bytes to be sent come from.
 pub enum Source {
     /// A regular file of known size.
     File(FileSource),
-    /// A pipe, socket, device, or a file whose size says nothing.
+    /// A pipe, socket or device, or a file whose size is meaningless.
     Stream(StreamSource),
 }
 
 /// One part of a source, and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What it is a part of: 0 for a stream, a single file, or the records of a tree; a large file's number in its tree.
+    /// What the part belongs to: 0 for a stream, a single file, or the records of a tree; a large file's number in its
+    /// tree.
     pub item: u32,
     /// Number of the part, from 0.
     pub sequence: u64,
-    /// Offset of its first byte, counted from where the source began.
+    /// Offset of the part's first byte, counted from where the source began.
     pub position: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: usize,
-    /// Nothing comes after it.
+    /// Whether this is the last part.
     pub is_final: bool,
 }
 
 impl Source {
-    /// Opens a file to read. Does not wait for a writer of a FIFO: the reader does, and can be stopped.
+    /// Opens a file for reading. Does not wait for the writer of a FIFO: the reader does that, and can be stopped.
     ///
     /// # Errors
     ///
-    /// The path and the error number; a directory is EISDIR.
+    /// The path and the error number; `EISDIR` for a directory.
     pub fn open(path: &Path) -> Result<File, IoFact> {
         let name = path.as_os_str();
         let is_fifo = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
@@ -80,7 +81,7 @@ impl Source {
         Ok(File::from(file))
     }
 
-    /// Makes a source of an open file, from its present offset on. `part_bytes`: the length of each part but the last.
+    /// Makes a source of an open file, from its current offset on. `part_bytes`: the length of each part but the last.
     ///
     /// # Errors
     ///
@@ -93,7 +94,7 @@ impl Source {
             FileType::RegularFile => {
                 let start = tell(&file).map_err(|error| io_fact(&name, error))?;
                 let size = (stat.st_size as u64).saturating_sub(start);
-                // Files of the kernel's (/proc) say that they are empty and are not.
+                // Files made by the kernel (/proc) claim to be empty but are not.
                 if size > 0 {
                     let (next, unread) = (Mutex::new((0, 0)), AtomicU64::new(size));
                     return Ok(Self::File(FileSource {
@@ -118,15 +119,15 @@ impl Source {
         Ok(Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false, is_prompt: false }))
     }
 
-    /// Memory of no meaning, as fast as it is taken, for `lasting` from the first part on: what remains is how fast the
-    /// rest is.
+    /// Makes a source of meaningless bytes from memory, delivered as fast as they are taken, for `lasting` from the
+    /// first part on. Reading then costs nothing, so that the rate is that of the rest of the transfer.
     pub fn memory(lasting: Duration) -> Self {
         let (input, name) = (Input::Memory(lasting, None), OsString::from("memory"));
         Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false, is_prompt: false })
     }
 
-    /// The same, read for somebody who waits for an answer: what comes after a pause goes out at once, and what comes
-    /// without one waits no longer than `PROMPT_PAUSE_MAX` for more.
+    /// Returns the source in a form for callers that wait for an answer: data after a pause goes out at once, and data
+    /// without a pause waits at most `PROMPT_PAUSE_MAX` for more.
     pub fn prompt(self) -> Self {
         match self {
             Self::Stream(stream) => Self::Stream(StreamSource { is_prompt: true, ..stream }),
@@ -134,7 +135,7 @@ impl Source {
         }
     }
 
-    /// Bytes that will come, where that is known.
+    /// Returns how many bytes will come, if that is known.
     pub fn size_bytes(&self) -> Option<u64> {
         match self {
             Self::File(file) => Some(file.size),
@@ -154,13 +155,13 @@ pub struct FileSource {
     part_bytes: usize,
     /// Number and position of the next part.
     next: Mutex<(u64, u64)>,
-    /// Bytes for which [`FileSource::note_read`] has not been called.
+    /// Number of bytes for which [`FileSource::note_read`] has not been called yet.
     unread: AtomicU64,
     bypass: Bypass,
 }
 
 impl FileSource {
-    /// Takes the next part to read, of at most `bytes`; `None` when all have been taken.
+    /// Takes the next part to read, of at most `bytes` bytes; `None` when all have been taken.
     pub fn next_part(&self, bytes: usize) -> Option<Part> {
         let mut next = self.next.lock().expect("no panic with it locked");
         let (sequence, position) = *next;
@@ -173,7 +174,8 @@ impl FileSource {
         Some(Part { item: 0, sequence, position, length: length as usize, is_final })
     }
 
-    /// Reads a part, or what the page cache has of it; the answer then says how to get the rest.
+    /// Reads a part, or as much of it as the page cache has. In the latter case, the returned [`Cold`] tells how to
+    /// read the rest.
     ///
     /// # Errors
     ///
@@ -182,7 +184,7 @@ impl FileSource {
         self.bypass.read(&self.file, &self.name, self.start + part.position, target, part.length, tally)
     }
 
-    /// Takes the rest of a part, of which `outcome` is what the direct read answered.
+    /// Completes a part after its direct read, whose result is `outcome`.
     ///
     /// # Errors
     ///
@@ -197,19 +199,19 @@ impl FileSource {
         self.bypass.finish(&self.file, &self.name, cold, outcome, target, tally)
     }
 
-    /// Reads a part if that takes no waiting for a disk: if it is in the page cache, or the file is in memory anyway. False
-    /// if it is not, or cannot be read.
+    /// Reads a part if that takes no waiting for a disk: if it is in the page cache, or the file is in memory anyway.
+    /// Returns false if it is not, or cannot be read.
     pub fn read_cached(&self, part: &Part, target: &mut [u8], tally: &Tally) -> bool {
         self.bypass.read_cached(&self.file, self.start + part.position, &mut target[..part.length], tally)
     }
 
-    /// To be called for every part that has been read, with its length, before it is reported. Of several threads that
-    /// read at the same time the one that comes last here checks that the file is still what it was: what has been sent until then
-    /// lacks at least this part, so that nobody takes it for the file.
+    /// Must be called for every part that has been read, with its length, before the part is reported. Of several
+    /// threads that read at the same time, the last to call checks that the file is unchanged. What has been sent until
+    /// then lacks at least that thread's part, so that no receiver takes it for the file.
     ///
     /// # Errors
     ///
-    /// The name and what has changed. The part counts as not read then.
+    /// The name and what has changed. The part then counts as not read.
     pub fn note_read(&self, bytes: usize) -> Result<(), IoFact> {
         let bytes = bytes as u64;
         if self.unread.fetch_sub(bytes, Ordering::AcqRel) > bytes {
@@ -221,10 +223,10 @@ impl FileSource {
     }
 }
 
-/// What is said of a file that ends before the size that it had.
+/// Error message for a file that ends before its previous size.
 pub(crate) const SHRANK: &str = "shrank while it was read";
 
-/// Fills `target` from `offset` on, or fails naming the file.
+/// Fills `target` from `offset` on, or fails with the name of the file.
 pub(crate) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [u8]) -> Result<(), IoFact> {
     match read_up_to(file, target, offset) {
         Ok(count) if count == target.len() => Ok(()),
@@ -233,16 +235,17 @@ pub(crate) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [
     }
 }
 
-/// Fails if an open file is not as it was: of another size, or with other times of change.
+/// Fails if an open file is not as it was before: if its size or its times have changed.
 pub(crate) fn check_unchanged(file: impl AsFd, name: &OsStr, before: &Stat) -> Result<(), IoFact> {
     let now = described(file).map_err(|error| io_fact(name, error))?;
     change(before, &now).map_or(Ok(()), |change| Err(plain_fact(name, change)))
 }
 
-/// What has happened to the contents of a file between two looks at it, if anything.
+/// Returns what has happened to the contents of a file between two looks at it, if anything.
 ///
-/// That it was given a name, or lost one, explains a later time of the last change (`ctime`), which otherwise shows that it was
-/// written to and got its old `mtime` back. Rights and owners do not: who writes a file in place sets those as well.
+/// A later time of last change (`ctime`) normally shows that the file was written to and got its old `mtime` back. But
+/// if the file was given a name, or lost one, that explains the later `ctime`. A change of mode or owner does not,
+/// because a process that writes a file in place sets those as well.
 pub(crate) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
     let modified = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec);
     let changed = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
@@ -272,15 +275,16 @@ pub struct StreamSource {
 #[derive(Debug)]
 enum Input {
     File(File),
-    /// Nothing: parts are full of whatever is in their memory, until so long after the first.
+    /// Memory: each part holds what its buffer happens to contain, until this long after the first part.
     Memory(Duration, Option<Instant>),
 }
 
-/// Bytes from one to the next that are touched in a part of memory: a page that nobody has written to is none.
+/// Distance between the bytes that are touched in a part of memory. A page that was never written to has no memory of
+/// its own.
 const TOUCH_BYTES: usize = 4096;
 
 impl StreamSource {
-    /// Full parts of no content, for `lasting`.
+    /// Returns the next part without contents, which is always full. The stream ends after `lasting`.
     fn memory_part(&mut self, target: &mut [u8]) -> Part {
         if let Input::Memory(lasting, until) = &mut self.input {
             let until = *until.get_or_insert_with(|| Instant::now() + *lasting);
@@ -297,10 +301,11 @@ impl StreamSource {
         part
     }
 
-    /// Reads the next part into `target`, filling it if the stream is fast. Waits without end for the first byte.
+    /// Reads the next part into `target`, filling it if the stream is fast. Waits without limit for the first byte.
     ///
     /// A part that is not full is returned once the stream has paused for a millisecond, but not while `is_congested`
-    /// says that it could not be sent yet anyway; see also [`Source::prompt`]. `None` after the end, and once `over` is set.
+    /// says that it could not be sent yet anyway; see also [`Source::prompt`]. `None` after the end, and once `over` is
+    /// set.
     ///
     /// # Errors
     ///
@@ -321,7 +326,7 @@ impl StreamSource {
             (true, false) => PROMPT_PAUSE_MAX,
             (false, false) => PAUSE_MAX,
         };
-        // Not in a read without end: the writer would not notice that nobody reads any more.
+        // Not by a read without limit: the stream's writer would not notice that the stream is no longer read.
         while !is_ready(file, &self.name, LOOK_EVERY)? {
             if over.load(Ordering::Relaxed) {
                 self.ended = true;
@@ -344,7 +349,8 @@ impl StreamSource {
                             self.ended = true;
                             return Ok(None);
                         }
-                        // Asked again rather than read: the read might wait without end, and what is here with it.
+                        // Polls again instead of reading: a read might wait without limit, and the data already here
+                        // with it.
                         continue;
                     }
                     break;
@@ -360,7 +366,7 @@ impl StreamSource {
                     first_byte.get_or_insert_with(Instant::now);
                 }
                 Err(Errno::INTR) => {}
-                // Somebody shares our standard input and has made it non-blocking.
+                // Another process shares this standard input and has made it non-blocking.
                 Err(Errno::AGAIN) => {
                     is_ready(file, &self.name, Duration::from_secs(1))?;
                 }
@@ -413,7 +419,7 @@ mod tests {
         let before = described(&file).expect("described");
         let modified = file.metadata().and_then(|known| known.modified()).expect("a time");
         let since = || {
-            // The clock of a file system ticks 100 times a second or more.
+            // The clock of a file system ticks at least 100 times a second.
             std::thread::sleep(Duration::from_millis(20));
             change(&before, &described(&file).expect("described"))
         };

@@ -1,7 +1,7 @@
-//! A table in a file without a name: for what has to be looked up, and is more than memory should hold.
+//! A table in a file without a name, for data that must be looked up and is more than memory should hold.
 //!
-//! Open addressing with linear probing (Knuth, The Art of Computer Programming, volume 3, 6.4): a slot for each key, in
-//! the order of their hashes, read and written a block at a time. A key keeps its slot when it is removed.
+//! Open addressing with linear probing (Knuth, The Art of Computer Programming, volume 3, 6.4): one slot for each key,
+//! in the order of the keys' hashes, read and written a block at a time. A key keeps its slot when it is removed.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -10,26 +10,26 @@ use std::os::unix::fs::FileExt;
 
 use super::{Identity, unlinked_anywhere};
 
-/// A slot: device and inode number, then the value's length and the place of its bytes in the second file. Of a key that
-/// has been removed the length is [`REMOVED`]; a slot without a key is all zeros.
+/// Size of a slot in bytes. A slot holds device and inode number, the value's length, and the offset of the value's
+/// bytes in the second file. A removed key has [`REMOVED`] in its length. A slot without a key is all zeros.
 const SLOT_BYTES: usize = 32;
 
-/// Slots that are read at once.
+/// Number of slots read at once.
 const BLOCK_SLOTS: u64 = 16;
 
-/// What has a key has this added to its length: no slot with a key is all zeros.
+/// Added to the length in each slot that has a key, so that no such slot is all zeros.
 const IS_USED: u64 = 1 << 32;
 const REMOVED: u64 = 1 << 33;
 
-/// Slots of a new table.
+/// Number of slots in a new table.
 const SLOTS_FIRST: u64 = 1 << 16;
 
-/// Values by device and inode number.
+/// Maps device and inode number to a value.
 pub(crate) struct Table {
     slots: File,
     values: File,
     values_bytes: u64,
-    /// A power of two.
+    /// Number of slots, a power of two.
     capacity: u64,
     used: u64,
     hasher: RandomState,
@@ -57,22 +57,22 @@ impl Slot {
 }
 
 impl Table {
-    /// An empty one, where temporary files are.
+    /// Makes an empty table in the temporary directory.
     ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The error of the system call that failed.
     pub fn new() -> io::Result<Self> {
         let (slots, values) = (unlinked_anywhere()?, unlinked_anywhere()?);
         slots.set_len(SLOTS_FIRST * SLOT_BYTES as u64)?;
         Ok(Self { slots, values, values_bytes: 0, capacity: SLOTS_FIRST, used: 0, hasher: RandomState::new() })
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     ///
-    /// What reading the files answered.
+    /// The error of the read that failed.
     pub fn get(&self, key: Identity) -> io::Result<Option<Vec<u8>>> {
         let (_, slot) = self.find(key)?;
         if slot.length & (IS_USED | REMOVED) != IS_USED {
@@ -83,11 +83,12 @@ impl Table {
         Ok(Some(value))
     }
 
-    /// Gives a key a value, instead of one that it has. A value that is no longer than that takes no further room.
+    /// Sets the value of a key, in place of any earlier value. If it is no longer than that one, it takes no further
+    /// room.
     ///
     /// # Errors
     ///
-    /// The files take no more.
+    /// Fails if the files take no more.
     pub fn set(&mut self, key: Identity, value: &[u8]) -> io::Result<()> {
         let (mut place, old) = self.find(key)?;
         let is_new = old.length & IS_USED == 0;
@@ -104,11 +105,11 @@ impl Table {
         Ok(())
     }
 
-    /// Takes a key's value away.
+    /// Removes the value of a key.
     ///
     /// # Errors
     ///
-    /// What reading or writing the files answered.
+    /// The error of the read or write that failed.
     pub fn remove(&mut self, key: Identity) -> io::Result<()> {
         let (place, slot) = self.find(key)?;
         if slot.length & IS_USED == 0 {
@@ -117,7 +118,7 @@ impl Table {
         self.slots.write_all_at(&Slot { length: slot.length | REMOVED, ..slot }.bytes(), place)
     }
 
-    /// Where the slot of a key is, with what it holds; or the free one that it would get.
+    /// Returns the offset and the contents of the slot of a key, or of the free slot that the key would get.
     fn find(&self, key: Identity) -> io::Result<(u64, Slot)> {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(key.0);
@@ -133,12 +134,12 @@ impl Table {
                     return Ok((index * SLOT_BYTES as u64, slot));
                 }
             }
-            // One in four is free at least.
+            // The search ends, because at least one slot in four is free.
             index = (index + count) & (self.capacity - 1);
         }
     }
 
-    /// Makes room for twice as many keys; those that were removed are forgotten.
+    /// Makes room for twice as many keys. Removed keys are dropped.
     fn grow(&mut self) -> io::Result<()> {
         let old = std::mem::replace(&mut self.slots, unlinked_anywhere()?);
         let old_capacity = self.capacity;
@@ -166,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// As a map in memory does it, while it grows several times.
+    /// The table does what a map in memory does, while it grows several times.
     #[test]
     fn it_holds_what_a_map_holds() {
         let mut table = Table::new().expect("a table");

@@ -1,27 +1,27 @@
-//! Text for a terminal: what only shows, and commands it to do nothing.
+//! Text for a terminal: data that is only displayed and contains no commands to the terminal.
 
-/// Looks through a stream for what is no text: NUL and other control characters but tab, line feed and carriage return.
-/// Bytes that are no UTF-8 pass, as in a text of another encoding, unless a terminal may take them for the control
-/// characters of eight bits (ECMA-48).
+/// Searches a stream for data that is not text: NUL and control characters other than tab, line feed and carriage
+/// return. Bytes that are not UTF-8 pass, as in a text of another encoding, unless a terminal may take them for
+/// eight-bit control characters (ECMA-48).
 #[derive(Debug, Default)]
 pub struct Text {
-    /// The begin of a character whose other bytes have not come yet.
+    /// Beginning of a character whose other bytes have not come yet.
     begun: Vec<u8>,
-    /// The last line that was shown has not ended.
+    /// Whether the last line that was shown has not ended.
     is_within_line: bool,
-    /// Commands of a terminal pass, such as colours.
+    /// Whether commands to a terminal, such as colours, pass.
     has_commands: bool,
 }
 
 impl Text {
-    /// A text in which colours and what else commands a terminal may be, as programs write it that know of one: NUL and
-    /// bytes of eight bits are none of it.
+    /// Makes a check that also passes colours and other commands to a terminal, as programs write them that know of the
+    /// terminal. NUL and eight-bit control characters do not pass.
     pub fn with_commands() -> Self {
         Self { has_commands: true, ..Self::default() }
     }
 
-    /// What may be shown of the next bytes, and whether it was all of them: if not, with an end of its last line. A
-    /// character at their end that is not whole is shown with the next.
+    /// Returns what may be shown of the next bytes, and whether that is all of them. If not, the last line shown is
+    /// ended. An incomplete character at the end of the bytes is shown with the next bytes.
     pub fn take(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         let (mut shown, is_text) = self.split(bytes);
         self.is_within_line = shown.last().map_or(self.is_within_line, |&last| last != b'\n');
@@ -31,9 +31,9 @@ impl Text {
         (shown, is_text)
     }
 
-    /// What is left to show when nothing more comes, and whether it may be shown.
+    /// Returns what is left to show when nothing more comes, and whether all of it may be shown.
     pub fn end(&mut self) -> (Vec<u8>, bool) {
-        // Behind a byte that ends any character, what has begun is no character.
+        // A line feed cannot continue a character, so that an incomplete character before it counts as not UTF-8.
         let (mut shown, is_text) = self.take(b"\n");
         if is_text {
             shown.pop();

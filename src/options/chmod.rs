@@ -1,46 +1,47 @@
-//! `--chmod`: changes of modes, written as rsync has them.
+//! `--chmod`: changes of modes, in rsync's notation.
 
 const ALL: u32 = 0o7777;
 
-/// Changes, in their order.
+/// Changes of a mode, applied in order.
 #[derive(Clone, Debug, Default)]
 pub struct Chmod(Vec<Change>);
 
 #[derive(Clone, Copy, Debug)]
 struct Change {
-    /// Bits that stay.
+    /// Bits of the mode that are kept.
     kept: u32,
-    /// Bits that are set then.
+    /// Bits that are set afterwards.
     set: u32,
-    /// Concerns only directories, or only all else.
+    /// Whether the change applies only to directories, or only to all other entries; `None` if it applies to both.
     only_directories: Option<bool>,
-    /// `X`: no bit to execute for a file that had none.
+    /// `X`: whether a file without any execute bit gets none.
     is_conditional: bool,
-    /// `g=u`: the bits come from the mode itself.
+    /// `g=u`: bits that are copied from the mode itself.
     copied: Option<Copied>,
 }
 
-/// What one class may do, for others.
+/// Permissions of one class that are given to other classes, or taken from them.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
-    /// Where the bits of that class are.
+    /// Position of that class's bits in the mode.
     shift: u32,
-    /// Where they go.
+    /// Mask of the bits to which they are copied.
     to: u32,
     is_taken_away: bool,
 }
 
 impl Chmod {
-    /// Reads `D755,F644`, `u+rwX,go-w`. What names nobody (`+w`) is for all, as far as the `umask` has it.
+    /// Parses changes such as `D755,F644` or `u+rwX,go-w`. A change that names no class (`+w`) applies to all classes,
+    /// as far as the `umask` permits.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// What is wrong with the text.
     pub fn parse(text: &str, umask: u32) -> Result<Self, &'static str> {
         text.split(',').map(|change| Change::parse(change.as_bytes(), umask)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// A mode after them.
+    /// Returns what a mode becomes by these changes.
     pub fn applied(&self, mode: u32, is_directory: bool) -> u32 {
         let may_execute = is_directory || mode & 0o111 != 0;
         let concerned = self.0.iter().filter(|change| change.only_directories.is_none_or(|only| only == is_directory));
@@ -59,7 +60,7 @@ impl Change {
     fn parse(text: &[u8], umask: u32) -> Result<Self, &'static str> {
         let mut rest = text;
         let mut only_directories = None;
-        // Who, as the lowest bit of each, and the bit that `s` means for them.
+        // The classes, as the lowest bit of each, and the bits that `s` means for them.
         let (mut who, mut set_id) = (0, 0);
         let sign = loop {
             let (&first, after) = rest.split_first().ok_or("it has no +, - or =, and is no octal number")?;
@@ -106,7 +107,8 @@ impl Change {
         Ok(Self { kept, set, only_directories, is_conditional, copied: None })
     }
 
-    /// Gives `who` what a class may do. As with rsync, `=` leaves no set-id or sticky bit of theirs.
+    /// Makes a change by which `who` gets the permissions of a class. As with rsync, `=` clears the set-id and sticky
+    /// bits of `who`.
     fn copy(class: u8, who: u32, sign: u8, only_directories: Option<bool>, umask: u32) -> Self {
         let shift = match class {
             b'u' => 6,
@@ -146,7 +148,7 @@ mod tests {
             ("u=", 0o777, false, 0o077),
             ("+w", 0o444, false, 0o644),
             ("o=rx", 0o777, false, 0o775),
-            // As rsync 3.5 has them.
+            // The same as in rsync 3.5.
             ("g=u", 0o754, true, 0o774),
             ("u=g", 0o641, false, 0o441),
             ("u+o", 0o641, false, 0o741),

@@ -1,4 +1,4 @@
-//! What a copy may take from files that its destination has already, beside those under the same names.
+//! Existing files at the destination that a copy may use, beside those under the same names.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -9,11 +9,12 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use rd_proto::tree::is_name;
 
-/// `--link-dest` may be given so many times, as rsync's, and has so many bytes in all: they travel in one message.
+/// Maximum number of `--link-dest` options, as with rsync, and maximum length of their paths in all. They travel in one
+/// message.
 const LINK_DEST_MAX: usize = 20;
 const LINK_DEST_BYTES_MAX: usize = 8 << 10;
 
-/// The symbolic link that leads to the last generation.
+/// Name of the symbolic link that leads to the last generation.
 pub const LATEST: &[u8] = b"latest";
 
 /// Earlier generations, and files that have been moved.
@@ -39,29 +40,29 @@ pub struct Generations {
     pub session: Session,
 }
 
-/// One session of a copy.
+/// The place of one session within a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Session {
-    /// Its only root is a directory that becomes DST itself, instead of coming into it.
+    /// Whether the only root of the session is a directory that becomes DST itself, instead of coming into it.
     #[n(0)]
     pub is_dst: bool,
-    /// No other follows, and all before have succeeded.
+    /// Whether no other session follows, and all earlier ones have succeeded.
     #[n(1)]
     pub is_last: bool,
-    /// Another of the same copy has gone before.
+    /// Whether another session of the same copy has gone before.
     #[n(2)]
     pub follows: bool,
-    /// DST was missing when the copy was planned: if it has appeared since, this source is not merged into it.
+    /// Whether DST was missing when the copy was planned. If it has appeared since, this source is not merged into it.
     #[n(3)]
     pub is_missing: bool,
 }
 
 impl Generations {
-    /// Whether a command line could say this.
+    /// Checks whether a command line could express these options.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// What is wrong with the options.
     pub fn check(&self) -> Result<(), String> {
         let bytes: usize = self.link_dest.iter().map(|directory| directory.len()).sum();
         if self.link_dest.len() > LINK_DEST_MAX || bytes > LINK_DEST_BYTES_MAX {
@@ -73,7 +74,7 @@ impl Generations {
         Ok(())
     }
 
-    /// Whether files of the destination may be names of files that other copies have as well: those are not changed.
+    /// Reports whether files at the destination may be hard links to files of other copies. Such files are not changed.
     pub fn share_files(&self) -> bool {
         !self.link_dest.is_empty() || self.snapshot.is_some()
     }

@@ -1,35 +1,35 @@
-//! Which rails a session uses: ways to the other end that have no interface in common.
+//! The rails that a session uses: ways to the other end that have no interface in common.
 
 use minicbor::{Decode, Encode};
 use rd_proto::session::RAILS_MAX;
 
-/// Bytes of an interface's name: IFNAMSIZ, without its end.
+/// Maximum length of an interface's name, in bytes: IFNAMSIZ without the terminating zero.
 const INTERFACE_BYTES_MAX: usize = 15;
 
-/// `--rails`.
+/// The value of `--rails`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub enum RailChoice {
-    /// Those that carry more, where the data is encrypted or goes by RDMA.
+    /// Rails that carry more, if the data is encrypted or goes by RDMA.
     #[default]
     #[n(0)]
     Auto,
-    /// All there are.
+    /// All rails.
     #[n(1)]
     All,
-    /// So many, with the one that the session begins on.
+    /// This number of rails, including the rail on which the session begins.
     #[n(2)]
     Count(#[n(0)] u8),
-    /// Those of these interfaces, at the ends that have one of them.
+    /// Rails of these interfaces. An end that has none of them is not restricted.
     #[n(3)]
     Named(#[n(0)] Vec<String>),
 }
 
 impl RailChoice {
-    /// From a command line.
+    /// Parses the value on the command line.
     ///
     /// # Errors
     ///
-    /// What can be said.
+    /// The accepted forms.
     pub fn parse(text: &str) -> Result<Self, String> {
         let choice = match text {
             "auto" => Self::Auto,
@@ -42,7 +42,7 @@ impl RailChoice {
         if choice.is_valid() { Ok(choice) } else { Err(usage()) }
     }
 
-    /// Whether a command line could say this.
+    /// Reports whether a command line could express this choice.
     pub fn is_valid(&self) -> bool {
         match self {
             Self::Auto | Self::All => true,
@@ -54,17 +54,18 @@ impl RailChoice {
         }
     }
 
-    /// The names that were given.
+    /// Returns the names of interfaces that were given.
     pub fn names(&self) -> &[String] {
         if let Self::Named(names) = self { names } else { &[] }
     }
 
-    /// Rails at most.
+    /// Returns the maximum number of rails.
     pub fn most(&self) -> u8 {
         if let Self::Count(count) = self { *count } else { RAILS_MAX }
     }
 
-    /// Whether an end may use this interface for more rails; `has`: which interfaces it has.
+    /// Reports whether an end may use this interface for further rails. `has`: whether the end has an interface of a
+    /// name.
     pub fn allows(&self, interface: &str, has: impl Fn(&str) -> bool) -> bool {
         match self {
             Self::Named(names) => names.iter().any(|name| name == interface) || !names.iter().any(|name| has(name)),

@@ -1,4 +1,4 @@
-//! Patterns of names: `--exclude`, `--include`, and files of them.
+//! Patterns for names: `--exclude`, `--include`, and files of patterns.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -11,20 +11,21 @@ use minicbor::{Decode, Encode};
 /// A pattern that excludes entries, or includes them again.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Rule {
-    /// As rsync has it.
+    /// The pattern, in rsync's syntax.
     #[n(0)]
     pub pattern: ByteVec,
-    /// What matches is not excluded.
+    /// Whether entries that match are included, instead of excluded.
     #[n(1)]
     pub is_include: bool,
 }
 
-/// `--exclude` and `--include`, also from files, in the order of the command line: the first that matches decides.
+/// The rules of `--exclude` and `--include`, also from files, in the order of the command line. The first rule that
+/// matches decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct Rules(#[n(0)] pub Vec<Rule>);
 
-/// An option that gives rules.
+/// A command line option that gives rules.
 struct RuleOption {
     name: &'static str,
     is_include: bool,
@@ -61,7 +62,7 @@ const RULE_OPTIONS: [RuleOption; 4] = [
     },
 ];
 
-/// Bytes of a file of patterns. Fewer fit into what is sent.
+/// Maximum size of a file of patterns, in bytes. The message in which rules are sent holds fewer.
 const RULES_FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl Args for Rules {
@@ -114,7 +115,7 @@ impl FromArgMatches for Rules {
     }
 }
 
-/// Adds the rules in a file, as rsync reads one. `end`: the byte that ends each.
+/// Adds the rules in a file, which is read as rsync reads one. `end` is the byte that ends each rule.
 fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) -> Result<(), String> {
     let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
     if end != 0 && text.contains(&0) {
@@ -124,18 +125,18 @@ fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) ->
     Ok(())
 }
 
-/// A file of the command line, or standard input (`-`).
+/// Reads a file named on the command line, or standard input (`-`).
 ///
 /// # Errors
 ///
-/// It cannot be read, or is longer.
+/// Fails if the file cannot be read, or is longer than `bytes_max`.
 pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, String> {
     let mut text = Vec::new();
     let read = match file.as_bytes() {
         b"-" => std::io::stdin().take(bytes_max + 1).read_to_end(&mut text),
         _ => std::fs::File::open(file).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut text)),
     };
-    // As everywhere else.
+    // The wording of all other messages.
     read.map_err(|error| error.to_string().replace("(os error ", "(errno "))?;
     let is_whole = text.len() as u64 <= bytes_max;
     if is_whole { Ok(text) } else { Err(format!("it is longer than {} MiB", bytes_max >> 20)) }
@@ -148,7 +149,8 @@ fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool, end:
     lines.for_each(|line| add_rule(rules, line, is_include));
 }
 
-/// Adds one, which may say itself what it does, as with rsync: `+ PATTERN`, `- PATTERN`, `!` for none so far.
+/// Adds one rule. As with rsync, the text may itself say what the rule does: `+ PATTERN` includes, `- PATTERN`
+/// excludes, and `!` drops all rules so far.
 fn add_rule(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
     let (pattern, is_include) = match text {
         b"!" => return rules.clear(),
@@ -181,7 +183,7 @@ mod tests {
             let expected = [("*.o", own), ("keep.o", true), ("/top", false), (" a", own), ("last", own)];
             assert_eq!(shown(own), expected.map(|(text, is_include)| (text.to_owned(), is_include)));
         }
-        // Patterns of files that end in zero bytes may have line ends in them.
+        // Patterns that end with a zero byte may contain line ends.
         let mut rules = Vec::new();
         add_lines_of_rules(&mut rules, b"a\nb\r\0#\n\0\0c", false, 0);
         assert_eq!(rules.iter().map(|rule| &*rule.pattern).collect::<Vec<_>>(), [&b"a\nb\r"[..], b"c"]);

@@ -1,4 +1,4 @@
-//! What sizes of files decide: which are copied, and which are the same.
+//! Decisions by the sizes of files: which files are copied, and which count as the same.
 
 use std::ops::RangeInclusive;
 
@@ -25,19 +25,19 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of files that are copied, if those are not all.
+    /// Returns the sizes of the files that are copied; `None` if all files are.
     pub fn copied(&self) -> Option<RangeInclusive<u64>> {
         let is_limited = self.max_size.is_some() || self.min_size.is_some();
         is_limited.then(|| self.min_size.unwrap_or(0)..=self.max_size.unwrap_or(u64::MAX))
     }
 
-    /// Whether files of this size are copied.
+    /// Reports whether files of this size are copied.
     pub fn take(&self, bytes: u64) -> bool {
         self.copied().is_none_or(|copied| copied.contains(&bytes))
     }
 }
 
-/// A number of bytes, which may be none, with rsync's `+1` or `-1` behind its unit.
+/// Parses a number of bytes, which may be 0, with rsync's `+1` or `-1` after the unit.
 fn parse_limit(text: &str) -> Result<u64, String> {
     let (number, more, less) = match (text.strip_suffix("+1"), text.strip_suffix("-1")) {
         (Some(number), _) => (number, 1, 0),

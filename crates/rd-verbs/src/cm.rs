@@ -12,17 +12,17 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use crate::library::{Api, api};
 use crate::{Error, check, ffi, set_nonblocking};
 
-/// Where connection events arrive. Never blocks: poll its descriptor.
+/// A channel on which connection events arrive. Reading never blocks: poll its descriptor.
 pub struct EventChannel {
     raw: NonNull<ffi::CmChannel>,
     api: &'static Api,
-    /// librdmacm moves a queue pair through its states while it reads an event, so that reading and destroying must
-    /// not overlap.
+    /// librdmacm moves a queue pair through its states while reading an event, so that reading and destroying must not
+    /// overlap.
     reading: Mutex<()>,
 }
 
-// SAFETY: librdmacm locks what its calls share; what it does not (an event read against a queue pair destroyed) is
-// locked by `reading`.
+// SAFETY: librdmacm locks the data that its calls share, except where an event is read while a queue pair is destroyed.
+// `reading` locks that.
 unsafe impl Send for EventChannel {}
 // SAFETY: as above.
 unsafe impl Sync for EventChannel {}
@@ -32,10 +32,10 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// [`Error::Load`] without libraries or kernel support; ENODEV where there is no device.
+    /// [`Error::Load`] without the libraries or without kernel support; `ENODEV` if there is no device.
     pub fn new() -> Result<Arc<Self>, Error> {
         let api = api()?;
-        // SAFETY: takes nothing, answers an owned channel or NULL.
+        // SAFETY: the call takes no arguments and returns an owned channel or NULL.
         let raw = NonNull::new(unsafe { (api.rdma_create_event_channel)() })
             .ok_or_else(|| Error::last("rdma_create_event_channel"))?;
         let channel = Self { raw, api, reading: Mutex::new(()) };
@@ -48,21 +48,22 @@ impl EventChannel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// The next event, or `None` if there is none now. It has been acknowledged: everything in it is a copy.
+    /// Returns the next event, or `None` if there is none now. The event has been acknowledged: everything in it is a
+    /// copy.
     ///
     /// # Errors
     ///
-    /// What `rdma_get_cm_event` left. Moving a queue pair to connected happens in here, so an error may also be the
-    /// device's.
+    /// The error of `rdma_get_cm_event`. This call moves a queue pair to the connected state, so that the error may
+    /// also be the device's.
     pub fn next_event(self: &Arc<Self>) -> Result<Option<Event>, Error> {
         let _reading = self.lock();
         let mut raw = ptr::null_mut();
-        // SAFETY: the channel is open, `raw` is written with an event that we own until it is acknowledged.
+        // SAFETY: the channel is open, and `raw` receives an event that is owned here until it is acknowledged.
         if unsafe { (self.api.rdma_get_cm_event)(self.raw.as_ptr(), &mut raw) } != 0 {
             let error = Error::last("rdma_get_cm_event");
             return if error.errno() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
         }
-        // SAFETY: an event was returned; it is valid until acknowledged below.
+        // SAFETY: the call returned an event, which is valid until acknowledged below.
         let event = unsafe { &*raw };
         let kind = EventKind::from_raw(event.event);
         let private_data = if kind == EventKind::ConnectRequest && !event.conn.private_data.is_null() {
@@ -78,7 +79,7 @@ impl EventChannel {
             .flatten()
             .map(|raw| Id { raw, channel: Arc::clone(self) });
         let event = Event { kind, status: event.status, id, private_data, incoming };
-        // SAFETY: acknowledged exactly once, nothing of it is used after.
+        // SAFETY: the event is acknowledged exactly once, and nothing of it is used afterwards.
         unsafe { (self.api.rdma_ack_cm_event)(raw) };
         Ok(Some(event))
     }
@@ -97,7 +98,8 @@ impl AsFd for EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: every `Id` holds an `Arc` of its channel, so none is left, and all events were acknowledged.
+        // SAFETY: every `Id` holds an `Arc` of its channel, so that no identifier is left. All events were
+        // acknowledged.
         unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
@@ -113,13 +115,13 @@ pub enum EventKind {
     RouteResolved,
     /// The route could not be resolved.
     RouteError,
-    /// A peer asks to connect; the event carries its identifier.
+    /// A peer asks to connect; the event carries the new identifier.
     ConnectRequest,
     /// Connecting failed.
     ConnectError,
     /// The peer did not answer.
     Unreachable,
-    /// The peer rejected the request, or nobody listens.
+    /// The peer rejected the request, or no process listens.
     Rejected,
     /// Connected.
     Established,
@@ -150,32 +152,32 @@ impl EventKind {
     }
 }
 
-/// One connection event, copied.
+/// A copy of one connection event.
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
-    /// A negative errno, or the transport's reason; 0 where nothing is wrong.
+    /// A negative errno, or the transport's reason; 0 if nothing is wrong.
     pub status: i32,
-    /// The identifier it happened on; compare with [`Id::key`].
+    /// The identifier on which the event occurred; compare with [`Id::key`].
     pub id: IdKey,
-    /// What the peer sent along with a connect request: as it arrived, zero-padded on some transports.
+    /// Private data that the peer sent with a connect request, as it arrived: some transports pad it with zeros.
     pub private_data: Vec<u8>,
-    /// The new identifier of a connect request. Dropping it rejects the request silently: the peer sees it rejected.
+    /// The new identifier of a connect request. Dropping the identifier rejects the request, which the peer sees.
     pub incoming: Option<Id>,
 }
 
-/// Which identifier an event belongs to.
+/// Key of an identifier, by which events name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IdKey(usize);
 
 /// Parameters of a connect or an accept.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectParameters<'a> {
-    /// At most 56 bytes in a connect request.
+    /// Private data; at most 56 bytes in a connect request.
     pub private_data: &'a [u8],
-    /// Retries of a message that is not acknowledged, 0 to 7.
+    /// Number of retries of a message that is not acknowledged, 0 to 7.
     pub retry_count: u8,
-    /// Retries of a message that found no receive posted, 0 to 7, where 7 is without end.
+    /// Number of retries of a message that found no receive posted, 0 to 7, where 7 is without limit.
     pub rnr_retry_count: u8,
 }
 
@@ -195,24 +197,24 @@ impl ConnectParameters<'_> {
     }
 }
 
-/// A connection identifier: RDMA's socket.
+/// A connection identifier, which is to RDMA what a socket is to TCP.
 pub struct Id {
     pub(crate) raw: NonNull<ffi::CmId>,
-    /// After the identifier, which is destroyed through it.
+    /// Dropped after the identifier, which is destroyed through the channel.
     pub(crate) channel: Arc<EventChannel>,
 }
 
-// SAFETY: librdmacm's calls on an identifier are ioctls on the channel's descriptor; its own bookkeeping is locked.
+// SAFETY: librdmacm's calls on an identifier are ioctls on the channel's descriptor, and its own bookkeeping is locked.
 unsafe impl Send for Id {}
 // SAFETY: as above; the calls that change an identifier's fields take `&mut self` or are made before it is shared.
 unsafe impl Sync for Id {}
 
 impl Id {
-    /// A new identifier whose events arrive on `channel`.
+    /// Makes an identifier whose events arrive on `channel`.
     ///
     /// # Errors
     ///
-    /// What `rdma_create_id` left.
+    /// The error of `rdma_create_id`.
     pub fn new(channel: &Arc<EventChannel>) -> Result<Self, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: the channel is open and outlives the identifier, which holds it.
@@ -227,7 +229,7 @@ impl Id {
         self.channel.api
     }
 
-    /// What [`Event::id`] calls this identifier.
+    /// Returns the key by which events name this identifier ([`Event::id`]).
     pub fn key(&self) -> IdKey {
         IdKey(self.raw.as_ptr() as usize)
     }
@@ -237,30 +239,30 @@ impl Id {
         NonNull::new(unsafe { (*self.raw.as_ptr()).verbs })
     }
 
-    /// Binds to a local address, and so to its device, if it has one.
+    /// Binds to a local address and, if the address belongs to a device, to that device.
     ///
     /// # Errors
     ///
-    /// What `rdma_bind_addr` left: EADDRINUSE, ENODEV, EADDRNOTAVAIL…
+    /// The error of `rdma_bind_addr`: `EADDRINUSE`, `ENODEV`, `EADDRNOTAVAIL`…
     pub fn bind(&mut self, address: SocketAddr) -> Result<(), Error> {
         let address = SockaddrStorage::from(address);
-        // SAFETY: the address is a whole sockaddr of its family, which the call reads.
+        // SAFETY: the address is a complete sockaddr of its family, which the call reads.
         check("rdma_bind_addr", unsafe { (self.api().rdma_bind_addr)(self.raw.as_ptr(), address.as_ptr().cast_mut()) })
     }
 
-    /// Whether a bound identifier has a device behind it.
+    /// Reports whether a bound identifier has a device.
     pub fn has_device(&self) -> bool {
         self.context().is_some()
     }
 
-    /// Starts resolving `remote` from `local` (its port may be 0). Ends in an event.
+    /// Starts resolving `remote` from `local`, whose port may be 0. The outcome arrives as an event.
     ///
     /// # Errors
     ///
-    /// What `rdma_resolve_addr` left.
+    /// The error of `rdma_resolve_addr`.
     pub fn resolve_address(&mut self, local: SocketAddr, remote: SocketAddr, timeout: Duration) -> Result<(), Error> {
         let (local, remote) = (SockaddrStorage::from(local), SockaddrStorage::from(remote));
-        // SAFETY: both are whole sockaddrs of their family, which the call reads.
+        // SAFETY: both addresses are complete sockaddrs of their families, which the call reads.
         let answer = unsafe {
             (self.api().rdma_resolve_addr)(
                 self.raw.as_ptr(),
@@ -272,26 +274,26 @@ impl Id {
         check("rdma_resolve_addr", answer)
     }
 
-    /// Starts resolving the route. Ends in an event.
+    /// Starts resolving the route. The outcome arrives as an event.
     ///
     /// # Errors
     ///
-    /// ENODEV before the address was resolved, or what `rdma_resolve_route` left.
+    /// `ENODEV` if the address has not been resolved before, else the error of `rdma_resolve_route`.
     pub fn resolve_route(&mut self, timeout: Duration) -> Result<(), Error> {
         if !self.has_device() {
             return Err(Error::Call { call: "rdma_resolve_route", errno: libc::ENODEV });
         }
-        // SAFETY: the identifier is bound to a device, which the call looks into.
+        // SAFETY: the identifier is bound to a device, which the call accesses.
         check("rdma_resolve_route", unsafe {
             (self.api().rdma_resolve_route)(self.raw.as_ptr(), milliseconds(timeout))
         })
     }
 
-    /// Sets how long a packet may stay unacknowledged: 4.096 µs × 2^`exponent`. To be called before connecting.
+    /// Sets how long a packet may stay unacknowledged: 4.096 µs × 2^`exponent`. Must be called before connecting.
     ///
     /// # Errors
     ///
-    /// What `rdma_set_option` left; iWARP has no such option.
+    /// The error of `rdma_set_option`; iWARP has no such option.
     pub fn set_ack_timeout(&mut self, exponent: u8) -> Result<(), Error> {
         let mut exponent = exponent;
         // SAFETY: the option is one byte, copied during the call.
@@ -310,7 +312,7 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// What `rdma_listen` left. On iWARP EADDRINUSE also for a TCP port that is taken.
+    /// The error of `rdma_listen`. On iWARP, `EADDRINUSE` also if a TCP port is taken.
     pub fn listen(&mut self, backlog: u16) -> Result<(), Error> {
         // SAFETY: the identifier is alive.
         check("rdma_listen", unsafe { (self.api().rdma_listen)(self.raw.as_ptr(), c_int::from(backlog)) })
@@ -322,48 +324,48 @@ impl Id {
         unsafe { (self.api().rdma_reject)(self.raw.as_ptr(), ptr::null(), 0) };
     }
 
-    /// Asks the peer to connect. The queue pair must exist by now. Ends in an event.
+    /// Asks the peer to connect. The queue pair must exist already. The outcome arrives as an event.
     ///
     /// On iWARP this may block in the kernel for as long as a TCP connect does.
     ///
     /// # Errors
     ///
-    /// What `rdma_connect` left.
+    /// The error of `rdma_connect`.
     pub fn connect(&self, parameters: &ConnectParameters<'_>) -> Result<(), Error> {
         let mut raw = parameters.raw();
         // SAFETY: `raw` points to private data that outlives the call, which copies it.
         check("rdma_connect", unsafe { (self.api().rdma_connect)(self.raw.as_ptr(), &mut raw) })
     }
 
-    /// Accepts a connect request. The queue pair must exist by now, with the receives that the peer may use at once.
+    /// Accepts a connect request. The queue pair must exist already, with the receives that the peer may use at once.
     ///
     /// # Errors
     ///
-    /// What `rdma_accept` left.
+    /// The error of `rdma_accept`.
     pub fn accept(&self, parameters: &ConnectParameters<'_>) -> Result<(), Error> {
         let mut raw = parameters.raw();
         // SAFETY: as in `connect`.
         check("rdma_accept", unsafe { (self.api().rdma_accept)(self.raw.as_ptr(), &mut raw) })
     }
 
-    /// Disconnects; the peer gets an event. Posted work is flushed, as completions with an error.
+    /// Disconnects; the peer gets an event. Posted work is flushed: it completes with an error.
     ///
     /// # Errors
     ///
-    /// What `rdma_disconnect` left; EINVAL where it was not connected.
+    /// The error of `rdma_disconnect`; `EINVAL` if the identifier was not connected.
     pub fn disconnect(&self) -> Result<(), Error> {
         if !self.has_device() {
             return Err(Error::Call { call: "rdma_disconnect", errno: libc::EINVAL });
         }
-        // SAFETY: the identifier is bound to a device, which the call looks into.
+        // SAFETY: the identifier is bound to a device, which the call accesses.
         check("rdma_disconnect", unsafe { (self.api().rdma_disconnect)(self.raw.as_ptr()) })
     }
 
-    /// Moves the identifier, with what events it has, to another channel.
+    /// Moves the identifier and its pending events to another channel.
     ///
     /// # Errors
     ///
-    /// What `rdma_migrate_id` left; the identifier then stays where it was.
+    /// The error of `rdma_migrate_id`. The identifier then stays on its channel.
     pub fn migrate(&mut self, channel: &Arc<EventChannel>) -> Result<(), Error> {
         // SAFETY: both channels are open, and all events that were read have been acknowledged.
         check("rdma_migrate_id", unsafe { (self.api().rdma_migrate_id)(self.raw.as_ptr(), channel.raw.as_ptr()) })?;
@@ -371,13 +373,13 @@ impl Id {
         Ok(())
     }
 
-    /// The local address, with the port that was bound.
+    /// Returns the local address, with the port that was bound.
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier is alive.
         address_of(unsafe { &(*self.raw.as_ptr()).route.addr.src })
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as in `local_address`.
         address_of(unsafe { &(*self.raw.as_ptr()).route.addr.dst })
@@ -386,8 +388,8 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; a queue pair on it was destroyed by its owner before; all its events are
-        // acknowledged, so that the call does not wait for any.
+        // SAFETY: the identifier is destroyed once, after its owner has destroyed any queue pair on it. All its events
+        // are acknowledged, so that the call does not wait for any.
         unsafe { (self.api().rdma_destroy_id)(self.raw.as_ptr()) };
     }
 }
@@ -396,15 +398,15 @@ fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// A socket address out of C's; `None` for other families.
+/// Converts a socket address from its form in C; `None` for families other than IPv4 and IPv6.
 pub(crate) fn socket_address(raw: &SockaddrStorage) -> Option<SocketAddr> {
     let v4 = raw.as_sockaddr_in().map(|v4| SocketAddr::V4((*v4).into()));
     v4.or_else(|| raw.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into())))
 }
 
-/// One of an identifier's addresses.
+/// Converts one of an identifier's addresses.
 fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let length = size_of_val(storage) as libc::socklen_t;
-    // SAFETY: a whole sockaddr_storage, whose family says what it holds.
+    // SAFETY: the storage is complete, and its family says what it holds.
     socket_address(&unsafe { SockaddrStorage::from_raw(ptr::from_ref(storage).cast(), Some(length)) }?)
 }

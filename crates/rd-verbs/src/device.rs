@@ -1,4 +1,4 @@
-//! Devices, what they can do, their asynchronous events, and the addresses of this host.
+//! Devices, their capabilities, their asynchronous events, and the addresses of this host.
 
 use std::ffi::{CStr, c_int};
 use std::net::{IpAddr, SocketAddr};
@@ -14,9 +14,10 @@ use crate::cm::{EventChannel, Id, socket_address};
 use crate::library::Api;
 use crate::{Error, check, ffi, set_nonblocking};
 
-/// A device, open, reached by one of its addresses.
+/// An open device, reached by one of its addresses.
 ///
-/// It is an identifier bound to that address: librdmacm opened the device for it, and keeps it open for as long.
+/// The value holds an identifier bound to that address: librdmacm opened the device for the identifier, and keeps it
+/// open as long as the identifier exists.
 pub struct Device {
     context: NonNull<ffi::Context>,
     id: Id,
@@ -27,33 +28,33 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What a device can do, as far as it matters here.
+/// Capabilities of a device, as far as they matter here.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceAttr {
-    /// PCI vendor, or a software device's made-up one.
+    /// PCI number of the vendor, or the made-up number of a software device.
     pub vendor_id: u32,
-    /// Outstanding work requests on one queue, at most.
+    /// Maximum number of outstanding work requests on one queue.
     pub max_qp_wr: u32,
-    /// Scatter-gather entries of one work request, at most.
+    /// Maximum number of scatter-gather entries of one work request.
     pub max_sge: u32,
-    /// Entries of one completion queue, at most.
+    /// Maximum number of entries of one completion queue.
     pub max_cqe: u32,
-    /// Queue pairs, at most.
+    /// Maximum number of queue pairs.
     pub max_qp: u32,
 }
 
-/// What a port can do, as far as it matters here.
+/// Capabilities of a port, as far as they matter here.
 #[derive(Clone, Copy, Debug)]
 pub struct PortAttr {
-    /// The port is up.
+    /// Whether the port is up.
     pub active: bool,
-    /// The largest message, in bytes.
+    /// Maximum length of a message, in bytes.
     pub max_message_bytes: u32,
-    /// Signalling rate times width, in megabits per second; 0 if it says none that is known.
+    /// Signalling rate times width, in megabits per second; 0 if the port reports no known value.
     pub rate_mbps: u32,
-    /// The MTU in use, in bytes; 0 if it says none that is known.
+    /// MTU in use, in bytes; 0 if the port reports no known value.
     pub active_mtu_bytes: u32,
-    /// The largest MTU, in bytes; 0 if it says none that is known.
+    /// Maximum MTU, in bytes; 0 if the port reports no known value.
     pub max_mtu_bytes: u32,
 }
 
@@ -64,7 +65,7 @@ pub enum AsyncEvent {
     DeviceFatal,
     /// A port went down; it may come back.
     PortError,
-    /// Anything else, by its number.
+    /// Any other event, by its number.
     Other(u32),
 }
 
@@ -73,7 +74,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// ENODEV if none has it, or what binding left.
+    /// `ENODEV` if no device has the address, else the error of binding.
     pub fn open(channel: &Arc<EventChannel>, address: IpAddr) -> Result<Self, Error> {
         let mut id = Id::new(channel)?;
         id.bind(SocketAddr::new(address, 0))?;
@@ -101,40 +102,40 @@ impl Device {
         unsafe { (*self.context.as_ptr()).async_fd }
     }
 
-    /// The kernel's name of it, such as `mlx5_0`.
+    /// Returns the kernel's name for the device, such as `mlx5_0`.
     pub fn name(&self) -> String {
         text(&self.raw_device().name)
     }
 
-    /// Its directory in sysfs, which goes when the device does.
+    /// Returns the device's directory in sysfs, which goes when the device does.
     pub fn sysfs_path(&self) -> String {
         text(&self.raw_device().dev_path)
     }
 
-    /// Whether it is iWARP: RDMA over TCP.
+    /// Reports whether the device is iWARP: RDMA over TCP.
     pub fn is_iwarp(&self) -> bool {
         self.raw_device().transport_type == ffi::TRANSPORT_IWARP
     }
 
-    /// Whether the other is this very device, and not one of the same name that came later.
+    /// Reports whether `other` is this very device, and not a later device of the same name.
     pub fn is_same(&self, other: &Self) -> bool {
         self.context == other.context
     }
 
-    /// Whether an identifier is bound to this very device.
+    /// Reports whether an identifier is bound to this very device.
     pub fn has(&self, id: &Id) -> bool {
         id.context() == Some(self.context)
     }
 
-    /// What the device can do.
+    /// Returns the capabilities of the device.
     ///
     /// # Errors
     ///
-    /// What `ibv_query_device` answered.
+    /// The error of `ibv_query_device`.
     pub fn attributes(&self) -> Result<DeviceAttr, Error> {
         // SAFETY: all zeroes is a valid value of this plain structure.
         let mut raw: ffi::DeviceAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open, `raw` is what the call writes.
+        // SAFETY: the context is open, and the call writes to `raw`.
         let answer = unsafe { (self.api().ibv_query_device)(self.context.as_ptr(), &mut raw) };
         check("ibv_query_device", answer)?;
         let positive = |value: c_int| u32::try_from(value).unwrap_or(0);
@@ -147,11 +148,11 @@ impl Device {
         })
     }
 
-    /// What the port of this address can do.
+    /// Returns the capabilities of the port that has this address.
     ///
     /// # Errors
     ///
-    /// What `ibv_query_port` answered.
+    /// The error of `ibv_query_port`.
     pub fn port(&self) -> Result<PortAttr, Error> {
         // SAFETY: the identifier is alive and bound, so that its port is set.
         let port = unsafe { (*self.id.raw.as_ptr()).port_num };
@@ -169,14 +170,14 @@ impl Device {
         })
     }
 
-    /// The next asynchronous event, already acknowledged, or `None` if there is none now.
+    /// Returns the next asynchronous event, already acknowledged, or `None` if there is none now.
     ///
     /// # Errors
     ///
-    /// What `ibv_get_async_event` left.
+    /// The error of `ibv_get_async_event`.
     pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
         let mut raw = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
-        // SAFETY: the context is open, `raw` is what the call writes.
+        // SAFETY: the context is open, and the call writes to `raw`.
         if unsafe { (self.api().ibv_get_async_event)(self.context.as_ptr(), &mut raw) } != 0 {
             let error = Error::last("ibv_get_async_event");
             return if error.errno() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
@@ -186,38 +187,39 @@ impl Device {
             ffi::EVENT_PORT_ERR => AsyncEvent::PortError,
             other => AsyncEvent::Other(other),
         };
-        // SAFETY: acknowledged once. An element it names is still there: destroying one waits for this.
+        // SAFETY: the event is acknowledged once. Its element still exists, because destroying an element waits for
+        // this call.
         unsafe { (self.api().ibv_ack_async_event)(&mut raw) };
         Ok(Some(event))
     }
 
-    /// The descriptor that becomes readable with an asynchronous event.
+    /// Returns the descriptor that becomes readable when there is an asynchronous event.
     pub fn async_events(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the context.
+        // SAFETY: the descriptor is open as long as the context.
         unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
     }
 
-    /// Releases a device that is being removed, if nothing made on it is left; else gives it back.
+    /// Releases a device that is being removed, if no object made on it is left. Otherwise returns the device.
     ///
-    /// librdmacm keeps a device open after its last identifier, until it next looks at a list that has another device
-    /// in it; and the kernel does not finish the removal while anyone has it open. So its descriptors are replaced by
-    /// ones of /dev/null, which librdmacm will close in its own time.
+    /// librdmacm keeps a device open after its last identifier has gone, until it next reads a list with another device
+    /// in it. The kernel does not finish the removal while any process has the device open. So the device's descriptors
+    /// are replaced by descriptors of /dev/null, which librdmacm will close in its own time.
     pub fn release(self: Arc<Self>) -> Result<(), Arc<Self>> {
         if Arc::strong_count(&self) > 1 {
             return Err(self);
         }
         let device = Arc::try_unwrap(self)?;
-        // SAFETY: the context is open, since `device.id` is alive; nothing else made on it is left.
+        // SAFETY: the context is open, since `device.id` is alive; no other object made on it is left.
         let (command_fd, async_fd) =
             unsafe { ((*device.context.as_ptr()).cmd_fd, (*device.context.as_ptr()).async_fd) };
-        // SAFETY: a literal path and flags.
+        // SAFETY: the path is a literal.
         let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
         if null >= 0 {
             for fd in [command_fd, async_fd] {
-                // SAFETY: both belong to this context, which only librdmacm still refers to, and only to close them.
+                // SAFETY: both belong to this context. Only librdmacm still refers to them, and only to close them.
                 unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
             }
-            // SAFETY: opened above, closed once.
+            // SAFETY: the descriptor was opened above, and is closed once.
             unsafe { libc::close(null) };
         }
         Ok(())
@@ -230,7 +232,7 @@ impl AsFd for Device {
     }
 }
 
-/// `active_width` as a number of lanes.
+/// Converts `active_width` to a number of lanes.
 fn lanes(width: u8) -> u8 {
     match width {
         1 => 1,
@@ -242,7 +244,7 @@ fn lanes(width: u8) -> u8 {
     }
 }
 
-/// `active_speed` of one lane, in megabits per second.
+/// Converts `active_speed` to the rate of one lane, in megabits per second.
 fn lane_mbps(speed: u8) -> u32 {
     match speed {
         1 => 2_500,
@@ -256,7 +258,7 @@ fn lane_mbps(speed: u8) -> u32 {
     }
 }
 
-/// `enum ibv_mtu` in bytes.
+/// Converts `enum ibv_mtu` to bytes.
 fn mtu_bytes(mtu: std::ffi::c_uint) -> u32 {
     match mtu {
         1..=5 => 128 << mtu,
@@ -273,20 +275,20 @@ fn text(field: &[std::ffi::c_char]) -> String {
 /// An address of an interface of this host that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceAddress {
-    /// The interface's name.
+    /// Name of the interface.
     pub interface: String,
     /// The address.
     pub address: IpAddr,
-    /// Leading bits of it that name its subnet.
+    /// Number of leading bits of the address that name its subnet.
     pub prefix_bits: u8,
 }
 
-/// Every IPv4 and IPv6 address of interfaces that are up, without loopback and IPv6 link-local ones. Other addresses of a
-/// loopback interface, which a host has that is reached by way of its neighbours, come last.
+/// Returns every IPv4 and IPv6 address of interfaces that are up, without loopback and IPv6 link-local addresses. Other
+/// addresses of a loopback interface come last; a host that is reached by way of its neighbours has such addresses.
 ///
 /// # Errors
 ///
-/// What `getifaddrs` left.
+/// The error of `getifaddrs`.
 pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
     let list = getifaddrs().map_err(|errno| Error::Call { call: "getifaddrs", errno: errno as i32 })?;
     let (mut found, mut on_loopback) = (Vec::new(), Vec::new());

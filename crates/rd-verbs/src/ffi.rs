@@ -1,7 +1,8 @@
-//! The C side of libibverbs and librdmacm: the structures this crate reads and writes, and nothing else.
+//! The C side of libibverbs and librdmacm: the structures that this crate reads and writes, and nothing else.
 //!
-//! Written by hand, held by the tests below, which compiles a C program against the system's headers and compares every
-//! size and offset. Structures that the libraries allocate are given as prefixes, up to the last field used here.
+//! The structures are written by hand. The tests below hold them to the system's headers: a compiled C program prints
+//! every size and offset for comparison. Structures that the libraries allocate are declared as prefixes, up to the
+//! last field used here.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -35,7 +36,7 @@ pub struct Device {
     pub ibdev_path: [c_char; 256],
 }
 
-/// `struct ibv_context_ops`; only the four that C calls inline have their types.
+/// `struct ibv_context_ops`; only the four functions that C calls inline have their types.
 #[repr(C)]
 pub struct ContextOps {
     pub before_poll: [*mut c_void; 11],
@@ -116,7 +117,7 @@ pub struct QpInitAttr {
     pub sq_sig_all: c_int,
 }
 
-/// `struct ibv_qp_attr`: the state alone is set here, so the rest is room.
+/// `struct ibv_qp_attr`; only the state is set here, and the rest is padding.
 #[repr(C, align(8))]
 pub struct QpAttr {
     pub qp_state: c_uint,
@@ -132,7 +133,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// `struct ibv_send_wr`; the unions past `send_flags` are for operations that are not used here.
+/// `struct ibv_send_wr`; the unions after `send_flags` are for operations that are not used here.
 #[repr(C)]
 pub struct SendWr {
     pub wr_id: u64,
@@ -281,7 +282,7 @@ pub struct ConnParam {
     pub qp_num: u32,
 }
 
-/// Prefix of `struct rdma_cm_event`: the union of parameters as a connection's.
+/// Prefix of `struct rdma_cm_event`; the union of parameters is declared as that of a connection.
 #[repr(C)]
 pub struct CmEvent {
     pub id: *mut CmId,

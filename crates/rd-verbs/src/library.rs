@@ -13,17 +13,17 @@ pub enum LoadError {
     /// A library is not installed, or cannot be loaded.
     #[error("{library} cannot be loaded: {reason}")]
     Missing {
-        /// Its file name.
+        /// File name of the library.
         library: &'static str,
-        /// What the loader said.
+        /// Message of the loader.
         reason: String,
     },
     /// A library lacks a function, so it is too old.
     #[error("{library} has no {symbol}")]
     TooOld {
-        /// Its file name.
+        /// File name of the library.
         library: &'static str,
-        /// The function.
+        /// Name of the function.
         symbol: &'static str,
     },
     /// The kernel has no user-space verbs: the module `ib_uverbs` is not loaded.
@@ -33,7 +33,7 @@ pub enum LoadError {
 
 macro_rules! api {
     ($($library:literal { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* })*) => {
-        /// The functions in use.
+        /// The functions of both libraries that this crate calls.
         pub(crate) struct Api {
             $($(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*)*
         }
@@ -87,7 +87,7 @@ api! {
     }
 }
 
-/// The library of that name, kept open until the process ends.
+/// Returns the library of that name, which is kept open until the process ends.
 fn library(name: &'static str) -> Result<&'static Library, LoadError> {
     type Loaded = OnceLock<Result<Library, LoadError>>;
     static VERBS: Loaded = OnceLock::new();
@@ -95,8 +95,8 @@ fn library(name: &'static str) -> Result<&'static Library, LoadError> {
     let loaded = if name == "libibverbs.so.1" { &VERBS } else { &CM };
     loaded
         .get_or_init(|| {
-            // SAFETY: the initialisers of these two libraries only set up their own tables; they start no threads and
-            // touch no state of ours.
+            // SAFETY: the initialisers of these two libraries only set up their own tables. They start no threads and
+            // touch no state of this program.
             unsafe { Library::new(name) }
                 .map_err(|error| LoadError::Missing { library: name, reason: error.to_string() })
         })
@@ -104,7 +104,7 @@ fn library(name: &'static str) -> Result<&'static Library, LoadError> {
         .map_err(Clone::clone)
 }
 
-/// One function. `F` must be its type as the header declares it: `api!` is the only caller.
+/// Looks up one function. `F` must be its type as the header declares it: `api!` is the only caller.
 fn symbol<F: Copy>(library_name: &'static str, name: &'static str) -> Result<F, LoadError> {
     let library = library(library_name)?;
     // SAFETY: the types in `api!` are those of the headers, and the library is never unloaded, so that the copied
@@ -114,10 +114,10 @@ fn symbol<F: Copy>(library_name: &'static str, name: &'static str) -> Result<F, 
         .map_err(|_| LoadError::TooOld { library: library_name, symbol: name })
 }
 
-/// The functions, or why there are none.
+/// Returns the functions, or why there are none.
 ///
-/// libibverbs remembers for good that it found no verbs, so it is not asked before the kernel has them: a module
-/// loaded later is then found without a restart.
+/// Once libibverbs has found no verbs, it remembers that for good. So it is not loaded before the kernel has verbs, and
+/// a kernel module that is loaded later is found without a restart.
 pub(crate) fn api() -> Result<&'static Api, LoadError> {
     static API: OnceLock<Result<Api, LoadError>> = OnceLock::new();
     if !std::path::Path::new("/sys/class/infiniband_verbs").exists() {

@@ -10,10 +10,10 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use crate::device::Device;
 use crate::{Error, ffi};
 
-/// A protection domain: memory and queue pairs of one domain go together.
+/// A protection domain. A queue pair can use only the memory of its own domain.
 pub struct ProtectionDomain {
     raw: NonNull<ffi::Pd>,
-    /// After the domain, which is on it.
+    /// Dropped after the domain, which is on it.
     device: Arc<Device>,
 }
 
@@ -23,11 +23,11 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// Allocates one.
+    /// Allocates a domain.
     ///
     /// # Errors
     ///
-    /// What `ibv_alloc_pd` left.
+    /// The error of `ibv_alloc_pd`.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Self>, Error> {
         // SAFETY: the context is open as long as the device.
         let raw = unsafe { (device.api().ibv_alloc_pd)(device.context().as_ptr()) };
@@ -35,7 +35,7 @@ impl ProtectionDomain {
         Ok(Arc::new(Self { raw, device: Arc::clone(device) }))
     }
 
-    /// The device it is on.
+    /// Returns the device that the domain is on.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -44,14 +44,14 @@ impl ProtectionDomain {
         self.raw.as_ptr()
     }
 
-    /// Registers `length` bytes at `start` for the device to read and write locally. `owner` is kept until they are
-    /// deregistered; it should be what keeps the memory mapped.
+    /// Registers `length` bytes at `start` for the device to read and write locally. `owner` should be the object that
+    /// keeps the memory mapped; it is held until the memory is deregistered.
     ///
-    /// Safe, since nothing happens to the memory until an address within it is posted.
+    /// The function is safe because the device does not touch the memory until an address within it is posted.
     ///
     /// # Errors
     ///
-    /// ENOMEM where RLIMIT_MEMLOCK is too small; EFAULT if the memory is not mapped.
+    /// `ENOMEM` if RLIMIT_MEMLOCK is too small; `EFAULT` if the memory is not mapped.
     pub fn register(
         self: &Arc<Self>,
         start: NonNull<u8>,
@@ -74,35 +74,35 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: every region and queue pair in it holds an `Arc` of it, so none is left.
+        // SAFETY: every region and queue pair in the domain holds an `Arc` of it, so that none is left.
         let answer = unsafe { (self.device.api().ibv_dealloc_pd)(self.raw.as_ptr()) };
-        // Any other error is from a device that has gone, and its objects with it.
+        // Any other error means that the device has gone, and its objects with it.
         debug_assert_ne!(answer, libc::EBUSY, "a protection domain was still in use");
     }
 }
 
-/// Registered memory.
+/// A region of registered memory.
 pub struct MemoryRegion {
     raw: NonNull<ffi::Mr>,
-    /// After the region, which is in it.
+    /// Dropped after the region, which is in it.
     domain: Arc<ProtectionDomain>,
-    /// Last: the memory itself.
+    /// Dropped last: the memory itself.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: its fields are read only, and deregistering is thread-safe.
+// SAFETY: the fields are only read, and deregistering is thread-safe.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// The key that a local work request names this memory by. It gives the peer nothing.
+    /// Returns the key by which a local work request names this memory. The key gives the peer no access.
     pub fn local_key(&self) -> u32 {
         // SAFETY: the region is alive.
         unsafe { (*self.raw.as_ptr()).lkey }
     }
 
-    /// The domain it is in.
+    /// Returns the domain that the region is in.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
@@ -110,7 +110,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: deregistered once.
+        // SAFETY: the region is deregistered once.
         let answer = unsafe { (self.domain.device().api().ibv_dereg_mr)(self.raw.as_ptr()) };
         debug_assert_ne!(answer, libc::EBUSY, "a memory region was still in use");
     }
@@ -121,18 +121,18 @@ impl Drop for MemoryRegion {
 pub struct Segment {
     /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// [`MemoryRegion::local_key`] of the region it lies in.
+    /// [`MemoryRegion::local_key`] of the region that contains the segment.
     pub local_key: u32,
 }
 
-/// Memory that children do not inherit and core dumps leave out. After a fork a child would get the pages and the parent
-/// copies, which the device does not know.
+/// Maps memory that child processes do not inherit and core dumps leave out. After a fork, a child would get the pages
+/// and the parent copies, which the device does not know.
 ///
 /// # Errors
 ///
-/// What mmap or madvise answered.
+/// The error of mmap or madvise.
 fn private_memory(length: usize) -> std::io::Result<MmapRaw> {
     let memory = MmapRaw::from(MmapMut::map_anon(length)?);
     memory.advise(Advice::DontFork)?;
@@ -140,12 +140,12 @@ fn private_memory(length: usize) -> std::io::Result<MmapRaw> {
     Ok(memory)
 }
 
-/// Registered memory of its own, in slots of equal size, for small messages.
+/// A region with memory of its own, divided into slots of equal size, for small messages.
 ///
-/// Bytes go in and out by copy, so that there is never a reference to memory that the device may be writing.
+/// Bytes are copied in and out, so that there is never a reference to memory that the device may be writing.
 pub struct MessageRegion {
     region: MemoryRegion,
-    /// Owned by the region as well.
+    /// The mapping, which the region owns as well.
     memory: Arc<MmapRaw>,
     slot_bytes: usize,
     slots: u32,
@@ -156,7 +156,7 @@ impl MessageRegion {
     ///
     /// # Errors
     ///
-    /// What mmap or registering answered.
+    /// The error of mmap, or of registering.
     pub fn new(domain: &Arc<ProtectionDomain>, slots: u32, slot_bytes: usize) -> Result<Self, Error> {
         let length = slots as usize * slot_bytes;
         let memory = private_memory(length)
@@ -167,29 +167,30 @@ impl MessageRegion {
         Ok(Self { region, memory, slot_bytes, slots })
     }
 
-    /// Bytes of one slot.
+    /// Returns the length of a slot, in bytes.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Copies `parts`, one after the other, to the start of a slot. Returns their length in bytes.
+    /// Copies `parts`, one after another, to the start of a slot. Returns their total length in bytes.
     ///
     /// # Panics
     ///
-    /// If there is no such slot, or they do not fit.
+    /// If there is no such slot, or the parts do not fit.
     pub fn write(&self, slot: u32, parts: &[&[u8]]) -> u32 {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         assert!(slot < self.slots && total <= self.slot_bytes, "a message fits its slot");
         let mut at = slot as usize * self.slot_bytes;
         for part in parts {
-            // SAFETY: within the mapping, by the assertion; `part` is elsewhere, as nothing refers into the mapping.
+            // SAFETY: within the mapping, by the assertion. `part` lies outside, because no reference points into the
+            // mapping.
             unsafe { ptr::copy_nonoverlapping(part.as_ptr(), self.memory.as_mut_ptr().add(at), part.len()) };
             at += part.len();
         }
         total as u32
     }
 
-    /// Copies `length` bytes of a slot from offset `from`, or as many as it has.
+    /// Copies `length` bytes of a slot from offset `from` on, or as many as the slot has.
     ///
     /// # Panics
     ///
@@ -199,16 +200,16 @@ impl MessageRegion {
         let from = from.min(self.slot_bytes);
         let mut bytes = vec![0; length.min(self.slot_bytes - from)];
         let at = slot as usize * self.slot_bytes + from;
-        // SAFETY: within the mapping, by the assertion and the minima; the vector is elsewhere.
+        // SAFETY: within the mapping, by the assertion and the minima. The vector lies outside.
         unsafe { ptr::copy_nonoverlapping(self.memory.as_mut_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) };
         bytes
     }
 
-    /// The first `length` bytes of a slot, as a work request names them.
+    /// Returns the first `length` bytes of a slot as a segment for a work request.
     ///
     /// # Panics
     ///
-    /// If there is no such slot, or it is shorter.
+    /// If there is no such slot, or the slot is shorter.
     pub(crate) fn segment(&self, slot: u32, length: u32) -> Segment {
         assert!(slot < self.slots && length as usize <= self.slot_bytes, "a message fits its slot");
         let address = self.memory.as_mut_ptr() as u64 + u64::from(slot) * self.slot_bytes as u64;

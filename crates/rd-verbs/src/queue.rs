@@ -10,10 +10,10 @@ use crate::device::Device;
 use crate::memory::{MessageRegion, ProtectionDomain, Segment};
 use crate::{Error, check, ffi, set_nonblocking};
 
-/// Where a completion queue says that there is something to poll. Never blocks: poll its descriptor.
+/// A channel on which a completion queue announces completions. Reading never blocks: poll its descriptor.
 pub struct CompletionChannel {
     raw: NonNull<ffi::CompChannel>,
-    /// After the channel, which is on it.
+    /// Dropped after the channel, which is on it.
     device: Arc<Device>,
 }
 
@@ -23,11 +23,11 @@ unsafe impl Send for CompletionChannel {}
 unsafe impl Sync for CompletionChannel {}
 
 impl CompletionChannel {
-    /// Opens one.
+    /// Opens a channel.
     ///
     /// # Errors
     ///
-    /// What `ibv_create_comp_channel` left.
+    /// The error of `ibv_create_comp_channel`.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Self>, Error> {
         // SAFETY: the context is open as long as the device.
         let raw = unsafe { (device.api().ibv_create_comp_channel)(device.context().as_ptr()) };
@@ -45,14 +45,14 @@ impl CompletionChannel {
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel.
+        // SAFETY: the descriptor is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(self.fd()) }
     }
 }
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: every completion queue on it holds an `Arc` of it, so none is left.
+        // SAFETY: every completion queue on the channel holds an `Arc` of it, so that none is left.
         let answer = unsafe { (self.device.api().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
         debug_assert_ne!(answer, libc::EBUSY, "a completion channel was still in use");
     }
@@ -63,7 +63,7 @@ pub struct CompletionQueue {
     raw: NonNull<ffi::Cq>,
     poll_cq: unsafe extern "C" fn(*mut ffi::Cq, c_int, *mut ffi::WorkCompletion) -> c_int,
     req_notify_cq: unsafe extern "C" fn(*mut ffi::Cq, c_int) -> c_int,
-    /// After the queue, which reports to it.
+    /// Dropped after the queue, which reports to the channel.
     channel: Arc<CompletionChannel>,
 }
 
@@ -73,11 +73,11 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Creates a queue of at least `entries`, with a channel of its own.
+    /// Creates a queue of at least `entries` entries, with a channel of its own.
     ///
     /// # Errors
     ///
-    /// EINVAL where `entries` passes the device's `max_cqe`; what else `ibv_create_cq` left.
+    /// `EINVAL` if `entries` exceeds the device's `max_cqe`, else the error of `ibv_create_cq`.
     pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>, Error> {
         let channel = CompletionChannel::new(device)?;
         // SAFETY: the context is open as long as the device; only a valid context has operations.
@@ -94,11 +94,12 @@ impl CompletionQueue {
         Ok(Arc::new(Self { raw, poll_cq, req_notify_cq, channel }))
     }
 
-    /// Takes up to `completions.len()` completions; returns how many. Fewer than asked for means that it is empty.
+    /// Takes up to `completions.len()` completions, and returns how many. Fewer than requested means that the queue is
+    /// empty.
     ///
     /// # Errors
     ///
-    /// EIO where the device answered an error.
+    /// `EIO` if the device reported an error.
     pub fn poll(&self, completions: &mut [WorkCompletion]) -> Result<usize, Error> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
         // SAFETY: `WorkCompletion` is a transparent `ibv_wc`, and there is room for `room` of them.
@@ -106,29 +107,30 @@ impl CompletionQueue {
         usize::try_from(taken).map_err(|_| Error::Call { call: "ibv_poll_cq", errno: libc::EIO })
     }
 
-    /// Asks for an event on the channel at the next completion. Those already there do not count: poll once more
-    /// before sleeping.
+    /// Requests an event on the channel at the next completion. Completions that are already there do not count: poll
+    /// once more before sleeping.
     ///
     /// # Errors
     ///
-    /// What `ibv_req_notify_cq` answered.
+    /// The error of `ibv_req_notify_cq`.
     pub fn request_notification(&self) -> Result<(), Error> {
         // SAFETY: the queue is alive.
         check("ibv_req_notify_cq", unsafe { (self.req_notify_cq)(self.raw.as_ptr(), 0) })
     }
 
-    /// Takes and acknowledges the channel's event; whether there was one. It may stand for several completions.
+    /// Takes and acknowledges the channel's event, and returns whether there was one. An event may stand for several
+    /// completions.
     ///
-    /// There is at most one: a queue makes an event once after each [`CompletionQueue::request_notification`], and is the
-    /// only one on its channel. So this is one system call for each sleep.
+    /// There is at most one event: the queue makes one after each [`CompletionQueue::request_notification`], and is the
+    /// only queue on its channel. So each sleep costs one such system call.
     ///
     /// # Errors
     ///
-    /// What `ibv_get_cq_event` left.
+    /// The error of `ibv_get_cq_event`.
     pub fn take_event(&self) -> Result<bool, Error> {
         let api = self.channel.device.api();
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is open; the call writes both.
+        // SAFETY: the channel is open, and the call writes to both pointers.
         if unsafe { (api.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut queue, &mut context) } != 0 {
             let error = Error::last("ibv_get_cq_event");
             return if error.errno() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) };
@@ -138,7 +140,7 @@ impl CompletionQueue {
         Ok(true)
     }
 
-    /// The channel, to sleep on.
+    /// Returns the channel, to sleep on.
     pub fn channel(&self) -> &CompletionChannel {
         &self.channel
     }
@@ -146,43 +148,45 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: every queue pair that completes here holds an `Arc` of it, so none is left; all events are acked.
+        // SAFETY: every queue pair that completes here holds an `Arc` of the queue, so that none is left. All events
+        // are acknowledged.
         let answer = unsafe { (self.channel.device.api().ibv_destroy_cq)(self.raw.as_ptr()) };
         debug_assert_ne!(answer, libc::EBUSY, "a completion queue was still in use");
     }
 }
 
-/// The end of one work request.
+/// The completion of one work request.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct WorkCompletion(ffi::WorkCompletion);
 
 impl WorkCompletion {
-    /// The number that the work request was posted with. Valid whatever the outcome.
+    /// Returns the number with which the work request was posted. Valid whatever the outcome.
     pub fn id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// Bytes that a successful receive got.
+    /// Returns the number of bytes that a successful receive got.
     pub fn bytes(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// Whether it succeeded.
+    /// Reports whether the work request succeeded.
     pub fn is_success(&self) -> bool {
         self.0.status == ffi::WC_SUCCESS
     }
 
-    /// Whether it was given back undone, because the queue pair had already failed or been disconnected.
+    /// Reports whether the work request was returned undone, because the queue pair had already failed or been
+    /// disconnected.
     pub fn is_flushed(&self) -> bool {
         self.0.status == ffi::WC_WR_FLUSH_ERR
     }
 
-    /// libibverbs' words for the outcome, with the device's own code.
+    /// Returns libibverbs' description of the outcome, with the device's own code.
     pub fn reason(&self) -> String {
         let words = match crate::library::api() {
             Ok(api) => {
-                // SAFETY: answers a static string for any number.
+                // SAFETY: the call returns a static string for any number.
                 let words = unsafe { (api.ibv_wc_status_str)(self.0.status) };
                 if words.is_null() {
                     "unknown".into()
@@ -197,21 +201,21 @@ impl WorkCompletion {
     }
 }
 
-/// How much may be outstanding on a queue pair.
+/// Maximum amounts of work outstanding on a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Depths {
-    /// Sends.
+    /// Number of sends.
     pub sends: u32,
-    /// Receives.
+    /// Number of receives.
     pub receives: u32,
-    /// Scatter-gather entries of each.
+    /// Number of scatter-gather entries of each work request.
     pub segments: u32,
-    /// Bytes of a message that the adapter may be handed with the work request, instead of fetching them. Where the
-    /// device does not allow so many, there are none.
+    /// Length of a message, in bytes, that can be handed to the adapter within the work request, instead of being
+    /// fetched by the adapter. If the device does not allow that length, no message is sent inline.
     pub inline_bytes: u32,
 }
 
-/// The most segments that this crate posts in one work request.
+/// Maximum number of segments that this crate posts in one work request.
 const SEGMENTS_MAX: usize = 2;
 
 /// A reliable queue pair, with the identifier that connects it.
@@ -220,26 +224,27 @@ pub struct QueuePair {
     post_send: unsafe extern "C" fn(*mut ffi::Qp, *mut ffi::SendWr, *mut *mut ffi::SendWr) -> c_int,
     post_recv: unsafe extern "C" fn(*mut ffi::Qp, *mut ffi::RecvWr, *mut *mut ffi::RecvWr) -> c_int,
     inline_bytes: u32,
-    /// After the queue pair (destroyed in `drop`), and before what it uses.
+    /// Dropped after the queue pair (which `drop` destroys), and before the objects that it uses.
     id: Id,
     _queue: Arc<CompletionQueue>,
-    /// What messages are posted from, so that it outlives them.
+    /// The region from which messages are posted, so that it outlives them.
     messages: Arc<MessageRegion>,
     _domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: posting is thread-safe in every provider; the rest is ioctls.
+// SAFETY: posting is thread-safe in every provider; all other calls are ioctls.
 unsafe impl Send for QueuePair {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    /// Creates one on `id`, which is bound to the device of `domain`. Sends and receives complete on `queue`. Receives
-    /// may be posted at once.
+    /// Creates a queue pair on `id`, which is bound to the device of `domain`. Sends and receives complete on `queue`.
+    /// Receives may be posted at once.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherDevice`], or what `rdma_create_qp` left: EINVAL or ENOMEM for depths past the device's.
+    /// [`Error::OtherDevice`], or the error of `rdma_create_qp`: `EINVAL` or `ENOMEM` for depths beyond the device's
+    /// limits.
     pub fn new(
         id: Id,
         domain: &Arc<ProtectionDomain>,
@@ -272,11 +277,12 @@ impl QueuePair {
             sq_sig_all: 0,
         };
         let create = |attributes: &mut ffi::QpInitAttr| {
-            // SAFETY: the identifier is bound to the domain's device, and everything named is alive and kept by `self`.
+            // SAFETY: the identifier is bound to the domain's device. All objects named are alive and kept by `self`.
             let answer = unsafe { (id.api().rdma_create_qp)(id.raw.as_ptr(), domain.raw(), attributes) };
             check("rdma_create_qp", answer)
         };
-        // The call writes what it granted into the attributes, and devices do not tell before how much they inline.
+        // The call writes the granted limits into the attributes. Devices do not tell in advance how much they can
+        // inline.
         let mut granted = depths.inline_bytes;
         if let Err(error) = create(&mut attributes) {
             if depths.inline_bytes == 0 {
@@ -292,7 +298,7 @@ impl QueuePair {
             };
             create(&mut attributes)?;
         }
-        // SAFETY: the identifier is alive, its queue pair was just created.
+        // SAFETY: the identifier is alive, and its queue pair was just created.
         let raw = NonNull::new(unsafe { (*id.raw.as_ptr()).qp }).ok_or_else(|| Error::last("rdma_create_qp"))?;
         Ok(Self {
             raw,
@@ -306,24 +312,24 @@ impl QueuePair {
         })
     }
 
-    /// The identifier, to connect, accept and disconnect by.
+    /// Returns the identifier, by which to connect, accept and disconnect.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// The region that its messages are posted from.
+    /// Returns the region from which messages are posted.
     pub fn messages(&self) -> &MessageRegion {
         &self.messages
     }
 
-    /// Moves the queue pair to its error state: posted work comes back flushed.
+    /// Moves the queue pair to its error state: posted work is returned as flushed.
     ///
     /// # Errors
     ///
-    /// What `ibv_modify_qp` answered.
+    /// The error of `ibv_modify_qp`.
     pub fn fail(&self) -> Result<(), Error> {
         let mut attributes = ffi::QpAttr { qp_state: ffi::QPS_ERR, rest: [0; 35] };
-        // SAFETY: the queue pair is alive; the mask says that the state alone is set.
+        // SAFETY: the queue pair is alive; the mask says that only the state is set.
         let answer = unsafe { (self.id.api().ibv_modify_qp)(self.raw.as_ptr(), &mut attributes, ffi::QP_STATE) };
         check("ibv_modify_qp", answer)
     }
@@ -332,19 +338,19 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// What `ibv_post_send` answered: ENOMEM when the queue is full.
+    /// The error of `ibv_post_send`; `ENOMEM` if the queue is full.
     pub fn send_message(&self, work_id: u64, slot: u32, length: u32) -> Result<(), Error> {
-        // SAFETY: the slot lies in the region that `self` keeps alive, and is reached by copies only.
+        // SAFETY: the slot lies in the region that `self` keeps alive, and is accessed only by copying.
         unsafe { self.send(work_id, &[self.messages.segment(slot, length)]) }
     }
 
-    /// As [`QueuePair::send_message`], inline where it is short enough for that. Without `signalled` its completion is
-    /// told only if it fails; then a later send that is signalled tells of this one as well, and until that has been
-    /// polled this one takes its place in the queue.
+    /// Sends as [`QueuePair::send_message`] does, inline if the message is short enough. Without `signalled`, the send
+    /// has a completion only if it fails. The completion of a later signalled send then stands for this send as well.
+    /// Until that completion has been polled, this send takes up its place in the queue.
     ///
     /// # Errors
     ///
-    /// What `ibv_post_send` answered: ENOMEM when the queue is full.
+    /// The error of `ibv_post_send`; `ENOMEM` if the queue is full.
     pub fn send_message_inline(&self, work_id: u64, slot: u32, length: u32, signalled: bool) -> Result<(), Error> {
         let signalled = if signalled { ffi::SEND_SIGNALED } else { 0 };
         let inline = if length <= self.inline_bytes { ffi::SEND_INLINE } else { 0 };
@@ -356,31 +362,31 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// What `ibv_post_recv` answered: ENOMEM when the queue is full.
+    /// The error of `ibv_post_recv`; `ENOMEM` if the queue is full.
     pub fn receive_message(&self, work_id: u64, slot: u32) -> Result<(), Error> {
         let length = u32::try_from(self.messages.slot_bytes()).unwrap_or(u32::MAX);
         // SAFETY: as in `send_message`.
         unsafe { self.receive(work_id, &[self.messages.segment(slot, length)]) }
     }
 
-    /// Sends 1 to 2 segments as one message.
+    /// Sends 1 or 2 segments as one message.
     ///
     /// # Safety
     ///
-    /// Until its completion has been polled, or this queue pair dropped, the segments' memory stays mapped, and nobody
-    /// writes to it.
+    /// Until the completion has been polled, or this queue pair dropped, the segments' memory must stay mapped, and no
+    /// thread may write to it.
     ///
     /// # Errors
     ///
-    /// What `ibv_post_send` answered: ENOMEM when the queue is full. Nothing was posted then.
+    /// The error of `ibv_post_send`; `ENOMEM` if the queue is full. Nothing was posted then.
     pub unsafe fn send(&self, work_id: u64, segments: &[Segment]) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees what `post` requires.
         unsafe { self.post(work_id, segments, ffi::SEND_SIGNALED) }
     }
 
     /// # Safety
     ///
-    /// As [`QueuePair::send`].
+    /// As for [`QueuePair::send`].
     unsafe fn post(&self, work_id: u64, segments: &[Segment], flags: std::ffi::c_uint) -> Result<(), Error> {
         let mut list = scatter_gather(segments);
         let mut request = ffi::SendWr {
@@ -394,20 +400,20 @@ impl QueuePair {
             unions: [0; 11],
         };
         let mut refused = ptr::null_mut();
-        // SAFETY: the request and its list outlive the call, which copies them; the memory is the caller's promise.
+        // SAFETY: the request and its list outlive the call, which copies them. The caller guarantees the memory.
         check("ibv_post_send", unsafe { (self.post_send)(self.raw.as_ptr(), &mut request, &mut refused) })
     }
 
-    /// Posts 1 to 2 segments to receive one message into, filled in order.
+    /// Posts 1 or 2 segments to receive one message into. The segments are filled in order.
     ///
     /// # Safety
     ///
-    /// Until its completion has been polled, or this queue pair dropped, the segments' memory stays mapped, and nobody
-    /// else reads or writes it.
+    /// Until the completion has been polled, or this queue pair dropped, the segments' memory must stay mapped, and no
+    /// thread may read or write it.
     ///
     /// # Errors
     ///
-    /// What `ibv_post_recv` answered: ENOMEM when the queue is full. Nothing was posted then.
+    /// The error of `ibv_post_recv`; `ENOMEM` if the queue is full. Nothing was posted then.
     pub unsafe fn receive(&self, work_id: u64, segments: &[Segment]) -> Result<(), Error> {
         let mut list = scatter_gather(segments);
         let mut request = ffi::RecvWr {
@@ -424,9 +430,10 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // Not while an event is read on its channel: that may be moving this queue pair's state.
+        // Not while an event is read on the identifier's channel: that may be changing this queue pair's state.
         let _reading = self.id.channel.lock();
-        // SAFETY: destroyed once, before its identifier; from here on the device touches none of its memory.
+        // SAFETY: the queue pair is destroyed once, before its identifier. From here on the device touches none of its
+        // memory.
         unsafe { (self.id.api().rdma_destroy_qp)(self.id.raw.as_ptr()) };
     }
 }

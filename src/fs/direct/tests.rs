@@ -1,4 +1,4 @@
-//! On the disk that the tests are built on: memory file systems have no way past their cache.
+//! These tests use the disk on which they are built, because memory file systems have no way past their cache.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -14,7 +14,7 @@ fn content(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
 }
 
-/// A file that is on the disk and, unless something holds its pages, not in the page cache.
+/// Makes a file that is on the disk and, unless something holds its pages, not in the page cache.
 fn cold_file(data: &[u8]) -> File {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
     let mut file = tempfile::tempfile_in(beside).expect("a file");
@@ -28,7 +28,7 @@ fn evict(file: &File) {
     fadvise(file, 0, None, Advice::DontNeed).expect("evicted");
 }
 
-/// Page-aligned, as a buffer of the pool is.
+/// Page-aligned memory, like a buffer of the pool.
 struct Aligned(Vec<u8>, usize);
 
 impl Aligned {
@@ -44,7 +44,7 @@ impl Aligned {
     }
 }
 
-/// Reads `length` bytes from `offset` on; `direct`: what the direct read answers, if not what it does.
+/// Reads `length` bytes from `offset` on. `direct` replaces the result of the direct read, if given.
 fn read(
     bypass: &Bypass,
     file: &File,
@@ -92,14 +92,14 @@ fn what_is_cached_is_copied() {
     for (number, counts) in [(1, (0, CHUNK)), (0, (CHUNK, CHUNK)), (1, (CHUNK, 2 * CHUNK)), (3, (2 * CHUNK, 2 * CHUNK))]
     {
         let offset = number * CHUNK;
-        // As after a cold range: one that is thought to be cached is fetched by looking at it.
+        // The state after a cold range. In the other state, the examination itself brings the range into the cache.
         bypass.is_warm.store(false, Ordering::Relaxed);
         assert!(
             read(&bypass, &file, (offset as u64, CHUNK), None, &tally) == Ok(data[offset..offset + CHUNK].to_vec())
         );
         assert_eq!(direct_and_cached(&tally), (counts.0 as u64, counts.1 as u64), "range {number}");
     }
-    // A file that was just written is cached, and never asked for past the cache.
+    // A file that was just written is cached, and never opened for reads past the cache.
     let mut written = cold_file(&[]);
     written.write_all(&data).expect("written");
     let (bypass, tally) = (Bypass::default(), Tally::default());
@@ -114,11 +114,11 @@ fn what_is_cached_is_copied() {
 fn where_the_kernel_does_not_tell_a_page_is_tried() {
     let data = content(4 * CHUNK);
     let (bypass, tally) = (Bypass { is_untold: AtomicBool::new(true), ..Bypass::default() }, Tally::default());
-    // From the end on: at the beginning of a file the kernel reads ahead whatever is asked for.
+    // Backwards, because at the beginning of a file the kernel reads ahead, whatever is requested.
     let offsets = [3 * CHUNK, 2 * CHUNK, CHUNK].map(|offset| offset as u64);
     let file = cold_file(&data);
     for (tried, offset) in (1..).zip(offsets) {
-        // Cold or not is up to the disk: one that answers at once has brought the page before it can be missed.
+        // The result depends on the disk: a fast one has delivered the page before it is found missing.
         bypass.is_cold(&file, offset, CHUNK);
         assert_eq!(cached_pages(&file, offset, ALIGNMENT as u64), Ok(1), "the page at {offset}");
         assert_eq!(cached_pages(&file, 0, data.len() as u64), Ok(tried), "pages after {offset}");
@@ -143,17 +143,17 @@ fn what_cannot_be_read_directly_comes_through_the_cache() {
         let is_closed = bypass.is_closed.load(Ordering::Relaxed);
         assert_eq!(is_closed, matches!(refusal, Errno::INVAL | Errno::OPNOTSUPP), "{refusal}");
     }
-    // A short answer.
+    // A short read.
     let file = cold_file(&data);
     let (bypass, tally) = (Bypass::default(), Tally::default());
     assert!(read(&bypass, &file, (0, CHUNK), Some(Ok(8192)), &tally) == Ok(data[..CHUNK].to_vec()));
     assert_eq!(direct_and_cached(&tally), (8192, CHUNK as u64 - 8192));
-    // An offset that is not aligned.
+    // An unaligned offset.
     let file = cold_file(&data);
     let (bypass, tally) = (Bypass::default(), Tally::default());
     assert!(read(&bypass, &file, (1, CHUNK), None, &tally) == Ok(data[1..=CHUNK].to_vec()));
     assert_eq!(direct_and_cached(&tally), (0, CHUNK as u64));
-    // Asked for.
+    // A bypass that is closed from the beginning.
     let file = cold_file(&data);
     assert!(read(&Bypass::closed(), &file, (0, CHUNK), None, &tally) == Ok(data[..CHUNK].to_vec()));
     assert_eq!(direct_and_cached(&tally), (0, 2 * CHUNK as u64));

@@ -1,14 +1,14 @@
-//! Writing without the page cache: when the cache would gain nothing by what a transfer writes, and the way past it.
+//! Writing without the page cache: decides when the cache gains nothing from a transfer's data, and writes past it.
 //!
-//! What is written into the cache is copied once more, pushes other people's pages out, and is held back by the kernel as
-//! soon as much of it waits for the disk. For a file of moderate size that is worth it: the writer is done at once,
-//! and the next reader finds it there. So the cache gets a share of the memory that is available, and what is more
-//! than that goes past it: all of a file that is announced as larger, and whatever a transfer writes when its share is
-//! used up.
+//! Data written into the cache is copied once more, evicts other processes' pages, and is held back by the kernel as
+//! soon as much of it waits for the disk. For a file of moderate size that is worth it: the writer is done at once, and
+//! the next reader finds the data in the cache. So a transfer may put a share of the available memory into the cache.
+//! Everything beyond that share goes past it: all of a file that is announced as larger, and whatever a transfer writes
+//! when its share is used up.
 //!
-//! Threads that write wait for the disk then, one write each; that is the queue. Only whole pages go past the cache. What
-//! is not aligned, such as a file's last bytes, goes through it: no page is then written both ways, since no two ranges of
-//! a transfer overlap.
+//! Threads that write past the cache wait for the disk, one write each; together they form the queue. Only whole pages
+//! go past the cache. Unaligned data, such as a file's last bytes, goes through it. No page is written both ways,
+//! because no two ranges of a transfer overlap.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,40 +24,42 @@ use rustix::process::{Resource, getrlimit};
 use super::{ALIGNMENT, reopen};
 use crate::fs::{TMPFS_MAGIC, close, group_limits, write_at};
 
-/// What one transfer may have in the page cache, of the memory that is available: near the share of dirty pages from
-/// which on Linux holds writers back.
+/// Divisor of the available memory that gives what one transfer may put into the page cache. The result is near the
+/// share of dirty pages at which Linux begins to hold writers back.
 const CACHE_SHARE: u64 = 8;
 
-/// A disk takes shorter writes at a small part of its rate, if each is waited for.
+/// Minimum length of a direct write. If shorter writes are each waited for, a disk reaches only a small part of its
+/// rate.
 const WRITE_BYTES_MIN: usize = 64 << 10;
 
-/// File systems that accept O_DIRECT and have nothing but the page cache: tmpfs, ramfs.
+/// File systems that accept O_DIRECT but have nothing but the page cache: tmpfs, ramfs.
 const CACHE_ONLY: [u32; 2] = [TMPFS_MAGIC, 0x8584_58f6];
 
-/// How much of what one transfer writes goes which way. Shared by all threads that write for it.
+/// How much of a transfer's data was written past the cache and through it. Shared by all threads that write for it.
 #[derive(Debug)]
 pub struct Writes {
-    /// No more than this goes through the cache, where there is a way past it.
+    /// Maximum number of bytes to write through the cache if there is a way past it.
     cache_bytes_max: u64,
     direct_bytes: AtomicU64,
     buffered_bytes: AtomicU64,
 }
 
-/// How much of files was written in which way. Nothing where the sink was a stream.
+/// How much was written to files, past the page cache and through it. Both are 0 if the sink was a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Past the page cache.
+    /// Bytes written past the page cache.
     pub direct_bytes: u64,
-    /// Through it.
+    /// Bytes written through the page cache.
     pub buffered_bytes: u64,
 }
 
 impl Writes {
-    /// `cache_bytes_max`: what the page cache may get; a share of the memory that is available if `None`.
+    /// Makes the counters of a transfer. `cache_bytes_max` is how much the page cache may get; if `None`, a share of
+    /// the available memory.
     pub fn new(cache_bytes_max: Option<u64>) -> Self {
         Self {
             cache_bytes_max: cache_bytes_max.unwrap_or_else(|| {
-                // Where the kernel does not say, nothing speaks against its ways.
+                // If the kernel does not tell, there is no reason against the cache.
                 available_bytes(Path::new("/")).map_or(u64::MAX, |bytes| bytes / CACHE_SHARE)
             }),
             direct_bytes: AtomicU64::new(0),
@@ -65,17 +67,17 @@ impl Writes {
         }
     }
 
-    /// Whether a file of this size is written past the cache from its beginning.
+    /// Reports whether a file of this size is written past the cache from its beginning.
     pub fn are_direct(&self, size: u64) -> bool {
         size.max(self.buffered_bytes.load(Ordering::Relaxed)) > self.cache_bytes_max
     }
 
-    /// Something was written through the cache.
+    /// Records bytes that were written through the cache.
     pub fn note_buffered(&self, bytes: usize) {
         self.buffered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// What has been written so far.
+    /// Returns how much has been written so far.
     pub fn written(&self) -> Written {
         Written {
             direct_bytes: self.direct_bytes.load(Ordering::Relaxed),
@@ -87,18 +89,18 @@ impl Writes {
 /// The way past the page cache into one open file; shared by all threads that write to it.
 #[derive(Debug, Default)]
 pub struct WriteBypass {
-    /// The same file, opened once more with O_DIRECT when the first range is to be written so.
+    /// A second descriptor of the file, opened with O_DIRECT when the first range is to be written past the cache.
     direct: OnceLock<Option<OwnedFd>>,
-    /// There is no such way.
+    /// Whether the file cannot be written past the cache.
     is_closed: AtomicBool,
 }
 
 impl WriteBypass {
-    /// Writes all of `bytes` at a position of `file`. `size`: that of the file, 0 where it is not known.
+    /// Writes all of `bytes` at a position of `file`. `size` is that of the file, or 0 if it is not known.
     ///
     /// # Errors
     ///
-    /// What writing answered.
+    /// The error number of the write that failed.
     pub fn write(&self, file: impl AsFd, bytes: &[u8], position: u64, size: u64, writes: &Writes) -> Result<(), Errno> {
         let is_aligned = position.is_multiple_of(ALIGNMENT as u64) && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT);
         let mut done = 0;
@@ -116,11 +118,11 @@ impl WriteBypass {
         Ok(())
     }
 
-    /// All has been written: has the file system say what became of it, whichever way it went.
+    /// Asks the file system, after the last write, for the result of all writes, past the cache and through it.
     ///
     /// # Errors
     ///
-    /// What closing answered.
+    /// The error number returned by close(2).
     pub fn settle(&self, file: impl AsFd) -> Result<(), Errno> {
         if let Some(Some(direct)) = self.direct.get() {
             close::settle(direct)?;
@@ -128,16 +130,16 @@ impl WriteBypass {
         close::settle(file)
     }
 
-    /// Writes whole pages, or as many as the file system takes in this way; how many bytes that were.
+    /// Writes whole pages past the cache, or as many as the file system accepts. Returns the number of bytes written.
     fn write_direct(&self, file: &OwnedFd, pages: &[u8], position: u64) -> Result<usize, Errno> {
         let mut done = 0;
-        // What is left after less than a block was taken can only go through the cache.
+        // After a write of less than a block, the rest can only go through the cache.
         while done < pages.len() && done.is_multiple_of(ALIGNMENT) {
             match pwrite(file, &pages[done..], position + done as u64) {
                 Ok(0) => return Err(Errno::IO),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
-                // It wants another alignment, or has no direct writes after all.
+                // The file system requires another alignment, or has no direct writes after all.
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => {
                     self.is_closed.store(true, Ordering::Relaxed);
                     break;
@@ -149,19 +151,19 @@ impl WriteBypass {
     }
 }
 
-/// Whether file systems of this kind (statfs(2)) have nothing but the page cache.
+/// Reports whether file systems of this kind (statfs(2)) have nothing but the page cache.
 pub fn is_cache_only(kind: u32) -> bool {
     CACHE_ONLY.contains(&kind)
 }
 
-/// The same file, to be written directly; `None` where that is the same as through the cache, or not possible.
+/// Opens the same file for direct writes. `None` if these are not possible, or the same as writes through the cache.
 fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
     let system = fstatfs(&file).ok()?;
     (!is_cache_only(system.f_type as u32)).then(|| reopen(&file, OFlags::WRONLY).ok()).flatten()
 }
 
-/// Memory that can be had without swapping, as the kernel estimates it, and no more than this process's control groups
-/// leave. `root`: where /proc and /sys are.
+/// Returns how much memory is available without swapping, as the kernel estimates it, but no more than this process's
+/// control groups leave. `root` is the directory in which /proc and /sys are.
 pub fn available_bytes(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;
@@ -172,7 +174,7 @@ pub fn available_bytes(root: &Path) -> Option<u64> {
             least = least.min(limit.saturating_sub(used_bytes(&group)));
         }
     }
-    // And than limits on this process do (`ulimit -v`), by what it has taken of them: proc_pid_statm(5).
+    // Nor more than the limits on this process (`ulimit -v`) leave, given what it has taken of them: proc_pid_statm(5).
     let statm = read("proc/self/statm").unwrap_or_default();
     let pages: Vec<u64> = statm.split(' ').filter_map(|number| number.trim().parse().ok()).collect();
     for (resource, taken) in [(Resource::As, pages.first()), (Resource::Data, pages.get(5))] {
@@ -183,8 +185,9 @@ pub fn available_bytes(root: &Path) -> Option<u64> {
     Some(least)
 }
 
-/// What the processes of a control group have taken of its memory. Cached files count for the group as well, and make room:
-/// `active_file` and `inactive_file` of cgroup-v2.rst, with `total_` before them in version 1.
+/// Returns how much memory the processes of a control group have taken. Cached files are charged to the group as well,
+/// but can be evicted and do not count: `active_file` and `inactive_file` of cgroup-v2.rst, with the prefix `total_` in
+/// version 1.
 fn used_bytes(group: &Path) -> u64 {
     let read = |file: &str| fs::read_to_string(group.join(file)).ok();
     let Some(usage) = read("memory.current").or_else(|| read("memory.usage_in_bytes")) else { return 0 };

@@ -1,4 +1,4 @@
-//! Holds this module to the system's headers: a C program prints every size and offset, and this compares them.
+//! Compares this module with the system's headers: a C program prints every size and offset.
 
 use std::io::Write;
 use std::mem::{offset_of, size_of};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::ffi;
 
-/// One line: what C calls it, and what Rust says.
+/// Adds lines that each hold an expression in C and its value according to Rust.
 macro_rules! layout {
     ($lines:ident: $(size $rust:ty = $c:literal;)* $(at $at:ty = $in:literal { $($field:ident $(. $sub:ident)* = $name:literal),* $(,)? })*) => {
         $($lines.push((format!("sizeof({})", $c), size_of::<$rust>()));)*

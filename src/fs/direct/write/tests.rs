@@ -1,4 +1,4 @@
-//! On the disk that the tests are built on: memory file systems have no way past their cache.
+//! These tests use the disk on which they are built, because memory file systems have no way past their cache.
 
 use std::fs::{File, OpenOptions};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::*;
 
 const CHUNK: usize = 256 << 10;
 
-/// Page-aligned, as a buffer of the pool is.
+/// Page-aligned memory, like a buffer of the pool.
 struct Aligned(Vec<u8>, usize);
 
 impl Aligned {
@@ -38,7 +38,7 @@ fn on_disk() -> File {
     file_in(Path::new(env!("CARGO_MANIFEST_DIR")).join("target"))
 }
 
-/// Writes it in chunks, the last one first, as lanes may deliver them; `from`: where in the file.
+/// Writes `data` in chunks, the last chunk first, as lanes may deliver them. `from` is the position in the file.
 fn write_all(file: &File, data: &[u8], from: u64, size: u64, writes: &Writes) -> Result<(), Errno> {
     let bypass = WriteBypass::default();
     data.chunks(CHUNK).enumerate().rev().try_for_each(|(number, chunk)| {
@@ -106,7 +106,7 @@ fn the_cache_gets_its_share_and_no_more() {
         assert_eq!(ways(&writes), expected, "{what}");
         assert!(whole(&file) == data, "{what}");
     }
-    // Of a transfer as a whole, so that many files of moderate size do not get what one large file does not.
+    // The limit is that of a whole transfer, so that many files of moderate size get no more than one large file.
     let writes = Writes::new(Some(all + all / 2 - 1));
     for number in 0..3 {
         write_all(&on_disk(), &data, 0, all, &writes).expect("written");
@@ -125,7 +125,7 @@ fn what_is_not_aligned_goes_through_the_cache_beside_what_is() {
         assert_eq!(ways(&writes), (direct, data.len() as u64 - direct), "from {from} on");
         assert!(whole(&file)[from as usize..] == data, "from {from} on");
     }
-    // Memory that is not.
+    // Unaligned memory.
     let (file, writes) = (on_disk(), Writes::new(Some(0)));
     let aligned = Aligned::new(&data);
     WriteBypass::default().write(&file, &aligned.bytes()[1..], 0, 1 << 40, &writes).expect("written");
@@ -160,13 +160,13 @@ fn a_file_system_without_a_disk_gets_it_through_the_cache() {
 fn a_refusal_goes_through_the_cache_and_a_failure_is_told() {
     let data = Aligned::new(&content(CHUNK));
     let (file, writes, bypass) = (on_disk(), Writes::new(Some(0)), WriteBypass::default());
-    // What a file system answers that wants another alignment: only whole blocks of a device may be written so.
+    // EINVAL, as from a file system that requires another alignment: only whole blocks may be written directly.
     let direct = bypass.direct.get_or_init(|| open_direct(&file)).as_ref().expect("a disk");
     assert_eq!(pwrite(direct, &data.bytes()[..511], 0), Err(Errno::INVAL));
     assert_eq!(bypass.write_direct(direct, &data.bytes()[1..=WRITE_BYTES_MIN], 1), Ok(0));
     bypass.write(&file, data.bytes(), 0, 1 << 40, &writes).expect("written");
     assert_eq!(ways(&writes), (0, CHUNK as u64), "once refused, always through the cache");
-    // Every other error is an error, and nothing is hidden by a second try.
+    // Every other error is reported, and not hidden by a second try.
     let full = WriteBypass::default();
     let device = OpenOptions::new().write(true).open("/dev/full").expect("there");
     full.direct.set(Some(device.into())).expect("nothing yet");

@@ -39,6 +39,8 @@ pub enum Compression {
     Zstd,
 }
 
+/// The fixed header of a chunk: its place, its lengths and its tag.
+///
 /// A chunk is sealed once. If its lane is lost, the chunk is sent again byte for byte, so the header does not name a
 /// lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

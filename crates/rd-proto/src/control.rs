@@ -264,7 +264,7 @@ pub enum Frame {
         /// Chunks that every sink has taken.
         taken: SequenceSet,
     },
-    /// Shows life.
+    /// Shows that this end is alive.
     Ping,
     /// This end's process is about to be stopped (^Z): no sign of life is due until its next frame.
     Pause,

@@ -28,7 +28,8 @@ const LADDER: [Known; 4] = [
     Known { method: Method::Zstd { level: 6 }, speed: 90e6, gain: 1.9 },
 ];
 
-/// Minimum gain of a method over the best weaker one. Less is not worth the time that compression takes at both ends.
+/// Minimum gain, as a factor, of a method over the best weaker one, or over no compression. Less is not worth the time
+/// that compression takes at both ends.
 const GAIN_MIN: f64 = 1.05;
 
 /// Share of the threads' time that is left to compression. The threads seal as well, and a line that waits for them is

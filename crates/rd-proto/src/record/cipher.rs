@@ -10,7 +10,7 @@ use ring::aead as ring;
 
 use crate::frame::TAG_BYTES;
 
-/// A key, ready for use.
+/// An AES-256-GCM key of one of the two libraries, ready for use.
 #[allow(clippy::large_enum_variant, reason = "it is made for one chunk, and not moved")]
 pub(super) enum Cipher {
     Aws(aws::LessSafeKey),

@@ -1,4 +1,4 @@
-//! Several rails: ways to the other end that have no interface in common.
+//! Rails: ways to the other end that have no interface in common.
 //!
 //! Rail 0 is the one that the session began on. The end that dials finds the others from the addresses of the other
 //! end, and tries them as it tries more lanes: a rail is kept if it carries a tenth more. Each rail has an equal,

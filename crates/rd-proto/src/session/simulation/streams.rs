@@ -1,4 +1,4 @@
-//! The source and the sinks.
+//! The simulated source and sinks.
 
 use super::*;
 

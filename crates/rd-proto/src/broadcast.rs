@@ -1,35 +1,37 @@
-//! One stream for many hosts: what the receiving end of a hop says of the stream, and how a tree is packed into one.
+//! A tree as one stream for many hosts: the answers of a hop's receiving end, and the packing of a tree into the
+//! stream.
 //!
-//! A hop of a broadcast is a session whose bytes are a part of the stream, from some offset to the end. [`Marks`] are its
-//! answers: the first says from which offset on, the others below which offset the sending end need not keep anything.
+//! A hop of a broadcast is a session that transfers the stream from some offset to its end. The receiving end answers
+//! with offsets, which [`Marks`] decodes: the first answer says where to start sending, each later answer says below
+//! which offset the sending end need not keep anything.
 //!
-//! The stream itself is the parts of a tree ([`crate::tree`]) as packets: a [`Head`], then data. All of it comes from a
-//! peer: decoding checks every value.
+//! The stream itself consists of the parts of a tree ([`crate::tree`]) as packets: a [`Head`], then data. All of it
+//! comes from a peer, so decoding checks every value.
 
 use crate::reader::{ReadError, Reader};
 
-/// Data of one packet at most, in bytes.
+/// Maximum length of the data of one packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of a packet's head.
+/// Length of a packet's head, in bytes.
 pub const HEAD_BYTES: usize = 16;
 
-/// Data of a large file begins at a multiple of this in the stream, so that it can be written from where it lies.
+/// Alignment in the stream of the data of large files, in bytes, so that the data can be written from where it lies.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// The number that stands in place of an item at the end.
+/// Item number in the head of the packet that ends the stream.
 const END_ITEM: u32 = u32::MAX;
 
-/// Why what a peer has sent is none of it.
+/// Why an answer or a packet of a peer was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BroadcastError {
-    /// It is longer or shorter than it may be.
+    /// A length is out of bounds.
     #[error("a length out of bounds")]
     Length,
-    /// An offset goes back, or lies beyond what was sent.
+    /// An offset goes back or lies beyond what was sent, or a position overflows 64 bits.
     #[error("an impossible offset")]
     Offset,
-    /// Records do not follow each other, or something follows the end.
+    /// Records do not follow each other without a gap, or a packet follows the end.
     #[error("packets out of order")]
     Order,
 }
@@ -40,10 +42,10 @@ impl From<ReadError> for BroadcastError {
     }
 }
 
-/// What one answer of a hop's receiving end says.
+/// Meaning of one answer of a hop's receiving end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// The stream is to be sent from this offset on. The first.
+    /// The stream is to be sent from this offset on. Always the first answer.
     From(u64),
     /// Nothing below this offset needs to be kept.
     Keep(u64),
@@ -54,7 +56,7 @@ pub fn encode_mark(offset: u64) -> Vec<u8> {
     offset.to_le_bytes().to_vec()
 }
 
-/// What the sending end of a hop has been told.
+/// Answers that the sending end of a hop has received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marks {
     has_begun: bool,
@@ -62,17 +64,17 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Whether the first has come.
+    /// Returns whether the first answer has arrived.
     pub fn have_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Takes the next answer. `sent`: the stream has been sent up to there.
+    /// Decodes the next answer. `sent` is the offset up to which the stream has been sent.
     ///
     /// # Errors
     ///
-    /// [`BroadcastError`] if it is no offset, goes back, or lies beyond what was sent. Whether the first can be sent from
-    /// is for the caller to see.
+    /// [`BroadcastError`] if the answer is not an offset, or if the offset goes back or lies beyond `sent`. The first
+    /// offset is not compared with anything: the caller must check that the stream can be sent from there.
     pub fn take(&mut self, bytes: &[u8], sent: u64) -> Result<Mark, BroadcastError> {
         let mut reader = Reader { rest: bytes };
         let offset = reader.u64()?;
@@ -93,13 +95,13 @@ impl Marks {
 /// The head of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// What follows is records (item 0), or data of a large file for this position.
+    /// Records (item 0) or data of a large file follow.
     Data {
-        /// The file's number; 0 for records.
+        /// Number of the file; 0 for records.
         item: u32,
-        /// Bytes that follow, at least one.
+        /// Number of bytes that follow, at least one.
         length: u32,
-        /// Where they belong.
+        /// Position of these bytes in the item.
         position: u64,
     },
     /// The stream ends here.
@@ -107,7 +109,7 @@ pub enum Head {
 }
 
 impl Head {
-    /// The encoded head.
+    /// Encodes the head.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let (item, length, position) = match *self {
             Self::Data { item, length, position } => (item, length, position),
@@ -120,11 +122,12 @@ impl Head {
         bytes
     }
 
-    /// Reads the head of a packet.
+    /// Decodes the head of a packet.
     ///
     /// # Errors
     ///
-    /// [`BroadcastError::Length`] if there are fewer bytes, or those that follow are none or too many.
+    /// [`BroadcastError::Length`] if `bytes` is not exactly one head, or if the length of the data is zero or too
+    /// large. [`BroadcastError::Offset`] if position plus length exceeds 64 bits.
     pub fn decode(bytes: &[u8]) -> Result<Self, BroadcastError> {
         let mut reader = Reader { rest: bytes };
         let (item, length, position) = (reader.u32()?, reader.u32()?, reader.u64()?);
@@ -142,7 +145,7 @@ impl Head {
         }
     }
 
-    /// Bytes between this head, whose end is at this offset of the stream, and its data.
+    /// Returns the number of bytes between this head and its data. `end` is the offset of the head's end in the stream.
     pub fn padding(&self, end: u64) -> u64 {
         match self {
             Self::Data { item: 1.., .. } => end.next_multiple_of(PAGE_BYTES) - end,
@@ -151,7 +154,7 @@ impl Head {
     }
 }
 
-/// Holds packets to their order.
+/// Checks the order of packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Order {
     records_bytes: u64,
@@ -159,11 +162,12 @@ pub struct Order {
 }
 
 impl Order {
-    /// Takes the next head.
+    /// Checks the next head.
     ///
     /// # Errors
     ///
-    /// [`BroadcastError::Order`] if records do not begin where the last ones have ended, or nothing should follow.
+    /// [`BroadcastError::Order`] if records do not begin where the previous records ended, or if the stream has already
+    /// ended.
     pub fn check(&mut self, head: &Head) -> Result<(), BroadcastError> {
         match *head {
             _ if self.has_ended => return Err(BroadcastError::Order),
@@ -177,18 +181,19 @@ impl Order {
         Ok(())
     }
 
-    /// Whether the end has come.
+    /// Returns whether the packet that ends the stream has arrived.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 }
 
-/// Fuzz bodies: no input may panic, and what decodes says what was encoded.
+/// Bodies of the fuzz targets: no input may panic, and what decodes must encode to the same bytes.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
     use super::*;
 
-    /// Answers of a hop's receiving end, as many as there are; the stream has been sent up to the second.
+    /// Decodes all of `bytes` as answers of a hop's receiving end. After the first answer, 1 MiB beyond its offset
+    /// counts as sent.
     pub fn broadcast_marks(bytes: &[u8]) {
         let (mut marks, mut last, mut sent) = (Marks::default(), 0, u64::MAX);
         for answer in bytes.chunks(8) {
@@ -207,7 +212,7 @@ pub mod fuzz {
         }
     }
 
-    /// Heads of packets, as many as there are.
+    /// Decodes all of `bytes` as heads of packets.
     pub fn broadcast_heads(bytes: &[u8]) {
         let mut order = Order::default();
         for bytes in bytes.chunks(HEAD_BYTES) {
@@ -220,14 +225,14 @@ pub mod fuzz {
         }
     }
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// The seeds that are checked in as corpus: target, name and bytes of each.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let marks = [1 << 20, 0, 4096, (2 << 20) - 1].map(encode_mark).concat();
         let heads = samples().map(|(head, _)| head.encode()).concat();
         vec![("broadcast_marks", "healed", marks), ("broadcast_heads", "every-kind", heads)]
     }
 
-    /// A packet of each kind, and how `docs/PROTOCOL.md` shows its head.
+    /// One packet of each kind, with its head as `docs/PROTOCOL.md` shows it.
     pub fn samples() -> [(Head, &'static str); 3] {
         [
             (Head::Data { item: 0, length: 300, position: 0 }, "00000000 2c010000 0000000000000000"),
@@ -273,7 +278,7 @@ mod tests {
             assert_eq!(begun(0).take(&vec![0; length], 10), Err(BroadcastError::Length), "{length}");
         }
         let mut marks = begun(100);
-        // The host behind it may have less than the one that asks.
+        // A receiver may have to keep less than its first offset: the host behind it may have less of the stream.
         assert_eq!(marks.take(&encode_mark(60), 150), Ok(Mark::Keep(60)));
         assert_eq!(marks.take(&encode_mark(59), 150), Err(BroadcastError::Offset));
         assert_eq!(marks.take(&encode_mark(60), 150), Ok(Mark::Keep(60)));

@@ -1,7 +1,7 @@
 //! Compression of one chunk's payload, before it is sealed and after it is opened.
 //!
-//! Each chunk stands alone, so that a replayed or reordered one still decompresses. What a peer sends never makes more than
-//! the announced bytes, which are at most [`CHUNK_BYTES_MAX`], and never an allocation of its choosing.
+//! Each chunk is compressed by itself, so a replayed or reordered chunk still decompresses. A peer's payload never
+//! decompresses to more than the announced bytes, at most [`CHUNK_BYTES_MAX`], and never decides how much is allocated.
 
 use std::fmt;
 
@@ -16,17 +16,18 @@ pub use choice::Chooser;
 /// How a payload is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// A block of LZ4.
+    /// One LZ4 block.
     Lz4,
-    /// A frame of Zstandard.
+    /// One Zstandard frame.
     Zstd {
-        /// Its effort: the fastest of its regular levels is 1; from 7 on a chunk would take longer than it is worth.
+        /// Compression level. Level 1 is the fastest regular level; from level 7 on a chunk takes longer than it is
+        /// worth.
         level: i32,
     },
 }
 
 impl Method {
-    /// What a chunk's header says of it: the other end need not know the level.
+    /// Returns the method as a chunk's header tells it, without the level, which the other end need not know.
     pub fn kind(self) -> Compression {
         match self {
             Method::Lz4 => Compression::Lz4,
@@ -39,27 +40,27 @@ impl Method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("payload does not decompress to {plain_bytes} bytes")]
 pub struct DecompressError {
-    /// What the header announced.
+    /// Number of bytes that the header announced.
     pub plain_bytes: usize,
 }
 
-/// Compresses payloads; holds what it needs from one to the next, some MiB. One for each thread.
+/// Compresses payloads. Each thread needs its own, which keeps some MiB of state from one payload to the next.
 #[derive(Default)]
 pub struct Compressor {
-    /// With its level.
+    /// Zstandard compressor with its present level; `None` before its first use.
     zstd: Option<(zstd::bulk::Compressor<'static>, i32)>,
 }
 
 impl Compressor {
-    /// A compressor that allocates on its first use.
+    /// Creates a compressor, which allocates on its first use.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Compresses `src`, at most [`CHUNK_BYTES_MAX`] bytes, into `dst`; returns the bytes written.
+    /// Compresses `src`, at most [`CHUNK_BYTES_MAX`] bytes, into `dst` and returns the number of bytes written.
     ///
-    /// `None` if the result would not be shorter than `src`, or does not fit `dst`: then send `src` as it is. `dst` may have
-    /// been written to.
+    /// `None` if the result would not be shorter than `src` or would not fit `dst`: the caller then sends `src` as it
+    /// is. `dst` may have been written to.
     pub fn compress(&mut self, method: Method, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         let room = dst.len().min(src.len().saturating_sub(1));
         if src.len() > CHUNK_BYTES_MAX || room == 0 {
@@ -92,14 +93,14 @@ impl fmt::Debug for Compressor {
     }
 }
 
-/// Decompresses payloads; holds what it needs from one to the next, about 100 KiB. One for each thread.
+/// Decompresses payloads. Each thread needs its own, which keeps about 100 KiB of state from one payload to the next.
 #[derive(Default)]
 pub struct Decompressor {
     zstd: Option<zstd::bulk::Decompressor<'static>>,
 }
 
 impl Decompressor {
-    /// A decompressor that allocates on its first use of each kind.
+    /// Creates a decompressor, which allocates on its first use.
     pub fn new() -> Self {
         Self::default()
     }
@@ -108,8 +109,9 @@ impl Decompressor {
     ///
     /// # Errors
     ///
-    /// [`DecompressError`] if `src` is not one whole block or frame of this `kind` that makes exactly `plain_bytes`, or if
-    /// those are over [`CHUNK_BYTES_MAX`] or over `dst`. `dst` may have been written to.
+    /// [`DecompressError`] if `src` is not one whole block or frame of this `kind` that decompresses to exactly
+    /// `plain_bytes`, or if `plain_bytes` exceeds [`CHUNK_BYTES_MAX`] or the length of `dst`. `dst` may have been
+    /// written to.
     pub fn decompress(
         &mut self,
         kind: Compression,
@@ -148,12 +150,12 @@ impl fmt::Debug for Decompressor {
     }
 }
 
-/// Body of the fuzz target. It also runs as a test over the corpus.
+/// Body of the fuzz target, which a test also runs over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
     use super::*;
 
-    /// Kind, announced length as three bytes, and the payload.
+    /// Decompresses an input that consists of the kind (one byte), the announced length (three bytes) and the payload.
     pub fn decompress(bytes: &[u8]) {
         let Some(([kind, length @ ..], src)) = bytes.split_first_chunk::<4>() else { return };
         let kind = match kind % 3 {
@@ -170,7 +172,7 @@ pub mod fuzz {
         assert!(guard.iter().all(|byte| *byte == 0xa5), "written beyond the announced length");
     }
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// The seeds that are checked in as corpus: target, name and bytes of each.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let plain = b"abcabcabcabcabcabcabcabcabcabcabcabc, and once more: abcabcabcabcabcabcabcabc".repeat(3);
         let mut seeds = Vec::new();
@@ -240,7 +242,7 @@ mod tests {
             assert_eq!(compressor.compress(method, b"x", &mut wire), None);
             assert_eq!(compressor.compress(method, &text(100_000), &mut wire[..10]), None);
             assert_eq!(compressor.compress(method, &text(CHUNK_BYTES_MAX + 1), &mut wire), None);
-            // It goes on after each of these.
+            // The compressor remains usable after each failure.
             assert!(compressor.compress(method, &text(100_000), &mut wire).is_some());
         }
     }

@@ -1,9 +1,9 @@
 //! Control frames: everything that crosses a lane besides chunks.
 //!
-//! Each frame travels sealed by its lane's own keys (see [`crate::handshake`]), one frame a message, so a frame needs
-//! no length of its own. The first byte is its type; bit 7 of it says that a receiver must understand the frame. An
-//! unknown type without that bit is skipped, with it the session ends as a protocol error. Integers are
-//! little-endian.
+//! Each frame is sealed with its lane's own keys (see [`crate::handshake`]) and travels as one message, so a frame
+//! needs no length of its own. The first byte is the frame's type, and its bit 7 means that a receiver must understand
+//! the frame. A frame of an unknown type is skipped if bit 7 is clear; if it is set, the session ends with a protocol
+//! error. Integers are little-endian.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
@@ -17,66 +17,66 @@ use crate::frame::CONTROL_BYTES_MAX;
 use crate::handshake::{CONTROL_PLAIN_BYTES_MAX, LaneId};
 use crate::reader::{ReadError, Reader};
 
-/// Sequences that may lie between the lowest chunk not yet taken and the highest one sent. Bounds the bitmap of an
+/// Maximum number of sequences between the lowest chunk not yet taken and the highest one sent. Bounds the bitmap of an
 /// acknowledgement and the rings of both state machines.
 pub const SPAN_MAX: usize = 8192;
 
-/// RDMA endpoints, or addresses, that one frame may name.
+/// Maximum number of RDMA endpoints, or of addresses, in one frame.
 pub const ENDPOINTS_MAX: usize = 32;
 
-/// Bytes of a host name or path carried in a frame; longer ones are cut at the front.
+/// Maximum length of a host name or path in a frame, in bytes. Longer texts are cut at the front.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
-/// The highest error number that Linux has: `MAX_ERRNO` of its include/linux/err.h.
+/// Highest error number of Linux: `MAX_ERRNO` in its include/linux/err.h.
 pub const ERRNO_MAX: i32 = 4095;
 
-/// Bytes that sealing adds to a control frame.
+/// Number of bytes that sealing adds to a control frame.
 pub const CONTROL_SEAL_BYTES: usize = CONTROL_BYTES_MAX - FRAME_BYTES_MAX;
 
-/// The largest control frame in clear, in bytes.
+/// Maximum length of a control frame in clear, in bytes.
 pub const FRAME_BYTES_MAX: usize = CONTROL_PLAIN_BYTES_MAX;
 
-/// The longest answer, in bytes: its frame has a kind, a number and a length beside it.
+/// Maximum length of an answer, in bytes. The frame of an answer also holds a kind, a number and a length.
 pub const ANSWER_BYTES_MAX: usize = FRAME_BYTES_MAX - 11;
 
 const MUST_UNDERSTAND: u8 = 0x80;
 
-/// Which way the payload of a session flows, seen from the end that says it.
+/// Direction in which the payload of a session flows, as seen from the end that sends the offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// This end sends chunks.
     Sender = 0,
-    /// This end receives them.
+    /// This end receives chunks.
     Receiver = 1,
 }
 
 /// Which transports may carry payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Hardware RDMA where both ends reach each other by it, else TCP.
+    /// Hardware RDMA if both ends reach each other by it, else TCP.
     #[default]
     Auto = 0,
-    /// RDMA and nothing else.
+    /// RDMA only.
     Rdma = 1,
-    /// RDMA, software devices included, else TCP.
+    /// RDMA, including software devices, if possible, else TCP.
     PreferRdma = 2,
-    /// TCP and nothing else.
+    /// TCP only.
     Tcp = 3,
 }
 
 /// Whether payload is to be encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encrypt {
-    /// On TCP unless the peer's address is one of our own; not on RDMA.
+    /// Encrypted on TCP, unless the peer's address belongs to this host; not encrypted on RDMA.
     #[default]
     Auto = 0,
-    /// On every transport.
+    /// Encrypted on every transport.
     Always = 1,
-    /// On none.
+    /// Encrypted on no transport.
     Never = 2,
 }
 
-/// The transport that payload takes now.
+/// The transport that carries payload at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// TCP lanes.
@@ -85,89 +85,90 @@ pub enum Path {
     Rdma = 1,
 }
 
-/// The best RDMA device of a host.
+/// Kind of the best RDMA device of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RdmaKind {
-    /// It has none, or will not use it.
+    /// The host has no device, or does not use it.
     #[default]
     None = 0,
     /// A software device: rxe or siw.
     Software = 1,
-    /// An adapter.
+    /// A hardware adapter.
     Hardware = 2,
 }
 
-/// One RDMA address that a listener can be reached at.
+/// One RDMA address at which a listener can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// A hardware adapter, not rxe or siw.
+    /// Whether the device is a hardware adapter, not rxe or siw.
     pub hardware: bool,
     /// Address and port of the RDMA listener.
     pub address: SocketAddr,
     /// Bits of the network prefix.
     pub prefix_bits: u8,
-    /// Rate of the port, in Mb/s; 0 where unknown.
+    /// Rate of the port, in Mb/s; 0 if unknown.
     pub rate_mbps: u32,
 }
 
-/// One TCP address of the end that listens, which it does there at the port that the session began at.
+/// One TCP address of the listening end, which listens there at the port of the session's first connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailAddress {
-    /// Numbers its interface: all addresses of one are one way there.
+    /// Number of the interface. All addresses of one interface lead by the same way.
     pub interface: u8,
     /// The address.
     pub address: IpAddr,
     /// Bits of the network prefix.
     pub prefix_bits: u8,
-    /// Rate of the interface, in Mb/s; 0 where unknown.
+    /// Rate of the interface, in Mb/s; 0 if unknown.
     pub rate_mbps: u32,
 }
 
-/// What one end brings to the session; both send theirs first on lane 0.
+/// What one end brings to the session. Both ends send their offer as the first frame on lane 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Which way payload flows.
+    /// Direction in which payload flows.
     pub role: Role,
-    /// `--transport`.
+    /// Value of `--transport`.
     pub policy: Policy,
-    /// `--encrypt`.
+    /// Value of `--encrypt`.
     pub encrypt: Encrypt,
-    /// The peer's address, as seen from here, is an address of this host.
+    /// Whether the peer's address, as seen from this end, is an address of this host.
     pub peer_is_local: bool,
-    /// Lanes asked for; 0 leaves it to the other end or the default.
+    /// Number of lanes asked for; 0 leaves the number to the other end or to the default.
     pub lanes: u8,
-    /// Largest chunk payload wanted, in bytes.
+    /// Maximum chunk payload that this end wants, in bytes.
     pub chunk_bytes: u32,
-    /// `--reconnect`, in seconds.
+    /// Value of `--reconnect`, in seconds.
     pub reconnect_s: u32,
-    /// Bytes that will be sent, where the sender knows.
+    /// Number of bytes that will be sent, if the sender knows.
     pub size_bytes: Option<u64>,
-    /// The best RDMA device of this end.
+    /// Kind of the best RDMA device of this end.
     pub rdma: RdmaKind,
-    /// Names the session to RDMA listeners, in clear: it only keeps strangers from costing queue pairs.
+    /// Identifies the session to RDMA listeners, in clear. The ticket only prevents strangers from using up queue
+    /// pairs.
     pub ticket: [u8; 16],
-    /// This host's name, for the other end's messages.
+    /// Name of this host, for the messages of the other end.
     pub host: Vec<u8>,
 }
 
-/// A set of chunk sequences: all below `below`, and those whose bit is set from there on.
+/// A set of chunk sequences: all sequences below `below`, and of the others those whose bit is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SequenceSet {
-    /// Every sequence under this one is in the set; this one is not.
+    /// Lowest sequence that is not known to be in the set; all lower sequences are in the set.
     pub below: u64,
     /// Bit `i % 8` of byte `i / 8` stands for sequence `below + i`. At most [`SPAN_MAX`] bits, no trailing zero byte.
     pub bits: Vec<u8>,
 }
 
 impl SequenceSet {
-    /// The members at or above `below`.
+    /// Returns the members of the set that have bits, which are at or above `below`.
     pub fn above(&self) -> impl Iterator<Item = u64> + '_ {
         self.bits.iter().enumerate().flat_map(move |(byte, &bits)| {
             (0..8).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| self.below + byte as u64 * 8 + bit)
         })
     }
 
-    /// Builds a set from what is above `below`, ascending or not.
+    /// Builds a set from `below` and the members at or above `below`, in any order.
     pub fn new(below: u64, above: impl Iterator<Item = u64>) -> Self {
         let mut bits = Vec::new();
         for sequence in above {
@@ -182,10 +183,10 @@ impl SequenceSet {
     }
 }
 
-/// Why an end gave up, as told to the other.
+/// Why an end gave up, as told to the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// A signal with this number.
+    /// A signal of this number ended the process.
     Signal(u8),
     /// The source could not be read.
     Source(IoFact),
@@ -193,121 +194,123 @@ pub enum Cause {
     Sink(IoFact),
     /// The reader of the receiver's standard output has closed it.
     SinkClosed,
-    /// Data arrived that its tag does not cover, more often than chance explains.
+    /// Data did not pass its tag more often than chance explains.
     Integrity,
     /// The other end broke the protocol.
     Protocol,
-    /// RDMA is all that is allowed, and no RDMA lane could be made.
+    /// Only RDMA is allowed, and no RDMA lane could be made.
     NoRdma,
 }
 
 /// An I/O failure as facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoFact {
-    /// The system's error number on the host where it happened, at most [`ERRNO_MAX`]; 0 where the failure has none.
+    /// Error number of the system on the host where the failure happened, at most [`ERRNO_MAX`]; 0 if there is none.
     pub errno: i32,
-    /// What was being read or written; bytes, at most [`TEXT_BYTES_MAX`].
+    /// Path or name of what was being read or written, as bytes; at most [`TEXT_BYTES_MAX`].
     pub path: Vec<u8>,
-    /// What went wrong where there is no error number, in a few words; otherwise empty.
+    /// What went wrong, in a few words, if there is no error number; otherwise empty.
     pub detail: Vec<u8>,
 }
 
-/// Why a peer that has authenticated is not served.
+/// Why an authenticated peer is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Another session is being served.
+    /// The listener is serving another session.
     Busy = 0,
     /// Both ends want to send, or both to receive.
     Role = 1,
-    /// The transports that the two ends allow have none in common.
+    /// No transport is allowed by both ends.
     Transport = 2,
-    /// One end insists on encryption, the other on none.
+    /// One end requires encryption, the other forbids it.
     Encrypt = 3,
-    /// The session is not known here, or this generation of a lane has been used.
+    /// The session is unknown to the listener, or this generation of a lane has been used.
     Lane = 4,
-    /// Offers out of bounds.
+    /// An offer is out of bounds.
     Offer = 5,
 }
 
 /// A control frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// First on lane 0, from both ends.
+    /// The offer of an end: the first frame on lane 0, from both ends.
     Offer(Offer),
-    /// Instead of an offer: this peer is not served.
+    /// Refuses to serve the peer. Sent instead of an offer.
     Refuse(Refusal),
-    /// Says which transport payload takes from now on; from the connecting end, on every lane.
+    /// Says which transport carries payload from now on. Sent by the connecting end, on every lane.
     Use {
         /// The transport.
         path: Path,
-        /// Counts the changes, so that of two such frames that overtake each other on two lanes the later one stands.
+        /// Counts the changes. If two such frames overtake each other on two lanes, the later turn counts.
         turn: u32,
     },
-    /// Where RDMA lanes may be dialled, from now on. From the listening end, whenever it changes.
+    /// Where RDMA lanes may be dialled from now on. Sent by the listening end whenever the list changes.
     Endpoints {
-        /// Counts the changes from 1, so that of two such frames that overtake each other on two lanes the later one stands.
+        /// Counts the changes from 1. If two such frames overtake each other on two lanes, the later turn counts.
         turn: u32,
-        /// All of them.
+        /// All endpoints of the listening end.
         endpoints: Vec<Endpoint>,
     },
-    /// The addresses of the end that listens, so that the other may find more ways there.
+    /// Addresses of the listening end, with which the other end may find more ways to it.
     Addresses(Vec<RailAddress>),
-    /// Credits of this lane, and what has been taken in the whole session. Both are totals: repeating changes nothing.
+    /// Credits of this lane, and the chunks taken in the whole session. Both are totals, so a repeated frame changes
+    /// nothing.
     Ack {
-        /// Receives posted on this lane in this generation since it came up.
+        /// Number of receives posted on this lane since this generation came up.
         credit_total: u64,
-        /// How far beyond the lowest chunk not yet taken the sender may go, in chunks: all that the receiver could
-        /// have to hold until that one comes.
+        /// How many chunks beyond the lowest one not yet taken the sender may send. The receiver may have to hold all
+        /// of them until the lowest one arrives.
         window: u32,
-        /// Chunks that every sink has.
+        /// Chunks that every sink has taken.
         taken: SequenceSet,
     },
-    /// Shows life.
+    /// Shows that this end is alive.
     Ping,
-    /// This end is about to be stopped (^Z): no sign of life is due until its next frame.
+    /// This end's process is about to be stopped (^Z): no sign of life is due until its next frame.
     Pause,
-    /// This end's caller is out of reach. Where that is so of both ends, the session is no longer wanted.
+    /// This end's caller is out of reach. If that is true of both ends, the session is no longer wanted.
     Unwatched,
-    /// From the connecting end, on a lane that is to carry no more payload: what is on it is still sent, then it is closed.
+    /// This lane is to carry no more payload: the chunks on it are still delivered, then it is closed. Sent by the
+    /// connecting end.
     Retired,
     /// The sender has lost this lane.
     LaneLost(LaneId),
-    /// The receiver has released this lane; chunks not in `have` never arrived and may be sent again.
+    /// The receiver has released this lane. Chunks not in `have` never arrived and may be sent again.
     LaneGone {
         /// The lane.
         lane: LaneId,
-        /// Chunks that arrived whole, whether taken or still waiting to be.
+        /// Chunks that arrived whole, whether they have been taken or not.
         have: SequenceSet,
     },
-    /// What the receiver of a tree says to the sender.
+    /// An answer of the receiver of a tree or of a broadcast to the sender.
     Answer {
-        /// Counts the answers from 0.
+        /// Number of the answer, counted from 0.
         number: u64,
-        /// A [`crate::tree::Answer`]; at most [`ANSWER_BYTES_MAX`] bytes.
+        /// A [`crate::tree::Answer`] or an encoded offset of [`crate::broadcast`]; at most [`ANSWER_BYTES_MAX`] bytes.
         bytes: Vec<u8>,
     },
-    /// The sender has these answers.
+    /// Acknowledges answers.
     Answered {
-        /// All below this number.
+        /// The sender has all answers below this number.
         number: u64,
     },
-    /// All chunks have been taken; this is what they must add up to.
+    /// All chunks have been taken. The fields say what the chunks must add up to.
     Done {
         /// Number of chunks.
         chunks: u64,
         /// Number of plain bytes.
         bytes: u64,
-        /// BLAKE3 over all tags in order.
+        /// BLAKE3 over the tags of all chunks, in the order of their sequence.
         digest: [u8; 32],
     },
-    /// The receiver agrees, and has published.
+    /// The receiver agrees with [`Frame::Done`] and has published its output.
     Finished {
-        /// Plain bytes written.
+        /// Number of plain bytes written.
         bytes: u64,
-        /// Entries of a tree that could not be made.
+        /// Number of entries of a tree that could not be made.
         failed: u64,
     },
-    /// The last frame of a session: nothing more will come, and no answer is due.
+    /// The last frame of a session: no more frames follow, and no answer is due.
     Bye,
     /// This end has given up.
     Abort(Cause),
@@ -316,16 +319,16 @@ pub enum Frame {
 /// Why a control frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It ends before its fields do.
+    /// The frame ends before its fields do.
     #[error("frame cut short")]
     Short,
-    /// Bytes are left over after its last field.
+    /// Bytes are left over after the last field.
     #[error("frame with trailing bytes")]
     Trailing,
     /// A field holds a value out of its bounds.
     #[error("bad {0}")]
     Value(&'static str),
-    /// A type that must be understood and is not.
+    /// The frame has an unknown type that must be understood.
     #[error("unknown frame type {0:#04x}")]
     Unknown(u8),
 }
@@ -362,7 +365,7 @@ mod kind {
 }
 
 impl Frame {
-    /// Appends the frame to `out`: at most [`FRAME_BYTES_MAX`] bytes, by the limits of its fields.
+    /// Appends the encoded frame to `out`. The limits of the fields keep the frame within [`FRAME_BYTES_MAX`] bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         match self {
@@ -433,11 +436,12 @@ impl Frame {
         debug_assert!(out.len() - start <= FRAME_BYTES_MAX);
     }
 
-    /// Reads a frame from a peer. `None` is a frame of an unknown type that may be skipped.
+    /// Decodes a frame from a peer. `None` if the frame has an unknown type that may be skipped.
     ///
     /// # Errors
     ///
-    /// [`FrameError`]; nothing beyond the frame's own bytes is allocated before its lengths have been checked.
+    /// [`FrameError`] if the frame is cut short, has bytes left over, holds a value out of bounds, or has an unknown
+    /// type that must be understood. Lengths are checked before anything is allocated for them.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
         let mut reader = Reader { rest: bytes };
         let frame = match reader.u8()? {
@@ -654,7 +658,7 @@ fn encode_ip(address: IpAddr, out: &mut Vec<u8>) {
     out.extend(v6.octets());
 }
 
-/// An address of a network with a prefix of so many bits.
+/// Decodes an address. Fails if its network prefix of `prefix_bits` is longer than the address.
 fn decode_ip(reader: &mut Reader<'_>, prefix_bits: u8) -> Result<IpAddr, FrameError> {
     let v6 = Ipv6Addr::from(reader.array::<16>()?);
     let ip = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), |v4: Ipv4Addr| IpAddr::V4(v4));
@@ -664,14 +668,14 @@ fn decode_ip(reader: &mut Reader<'_>, prefix_bits: u8) -> Result<IpAddr, FrameEr
     Ok(ip)
 }
 
-/// The first [`ENDPOINTS_MAX`] of a list, behind their number.
+/// Appends the number of the list's elements, then the elements; at most the first [`ENDPOINTS_MAX`].
 fn encode_list<T>(list: &[T], out: &mut Vec<u8>, each: impl Fn(&T, &mut Vec<u8>)) {
     let kept = &list[..list.len().min(ENDPOINTS_MAX)];
     out.push(kept.len() as u8);
     kept.iter().for_each(|one| each(one, out));
 }
 
-/// `what`: the number, if it is too high.
+/// Decodes a list. `what` names the number of elements in the error if that number is too high.
 fn decode_list<T>(
     reader: &mut Reader<'_>,
     what: &'static str,

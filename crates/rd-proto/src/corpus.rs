@@ -1,13 +1,13 @@
-//! Each fuzz target's body, run as a test: over the corpus in `fuzz/corpus`, and over damaged copies of it.
+//! Runs the body of each fuzz target as a test: over the corpus in `fuzz/corpus`, and over damaged copies of it.
 //!
-//! `UPDATE_CORPUS=1 cargo test -p rd-proto corpus` writes the seeds anew after a change of format.
+//! `UPDATE_CORPUS=1 cargo test -p rd-proto corpus` rewrites the seeds after a change of format.
 
 #[path = "../../../fuzz/corpus.rs"]
 mod runner;
 
 use runner::Body;
 
-/// Every target of `fuzz/` but those of the root package, and its body.
+/// Every target of `fuzz/` except those of the root package, and its body.
 const TARGETS: &[(&str, Body)] = &[
     ("broadcast_heads", crate::broadcast::fuzz::broadcast_heads),
     ("broadcast_marks", crate::broadcast::fuzz::broadcast_marks),
@@ -31,7 +31,7 @@ fn every_target_has_a_body_and_a_corpus() {
     });
 }
 
-/// The seeds are whole exchanges of this version, so this also holds the formats still.
+/// The seeds are whole exchanges of this version, so this test also guards the formats against change.
 #[test]
 fn corpus_holds_what_this_version_makes() {
     let seeds = [
@@ -44,7 +44,7 @@ fn corpus_holds_what_this_version_makes() {
         crate::control::fuzz::seeds(),
         crate::control::measure::fuzz::seeds(),
     ];
-    // A compressor may find shorter forms with each of its versions.
+    // A compressor may find shorter forms with each new version.
     runner::corpus_holds(&seeds.concat(), |target| target != "decompress");
 }
 

@@ -1,21 +1,22 @@
 //! Wire frames: the chunk header, which travels in clear beside its payload.
 //!
-//! All integers are little-endian. `docs/PROTOCOL.md` shows every frame byte by byte; golden bytes in the tests below
-//! and in `control.rs` hold both to each other.
+//! All integers are little-endian. `docs/PROTOCOL.md` shows every frame byte by byte. Golden bytes in
+//! `control/tests.rs`, and in `tests/manual.rs` of the root package, hold the page to the code.
 
-/// Bytes of an encoded [`ChunkHeader`]. Fixed, so that header and payload are separate scatter-gather entries.
+/// Length of an encoded [`ChunkHeader`]. The length is fixed, so that header and payload are separate scatter-gather
+/// entries.
 pub const CHUNK_HEADER_BYTES: usize = 48;
 
-/// The leading bytes of a chunk header that the tag covers (as associated data, or as checksummed prefix).
+/// Number of leading bytes of a chunk header that the tag covers, as associated data or as the prefix of the checksum.
 pub const CHUNK_HEADER_COVERED_BYTES: usize = 32;
 
-/// Bytes of a chunk's tag: an AEAD tag, or a 128-bit checksum.
+/// Length of a chunk's tag, which is an AEAD tag or a 128-bit checksum.
 pub const TAG_BYTES: usize = 16;
 
-/// The largest payload that any chunk may carry, in bytes.
+/// Maximum payload of any chunk, in bytes.
 pub const CHUNK_BYTES_MAX: usize = 1 << 20;
 
-/// The largest control frame as it crosses the wire, sealed, in bytes.
+/// Maximum length of a control frame as it crosses the wire, sealed, in bytes.
 pub const CONTROL_BYTES_MAX: usize = 4096;
 
 /// First byte of a chunk header.
@@ -29,7 +30,7 @@ const FLAGS_KNOWN: u8 = FLAG_FINAL | FLAG_SEALED | 0b11 << COMPRESSION_SHIFT;
 /// How a chunk's payload was compressed before it was sealed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// The payload is the data.
+    /// The payload is not compressed.
     #[default]
     None,
     /// One LZ4 block.
@@ -40,27 +41,28 @@ pub enum Compression {
 
 /// The fixed header of a chunk: its place, its lengths and its tag.
 ///
-/// A chunk is sealed once. When its lane is lost it is sent again byte for byte, so nothing here names a lane.
+/// A chunk is sealed once. If its lane is lost, the chunk is sent again byte for byte, so the header does not name a
+/// lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The last chunk of its stream.
+    /// Whether this is the last chunk of its stream.
     pub is_final: bool,
-    /// The payload is AES-256-GCM ciphertext and `tag` its authenticator; otherwise `tag` is a checksum.
+    /// Whether the payload is AES-256-GCM ciphertext and `tag` its authenticator; otherwise `tag` is a checksum.
     pub sealed: bool,
     /// How the payload was compressed.
     pub compression: Compression,
-    /// Payload bytes that follow on the wire.
+    /// Number of payload bytes that follow on the wire.
     pub wire_bytes: u32,
-    /// Payload bytes once opened and decompressed.
+    /// Number of payload bytes once opened and decompressed.
     pub plain_bytes: u32,
-    /// Which entry of the transfer this belongs to; 0 for a stream.
+    /// Entry of the transfer that the chunk belongs to; 0 for a stream.
     pub item: u32,
-    /// Number of the chunk within the transfer, from 0. It is also the AEAD nonce, so it is never used twice for
-    /// different bytes.
+    /// Number of the chunk within the transfer, from 0. The sequence is also the AEAD nonce, so it is never used twice
+    /// for different bytes.
     pub sequence: u64,
-    /// Offset of the first plain byte within its item, in bytes.
+    /// Offset of the first plain byte within the item, in bytes.
     pub position: u64,
-    /// AEAD tag or checksum over the first [`CHUNK_HEADER_COVERED_BYTES`] and the payload.
+    /// AEAD tag or checksum over the first [`CHUNK_HEADER_COVERED_BYTES`] of the header and the payload.
     pub tag: [u8; TAG_BYTES],
 }
 
@@ -70,24 +72,24 @@ pub enum HeaderError {
     /// The first byte is not that of a chunk, or a reserved field is not zero.
     #[error("not a chunk header")]
     Kind,
-    /// A flag bit that this version does not know.
+    /// A flag is set that this version does not know.
     #[error("unknown chunk flags {0:#04x}")]
     Flags(u8),
-    /// A length over [`CHUNK_BYTES_MAX`], or lengths that contradict each other.
+    /// A length exceeds [`CHUNK_BYTES_MAX`], or the two lengths contradict each other.
     #[error("chunk of {wire_bytes} bytes for {plain_bytes}")]
     Length {
-        /// Bytes announced on the wire.
+        /// Number of bytes on the wire, as announced.
         wire_bytes: u32,
-        /// Bytes announced after opening.
+        /// Number of bytes after opening and decompression, as announced.
         plain_bytes: u32,
     },
-    /// Position and length pass the end of what 64 bits can address.
+    /// Position plus plain bytes overflows 64 bits.
     #[error("chunk position {0} overflows")]
     Position(u64),
 }
 
 impl ChunkHeader {
-    /// The header as it crosses the wire.
+    /// Encodes the header as it crosses the wire.
     pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
         let mut bytes = [0; CHUNK_HEADER_BYTES];
         bytes[0] = CHUNK_KIND;
@@ -103,12 +105,12 @@ impl ChunkHeader {
         bytes
     }
 
-    /// Reads and checks a header from a peer.
+    /// Decodes and checks a header from a peer.
     ///
     /// # Errors
     ///
-    /// [`HeaderError`] if any field is out of its bounds. A header that decodes has `wire_bytes <= plain_bytes <=`
-    /// [`CHUNK_BYTES_MAX`], and the two are equal where nothing is compressed.
+    /// [`HeaderError`] if any field is out of its bounds. A decoded header satisfies `wire_bytes <= plain_bytes <=`
+    /// [`CHUNK_BYTES_MAX`], and both lengths are equal if the payload is not compressed.
     pub fn decode(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Result<Self, HeaderError> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));

@@ -1,6 +1,6 @@
-//! Authentication of a lane, before anything else crosses it.
+//! Authentication of a lane, before anything else crosses the lane.
 //!
-//! Three messages, each at most [`HANDSHAKE_BYTES_MAX`] bytes, each arriving whole:
+//! The handshake has three messages. Each has at most [`HANDSHAKE_BYTES_MAX`] bytes and arrives whole:
 //!
 //! ```text
 //! connector                                                     listener
@@ -9,29 +9,30 @@
 //!     Noise message 2 (e, ee)                          ────▶
 //! ```
 //!
-//! The first lane of a session runs CPace with KEY, and its result is the pre-shared key of `NNpsk0`; further and
+//! The first lane of a session runs CPace with KEY, and the result is the pre-shared key of `NNpsk0`. Further and
 //! replacement lanes derive that key from the session's secret and the lane's name. The *listener* is the Noise
-//! initiator, so it proves the key first, and a connector with another key knows it as such. The Noise prologue holds every
-//! clear byte of both ends, so nothing in them can be changed unnoticed. `docs/PROTOCOL.md` gives every byte.
+//! initiator, so it proves the key first, and a connector with another key recognizes the mismatch as such. The Noise
+//! prologue contains all clear bytes of both ends, so none of them can be changed unnoticed. `docs/PROTOCOL.md`
+//! specifies every byte.
 //!
-//! This module does no I/O. A transport without message boundaries puts each message's length in front, as
-//! [`LENGTH_PREFIX_BYTES`] bytes, little-endian, and refuses one over [`HANDSHAKE_BYTES_MAX`] unread.
+//! This module does no I/O. A transport without message boundaries puts the length of each message in front, as
+//! [`LENGTH_PREFIX_BYTES`] bytes, little-endian, and refuses a message over [`HANDSHAKE_BYTES_MAX`] without reading it.
 //!
 //! # Guesses
 //!
-//! Since the listener proves the key first, its answer lets the peer test one key, whether or not a third message follows.
-//! So the caller counts a guess against a key that [`Key::is_generated`] does not vouch for when it *sends* an answer to a
-//! first lane, and takes it back when [`Listening::finish`] succeeds.
+//! Because the listener proves the key first, its answer lets the peer test one key, whether or not a third message
+//! follows. So when the caller *sends* an answer to a first lane, it counts a guess, unless [`Key::is_generated`]
+//! holds. The caller takes the guess back when [`Listening::finish`] succeeds.
 //!
 //! # Replays
 //!
-//! A recorded hello gets a fresh answer, for which the recorded third message is worthless. The caller accepts each
-//! ([`SessionId`], [`LaneId`]) once, and marks it used only when [`Listening::finish`] has succeeded: a hello alone proves
-//! nothing.
+//! A recorded hello gets a fresh answer, to which the recorded third message does not fit. The caller accepts each
+//! ([`SessionId`], [`LaneId`]) once. It marks the pair as used only when [`Listening::finish`] has succeeded, because a
+//! hello alone proves nothing.
 //!
 //! # Randomness
 //!
-//! It is passed in: any [`CryptoRng`], used while the call lasts.
+//! Randomness is passed in: any [`CryptoRng`], used only during the call.
 
 mod channel;
 mod cpace;
@@ -51,31 +52,32 @@ use zeroize::{Zeroize as _, Zeroizing};
 pub use self::channel::{CONTROL_PLAIN_BYTES_MAX, ControlChannel, ControlError, ControlOpener, ControlSealer};
 pub use self::key::{EmptyKey, GENERATED_KEY_CHARS, Key};
 
-/// The largest handshake message that is accepted, in bytes. Ours are smaller; the room is for other versions' hellos.
+/// Maximum length of an accepted handshake message, in bytes. This version's messages are shorter; the rest is for
+/// hellos of other versions.
 pub const HANDSHAKE_BYTES_MAX: usize = 512;
 
-/// Bytes of the little-endian length in front of each message, on a transport without message boundaries.
+/// Length of the little-endian length in front of each message, on a transport without message boundaries.
 pub const LENGTH_PREFIX_BYTES: usize = 2;
 
-/// Bytes of a connector's hello.
+/// Length of a connector's hello, in bytes.
 pub const HELLO_BYTES: usize = PREFACE_BYTES + 56;
 
-/// Bytes of a listener's answer to a first lane.
+/// Length of a listener's answer to a first lane, in bytes.
 pub const FIRST_REPLY_BYTES: usize = PREFACE_BYTES + cpace::SHARE_BYTES + noise::MESSAGE_BYTES;
 
-/// Bytes of a listener's answer to a further or replacement lane.
+/// Length of a listener's answer to a further or replacement lane, in bytes.
 pub const JOIN_REPLY_BYTES: usize = PREFACE_BYTES + noise::MESSAGE_BYTES;
 
-/// Bytes of the connector's second message.
+/// Length of the connector's second message, the confirmation, in bytes.
 pub const CONFIRM_BYTES: usize = noise::MESSAGE_BYTES;
 
-/// Bytes with which hello and answer begin, in every version: magic, version, kind.
+/// Length of the beginning that hello and answer have in every version, in bytes: magic, version, kind.
 pub const PREFACE_BYTES: usize = 16;
 
-/// First bytes of hello and answer, in every version.
+/// First bytes of hello and answer in every version.
 pub const MAGIC: [u8; 8] = *b"rdmapipe";
 
-/// The version that this program speaks.
+/// Version of the protocol that this program speaks.
 pub const VERSION: Version = Version { major: 2, minor: 0 };
 
 const KIND_FIRST: u8 = 1;
@@ -84,7 +86,8 @@ const KIND_FIRST_REPLY: u8 = 3;
 const KIND_JOIN_REPLY: u8 = 4;
 const KIND_VERSION: u8 = 5;
 
-/// Names the two ends for CPace, initiator first (section 10.1.1 of the draft): an answer never passes for a hello.
+/// Names of the two ends for CPace, initiator first (section 10.1.1 of the draft), so that an answer never passes for a
+/// hello.
 const CHANNEL: &[&[u8]] = &[b"rdma-pipe connector", b"rdma-pipe listener"];
 
 const PROLOGUE: &[u8] = b"rdma-pipe lane, listener initiates";
@@ -93,12 +96,12 @@ const JOIN_PSK_CONTEXT: &str = "rdma-pipe v1 join lane psk";
 const SESSION_CONTEXT: &str = "rdma-pipe v1 session secret";
 const TOKEN_CONTEXT: &str = "rdma-pipe v1 lane token";
 
-/// A protocol version. Equal majors understand each other; the smaller minor says what both know.
+/// A protocol version. Two ends with the same major understand each other; the smaller minor says what both know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Changes when old peers cannot follow.
+    /// Changes if old peers cannot follow.
     pub major: u16,
-    /// Changes when something is added that an old peer may ignore.
+    /// Changes if something is added that an old peer may ignore.
     pub minor: u16,
 }
 
@@ -108,12 +111,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Name of a session, drawn at random by the connector of its first lane. Not secret.
+/// Name of a session, drawn at random by the connector of the session's first lane. Not secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub [u8; 16]);
 
 impl SessionId {
-    /// A new session's name.
+    /// Draws the name of a new session.
     pub fn random(rng: &mut impl CryptoRng) -> Self {
         let mut bytes = [0; 16];
         rng.fill_bytes(&mut bytes);
@@ -130,23 +133,23 @@ impl fmt::Debug for SessionId {
 /// Name of a lane within its session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId {
-    /// Which of the session's lanes, from 0.
+    /// Place of the lane in the session, from 0.
     pub index: u16,
-    /// How often the lane was replaced.
+    /// How often the lane at this place was replaced.
     pub generation: u32,
 }
 
 impl LaneId {
-    /// The first lane, which makes the session. It cannot be joined.
+    /// The first lane, which creates the session. It cannot be joined.
     pub const FIRST: Self = Self { index: 0, generation: 0 };
 }
 
-/// What both ends of a session know and nobody else; every later key is derived from it. Wiped when dropped.
+/// The secret of a session, known to its two ends only. Every later key is derived from it. Wiped when dropped.
 #[derive(Clone)]
 pub struct SessionSecret(Zeroizing<[u8; 32]>);
 
 impl SessionSecret {
-    /// 32 bytes for one purpose: BLAKE3's key derivation over the secret and `parts`, which have fixed lengths.
+    /// Derives 32 bytes for one purpose: BLAKE3's key derivation over the secret and `parts`, which have fixed lengths.
     pub(crate) fn derive(&self, context: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
         let mut hashed = vec![&self.0[..]];
         hashed.extend_from_slice(parts);
@@ -168,38 +171,38 @@ impl fmt::Debug for SessionSecret {
 /// Why a handshake ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The peer speaks some other protocol.
+    /// The peer speaks another protocol.
     #[error("the peer does not speak rdma-pipe's protocol")]
     NotOurs,
-    /// The peer speaks another major version. Not authenticated: nothing can be before versions agree.
+    /// The peer speaks another major version. This is not authenticated: nothing can be before the versions agree.
     #[error("protocol version {theirs} at the peer, {ours} here")]
     VersionMismatch {
-        /// What this program speaks.
+        /// Version of this program.
         ours: Version,
-        /// What the peer says it speaks.
+        /// Version that the peer claims to speak.
         theirs: Version,
     },
-    /// The message has another length, kind or reserved field than this version defines.
+    /// The message has a length, kind or reserved field that this version does not define.
     #[error("malformed handshake message")]
     Malformed,
-    /// A public share that no honest peer sends.
+    /// The peer's public share is invalid. No honest peer sends such a share.
     #[error("invalid public share")]
     InvalidShare,
-    /// The peer holds another key or session secret, or somebody changed bytes on the way: these cannot be told apart.
+    /// The peer holds another key or session secret, or bytes were changed on the way. The two cannot be told apart.
     #[error("the keys differ")]
     WrongKey,
-    /// A lane for a session that the listener does not know.
+    /// The hello names a session that the listener does not know.
     #[error("unknown session")]
     UnknownSession,
 }
 
-/// A hello that gets no lane.
+/// A refused hello.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
+    /// Why the hello was refused.
     pub error: HandshakeError,
-    /// What to send before closing: only ever the listener's version, to a peer of another major. Everything else is
-    /// refused without a word.
+    /// Message to send before closing. Only a peer of another major gets one, with the listener's version; every other
+    /// hello is refused silently.
     pub answer: Option<Vec<u8>>,
 }
 
@@ -209,7 +212,7 @@ impl From<HandshakeError> for Refused {
     }
 }
 
-/// A connector that has made its hello and waits for the answer.
+/// State of a connector that has made its hello and waits for the answer.
 pub struct Connecting {
     hello: Hello,
     how: ConnectHow,
@@ -221,9 +224,10 @@ enum ConnectHow {
     Join(SessionSecret),
 }
 
-/// A listener that has made its answer and waits for the connector's confirmation: below 1 KiB with all that it holds.
+/// State of a listener that has made its answer and waits for the connector's confirmation. Takes less than 1 KiB in
+/// all.
 ///
-/// It keeps what the Noise state is made from rather than the state, which is larger and which `snow` does not wipe.
+/// Holds the inputs of the Noise state instead of the state, which is larger and which `snow` does not wipe.
 pub struct Listening {
     hello: Hello,
     peer: Version,
@@ -232,7 +236,7 @@ pub struct Listening {
     reply_clear: Vec<u8>,
 }
 
-/// What the peer is to prove.
+/// Secret that the peer must prove to know.
 enum Proof {
     First(cpace::Isk),
     Join(SessionSecret),
@@ -250,30 +254,30 @@ impl Proof {
 /// An authenticated lane.
 #[derive(Debug)]
 pub struct Established {
-    /// The session.
+    /// Name of the session.
     pub session: SessionId,
-    /// The lane.
+    /// Name of the lane.
     pub lane: LaneId,
-    /// What the peer speaks; its major is ours.
+    /// Version of the peer, whose major equals this program's.
     pub peer: Version,
-    /// The session's secret: new with the first lane, the same with every other.
+    /// Secret of the session: new for a first lane, the session's existing secret for every other lane.
     pub secret: SessionSecret,
     /// Seals and opens this lane's control frames.
     pub control: ControlChannel,
-    /// Names this lane in this generation, known to both ends alone: it binds a payload queue pair to the lane. It opens
-    /// nothing, so it may be sent in clear.
+    /// Token of this lane in this generation, known to both ends only, which binds a payload queue pair to the lane. It
+    /// opens nothing, so it may be sent in clear.
     pub token: [u8; 16],
 }
 
-/// Makes the hello of a session's first lane, keyed by what the users know.
+/// Makes the hello of a session's first lane, keyed by the KEY that both users know.
 pub fn connect_first(key: &Key, session: SessionId, rng: &mut impl CryptoRng) -> (Connecting, Vec<u8>) {
     let run = cpace::Run::start(cpace::Role::Initiator, key.as_bytes(), &channel(), &session.0, rng);
     let hello = Hello::new(LaneKind::First, session, LaneId::FIRST, run.share());
     connecting(hello, ConnectHow::First(run), rng)
 }
 
-/// Makes the hello of a further or replacement lane. Each `lane` of a session is offered once; after a failure, with its
-/// generation raised.
+/// Makes the hello of a further or replacement lane. The caller uses each `lane` of a session once, and raises the
+/// generation after a failure.
 pub fn connect_join(
     secret: &SessionSecret,
     session: SessionId,
@@ -292,13 +296,14 @@ fn connecting(hello: Hello, how: ConnectHow, rng: &mut impl CryptoRng) -> (Conne
 }
 
 impl Connecting {
-    /// Checks the listener's answer; returns the lane and the message that confirms it.
+    /// Checks the listener's answer. Returns the lane and the confirmation to send.
     ///
     /// # Errors
     ///
-    /// [`HandshakeError::WrongKey`] if the listener could not prove our key;
-    /// [`HandshakeError::VersionMismatch`] if it answered with another major version; [`HandshakeError::NotOurs`],
-    /// [`HandshakeError::Malformed`], [`HandshakeError::InvalidShare`] for what no listener of this version sends.
+    /// * [`HandshakeError::WrongKey`] if the listener did not prove the connector's key.
+    /// * [`HandshakeError::VersionMismatch`] if the listener speaks another major version.
+    /// * [`HandshakeError::NotOurs`], [`HandshakeError::Malformed`] or [`HandshakeError::InvalidShare`] if no listener
+    ///   of this version sends such an answer.
     pub fn finish(self, reply: &[u8]) -> Result<(Established, Vec<u8>), HandshakeError> {
         let (peer, kind) = decode_preface(reply)?;
         let Self { hello, how, ephemeral } = self;
@@ -334,14 +339,14 @@ impl fmt::Debug for Connecting {
     }
 }
 
-/// Checks a connector's hello; returns the waiting state and the answer to send.
+/// Checks a connector's hello. Returns the waiting state and the answer to send.
 ///
-/// `lookup` gives the secret of a session that the hello wants to join; it is not called for a first lane. Costs two
-/// scalar multiplications for a first lane and one for another, and no memory beyond what is returned.
+/// `lookup` returns the secret of the session that the hello wants to join; it is not called for a first lane. A first
+/// lane costs two scalar multiplications, any other lane one. No memory is held beyond the returned values.
 ///
 /// # Errors
 ///
-/// [`Refused`], with an answer for a peer of another major version only.
+/// [`Refused`], with an answer only for a peer of another major version.
 pub fn listen(
     key: &Key,
     lookup: impl FnOnce(SessionId) -> Option<SessionSecret>,
@@ -380,7 +385,7 @@ impl Listening {
     /// # Errors
     ///
     /// [`HandshakeError::WrongKey`] if the connector did not prove the key; [`HandshakeError::Malformed`] or
-    /// [`HandshakeError::InvalidShare`] for what no connector of this version sends.
+    /// [`HandshakeError::InvalidShare`] if no connector of this version sends such a confirmation.
     pub fn finish(self, confirm: &[u8]) -> Result<Established, HandshakeError> {
         if confirm.len() != CONFIRM_BYTES {
             return Err(HandshakeError::Malformed);
@@ -390,7 +395,7 @@ impl Listening {
         Ok(established(&self.hello, self.peer, self.proof, noise))
     }
 
-    /// The Noise state after the first message, and that message: the same each time.
+    /// Returns the Noise state after the first message, and that message. Every call returns the same.
     fn noise(&self) -> Result<(HandshakeState, [u8; noise::MESSAGE_BYTES]), HandshakeError> {
         let psk = self.proof.psk(&self.hello);
         let prologue = self.hello.prologue(&self.reply_clear);
@@ -400,17 +405,17 @@ impl Listening {
         Ok((noise, message))
     }
 
-    /// The session that the peer names, not authenticated yet.
+    /// Returns the session that the peer names, not yet authenticated.
     pub fn session(&self) -> SessionId {
         self.hello.session
     }
 
-    /// The lane that the peer names, not authenticated yet.
+    /// Returns the lane that the peer names, not yet authenticated.
     pub fn lane(&self) -> LaneId {
         self.hello.lane
     }
 
-    /// Whether this is the first lane of a new session, so that KEY is what the peer may be guessing.
+    /// Returns whether this is the first lane of a new session. If it is, the peer may be guessing KEY.
     pub fn is_first(&self) -> bool {
         matches!(self.proof, Proof::First(_))
     }
@@ -440,7 +445,7 @@ enum LaneKind {
     Join,
 }
 
-/// A connector's hello, as it crosses the wire and decoded.
+/// A connector's hello, decoded and as it crosses the wire.
 struct Hello {
     bytes: [u8; HELLO_BYTES],
     kind: LaneKind,
@@ -448,8 +453,8 @@ struct Hello {
     lane: LaneId,
 }
 
-/// Where a hello's fresh bytes begin: the CPace share, or random ones, so that an old answer to the same lane is worthless.
-/// What stands before is CPace's associated data of the connector.
+/// Offset of a hello's fresh bytes: the CPace share or, for a further lane, random bytes, so that an old answer to the
+/// same lane does not fit. The bytes before are CPace's associated data of the connector.
 const FRESH_AT: usize = HELLO_BYTES - 32;
 
 impl Hello {
@@ -466,7 +471,7 @@ impl Hello {
         Self { bytes, kind, session, lane }
     }
 
-    /// Checks what follows the preface.
+    /// Decodes a hello whose preface has been checked.
     fn decode(kind: u8, message: &[u8]) -> Result<Self, HandshakeError> {
         let bytes: [u8; HELLO_BYTES] = message.try_into().map_err(|_| HandshakeError::Malformed)?;
         let lane = LaneId {
@@ -489,7 +494,8 @@ impl Hello {
         self.bytes[FRESH_AT..].try_into().expect("32 bytes")
     }
 
-    /// Both clear messages but for the shares are CPace's associated data, so a change of either changes the result.
+    /// Finishes CPace. Except for the shares, the clear bytes of both messages are CPace's associated data, so a change
+    /// of either message changes the result.
     fn finish_cpace(
         &self,
         run: cpace::Run,
@@ -514,7 +520,7 @@ fn preface(kind: u8) -> [u8; PREFACE_BYTES] {
     bytes
 }
 
-/// Reads what every version's hello and answer begin with; returns the peer's version and the message's kind.
+/// Checks the beginning that hello and answer have in every version. Returns the peer's version and the message's kind.
 fn decode_preface(message: &[u8]) -> Result<(Version, u8), HandshakeError> {
     let Some(preface) = message.first_chunk::<PREFACE_BYTES>().filter(|preface| preface[..8] == MAGIC) else {
         return Err(HandshakeError::NotOurs);
@@ -539,7 +545,7 @@ fn channel() -> Vec<u8> {
     cpace::lv_cat(CHANNEL)
 }
 
-/// 32 bytes for one purpose: BLAKE3's key derivation over parts of fixed lengths.
+/// Derives 32 bytes for one purpose: BLAKE3's key derivation over parts of fixed lengths.
 pub(crate) fn derive(context: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
     let mut hasher = blake3::Hasher::new_derive_key(context);
     for part in parts {
@@ -554,11 +560,11 @@ fn noise_error(error: snow::Error) -> HandshakeError {
     match error {
         snow::Error::Decrypt => HandshakeError::WrongKey,
         snow::Error::Dh => HandshakeError::InvalidShare,
-        // Lengths were checked before, and the order of calls is fixed by the types.
+        // Lengths were checked before, and the types fix the order of calls.
         _ => HandshakeError::Malformed,
     }
 }
 
-/// Bodies of the fuzz targets. They also run as tests over the corpus.
+/// Bodies of the fuzz targets, which also run as tests over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;

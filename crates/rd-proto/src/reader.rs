@@ -1,6 +1,6 @@
-//! Reads fields of a peer's message off its front, each checked against what is left.
+//! Reads fields from the front of a peer's message, and checks each length against the bytes that are left.
 
-/// The bytes of a message that have not been read.
+/// The unread bytes of a message.
 pub(crate) struct Reader<'a> {
     pub(crate) rest: &'a [u8],
 }

@@ -1,22 +1,25 @@
 //! Protection of chunks: AES-256-GCM, or a checksum, over the header's covered bytes and the payload.
 //!
-//! A chunk is sealed once, and sent again as it is after a lane was lost. The payload's keys belong to the transfer, not to
-//! a lane, so that relays can pass on what they cannot open anew, and a replayed chunk needs no second sealing.
+//! A chunk is sealed once and, if its lane is lost, sent again unchanged. The keys of the payload belong to the
+//! transfer, not to a lane. So relays can pass on chunks that they cannot open, and a replayed chunk need not be sealed
+//! again.
 //!
 //! # Keys and nonces
 //!
-//! * A [`PayloadSecret`] belongs to one transfer in one direction. Two transfers never share one: their sequences would
-//!   repeat nonces.
-//! * Each [`EPOCH_CHUNKS`] chunks (64 GiB of full ones) have a key of their own, derived from the secret and the epoch.
-//! * The nonce is the chunk's sequence; a sequence is never used for different bytes.
+//! * A [`PayloadSecret`] belongs to one transfer in one direction. Two transfers never share a secret, because their
+//!   sequences would repeat nonces.
+//! * Each epoch of [`EPOCH_CHUNKS`] chunks (64 GiB if all are full) has its own key, derived from the secret and the
+//!   epoch.
+//! * The nonce is the chunk's sequence. A sequence is never used for different bytes.
 //! * The first [`CHUNK_HEADER_COVERED_BYTES`] of the header are associated data: kind, flags, lengths, item, sequence,
 //!   position. A chunk that was moved, resized or made final does not open.
 //!
 //! # The checksum
 //!
-//! 128 bits made of rapidhash V3, which is as fast as memory with plain 64-bit multiplications: no vector unit is needed, so
-//! it stays cheap on machines that have none, and under emulation. Its constants are drawn from the transfer's secret,
-//! so that no content can be made to weaken it. Damage is missed with a probability of 2⁻⁶⁴. It is no authentication.
+//! The checksum has 128 bits and is made of rapidhash V3, which is as fast as memory with plain 64-bit multiplications.
+//! It needs no vector unit, so it stays cheap on machines without one and under emulation. Its constants are derived
+//! from the transfer's secret, so that no content can be crafted to weaken it. Damage is missed with a probability of
+//! 2⁻⁶⁴. The checksum does not authenticate.
 
 mod cipher;
 
@@ -29,32 +32,33 @@ use crate::frame::{CHUNK_HEADER_COVERED_BYTES, ChunkHeader, TAG_BYTES};
 use crate::handshake::{SessionSecret, derive};
 use cipher::Cipher;
 
-/// Chunks under one key, as a power of two.
+/// Number of chunks under one key, as a power of two.
 const EPOCH_SHIFT: u32 = 16;
 
-/// Chunks under one key.
+/// Number of chunks under one key.
 pub const EPOCH_CHUNKS: u64 = 1 << EPOCH_SHIFT;
 
 const SECRET_CONTEXT: &str = "rdma-pipe v1 payload secret";
 const KEY_CONTEXT: &str = "rdma-pipe v1 payload key";
 const CHECKSUM_CONTEXT: &str = "rdma-pipe v1 payload checksum";
 
-/// The secret that protects the payload of one transfer: with it, its chunks can be read and made. Wiped when dropped.
+/// The secret that protects the payload of one transfer: its holder can read and make chunks. Wiped when dropped.
 #[derive(Clone)]
 pub struct PayloadSecret(Zeroizing<[u8; 32]>);
 
 impl PayloadSecret {
-    /// The secret of a session's transfer number `transfer`. Where both ends send, each direction has a number of its own.
+    /// Derives the secret of transfer number `transfer` of a session. If both ends send, each direction has its own
+    /// number.
     pub fn derive(session: &SessionSecret, transfer: u64) -> Self {
         Self(session.derive(SECRET_CONTEXT, &[&transfer.to_le_bytes()]))
     }
 
-    /// A secret that was handed over, as to the relays of a fan-out.
+    /// Takes a secret that was handed over, for example to the relays of a fan-out.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(Zeroizing::new(bytes))
     }
 
-    /// The bytes, to hand over on an authenticated control channel.
+    /// Returns the bytes, to hand them over on an authenticated control channel.
     pub fn to_bytes(&self) -> Zeroizing<[u8; 32]> {
         self.0.clone()
     }
@@ -66,17 +70,17 @@ impl fmt::Debug for PayloadSecret {
     }
 }
 
-/// Which chunks a transfer may have. Both ends agree on it inside the authenticated session.
+/// Which chunks a transfer may contain. Both ends agree on this inside the authenticated session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// Sealed chunks only. Without this, who can change bytes on the way could replace a sealed chunk by one of his own
-    /// with a checksum.
+    /// Sealed chunks only. Otherwise an attacker on the path could replace a sealed chunk by a forged one with a
+    /// checksum.
     SealedOnly,
-    /// Sealed ones and ones with a checksum, which anybody can make.
+    /// Sealed chunks, and chunks with a checksum, which anybody can make.
     Checksummed,
 }
 
-/// Seals and opens the chunks of one transfer. Shared by any number of threads.
+/// Seals and opens the chunks of one transfer. Any number of threads may share it.
 pub struct PayloadKeys {
     secret: PayloadSecret,
     checksum: Checksum,
@@ -86,38 +90,38 @@ pub struct PayloadKeys {
 /// Why a chunk was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Payload or covered header were changed, or come from another transfer.
+    /// Payload or covered header were changed, or belong to another transfer.
     #[error("chunk {sequence} does not authenticate")]
     Forged {
-        /// The sequence that its header states.
+        /// Sequence in the chunk's header.
         sequence: u64,
     },
     /// Payload or covered header were damaged.
     #[error("chunk {sequence} fails its checksum")]
     Damaged {
-        /// The sequence that its header states.
+        /// Sequence in the chunk's header.
         sequence: u64,
     },
-    /// A chunk without encryption in a transfer that has it.
+    /// The chunk is not encrypted, although the transfer is.
     #[error("chunk {sequence} is not encrypted")]
     NotSealed {
-        /// The sequence that its header states.
+        /// Sequence in the chunk's header.
         sequence: u64,
     },
-    /// The payload is not as long as the header states.
+    /// The length of the payload differs from the length in the header.
     #[error("chunk {sequence} has {payload_bytes} bytes for {wire_bytes}")]
     Length {
-        /// The sequence that its header states.
+        /// Sequence in the chunk's header.
         sequence: u64,
-        /// Bytes that the header states.
+        /// Payload length in the header, in bytes.
         wire_bytes: u32,
-        /// Bytes that are there.
+        /// Actual length of the payload, in bytes.
         payload_bytes: usize,
     },
 }
 
 impl PayloadKeys {
-    /// The keys of the transfer that `secret` protects.
+    /// Creates the keys of the transfer that `secret` protects.
     pub fn new(secret: PayloadSecret, accept: Accept) -> Self {
         let checksum = Checksum::new(&secret);
         Self { secret, checksum, accept }
@@ -125,17 +129,19 @@ impl PayloadKeys {
 
     /// Protects a chunk: encrypts `payload` in place if `header.sealed`, and writes the tag into the header.
     ///
-    /// All other fields of the header are final before. The same `header.sequence` with other bytes would betray both.
+    /// All other fields of the header must already be final. Sealing other bytes under the same `header.sequence` would
+    /// reveal both.
     ///
     /// # Panics
     ///
-    /// If `payload` is not `header.wire_bytes` long, or the header is not `sealed` where [`Accept::SealedOnly`] is agreed:
-    /// both are our bugs, and the second would send in clear what was to be encrypted.
+    /// If `payload` is not `header.wire_bytes` long, or if the header is not `sealed` although [`Accept::SealedOnly`]
+    /// is agreed. Both are bugs of this program; the second would send in clear what must be encrypted.
     pub fn seal(&self, header: &mut ChunkHeader, payload: &mut [u8]) {
         self.protect(header, payload, None);
     }
 
-    /// As [`PayloadKeys::seal`], of bytes that lie elsewhere and stay as they are; `payload` has as many.
+    /// Protects a chunk as [`PayloadKeys::seal`] does, but takes the plain bytes from `plain`, which stays unchanged.
+    /// `payload` has the same length.
     ///
     /// # Panics
     ///
@@ -144,7 +150,7 @@ impl PayloadKeys {
         self.protect(header, payload, Some(plain));
     }
 
-    /// What is to be protected stands in `payload`, unless it is `plain`.
+    /// Protects the bytes in `plain`, or those in `payload` if `plain` is `None`.
     fn protect(&self, header: &mut ChunkHeader, payload: &mut [u8], plain: Option<&[u8]>) {
         assert_eq!(header.wire_bytes as usize, payload.len(), "the header states the payload's length");
         assert!(header.sealed || self.accept == Accept::Checksummed, "this transfer is encrypted");
@@ -163,7 +169,7 @@ impl PayloadKeys {
         };
     }
 
-    /// Checks a chunk from a peer, and decrypts `payload` in place if it is sealed.
+    /// Checks a chunk from a peer, and decrypts `payload` in place if the chunk is sealed.
     ///
     /// # Errors
     ///
@@ -186,7 +192,8 @@ impl PayloadKeys {
         }
     }
 
-    /// The key of a chunk's epoch. Derived for each chunk: that costs about a hundredth of sealing 1 MiB, and no lock.
+    /// Derives the key of a chunk's epoch anew for each chunk, which costs about 1 % of sealing 1 MiB and needs no
+    /// lock.
     fn cipher(&self, sequence: u64) -> Cipher {
         let epoch = sequence >> EPOCH_SHIFT;
         let key = derive(KEY_CONTEXT, &[&*self.secret.0, &epoch.to_le_bytes()]);
@@ -223,7 +230,7 @@ impl Checksum {
         Self { low: RapidSecrets::seed(seed(0)), high: RapidSecrets::seed(seed(8)) }
     }
 
-    /// Each half of the payload is hashed by itself, which costs one pass; then header and both results, twice.
+    /// Hashes each half of the payload by itself, which takes one pass, then the header and both results, twice.
     fn of(&self, covered: &[u8; CHUNK_HEADER_COVERED_BYTES], payload: &[u8]) -> [u8; TAG_BYTES] {
         let (front, back) = payload.split_at(payload.len() / 2);
         let mut summary = [0; CHUNK_HEADER_COVERED_BYTES + 16];
@@ -238,7 +245,7 @@ impl Checksum {
     }
 }
 
-/// BLAKE3 over the tags of all chunks of a transfer, in the order of their sequence: what the end of a transfer proves.
+/// BLAKE3 over the tags of all chunks of a transfer, in the order of their sequence. Proves the transfer at its end.
 #[derive(Clone, Default)]
 pub struct TransferDigest {
     hasher: blake3::Hasher,
@@ -246,7 +253,7 @@ pub struct TransferDigest {
 }
 
 impl TransferDigest {
-    /// The digest of no chunks.
+    /// Creates the digest of no chunks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -257,12 +264,12 @@ impl TransferDigest {
         self.count += 1;
     }
 
-    /// How many chunks were added.
+    /// Returns the number of chunks added.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The digest of all tags so far; more may follow.
+    /// Returns the digest of all tags so far. More tags may follow.
     pub fn finish(&self) -> [u8; 32] {
         *self.hasher.finalize().as_bytes()
     }
@@ -274,13 +281,13 @@ impl fmt::Debug for TransferDigest {
     }
 }
 
-/// Bodies of the fuzz targets. They also run as tests over the corpus.
+/// Bodies of the fuzz targets, which also run as tests over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
     use super::*;
     use crate::frame::{CHUNK_BYTES_MAX, CHUNK_HEADER_BYTES, Compression};
 
-    /// A chunk header: what decodes keeps its bounds, and encodes to the same bytes.
+    /// Decodes a chunk header. A header that decodes is within its bounds and encodes to the same bytes.
     pub fn chunk_header(bytes: &[u8]) {
         let Some(bytes) = bytes.first_chunk::<CHUNK_HEADER_BYTES>() else { return };
         if let Ok(header) = ChunkHeader::decode(bytes) {
@@ -290,7 +297,7 @@ pub mod fuzz {
         }
     }
 
-    /// A chunk header and the payload behind it, in both modes.
+    /// Opens a chunk, which is a header and the payload behind it, in both modes.
     pub fn record_open(bytes: &[u8]) {
         let Some((bytes, payload)) = bytes.split_first_chunk::<CHUNK_HEADER_BYTES>() else { return };
         let Ok(header) = ChunkHeader::decode(bytes) else { return };
@@ -306,7 +313,7 @@ pub mod fuzz {
         PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), accept)
     }
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// The seeds that are checked in as corpus: target, name and bytes of each.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let mut seeds = Vec::new();
         for (name, sealed, compression) in [
@@ -386,7 +393,7 @@ mod tests {
             for bit in 0..CHUNK_HEADER_BYTES * 8 {
                 let mut other = encoded;
                 other[bit / 8] ^= 1 << (bit % 8);
-                // What does not decode is refused before this module sees it.
+                // A header that does not decode never reaches this module.
                 if let Ok(other) = ChunkHeader::decode(&other) {
                     assert_ne!(keys().open(&other, &mut payload.clone()), Ok(()), "bit {bit} of the header");
                 }
@@ -419,7 +426,7 @@ mod tests {
             assert!(keys().open(&moved, &mut payload_one.clone()).is_err());
             let last = ChunkHeader { is_final: true, ..one };
             assert!(keys().open(&last, &mut payload_one.clone()).is_err());
-            // The front and the back of a payload are hashed apart.
+            // The halves of a payload are hashed separately, so moving bytes between them is noticed.
             let (header, mut payload) = sealed(false, 1, b"front back!front.back!");
             payload.rotate_left(11);
             assert!(keys().open(&header, &mut payload).is_err());

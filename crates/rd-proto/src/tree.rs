@@ -1,14 +1,15 @@
-//! A tree as it travels: records packed into chunks of item 0, beside chunks of data of large files.
+//! A tree on the wire: records packed into chunks of item 0, beside chunks with the data of large files.
 //!
-//! The records of one transfer are one sequence, in the order of the walk: the names of one directory strictly ascending
-//! (as bytes), what a directory holds between its record and [`Record::Leave`]. So the order itself proves that no name
-//! comes twice, and the receiver need not remember any but the last of each open directory ([`Order`]).
+//! The records of one transfer form one sequence, in the order of the walk. The names in one directory strictly ascend
+//! (as bytes), and the entries of a directory stand between its record and [`Record::Leave`]. So the order itself
+//! proves that no name comes twice, and the receiver need only remember the last name of each open directory
+//! ([`Order`]).
 //!
 //! No record is cut by a chunk's end. A file whose data is not in its record ([`Record::Large`]) gets a number, the
-//! `item` of the chunks that carry its data at their positions; they may arrive in any order once the record has, and
-//! [`Record::Closed`] says how much was sent and whether the file stayed the same while it was read.
+//! `item` of the chunks that carry its data at their positions. These chunks may arrive in any order once the record
+//! has arrived. [`Record::Closed`] says how much was sent and whether the file stayed the same while it was read.
 //!
-//! All of it comes from a peer: decoding checks every length and every name, and [`Order`] the sequence.
+//! All of it comes from a peer, so decoding checks every length and every name, and [`Order`] checks the sequence.
 
 pub mod answer;
 pub mod blocks;
@@ -23,47 +24,48 @@ pub use extension::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, Extension, Extensions}
 
 use crate::reader::{ReadError, Reader};
 
-/// Longest name of an entry, in bytes (NAME_MAX of Linux).
+/// Maximum length of an entry's name, in bytes (NAME_MAX of Linux).
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Longest target of a symbolic link and longest path of a hard link's first name, in bytes (PATH_MAX less the zero).
+/// Maximum length of a symbolic link's target and of the path of a hard link's first name, in bytes (PATH_MAX less the
+/// zero).
 pub const PATH_BYTES_MAX: usize = 4095;
 
-/// Directories within each other.
+/// Maximum number of directories nested in each other.
 pub const DEPTH_MAX: usize = 512;
 
-/// Large files that may be open at once.
+/// Maximum number of large files that may be open at once.
 pub const OPEN_MAX: usize = 64;
 
-/// Hard links to large files that are open, all together: the receiver makes them when their file is complete, and holds
-/// their directories open until then.
+/// Maximum number of hard links to open large files, over all files. The receiver makes them when their file is
+/// complete, and holds their directories open until then.
 pub const OPEN_LINKS_MAX: usize = 64;
 
-/// Files that may be listed and not settled, at the sender.
+/// Maximum number of files at the sender that are listed and not settled.
 ///
-/// Bounds what both ends remember of them, and so how far a listing runs ahead of its answers.
+/// Bounds what both ends remember of these files, and so how far a listing runs ahead of its answers.
 pub const LISTED_MAX: usize = 16_384;
 
-/// Directories of which files may be listed and not settled; both ends hold them open.
+/// Maximum number of directories with files that are listed and not settled. Both ends hold these directories open.
 pub const LISTED_DIRECTORIES_MAX: usize = 256;
 
-/// All extended attributes of one entry together, encoded, in bytes.
+/// Maximum length of all extended attributes of one entry together, encoded, in bytes.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
-/// Length from which on a file without holes is not sent before the receiver has said what it has of it
+/// Minimum length of a file without holes that is sent only after the receiver has said what it has of the file
 /// ([`Answer::Blocks`]), in bytes.
 pub const RESUME_BYTES_MIN: u64 = 64 << 20;
 
-/// A time as the system keeps it.
+/// A time with the system's resolution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
-    /// Seconds since 1970, negative before.
+    /// Seconds since 1970; negative for earlier times.
     pub seconds: i64,
     /// Nanoseconds, below 10⁹.
     pub nanoseconds: u32,
 }
 
-/// What is known of an entry beside its name and contents.
+/// Metadata of an entry: all but its name and contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metadata<'a> {
     /// Permission bits: the lower twelve of `st_mode`.
@@ -72,18 +74,18 @@ pub struct Metadata<'a> {
     pub uid: u32,
     /// Number of the group.
     pub gid: u32,
-    /// When the contents changed last.
+    /// When the contents were last changed.
     pub modified: Time,
-    /// When it was read last.
+    /// When the entry was last read.
     pub accessed: Time,
-    /// Extended attributes, ACLs among them.
+    /// Extended attributes, including ACLs.
     pub xattrs: Xattrs<'a>,
-    /// What not every version knows.
+    /// Metadata that not every version knows.
     pub extensions: Extensions<'a>,
 }
 
 impl Metadata<'static> {
-    /// Nothing is permitted, all belongs to user and group 0, and both times are the year 1970.
+    /// Metadata without permissions, of user and group 0, with both times in the year 1970.
     pub const ZERO: Self = Self {
         mode: 0,
         uid: 0,
@@ -94,11 +96,11 @@ impl Metadata<'static> {
         extensions: Extensions::new(&[]),
     };
 
-    /// Of a directory that only leads to what is listed.
+    /// Metadata of a directory that only leads to what is listed.
     pub const IMPLIED: Self = Self { extensions: Extensions::IMPLIED, ..Self::ZERO };
 }
 
-/// Extended attributes, encoded: for each a length (u16) and a name, a length (u32) and a value.
+/// Extended attributes, encoded as a sequence of name length (u16), name, value length (u32) and value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Xattrs<'a>(&'a [u8]);
 
@@ -106,8 +108,8 @@ pub struct Xattrs<'a>(&'a [u8]);
 pub type Xattr<'a> = (&'a [u8], &'a [u8]);
 
 impl<'a> Xattrs<'a> {
-    /// Adds one to a buffer that [`Xattrs::new`] takes. Whether it fitted: a name of 1 to [`NAME_BYTES_MAX`] bytes, and
-    /// all together at most [`XATTRS_BYTES_MAX`].
+    /// Appends an attribute to a buffer for [`Xattrs::new`]. Returns whether it fits: the name has 1 to
+    /// [`NAME_BYTES_MAX`] bytes and no zero, and all attributes together have at most [`XATTRS_BYTES_MAX`].
     pub fn push(buffer: &mut Vec<u8>, name: &[u8], value: &[u8]) -> bool {
         if name.is_empty()
             || name.len() > NAME_BYTES_MAX
@@ -123,17 +125,17 @@ impl<'a> Xattrs<'a> {
         true
     }
 
-    /// What [`Xattrs::push`] made.
+    /// Wraps a buffer that [`Xattrs::push`] has filled.
     pub const fn new(buffer: &'a [u8]) -> Self {
         Self(buffer)
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no attributes.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// Names and values.
+    /// Iterates over names and values.
     pub fn iter(self) -> impl Iterator<Item = Xattr<'a>> {
         let mut reader = Reader { rest: self.0 };
         std::iter::from_fn(move || Self::next(&mut reader).ok().flatten())
@@ -165,12 +167,12 @@ impl<'a> Xattrs<'a> {
     }
 }
 
-/// What is neither a file, a directory nor a link.
+/// Kind of an entry that is neither a file, a directory nor a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     /// A named pipe.
     Fifo,
-    /// A socket's name.
+    /// A socket in the file system.
     Socket,
     /// A character device.
     Character,
@@ -181,110 +183,111 @@ pub enum Special {
 /// One step of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// A directory; what follows is in it.
+    /// A directory, whose entries follow.
     Directory {
-        /// Its name.
+        /// Name of the directory.
         name: &'a [u8],
-        /// Applied when it is left.
+        /// Metadata, applied when the directory is left.
         metadata: Metadata<'a>,
     },
     /// The end of the directory that was entered last.
     Leave,
-    /// A file with all its data.
+    /// A file with its contents.
     File {
-        /// Its name.
+        /// Name of the file.
         name: &'a [u8],
         /// Mode, owner, times, attributes.
         metadata: Metadata<'a>,
-        /// Its contents.
+        /// Contents of the file.
         data: &'a [u8],
     },
-    /// A file whose data comes in chunks of their own. What they leave out are zeros.
+    /// A file whose data comes in separate chunks. Ranges without a chunk are zeros.
     Large {
-        /// Its name.
+        /// Name of the file.
         name: &'a [u8],
         /// Mode, owner, times, attributes.
         metadata: Metadata<'a>,
-        /// The number of its chunks: 1 for the first such file of a transfer, then one more for each.
+        /// Number of the file, which its chunks carry: 1 for the first such file of a transfer, then one more for each.
         item: u32,
-        /// Its length in bytes.
+        /// Length of the file, in bytes.
         size: u64,
-        /// It has holes, which are not sent. Such a file is always begun anew.
+        /// Whether the file has holes, which are not sent. A transfer of such a file is never resumed.
         is_sparse: bool,
     },
     /// A symbolic link.
     Symlink {
-        /// Its name.
+        /// Name of the link.
         name: &'a [u8],
         /// Owner, times, attributes.
         metadata: Metadata<'a>,
-        /// Where it leads: any bytes but zero.
+        /// Target of the link: any bytes but zero.
         target: &'a [u8],
     },
-    /// Another name of a file that came before.
+    /// Another name of a file that came earlier.
     HardLink {
-        /// Its name.
+        /// Name of the link.
         name: &'a [u8],
-        /// The file's first name: components from the top of the transfer, with `/` between them.
+        /// First name of the file: path components from the top of the transfer, with `/` between them.
         first: &'a [u8],
     },
-    /// A FIFO, a socket, a device.
+    /// A FIFO, a socket or a device.
     Special {
-        /// Its name.
+        /// Name of the entry.
         name: &'a [u8],
         /// Mode, owner, times, attributes.
         metadata: Metadata<'a>,
-        /// Which of them.
+        /// Kind of the entry.
         kind: Special,
         /// Major and minor number of a device; 0 for others.
         device: (u32, u32),
     },
-    /// A file, without its contents: the receiver is asked whether it wants them, by a [`Verdict`].
+    /// A file without its contents. The receiver answers with a [`Verdict`] whether it wants them.
     ///
-    /// The first of a transfer has the number 0, and each one more than the last.
+    /// Listed files are numbered from 0 in the order of their records.
     Listed {
-        /// Its name.
+        /// Name of the file.
         name: &'a [u8],
         /// Mode, owner, times, attributes.
         metadata: Metadata<'a>,
-        /// Its length in bytes.
+        /// Length of the file, in bytes.
         size: u64,
     },
     /// The next record is that of a listed file, with its contents: a [`Record::File`] or [`Record::Large`] of the same
-    /// name, which is in the listed file's directory.
+    /// name, to be placed in the listed file's directory.
     Wanted {
-        /// The number of the listed file.
+        /// Number of the listed file.
         number: u64,
     },
-    /// A listed file has the digest that the receiver has answered.
+    /// The contents of a listed file have the digest that the receiver has answered.
     Same {
-        /// The number of the listed file.
+        /// Number of the listed file.
         number: u64,
     },
-    /// In a dry run, a listed file has another digest than the receiver has answered: its contents would come.
+    /// In a dry run: the contents of a listed file have another digest than the receiver has answered, so they would be
+    /// sent.
     Differs {
-        /// The number of the listed file.
+        /// Number of the listed file.
         number: u64,
     },
     /// A listed file could not be read after all.
     Gone {
-        /// The number of the listed file.
+        /// Number of the listed file.
         number: u64,
     },
-    /// Of the directory that was entered last, not all entries have been sent, or will be: nothing may be deleted there.
+    /// Not all entries of the directory entered last have been or will be sent, so nothing may be deleted there.
     Incomplete,
-    /// All chunks of a large file have been made.
+    /// All chunks of a large file have been sent.
     Closed {
-        /// Its number.
+        /// Number of the file.
         item: u32,
-        /// Bytes of data in all its chunks together.
+        /// Number of bytes of data in all its chunks together.
         data_bytes: u64,
-        /// It was read whole and did not change meanwhile; otherwise it is not to be published.
+        /// Whether the file was read whole and did not change meanwhile. If false, the receiver must not publish it.
         is_intact: bool,
     },
     /// The walk is over; nothing follows.
     End {
-        /// Entries that were not sent, or not intact.
+        /// Number of entries that were not sent, or not intact.
         failures: u64,
     },
 }
@@ -292,37 +295,38 @@ pub enum Record<'a> {
 /// Why a record, or its place in the sequence, was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
-    /// It ends in the middle.
+    /// A record ends before its fields do.
     #[error("a record is cut off")]
     Short,
-    /// A kind that this version does not know.
+    /// A record's kind is unknown to this version.
     #[error("unknown kind of record {0}")]
     Kind(u8),
-    /// A length over its limit.
+    /// A length exceeds its limit.
     #[error("a length out of bounds")]
     Length,
-    /// Empty, `.`, `..`, or with a slash or a zero in it.
+    /// A name is empty, `.` or `..`, or contains a slash or a zero.
     #[error("a name that cannot be one")]
     Name,
-    /// A number or flag out of its range.
+    /// A number or flag is out of its range.
     #[error("a value out of bounds")]
     Value,
-    /// A name twice, or siblings that do not ascend.
+    /// A name comes twice, or the names in a directory do not ascend.
     #[error("names out of order")]
     Order,
-    /// More directories within each other than [`DEPTH_MAX`], or left without being entered.
+    /// Directories are nested deeper than [`DEPTH_MAX`], or a directory is left that was not entered.
     #[error("directories badly nested")]
     Depth,
-    /// The number of a large file that is not the next, or not open; or more open than [`OPEN_MAX`].
+    /// The number of a large file is not the next one, or the file is not open, or more than [`OPEN_MAX`] files are
+    /// open.
     #[error("bad number of a large file")]
     Item,
-    /// Extensions of one entry whose types do not ascend.
+    /// The types of one entry's extensions do not ascend.
     #[error("extensions out of order")]
     Extension,
-    /// What follows [`Record::Wanted`] is no file.
+    /// The record after [`Record::Wanted`] is not a file.
     #[error("a listed file without its contents")]
     Wanted,
-    /// A record after the end.
+    /// A record follows the end.
     #[error("a record after the end")]
     End,
 }
@@ -353,7 +357,7 @@ const KIND_INCOMPLETE: u8 = 14;
 const KIND_DIFFERS: u8 = 15;
 
 impl<'a> Record<'a> {
-    /// Bytes of the encoded record.
+    /// Returns the length of the encoded record, in bytes.
     pub fn encoded_bytes(&self) -> usize {
         let metadata =
             |metadata: &Metadata<'_>| 12 + 24 + 4 + metadata.xattrs.0.len() + metadata.extensions.encoded_bytes();
@@ -373,7 +377,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Puts the record at the start of `target` and returns its length; `None` if it does not fit.
+    /// Encodes the record at the start of `target` and returns its length. `None` if it does not fit.
     pub fn encode(&self, target: &mut [u8]) -> Option<usize> {
         let length = self.encoded_bytes();
         let mut out = Writer { target: target.get_mut(..length)?, at: 0 };
@@ -427,8 +431,9 @@ impl<'a> Record<'a> {
         Some(length)
     }
 
-    /// Puts a [`Record::File`] without its data at the start of `target` and returns the length of that: `data_bytes`
-    /// of data belong behind it, so that they can be read to where they travel. `None` if all of it does not fit.
+    /// Encodes a [`Record::File`] without its data at the start of `target`, and returns the length of this head. The
+    /// caller puts `data_bytes` of data behind it, so that data can be read to where it travels. `None` if head and
+    /// data do not fit.
     pub fn encode_file_head(
         name: &[u8],
         metadata: &Metadata<'_>,
@@ -443,11 +448,11 @@ impl<'a> Record<'a> {
         Some(length)
     }
 
-    /// Takes the first record off `bytes`; `None` at their end.
+    /// Decodes the first record of `bytes` and advances `bytes` past it. `None` if no bytes are left.
     ///
     /// # Errors
     ///
-    /// [`TreeError`] for a record that is cut off, over a limit, or has a name that cannot be one.
+    /// [`TreeError`] if the record is cut off, exceeds a limit, or holds an impossible name or value.
     pub fn decode(bytes: &mut &'a [u8]) -> Result<Option<Self>, TreeError> {
         if bytes.is_empty() {
             return Ok(None);
@@ -514,12 +519,12 @@ impl<'a> Record<'a> {
         Ok(Some(record))
     }
 
-    /// Whether a large file's data is sent only after the receiver's answer.
+    /// Returns whether a large file's data is sent only after the receiver's answer.
     pub fn awaits_have(size: u64, is_sparse: bool) -> bool {
         size >= RESUME_BYTES_MIN && !is_sparse
     }
 
-    /// The name of the entry, if the record is one.
+    /// Returns the name of the entry, if the record is one.
     pub fn name(&self) -> Option<&'a [u8]> {
         match *self {
             Self::Directory { name, .. }
@@ -540,13 +545,13 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// What is known of the entry beside its name and contents, if the record is one with metadata of its own.
+    /// Returns the metadata of the entry, if the record is one that has its own.
     pub fn metadata(&self) -> Option<Metadata<'a>> {
         let mut record = *self;
         record.metadata_mut().copied()
     }
 
-    /// The same, to be changed.
+    /// Returns the metadata for changing it; see [`Record::metadata`].
     pub fn metadata_mut(&mut self) -> Option<&mut Metadata<'a>> {
         match self {
             Self::Directory { metadata, .. }
@@ -560,7 +565,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Whether these bytes can name an entry of a directory.
+/// Returns whether these bytes can name an entry of a directory.
 pub fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= NAME_BYTES_MAX
@@ -569,31 +574,31 @@ pub fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Checks that records come in the order of a walk. Its memory grows with the depth of the tree only.
+/// Checks that records come in the order of a walk. Uses memory only in proportion to the depth of the tree.
 #[derive(Debug, Default)]
 pub struct Order {
-    /// The name that came last in each open directory, the top first.
+    /// The latest name in each open directory, the top first.
     last: Vec<Vec<u8>>,
-    /// The names of the open directories below the top.
+    /// Names of the open directories below the top.
     path: Vec<Vec<u8>>,
     items: u32,
     open: BTreeSet<u32>,
-    /// The next record is that of a listed file, whose name came before.
+    /// Whether the next record must be that of a listed file, whose name was checked before.
     expects_wanted: bool,
     ended: bool,
 }
 
 impl Order {
-    /// An order of which nothing has come.
+    /// Creates an order in which no record has come.
     pub fn new() -> Self {
         Self { last: vec![Vec::new()], ..Self::default() }
     }
 
-    /// Takes the next record.
+    /// Checks the next record.
     ///
     /// # Errors
     ///
-    /// [`TreeError`] if it cannot follow those before.
+    /// [`TreeError`] if the record cannot follow the previous ones.
     pub fn check(&mut self, record: &Record<'_>) -> Result<(), TreeError> {
         if self.ended {
             return Err(TreeError::End);
@@ -634,7 +639,7 @@ impl Order {
                 }
             }
             Record::HardLink { name, first } => {
-                // Earlier in the walk, or it would be a name that is not there yet.
+                // The first name must come earlier in the walk; otherwise it would not exist yet.
                 let here = self.path.iter().map(Vec::as_slice).chain([name]);
                 if first.split(|&byte| byte == b'/').cmp(here) != std::cmp::Ordering::Less {
                     return Err(TreeError::Order);
@@ -662,7 +667,7 @@ impl Order {
         Ok(())
     }
 
-    /// Whether [`Record::End`] has come.
+    /// Returns whether [`Record::End`] has come.
     pub fn is_ended(&self) -> bool {
         self.ended
     }

@@ -1,19 +1,20 @@
-//! What `--compress auto` chooses: for each chunk whether it is compressed, and by which method.
+//! The choice of `--compress auto`: whether each chunk is compressed, and by which method.
 //!
-//! A line takes so many bytes in a second, threads compress so many. Compressed by one method, data moves at
-//! `min(line × ratio, threads × speed)`. The method that makes this highest is taken; none, if that gains little over the
-//! line alone. So a fast line gets data as it is, and a slow one the strongest method that keeps it busy: the more
-//! processor time the line leaves, the more of it is spent, as `zstd --adapt` does.
+//! A line carries some number of bytes a second, and threads compress some number of bytes a second. Compressed by one
+//! method, data moves at `min(line × ratio, threads × speed)`. The method with the highest rate is chosen, or none if
+//! the gain over the line alone is small. So a fast line gets data uncompressed, and a slow line gets the strongest
+//! method that keeps the line busy: the more processor time the line leaves, the more of it is spent, as `zstd --adapt`
+//! does.
 //!
-//! How fast the methods are beside each other, and how well they compress, is known beforehand; two numbers are measured,
-//! one for this machine and one for this data.
+//! The relative speeds and ratios of the methods are known beforehand. Two numbers are measured: the speed of this
+//! machine and the compressibility of this data.
 
 use std::time::Duration;
 
 use super::Method;
 
-/// A method with its speed, in bytes a second of one thread on a common processor and on text, and what it saves beside
-/// LZ4: `(ratio − 1)` in parts of LZ4's.
+/// A method with its speed and its gain. The speed is that of one thread on a common processor, in bytes of text a
+/// second. The gain is `ratio − 1`, relative to that of LZ4.
 struct Known {
     method: Method,
     speed: f64,
@@ -27,74 +28,79 @@ const LADDER: [Known; 4] = [
     Known { method: Method::Zstd { level: 6 }, speed: 90e6, gain: 1.9 },
 ];
 
-/// What a method must gain over the one before it, to be worth its time at both ends.
+/// Minimum gain, as a factor, of a method over the best weaker one, or over no compression. Less is not worth the time
+/// that compression takes at both ends.
 const GAIN_MIN: f64 = 1.05;
 
-/// How much of the threads' time is compression's: they seal as well, and a line that waits for them is worse than one
-/// that is a little less filled.
+/// Share of the threads' time that is left to compression. The threads seal as well, and a line that waits for them is
+/// worse than a line that is slightly less compressed.
 const SHARE: f64 = 0.7;
 
-/// How long the line is watched for one measurement, and of how many chunks at least, unless that takes longer than
+/// How long the line is watched for one measurement, and for how many chunks at least, unless these take longer than
 /// [`WATCH_MAX`].
 const WATCH: Duration = Duration::from_millis(50);
 const WATCH_CHUNKS: u32 = 4;
 const WATCH_MAX: Duration = Duration::from_millis(500);
 
-/// A line is known once it has carried no more than this in parts of what it carried before: at the beginning buffers are
-/// touched for the first time and windows grow, and a fast line that was taken for a slow one gets compressed chunks.
+/// Maximum growth, as a factor, between two measurements of a line whose rate counts as known. At the beginning buffers
+/// are touched for the first time and windows grow; a fast line that was taken for a slow one would get compressed
+/// chunks.
 const SETTLED: f64 = 1.25;
 
-/// Or this long after it was first measured: one whose sender has no more than a few chunks at a time is seldom seen to be busy
-/// all the time, and is taken for faster and slower by turns.
+/// How long after its first measurement a line counts as known in any case. If the sender never has more than a few
+/// chunks at a time, its line is seldom busy all the time, and appears faster and slower by turns.
 const SETTLED_AFTER: Duration = Duration::from_millis(500);
 
-/// A line that is what others wait for hardly ever waits: for one chunk, or one in so many, while it is measured; and not
-/// for most of them, where there is to be compression at all.
+/// A line counts as the bottleneck of one measurement if at most one chunk, or one in `BUSY_PARTS`, found it idle. For
+/// compression at all, at least the share `BUSY_MIN` of recent chunks must have found the line busy.
 const BUSY_PARTS: u32 = 8;
 const BUSY_MIN: f64 = 0.25;
 
-/// The weight of one measurement of the line, of whether it was busy, and of one chunk.
+/// Weights in the moving averages: of one measurement of the line, of one chunk that found the line busy or idle, and
+/// of one compressed chunk.
 const LINE_WEIGHT: f64 = 0.3;
 const BUSY_WEIGHT: f64 = 0.0625;
 const CHUNK_WEIGHT: f64 = 0.125;
 
-/// Chunks that are passed over after one that did not shrink, at first and at most; each time twice as many.
+/// Number of chunks not tried after a chunk that did not shrink: the first number and the maximum. It doubles each
+/// time.
 const SKIP_MIN: u32 = 4;
 const SKIP_MAX: u32 = 64;
 
-/// Chooses for one transfer. Times are since any one moment; they do not go back.
+/// Chooses methods for one transfer. Times count from any fixed moment and never go back.
 #[derive(Debug)]
 pub struct Chooser {
     threads: f64,
-    /// Bytes a second that the line has taken lately, while it was what others waited for; 0 before that is known.
+    /// Recent rate of the line in bytes a second, measured while the line was the bottleneck; 0 before the first
+    /// measurement.
     line: f64,
-    /// When it was first known.
+    /// When the rate of the line was first measured.
     known_since: Option<Duration>,
-    /// It does not become faster any more.
+    /// Whether the rate of the line is known well enough: its growth at the beginning is over.
     is_settled: bool,
-    /// In how many parts of one it was that lately.
+    /// Share of recent chunks that found the line busy, from 0 to 1.
     busy: f64,
     watch: Watch,
-    /// What LZ4 makes of this data: plain bytes in parts of compressed ones.
+    /// Ratio of LZ4 for this data: plain bytes divided by compressed bytes.
     ratio: f64,
-    /// How fast this machine is, in parts of [`Known::speed`]; 0 before that is known.
+    /// Speed of this machine relative to [`Known::speed`]; 0 before the first compressed chunk.
     machine: f64,
     skip: u32,
     next_skip: u32,
 }
 
-/// Of the line, for one measurement.
+/// The present measurement of the line.
 #[derive(Debug, Default)]
 struct Watch {
     since: Duration,
     bytes: u64,
     chunks: u32,
-    /// Of these.
+    /// Number of these chunks that found the line busy.
     busy: u32,
 }
 
 impl Chooser {
-    /// With so many threads that compress.
+    /// Creates a chooser for this number of threads that compress.
     pub fn new(threads: usize) -> Self {
         let threads = threads as f64;
         Self {
@@ -111,13 +117,13 @@ impl Chooser {
         }
     }
 
-    /// How to compress the next chunk; `None`: not at all, as where the line waits for chunks, or it is not known yet how
-    /// fast it is.
+    /// Returns the method for the next chunk. `None` if the chunk should not be compressed, for example because the
+    /// line waits for chunks or its rate is not known yet.
     pub fn choose(&self) -> Option<Method> {
         if self.busy < BUSY_MIN || !self.is_settled || self.skip > 0 {
             return None;
         }
-        // One chunk is the price of knowing.
+        // The speed of this machine is unknown, and one compressed chunk is the price of measuring it.
         if self.machine == 0.0 {
             return Some(Method::Lz4);
         }
@@ -133,7 +139,7 @@ impl Chooser {
         method
     }
 
-    /// A chunk of so many bytes is ready for the line. `is_busy`: the line has others to carry.
+    /// Records that a chunk of `wire_bytes` is ready for the line. `is_busy`: the line still has other chunks to carry.
     pub fn note_ready(&mut self, now: Duration, wire_bytes: usize, is_busy: bool) {
         self.skip = self.skip.saturating_sub(1);
         self.busy += (f64::from(u8::from(is_busy)) - self.busy) * BUSY_WEIGHT;
@@ -148,7 +154,8 @@ impl Chooser {
         let waited = self.watch.chunks - self.watch.busy;
         let was_busy = waited <= (self.watch.chunks / BUSY_PARTS).max(1);
         self.watch = Watch { since: now, ..Watch::default() };
-        // A line that waited now and then carries more than this.
+        // A line that was idle now and then can carry more than the measured rate, so the measurement only raises the
+        // estimate.
         if was_busy || self.line > 0.0 && rate > self.line {
             let was = self.line;
             let weight = if self.is_settled { LINE_WEIGHT } else { 1.0 };
@@ -159,7 +166,7 @@ impl Chooser {
         self.is_settled |= self.known_since.is_some_and(|since| now.saturating_sub(since) >= SETTLED_AFTER);
     }
 
-    /// A chunk was compressed by `method` in this time.
+    /// Records that `method` compressed a chunk in the time `took`.
     pub fn note_compressed(&mut self, method: Method, plain_bytes: usize, wire_bytes: usize, took: Duration) {
         let Some(known) = LADDER.iter().find(|known| known.method == method) else { return };
         let ratio = 1.0 + (plain_bytes as f64 / wire_bytes.max(1) as f64 - 1.0) / known.gain;
@@ -170,7 +177,7 @@ impl Chooser {
         self.next_skip = SKIP_MIN;
     }
 
-    /// A chunk does not shrink: some of those that follow are not tried.
+    /// Records that a chunk does not shrink. Some of the following chunks are then not tried.
     pub fn note_incompressible(&mut self) {
         self.skip = self.next_skip;
         self.next_skip = (2 * self.next_skip).min(SKIP_MAX);
@@ -183,8 +190,8 @@ mod tests {
 
     const CHUNK: usize = 1 << 20;
 
-    /// A line of so many bytes a second and `threads` of a machine `speed` times the usual, for data that LZ4 makes so many
-    /// times smaller: how many plain bytes go in a second, and how the last chunk was compressed.
+    /// A simulation: a line of `line` bytes a second, and `threads` threads of a machine `speed` times as fast as the
+    /// usual one. LZ4 makes the data `ratio` times smaller.
     struct Run {
         line: f64,
         threads: usize,
@@ -193,13 +200,14 @@ mod tests {
     }
 
     impl Run {
-        /// Chunks are compressed by one thread after the other and wait in a pool of 32 for the line. What counts is the
-        /// second half: the pool is full then.
+        /// Returns the rate in plain bytes a second and the method of the last chunk. The threads compress chunks in
+        /// turn, and the chunks wait for the line in a pool of 32. Only the second half of the time counts, when the
+        /// pool is full.
         fn run(&self) -> (f64, Option<Method>) {
             let seconds = 10.0_f64.max(200.0 * CHUNK as f64 / self.line);
             let mut chooser = Chooser::new(self.threads);
             let mut threads = vec![0.0_f64; self.threads];
-            // When each chunk of the pool has gone.
+            // When each chunk of the pool has left.
             let mut pool = std::collections::VecDeque::from([0.0_f64; 32]);
             let (mut line, mut plain, mut last) = (0.0_f64, 0.0, None);
             loop {
@@ -268,7 +276,7 @@ mod tests {
     fn a_fast_line_that_begins_slowly_is_not_taken_for_a_slow_one() {
         let mut chooser = Chooser::new(2);
         let mut now = Duration::ZERO;
-        // MB/s for so many milliseconds each, of a line that is all that others wait for.
+        // Rates in MB/s of a line that is the bottleneck, for 60 ms each.
         for rate in [300.0, 900.0, 2000.0, 3000.0, 3000.0, 3000.0] {
             for _ in 0..(rate * 60e3 / CHUNK as f64) as u32 {
                 assert!(rate == 3000.0 || chooser.choose().is_none(), "{rate} {now:?}");
@@ -285,7 +293,7 @@ mod tests {
     fn a_slow_line_that_waits_now_and_then_is_known_soon() {
         let mut chooser = Chooser::new(2);
         let mut now = Duration::ZERO;
-        // Four chunks each: MB/s, and how many of them have found the line busy.
+        // Four chunks at each rate: MB/s, and how many of the four found the line busy.
         for (rate, busy) in [(8.8, 4), (7.6, 1), (8.4, 2), (13.9, 4), (6.8, 2)] {
             for chunk in 0..4 {
                 now += Duration::from_secs_f64(CHUNK as f64 / rate / 1e6);
@@ -308,7 +316,7 @@ mod tests {
             chooser.note_ready(now, CHUNK, true);
         }
         assert!((10..60).contains(&tried), "{tried}");
-        // Until something does.
+        // Until a chunk shrinks.
         chooser.note_compressed(Method::Lz4, CHUNK, CHUNK / 2, Duration::from_millis(2));
         assert_eq!(chooser.next_skip, SKIP_MIN);
     }

@@ -1,8 +1,8 @@
-//! Fuzz body of the control frames: no input may panic, and what decodes says what was encoded.
+//! Body of the fuzz target of control frames: no input may panic, and what decodes must survive encoding and decoding.
 
 use super::*;
 
-/// One frame in clear, as the channel opens it.
+/// Decodes `bytes` as one frame in clear, as the channel has opened it.
 pub fn control_frame(bytes: &[u8]) {
     let Ok(Some(frame)) = Frame::decode(bytes) else { return };
     let mut again = Vec::new();
@@ -11,7 +11,7 @@ pub fn control_frame(bytes: &[u8]) {
     assert_eq!(Frame::decode(&again), Ok(Some(frame)));
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// The seeds that are checked in as corpus: target, name and bytes of each.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     samples()
         .into_iter()

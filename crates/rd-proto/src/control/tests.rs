@@ -18,7 +18,7 @@ const ENDPOINTS: &str = concat!(
     "00 40 fd000000000000000000000000000001 0100 00000000",
 );
 
-/// Every frame as it crosses the wire, in clear. A change here breaks peers of other versions.
+/// Every frame as it crosses the wire, in clear. A change of these bytes breaks peers of other versions.
 #[rustfmt::skip]
 const GOLDEN: &[(&str, &[&str])] = &[
     ("offer", &["81 01 02 01 01 02 04 00001000 1e000000 01 0807060504030201 7469636b65742d6f662d31362d6f6374", "0400 686f7374"]),
@@ -81,7 +81,7 @@ fn unknown_frames_are_skipped_unless_they_must_be_understood() {
     assert_eq!(Frame::decode(&[0xff, 1, 2, 3]), Err(FrameError::Unknown(0xff)));
 }
 
-/// Each field that has bounds, with a value beyond them: sample, offset, byte, and what is said.
+/// For each bounded field, a value out of bounds: sample, offset, byte, and the error that is reported.
 const HOSTILE: &[(&str, usize, u8, &str)] = &[
     ("offer", 1, 2, "role"),
     ("offer", 2, 4, "policy"),
@@ -219,7 +219,7 @@ proptest! {
         let endpoints = endpoints
             .into_iter()
             .map(|(hardware, address, prefix_bits, rate_mbps)| {
-                // Flow and scope do not travel, and a mapped address is an IPv4 address.
+                // Flow label and scope are not encoded, and a mapped address is an IPv4 address.
                 let address = SocketAddr::new(address.ip().to_canonical(), address.port());
                 Endpoint { hardware, address, prefix_bits, rate_mbps }
             })

@@ -1,4 +1,4 @@
-//! Control frames of one lane, sealed and in order.
+//! Sealing and opening of one lane's control frames, in order.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,27 +10,28 @@ use zeroize::Zeroize as _;
 use super::noise::TAG_BYTES;
 use crate::frame::CONTROL_BYTES_MAX;
 
-/// The largest control frame before it is sealed, in bytes.
+/// Maximum length of a control frame before it is sealed, in bytes.
 pub const CONTROL_PLAIN_BYTES_MAX: usize = CONTROL_BYTES_MAX - TAG_BYTES;
 
-/// Why a control frame was neither sealed nor opened. Whichever it is, the lane is of no more use.
+/// Why a control frame was not sealed or not opened. In every case the lane is no longer usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// The frame has more bytes than a control frame may have. When sealing, this is our bug, and the channel goes on.
+    /// The frame is longer than a control frame may be. When sealing this is a bug of the caller, and the channel stays
+    /// open.
     #[error("control frame of {0} bytes")]
     Length(usize),
-    /// The frame is not the next that the peer sealed: damaged, repeated, out of order, or someone else's.
+    /// The frame is not the next one that the peer sealed: it is damaged, repeated, out of order or not the peer's.
     #[error("control frame does not authenticate")]
     Forged,
-    /// An earlier frame failed, so nothing more is sealed or opened.
+    /// An earlier frame failed, so no more frames are sealed or opened.
     #[error("control channel is closed")]
     Closed,
 }
 
-/// The control channel of one lane in one generation: Noise transport messages (section 5 of the specification), without
-/// associated data, numbered from 0 in each direction, the number not sent.
+/// The control channel of one lane in one generation: Noise transport messages (section 5 of the specification) without
+/// associated data. Messages are numbered from 0 in each direction, and the number is not sent.
 ///
-/// It needs a transport that keeps frames whole and in order. After the first frame that does not open, it refuses all
+/// The transport must keep frames whole and in order. After the first frame that does not open, the channel refuses all
 /// others in both directions.
 #[derive(Debug)]
 pub struct ControlChannel {
@@ -64,7 +65,7 @@ impl ControlChannel {
         }
     }
 
-    /// The two halves, for two threads. A failure of one closes both.
+    /// Splits the channel into its two halves, for two threads. A failure of one half closes both.
     pub fn split(self) -> (ControlSealer, ControlOpener) {
         (self.sealer, self.opener)
     }
@@ -73,7 +74,7 @@ impl ControlChannel {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Length`] and [`ControlError::Closed`].
+    /// [`ControlError::Length`] or [`ControlError::Closed`].
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
         self.sealer.seal(plain, out)
     }
@@ -82,19 +83,19 @@ impl ControlChannel {
     ///
     /// # Errors
     ///
-    /// Any [`ControlError`]; the channel is closed after it.
+    /// Any [`ControlError`], after which the channel is closed.
     pub fn open(&mut self, sealed: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
         self.opener.open(sealed, out)
     }
 }
 
 impl ControlSealer {
-    /// Seals the next frame. `out` holds the sealed frame, and nothing else, afterwards; it is 16 bytes longer than
-    /// `plain`, which has at most [`CONTROL_PLAIN_BYTES_MAX`] bytes.
+    /// Seals the next frame and replaces the contents of `out` with the sealed frame, which is 16 bytes longer than
+    /// `plain`. `plain` has at most [`CONTROL_PLAIN_BYTES_MAX`] bytes.
     ///
     /// # Errors
     ///
-    /// [`ControlError::Length`] for a longer frame; [`ControlError::Closed`] after a failure of either half. `out` is
+    /// [`ControlError::Length`] if `plain` is longer; [`ControlError::Closed`] after a failure of either half. `out` is
     /// then empty.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
         out.clear();
@@ -117,13 +118,13 @@ impl ControlSealer {
 }
 
 impl ControlOpener {
-    /// Opens the next frame. `out` holds the plain frame, and nothing else, afterwards.
+    /// Opens the next frame and replaces the contents of `out` with the plain frame.
     ///
     /// # Errors
     ///
-    /// [`ControlError::Length`] for a frame shorter than its tag or longer than [`CONTROL_BYTES_MAX`];
-    /// [`ControlError::Forged`] for one that is not the peer's next; [`ControlError::Closed`] ever after either. `out`
-    /// is then empty.
+    /// [`ControlError::Length`] if the frame is shorter than its tag or longer than [`CONTROL_BYTES_MAX`];
+    /// [`ControlError::Forged`] if it is not the peer's next frame; [`ControlError::Closed`] for every frame after such
+    /// a failure. `out` is then empty.
     pub fn open(&mut self, sealed: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
         out.clear();
         if self.shared.closed.load(Ordering::Relaxed) {

@@ -1,9 +1,9 @@
 //! CPace with ristretto255 and SHA-512, after draft-irtf-cfrg-cpace-21.
 //!
-//! Two parties that share a short key agree on a strong one; each run of the protocol lets an attacker try one key,
-//! and a recorded run lets him try none. This module is the initiator-responder setting (section 6.3,
-//! `transcript_ir`) of the suite CPACE-RISTR255-SHA512 (section 8.3), and nothing else. It is held to the draft's
-//! vectors (appendix B.3) by the tests below.
+//! Two parties that share a short key agree on a strong key. Each run of the protocol lets an attacker try one key, and
+//! a recording of a run lets an attacker try none. This module implements only the initiator-responder setting (section
+//! 6.3, `transcript_ir`) of the suite CPACE-RISTR255-SHA512 (section 8.3). The tests below check it against the draft's
+//! vectors (appendix B.3).
 
 use curve25519_dalek::ristretto::{CompressedRistretto, RistrettoPoint};
 use curve25519_dalek::scalar::Scalar;
@@ -13,10 +13,10 @@ use sha2::{Digest as _, Sha512};
 use subtle::ConstantTimeEq as _;
 use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
 
-/// Bytes of a public share, Ya or Yb: an encoded ristretto255 element (RFC 9496).
+/// Length of a public share, Ya or Yb, in bytes: an encoded ristretto255 element (RFC 9496).
 pub(super) const SHARE_BYTES: usize = 32;
 
-/// Bytes of the intermediate session key.
+/// Length of the intermediate session key, in bytes.
 pub(super) const ISK_BYTES: usize = 64;
 
 /// G.DSI of section 8.3.
@@ -25,20 +25,20 @@ const DSI: &[u8] = b"CPaceRistretto255";
 /// G.DSI || b"_ISK" of section 7.2.
 const DSI_ISK: &[u8] = b"CPaceRistretto255_ISK";
 
-/// H.s_in_bytes of SHA-512: its input block.
+/// H.s_in_bytes of SHA-512: the length of its input block.
 const HASH_BLOCK_BYTES: usize = 128;
 
 /// Bits of the highest scalar byte that lie within G.group_size_bits (252).
 const SCALAR_TOP_MASK: u8 = 0x0f;
 
-/// A share that is no group element, or one that leads to the neutral element: the run must end (section 7.2).
+/// The peer's share is not a group element, or leads to the neutral element. The run must then end (section 7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidShare;
 
-/// ISK: what both parties hold if and only if PRS, CI, sid and the transcript agree.
+/// ISK, the intermediate session key: equal at both parties if and only if PRS, CI, sid and the transcript agree.
 pub(super) type Isk = Zeroizing<[u8; ISK_BYTES]>;
 
-/// Which of the two shares of a transcript is ours.
+/// Which of the two shares in a transcript belongs to this party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Party A, which sends first.
@@ -47,7 +47,7 @@ pub(super) enum Role {
     Responder,
 }
 
-/// One party's run, from sending its share to receiving the other's. It is used once.
+/// One party's run, from sending its own share to receiving the peer's. A run is used once.
 #[derive(ZeroizeOnDrop)]
 pub(super) struct Run {
     scalar: Scalar,
@@ -69,14 +69,14 @@ impl Run {
         Self { scalar, share, role }
     }
 
-    /// Our public share.
+    /// Returns the public share of this party.
     pub(super) fn share(&self) -> &[u8; SHARE_BYTES] {
         &self.share
     }
 
-    /// Ends the run with the other party's share.
+    /// Ends the run with the peer's share.
     ///
-    /// `ad_initiator` and `ad_responder` are ADa and ADb, the same at both parties.
+    /// `ad_initiator` and `ad_responder` are ADa and ADb, which must be the same at both parties.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ pub(super) fn prepend_len(data: &[u8], out: &mut Vec<u8>) {
 
 /// `lv_cat(a0, a1, …)` (section 6.3).
 pub(super) fn lv_cat(strings: &[&[u8]]) -> Vec<u8> {
-    // Room for a length of any usize, so that nothing secret is left behind by a growing vector.
+    // Reserve room for the longest possible lengths: a growing vector would leave secret bytes behind.
     let mut out = Vec::with_capacity(strings.iter().map(|string| string.len() + 10).sum());
     for string in strings {
         prepend_len(string, &mut out);
@@ -150,7 +150,7 @@ fn scalar_from_random(bytes: &[u8; 32]) -> Scalar {
     Scalar::from_bytes_mod_order(*bytes)
 }
 
-/// `G.scalar_mult_vfy` (section 8.3): the neutral element's encoding where `share` does not decode.
+/// `G.scalar_mult_vfy` (section 8.3). Returns the encoding of the neutral element if `share` does not decode.
 fn scalar_mult_vfy(scalar: &Scalar, share: &[u8; SHARE_BYTES]) -> [u8; SHARE_BYTES] {
     match CompressedRistretto(*share).decompress() {
         Some(point) => (scalar * point).compress().to_bytes(),
@@ -160,7 +160,7 @@ fn scalar_mult_vfy(scalar: &Scalar, share: &[u8; SHARE_BYTES]) -> [u8; SHARE_BYT
 
 #[cfg(test)]
 mod tests {
-    //! The vectors are those of draft-irtf-cfrg-cpace-21, appendix B.3, and appendix A for the string functions.
+    //! The vectors are those of draft-irtf-cfrg-cpace-21: appendix B.3, and appendix A for the string functions.
 
     use super::*;
     use crate::handshake::test_support::hex;

@@ -1,6 +1,6 @@
-//! Fuzz bodies of the handshake and the control channel. No input may panic, and none may authenticate.
+//! Bodies of the fuzz targets of the handshake and the control channel. No input may panic, and none may authenticate.
 //!
-//! Randomness here is a counter, so that an input does the same each time and a recorded exchange can be a seed.
+//! Randomness here is a counter, so that an input always has the same effect and a recorded exchange can be a seed.
 
 use std::convert::Infallible;
 
@@ -8,7 +8,7 @@ use rand_core::{TryCryptoRng, TryRng};
 
 use super::*;
 
-/// 0, 1, 2, …: as random as a test may be.
+/// A counter in place of randomness: the bytes 0, 1, 2, …
 struct Counter(u8);
 
 impl TryRng for Counter {
@@ -37,7 +37,7 @@ impl TryRng for Counter {
 
 impl TryCryptoRng for Counter {}
 
-/// The session of every fuzzed exchange.
+/// Name of the session in every fuzzed exchange.
 const SESSION: SessionId = SessionId(*b"session-of-fuzz!");
 
 const LANE: LaneId = LaneId { index: 1, generation: 2 };
@@ -50,20 +50,20 @@ fn secret() -> SessionSecret {
     SessionSecret(Zeroizing::new([7; 32]))
 }
 
-/// A listener's answer, as a connector to a first lane and one to a further lane read it.
+/// Passes `reply` as a listener's answer to a connector of a first lane and to a connector of a further lane.
 pub fn connector(reply: &[u8]) {
     let (first, _) = connect_first(&key(), SESSION, &mut Counter(0));
     let (join, _) = connect_join(&secret(), SESSION, LANE, &mut Counter(0));
     for connecting in [first, join] {
         if let Ok((established, confirm)) = connecting.finish(reply) {
-            // Only a peer with the key makes such an answer: the seeds of the corpus.
+            // Only a peer with the key can make such an answer, as in the seeds of the corpus.
             assert_eq!(established.session, SESSION);
             assert_eq!(confirm.len(), CONFIRM_BYTES);
         }
     }
 }
 
-/// A connector's hello, and after [`HELLO_BYTES`] its confirmation.
+/// Passes a connector's hello to a listener, then the bytes after [`HELLO_BYTES`] as its confirmation.
 pub fn listener(messages: &[u8]) {
     let (hello, confirm) = messages.split_at(messages.len().min(HELLO_BYTES));
     let lookup = |session| (session == SESSION).then(secret);
@@ -81,7 +81,7 @@ pub fn listener(messages: &[u8]) {
     }
 }
 
-/// Sealed frames, each behind its length as one byte.
+/// Opens sealed frames, each preceded by its length as one byte.
 pub fn control_channel(mut frames: &[u8]) {
     let (_, mut opener) = exchange().0.control.split();
     let mut plain = Vec::new();
@@ -96,7 +96,7 @@ pub fn control_channel(mut frames: &[u8]) {
     }
 }
 
-/// Both ends of the exchange that the seeds record.
+/// Runs the exchange that the seeds record. Returns both ends and all messages.
 fn exchange() -> (Established, Established, [Vec<u8>; 3]) {
     let (connecting, hello) = connect_first(&key(), SESSION, &mut Counter(0));
     let (listening, reply) = listen(&key(), |_| None, &hello, &mut Counter(100)).expect("a hello of ours");
@@ -105,7 +105,7 @@ fn exchange() -> (Established, Established, [Vec<u8>; 3]) {
     (connector, listener, [hello, reply, confirm])
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// The seeds that are checked in as corpus: target, name and bytes of each.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let (_, mut listener, [hello, reply, confirm]) = exchange();
     let (connecting, join_hello) = connect_join(&secret(), SESSION, LANE, &mut Counter(0));

@@ -1,4 +1,4 @@
-//! KEY: what both users know.
+//! KEY, the key that both users know.
 
 use std::fmt;
 
@@ -6,48 +6,48 @@ use rand_core::CryptoRng;
 use subtle::ConstantTimeEq as _;
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// Random bits of a generated key.
+/// Number of random bits in a generated key.
 const RANDOM_BITS: usize = 128;
 
-/// Check bits of a generated key, so that random and check bits fill whole characters.
+/// Number of check bits in a generated key, chosen so that random and check bits fill whole characters.
 const CHECK_BITS: usize = 22;
 
-/// Characters of a printed generated key, five bits in each.
+/// Number of characters of a printed generated key, with five bits in each.
 pub const GENERATED_KEY_CHARS: usize = (RANDOM_BITS + CHECK_BITS) / 5;
 
 /// The base32 alphabet of RFC 4648, section 6, in lower case.
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// Domain of the check bits.
+/// Key derivation context of the check bits.
 const CHECK_CONTEXT: &str = "rdma-pipe v1 generated key check";
 
-/// The key that both ends were given, as bytes; never shown, wiped when dropped.
+/// The key given to both ends, as bytes. Never shown, and wiped when dropped.
 ///
 /// # Generated keys
 ///
 /// A generated key is [`GENERATED_KEY_CHARS`] (30) characters of `a–z2–7`, most significant bit first: 128 random bits,
-/// then 22 check bits, the first 22 of the BLAKE3 hash of the 16 random bytes (key derivation mode, context
-/// `rdma-pipe v1 generated key check`). The protocol uses the characters as they are, so a key that was typed and one
-/// that was pasted are the same. The check bits only tell a generated key, which cannot be guessed, from one that a
-/// person chose, for which the listener counts guesses: a chosen key passes for a generated one by accident once in 2²²
-/// keys of exactly that form.
+/// then 22 check bits. The check bits are the first 22 bits of the BLAKE3 hash of the 16 random bytes (key derivation
+/// mode, context `rdma-pipe v1 generated key check`). The protocol uses the characters as they are, so a typed key and
+/// a pasted key are the same. The check bits only distinguish a generated key, which cannot be guessed, from a key
+/// chosen by a person, for which the listener counts guesses. Of the chosen keys of exactly this form, one in 2²²
+/// passes for a generated key by accident.
 #[derive(Clone)]
 pub struct Key {
     bytes: Zeroizing<Vec<u8>>,
     unguessable: bool,
 }
 
-/// The key has no bytes.
+/// The given key has no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the key is empty")]
 pub struct EmptyKey;
 
 impl Key {
-    /// The key that a user gave: any bytes, at least one.
+    /// Takes the key that a user gave: any bytes, at least one.
     ///
     /// # Errors
     ///
-    /// [`EmptyKey`] for no bytes.
+    /// [`EmptyKey`] if there are no bytes.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, EmptyKey> {
         let bytes = Zeroizing::new(bytes.into());
         if bytes.is_empty() {
@@ -57,13 +57,13 @@ impl Key {
         Ok(Self { bytes, unguessable })
     }
 
-    /// A key of 256 random bits, as a controller hands it to both agents. It counts as generated.
+    /// Takes 256 random bits as a key, which a controller hands to both agents. The key counts as generated.
     pub fn from_random(bytes: [u8; 32]) -> Self {
         let bytes = Zeroizing::new(bytes);
         Self { bytes: Zeroizing::new(bytes.to_vec()), unguessable: true }
     }
 
-    /// Makes a key of 128 random bits; returns it with the text to print.
+    /// Generates a key of 128 random bits. Returns the key and the text to print.
     pub fn generate(rng: &mut impl CryptoRng) -> (Self, String) {
         let mut random = Zeroizing::new([0; RANDOM_BITS / 8]);
         rng.fill_bytes(&mut *random);
@@ -71,12 +71,12 @@ impl Key {
         (Self { bytes: Zeroizing::new(text.clone().into_bytes()), unguessable: true }, text)
     }
 
-    /// Whether the key was made at random by this program, so that guesses need not be counted.
+    /// Returns whether the key was generated at random by this program, so that guesses need not be counted.
     pub fn is_generated(&self) -> bool {
         self.unguessable
     }
 
-    /// The bytes, for the key exchange.
+    /// Returns the bytes of the key, for the key exchange.
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -88,7 +88,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Random and check bits in the high [`RANDOM_BITS`] + [`CHECK_BITS`] bits, the rest zero.
+/// Returns the random and check bits in the high [`RANDOM_BITS`] + [`CHECK_BITS`] bits; the remaining bits are zero.
 fn with_check_bits(random: &[u8; RANDOM_BITS / 8]) -> Zeroizing<[u8; 19]> {
     let check = blake3::derive_key(CHECK_CONTEXT, random);
     let mut bits = Zeroizing::new([0; 19]);

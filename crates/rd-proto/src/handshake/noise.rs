@@ -1,8 +1,8 @@
 //! The cryptography behind `Noise_NNpsk0_25519_AESGCM_SHA256` (revision 34 of the Noise specification).
 //!
-//! `snow` runs the handshake; this resolver gives it X25519 and SHA-256 from the crates that CPace uses already, AES-GCM
-//! from the one that seals chunks, and randomness that was passed in. So there is one implementation of each in the
-//! program, and no clock or system call below this crate.
+//! `snow` runs the handshake. This module's resolver provides X25519 and SHA-256 from the crates that CPace uses
+//! already, AES-GCM from the crate that seals chunks, and randomness that was passed in. So the program has one
+//! implementation of each, and this crate needs no clock or system call.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -18,16 +18,16 @@ use snow::{Builder, Error, HandshakeState};
 use subtle::ConstantTimeEq as _;
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// The one protocol that is spoken; nothing is negotiated.
+/// Name of the only protocol spoken. Nothing is negotiated.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
-/// Bytes of each of the two handshake messages: an X25519 key and the tag over no payload.
+/// Length of each of the two handshake messages, in bytes: an X25519 key and the tag over an empty payload.
 pub(super) const MESSAGE_BYTES: usize = 32 + TAG_BYTES;
 
-/// Bytes that a sealed message is longer than its plain text.
+/// Number of bytes that sealing adds to a message.
 pub(super) const TAG_BYTES: usize = 16;
 
-/// Which of the two Noise roles.
+/// Role of this end in the Noise handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Initiator,
@@ -37,14 +37,14 @@ pub(super) enum Role {
 /// A private X25519 key for one handshake.
 pub(super) type Ephemeral = Zeroizing<[u8; 32]>;
 
-/// Draws the randomness that one handshake needs.
+/// Draws the ephemeral key, which is all the randomness that one handshake needs.
 pub(super) fn ephemeral(rng: &mut impl CryptoRng) -> Ephemeral {
     let mut ephemeral = Zeroizing::new([0; 32]);
     rng.fill_bytes(&mut *ephemeral);
     ephemeral
 }
 
-/// A handshake before its first message.
+/// Creates a handshake before its first message.
 pub(super) fn start(role: Role, psk: &[u8; 32], prologue: &[u8], ephemeral: Ephemeral) -> HandshakeState {
     build(role, psk, prologue, ephemeral).expect("the resolver serves everything that the protocol's name asks for")
 }
@@ -81,7 +81,8 @@ impl CryptoResolver for Resolver {
     }
 }
 
-/// The single draw that NNpsk0 makes: our ephemeral private key. A second draw fails instead of repeating it.
+/// The only draw of randomness in NNpsk0: this end's ephemeral private key. A second draw fails instead of repeating
+/// it.
 struct OneDraw(Option<Ephemeral>);
 
 impl Random for OneDraw {
@@ -135,7 +136,7 @@ impl Dh for X25519 {
     fn dh(&self, pubkey: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let public: [u8; 32] = pubkey.get(..32).and_then(|bytes| bytes.try_into().ok()).ok_or(Error::Dh)?;
         let shared = Zeroizing::new(MontgomeryPoint(public).mul_clamped(*self.private).to_bytes());
-        // RFC 7748, section 6.1: a point of small order gives zero whatever our key is.
+        // RFC 7748, section 6.1: a point of small order gives zero for any private key.
         if bool::from(shared.ct_eq(&[0; 32])) {
             return Err(Error::Dh);
         }
@@ -178,7 +179,8 @@ impl Hash for HashSha256 {
 #[derive(Default)]
 struct Aes256Gcm {
     key: Zeroizing<[u8; 32]>,
-    /// Made with the key's second message: a handshake uses each key once, and a half-open peer should not hold it.
+    /// The expanded key, created for the second message under `key`. The handshake uses each key once, and a half-open
+    /// peer should not occupy memory for it.
     expanded: OnceLock<LessSafeKey>,
 }
 
@@ -191,7 +193,7 @@ impl Aes256Gcm {
     }
 }
 
-/// The cipher for a key of 32 bytes.
+/// Creates the cipher for a key of 32 bytes.
 fn expand(key: &[u8; 32]) -> LessSafeKey {
     LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("AES-256 takes 32 bytes"))
 }
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
     use crate::handshake::test_support::hex;
 
-    /// `Noise_NNpsk0_25519_AESGCM_SHA256` of the cacophony vectors, as `snow` 0.10 carries them.
+    /// The vector `Noise_NNpsk0_25519_AESGCM_SHA256` of cacophony, as included in `snow` 0.10.
     #[test]
     fn handshake_is_that_of_the_cacophony_vectors() {
         let bytes32 = |text: &str| -> [u8; 32] { hex(text).try_into().expect("32 bytes") };

@@ -1,9 +1,9 @@
-//! What this crate's tests share.
+//! Helpers shared by the tests of this crate.
 
 use rand_chacha::ChaCha20Rng;
 use rand_core::SeedableRng as _;
 
-/// The bytes of a hexadecimal string; spaces are skipped.
+/// Decodes a hexadecimal string. Spaces are skipped.
 pub(crate) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let digit = |byte: u8| char::from(byte).to_digit(16).expect("hexadecimal digit") as u8;
@@ -15,7 +15,7 @@ pub(crate) fn rng(seed: u64) -> ChaCha20Rng {
     ChaCha20Rng::seed_from_u64(seed)
 }
 
-/// A session's secret of known bytes.
+/// Returns a session secret of known bytes.
 pub(crate) fn session_secret(fill: u8) -> super::SessionSecret {
     super::SessionSecret(zeroize::Zeroizing::new([fill; 32]))
 }

@@ -20,7 +20,7 @@ fn secret(fill: u8) -> SessionSecret {
     SessionSecret(Zeroizing::new([fill; 32]))
 }
 
-/// Everything that crosses the wire in one handshake, and the waiting states' ends.
+/// All messages of one handshake, and what both ends established.
 struct Recorded {
     hello: Vec<u8>,
     reply: Vec<u8>,
@@ -111,8 +111,8 @@ fn clear_bytes_are_the_documented_ones() {
     assert_eq!([HELLO_BYTES, FIRST_REPLY_BYTES, JOIN_REPLY_BYTES, CONFIRM_BYTES], [72, 96, 64, 48]);
 }
 
-/// Runs a handshake in which `damage` sees each message on its way; returns what both ends made of it. Nobody may end
-/// established with a peer that saw other bytes.
+/// Runs a handshake in which `damage` changes message number `at` on its way, and returns the errors of both ends.
+/// Neither end may establish a lane with a peer that saw other bytes.
 fn damaged(
     is_first: bool,
     at: usize,
@@ -157,7 +157,7 @@ fn no_bit_can_be_changed() {
                 let (connector, listener) = damaged(is_first, at, &|message| message[bit / 8] ^= 1 << (bit % 8));
                 assert!(connector.is_some() || listener.is_some());
                 if at == 1 {
-                    // The listener alone can prove the key: a changed answer never gets a confirmation.
+                    // Only the listener can prove the key, so a changed answer never gets a confirmation.
                     assert!(connector.is_some(), "bit {bit} of the answer");
                 }
             }
@@ -217,7 +217,7 @@ fn a_lane_is_joined_with_its_own_secret_and_name() {
     assert_eq!(refused.error, HandshakeError::UnknownSession);
     assert_eq!(refused.answer, None);
 
-    // An answer to one generation is worthless for the next, and for another attempt at the same.
+    // An answer to one generation does not fit the next generation, nor another attempt at the same.
     let lookup = |_| Some(secret(7));
     let (_, reply) = listen(&key("k"), lookup, &hello, &mut rng).expect("well formed");
     for lane in [LANE, LaneId { generation: LANE.generation + 1, ..LANE }, LaneId { index: 9, ..LANE }] {
@@ -225,7 +225,7 @@ fn a_lane_is_joined_with_its_own_secret_and_name() {
         assert_eq!(connecting.finish(&reply).expect_err("an old answer"), HandshakeError::WrongKey);
     }
 
-    // The first lane's name cannot be joined, whatever is known.
+    // The name of the first lane cannot be joined, even with the session's secret.
     let (_, hello) = connect_join(&secret(7), SESSION, LaneId::FIRST, &mut rng);
     let refused = listen(&key("k"), lookup, &hello, &mut rng).expect_err("not a further lane");
     assert_eq!(refused.error, HandshakeError::Malformed);
@@ -262,7 +262,7 @@ fn versions_are_named_to_both_ends() {
     let mut rng = rng(1);
     let (connecting, mut hello) = connect_first(&key("k"), SESSION, &mut rng);
     hello[8..12].copy_from_slice(&[1, 0, 9, 0]);
-    // Another major's hello may look otherwise after the preface.
+    // A hello of another major may differ after the preface.
     for hello in [&hello[..], &hello[..PREFACE_BYTES], &[&hello[..16], &[0xff; 400]].concat()] {
         let refused = listen(&key("k"), nothing, hello, &mut rng).expect_err("another major");
         assert_eq!(refused.error, HandshakeError::VersionMismatch { ours: VERSION, theirs });
@@ -277,7 +277,7 @@ fn versions_are_named_to_both_ends() {
 
 #[test]
 fn a_minor_version_is_understood_but_not_forged() {
-    // A peer of a later minor: its own bytes are what both ends authenticate.
+    // Both ends authenticate the hello as sent, so a later minor in it is no forgery.
     let mut rng = rng(1);
     let run = cpace::Run::start(cpace::Role::Initiator, b"k", &channel(), &SESSION.0, &mut rng);
     let mut hello = Hello::new(LaneKind::First, SESSION, LaneId::FIRST, run.share());
@@ -370,7 +370,7 @@ fn no_bit_of_a_control_frame_can_be_changed() {
         assert_eq!(channel.open(&frame, &mut Vec::new()), Err(ControlError::Forged));
         assert_eq!(channel.open(&sealed, &mut Vec::new()), Err(ControlError::Closed));
     }
-    // One's own frame, sent back.
+    // The channel's own frame, sent back.
     let mut channel = first(1).connector.control;
     assert_eq!(channel.open(&sealed, &mut Vec::new()), Err(ControlError::Forged));
 }

@@ -1,8 +1,8 @@
-//! AES-256-GCM (NIST SP 800-38D) by the library that has code for this processor.
+//! AES-256-GCM (NIST SP 800-38D), from the library with the best code for this processor.
 //!
-//! Both do the same. `aws-lc-rs` is the faster one where there is AVX-512, and on ARM; it has no code for processors whose
-//! AES takes 256 bits at once but that lack AVX-512, such as AMD's Zen 3 and Intel's of desktops, which `ring` has: twice as
-//! fast there.
+//! Both libraries compute the same. `aws-lc-rs` is faster with AVX-512, and on ARM. It has no code for processors whose
+//! AES instructions take 256 bits at once but that lack AVX-512, such as AMD's Zen 3 and Intel's desktop processors.
+//! `ring` has such code, and is twice as fast there.
 
 use aws_lc_rs::aead as aws;
 #[cfg(target_arch = "x86_64")]
@@ -10,7 +10,7 @@ use ring::aead as ring;
 
 use crate::frame::TAG_BYTES;
 
-/// A key, ready for use.
+/// An AES-256-GCM key of one of the two libraries, ready for use.
 #[allow(clippy::large_enum_variant, reason = "it is made for one chunk, and not moved")]
 pub(super) enum Cipher {
     Aws(aws::LessSafeKey),
@@ -38,7 +38,7 @@ impl Cipher {
         ))
     }
 
-    /// Encrypts in place, and returns the tag. A nonce is never used for different bytes.
+    /// Encrypts in place and returns the tag. The caller never uses a nonce for different bytes.
     ///
     /// # Panics
     ///
@@ -59,7 +59,7 @@ impl Cipher {
         }
     }
 
-    /// Encrypts `message` into `sealed`, which is as long, and returns the tag.
+    /// Encrypts `message` into `sealed`, which has the same length, and returns the tag.
     ///
     /// # Panics
     ///
@@ -79,7 +79,7 @@ impl Cipher {
                 done.expect("a chunk is far below AES-GCM's limit");
                 tag
             }
-            // It encrypts in place only.
+            // `ring` encrypts in place only.
             #[cfg(target_arch = "x86_64")]
             Self::Ring(_) => {
                 sealed.copy_from_slice(message);
@@ -88,7 +88,8 @@ impl Cipher {
         }
     }
 
-    /// Decrypts in place. False where message, covered bytes or tag are not what was sealed; the message is then worthless.
+    /// Decrypts in place. Returns false if message, covered bytes or tag are not what was sealed; the message is then
+    /// garbage.
     pub(super) fn open(&self, nonce: &[u8; 12], covered: &[u8], tag: &[u8; TAG_BYTES], message: &mut [u8]) -> bool {
         match self {
             Self::Aws(key) => {
@@ -105,7 +106,7 @@ impl Cipher {
     }
 }
 
-/// VAES without what `aws-lc-rs` needs to use it.
+/// Returns whether the processor has VAES but not the AVX-512 with which `aws-lc-rs` would use it.
 #[cfg(target_arch = "x86_64")]
 fn has_wide_aes_alone() -> bool {
     use std::arch::is_x86_feature_detected as has;
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Ends on different processors seal the same bytes, and open what the other sealed.
+        /// Ends on different processors seal to the same bytes, and open each other's chunks.
         #[test]
         fn both_libraries_seal_alike(
             key: [u8; 32],

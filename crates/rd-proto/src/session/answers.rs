@@ -1,8 +1,8 @@
-//! Answers: what the receiver of a tree says to the sender, each once, whole and in order.
+//! Answers of a tree's or broadcast's receiver to the sender. Each arrives once, whole and in order.
 //!
-//! They are numbered from 0. The receiver keeps each until the sender has it, with the lane that carries it, and sends it again
-//! by another when that one is lost. At most [`ANSWERS_MAX`] are on the way, which bounds what either end keeps. The sender
-//! says how many it has without waiting for anything else.
+//! Answers are numbered from 0. The receiver keeps each answer, with the lane that carries it, until the sender has
+//! acknowledged it, and sends it again by another lane if that lane is lost. At most [`ANSWERS_MAX`] answers are on the
+//! way, which bounds what either end keeps. The sender acknowledges answers without waiting for anything else.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,20 +12,20 @@ use super::{Action, TICK, Violation};
 use crate::control::Frame;
 use crate::handshake::LaneId;
 
-/// Answers that the sender has not said to have. A lane queues more control frames than these.
+/// Maximum number of answers that the sender has not acknowledged. A lane can queue more control frames than this.
 pub const ANSWERS_MAX: usize = 32;
 
-/// How long a lane that is alive may carry an answer without the sender's word for any.
+/// How long a lane that is alive may carry an answer before the sender acknowledges any.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(30);
 
-/// At the receiver.
+/// Answers at the receiver, which sends them.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    /// The number of the first that is kept.
+    /// Number of the first answer in `kept`.
     first: u64,
-    /// Each with the lane that carries it.
+    /// Unacknowledged answers, each with the lane that carries it.
     kept: VecDeque<(Vec<u8>, Option<LaneId>)>,
-    /// Time-outs since the sender's last word, while a lane could bring it.
+    /// Number of time-outs since the sender's last acknowledgement, while a lane could have brought one.
     ticks: u32,
 }
 
@@ -39,7 +39,7 @@ impl Outgoing {
         self.kept.push_back((bytes, None));
     }
 
-    /// Those that no lane carries any more, to be sent by this one.
+    /// Returns the answers that no lane carries any more, as frames to send by `lane`.
     pub fn send_by(&mut self, lane: LaneId, lanes: &Lanes) -> Vec<Frame> {
         let mut frames = Vec::new();
         for (number, (bytes, by)) in (self.first..).zip(&mut self.kept) {
@@ -51,7 +51,7 @@ impl Outgoing {
         frames
     }
 
-    /// The sender has all below this number.
+    /// Handles the sender's acknowledgement of all answers below this number.
     pub fn acknowledged(&mut self, below: u64) -> Result<(), Violation> {
         let Some(count) = below.checked_sub(self.first) else { return Ok(()) };
         let was_sent = |number: u64| self.kept.get(number as usize).is_some_and(|(_, by)| by.is_some());
@@ -65,7 +65,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Time has passed. Whether the sender has been silent about the first for too long, on a lane that is up.
+    /// Handles the passing of time. Returns whether the sender has failed to acknowledge the first answer for too long
+    /// although the lane that carries it is up.
     pub fn is_overdue(&mut self, lanes: &Lanes) -> bool {
         let is_carried = self.kept.front().is_some_and(|(_, by)| by.is_some_and(|by| lanes.is_up(by)));
         self.ticks = if is_carried && !lanes.is_peer_paused() { self.ticks + 1 } else { 0 };
@@ -73,14 +74,14 @@ impl Outgoing {
     }
 }
 
-/// At the sender.
+/// Answers at the sender, which receives them.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
-    /// The number of the next to be handed on.
+    /// Number of the next answer to pass on.
     next: u64,
-    /// Those that have overtaken it.
+    /// Answers that have overtaken the next one.
     ahead: BTreeMap<u64, Vec<u8>>,
-    /// The receiver is to be told how many there are.
+    /// Whether the receiver must be told how many answers have arrived.
     pub is_owed: bool,
 }
 
@@ -91,7 +92,7 @@ impl Incoming {
         }
         self.is_owed = true;
         if number < self.next {
-            // Its lane was lost with our word for it.
+            // The lane with the acknowledgement of this answer was lost.
             return Ok(());
         }
         if self.ahead.insert(number, bytes.clone()).is_some_and(|before| before != bytes) {
@@ -104,7 +105,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// A lane that has gone may have taken the last word with it.
+    /// Acknowledges again, because a lane that has gone may have taken the last acknowledgement with it.
     pub fn repeat(&mut self) {
         self.is_owed = self.next > 0;
     }

@@ -1,78 +1,83 @@
-//! How much a session gives its line: TCP lanes as long as more of them carry more, and buffers for what is on the way.
+//! How many resources a session gives its line: TCP lanes as long as more lanes carry more, and buffers for the data on
+//! the way.
 //!
-//! A lane carries no more than its socket's buffers in one round trip, and after a loss far less; so on a long line several
-//! carry more than one, up to what the line holds. How many that takes cannot be known beforehand: the end that dials tries
-//! twice as many, and half as many, and keeps what the rate says. Buffers are different: what is on the way and not yet
-//! acknowledged is rate × round trip, which both can be measured.
+//! A lane carries no more than its socket's buffers in one round trip, and far less after a loss. So on a long line
+//! several lanes carry more than one, up to what the line holds. How many lanes that takes cannot be known beforehand:
+//! the end that dials tries twice as many, and half as many, and lets the measured rate decide. Buffers are different:
+//! the amount of data on the way and not yet acknowledged is rate × round trip, and both can be measured.
 
 use std::time::Duration;
 
-/// A line is long from this round trip on. On a shorter one the processors decide, each of which can serve a lane: no more
-/// are tried than there are.
+/// Minimum round trip of a long line. On a shorter line the processors limit the rate. Each of them can serve a lane,
+/// so no more lanes are tried than there are processors.
 pub const LONG_LINE: Duration = Duration::from_millis(5);
 
-/// Lanes to begin with on a line of this round trip: until one lane has found its rate, a short copy is over.
+/// Number of lanes to begin with on a line of at least this round trip. A short copy would be over before a single lane
+/// has found its rate.
 const FIRST: [(Duration, u16); 2] = [(Duration::from_millis(80), 6), (Duration::from_millis(20), 4)];
 
-/// No fewer than this are tried.
+/// Minimum number of lanes tried.
 const LEAST: u16 = 2;
 
-/// The rate is measured over this time at least, and over two round trips.
+/// Minimum time over which the rate is measured. At least two round trips are measured.
 const INTERVAL_MIN: Duration = Duration::from_millis(500);
 
-/// On a short line, which has carried thousands of round trips by then.
+/// The same on a short line, which has carried thousands of round trips by then.
 const SHORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Of rails, so short an interval must have carried so many bytes: a slow one carries few chunks in it, one more or less of
-/// which would be a gain.
+/// Minimum number of bytes that such a short interval must carry when rails are measured. A slow rail carries few
+/// chunks in it, so one chunk more or less would look like a gain.
 const SHORT_INTERVAL_BYTES: u64 = 32 << 20;
 
-/// A trial of more rails is not over before this many intervals, unless it has shown that they carry more: what goes by the new
-/// ones comes through a chunk at a time, and until the first has come, what is behind it waits.
+/// Minimum number of intervals of a trial of more rails, unless the trial has already shown that they carry more. The
+/// data of new rails comes through a chunk at a time, and until their first chunk has arrived, the chunks behind it
+/// wait.
 const RAILS_ROUNDS_MIN: u32 = 4;
 
-/// Two intervals in a row that differ by less than this part show that the lanes have found their rate.
+/// Maximum growth, as a factor, between two successive intervals of lanes that have found their rate.
 const SETTLED: f64 = 1.1;
 
-/// More lanes are kept that carry this much more than the others did at their best, in so many intervals in a row; fewer
-/// that carry, over as many intervals, this part of what more carried in the mean, and none that are seen to carry less.
+/// More lanes are kept if in `ROUNDS_ALIKE` intervals in a row they carry `GAIN_MIN` times the best rate of the fewer
+/// lanes. Fewer lanes are kept if over as many intervals they carry `LOSS_MAX` times the mean rate of the more lanes,
+/// and in no interval less than `LOSS_SEEN` times that rate.
 const GAIN_MIN: f64 = 1.1;
 const LOSS_MAX: f64 = 0.95;
 const LOSS_SEEN: f64 = 0.8;
 const ROUNDS_ALIKE: u32 = 2;
 
-/// A trial is compared with this many intervals before it.
+/// Number of preceding intervals with which a trial is compared.
 const RECENT: usize = 4;
 
-/// A new lane has found its rate after so many round trips: from ten packets to some megabytes, doubling.
+/// Number of round trips in which a new lane finds its rate: it doubles from ten packets to some megabytes.
 const START_ROUND_TRIPS: f64 = 10.0;
 
-/// Intervals after which a trial is judged at the latest.
+/// Number of intervals after which a trial is judged at the latest.
 const ROUNDS_MAX: u32 = 10;
 
-/// A trial is given up after this many intervals that say nothing.
+/// Number of intervals without information after which a trial is given up.
 const IDLE_MAX: u32 = 4;
 
-/// A line on which packets have waited counts as full for this many intervals.
+/// Number of intervals for which a line counts as full after packets were queued on it.
 const FULL_INTERVALS: u32 = 6;
 
-/// Fewer lanes are not tried before: a lane that comes back takes seconds to find its rate again.
+/// How long the session runs before fewer lanes are tried. A lane that comes back takes seconds to find its rate again.
 const FEWER_AFTER: Duration = Duration::from_secs(30);
 
-/// How long a trial that showed nothing is not repeated: at first, and after it has shown nothing again and again.
+/// How long a trial without a result is not repeated: the first time, and the maximum after repeated failures.
 const REST_MIN: Duration = Duration::from_secs(15);
 const REST_MAX: Duration = Duration::from_secs(160);
 
-/// A rate that differs by this factor from the one that was last settled is another line's: all is tried anew.
+/// Factor by which a rate must differ from the last settled rate to count as that of another line. All trials then
+/// start anew.
 const OTHER_LINE: f64 = 1.5;
 
-/// The pool has buffers for this many times what is on the way.
+/// How many times the data on the way the pool has buffers for.
 const TIMES_ON_THE_WAY: f64 = 4.0;
 
-/// A line that holds less is given this part less of what it has too much, with each interval.
+/// Part of the surplus buffers that is taken away in each interval if the line holds less, as a divisor.
 const SHRINK_PART: u32 = 8;
 
-/// A trial that is not to be repeated for a while.
+/// A pause during which a trial is not repeated.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     until: Duration,
@@ -94,46 +99,47 @@ impl Rest {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Until so many intervals have passed, and two in a row are alike.
+    /// The number of lanes is kept until this many intervals have passed and two in a row have similar rates.
     Settling(u32),
-    /// Other lanes than `from`, which carried `before`. Of `rounds` intervals so many in a row were `good`, and all together
-    /// carried `sum`; `idle` more said nothing.
+    /// A number of lanes other than `from`, which carried `before`, is being tried. In the trial's `rounds` intervals
+    /// the last `good` in a row were good, and all together carried `sum`; `idle` more gave no information.
     Trial { from: u16, before: f64, rounds: u32, good: u32, sum: f64, idle: u32 },
 }
 
-/// How many carry payload, of TCP lanes or of rails. Of the end that dials.
+/// Number of TCP lanes or of rails that carry payload, at the end that dials.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneGrowth {
     lanes: u16,
     max: u16,
     is_long: bool,
     interval: Duration,
-    /// One that has carried less than this lasts for [`INTERVAL_MIN`].
+    /// Minimum number of bytes in `interval`. An interval that carries less is extended to [`INTERVAL_MIN`].
     interval_bytes: u64,
-    /// Intervals that new lanes take to find their rate.
+    /// Number of intervals in which new lanes find their rate.
     rounds_min: u32,
-    /// Intervals before more of them are judged, unless they carry more already.
+    /// Number of intervals before a trial of more lanes is judged, unless they carry more earlier.
     trial_min: u32,
     phase: Phase,
     began: Duration,
     bytes_at: u64,
-    /// The source or the sink was what limited at some time of this interval.
+    /// Whether the source or the sink limited throughput at some time in this interval.
     was_idle: bool,
-    /// The rate of the interval before, in bytes a second.
+    /// Rate of the previous interval, in bytes a second.
     last: Option<f64>,
-    /// The rates of the last intervals with these lanes; 0 where there was none.
+    /// Rates of the most recent intervals with this number of lanes; 0 if there was none.
     recent: [f64; RECENT],
     /// The rate that was settled last.
     settled: f64,
-    /// Packets have waited on the way lately: the line is full, and more lanes would only lose more of them.
+    /// Until when the line counts as full because packets were queued on the way. More lanes would only lose more
+    /// packets.
     full_until: Duration,
     more: Rest,
     fewer: Rest,
 }
 
 impl LaneGrowth {
-    /// Of a session that would have `lanes` and may have `max`, at an end with so many `processors`, on a line of this round
-    /// trip; `None` if there is nothing to try.
+    /// Creates the growth of a session that would have `lanes` lanes and may have `max`, at an end with this many
+    /// `processors`, on a line of this round trip. `None` if there is no other number to try.
     pub(crate) fn new(
         lanes: u16,
         max: u16,
@@ -147,7 +153,7 @@ impl LaneGrowth {
         (max > lanes).then(|| Self::begin(first.clamp(lanes, max), max, round_trip, now, bytes))
     }
 
-    /// Of a session that has found `max` rails and uses one.
+    /// Creates the growth of a session that has found `max` rails and uses one.
     pub(crate) fn of_rails(max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
         let growth = Self::begin(1, max, round_trip, now, bytes);
         let trial_min = growth.trial_min.max(RAILS_ROUNDS_MIN);
@@ -179,28 +185,29 @@ impl LaneGrowth {
         }
     }
 
-    /// Whether it is the line that decides, and not the processors.
+    /// Returns whether the line limits the rate, and not the processors.
     pub(crate) fn is_long(&self) -> bool {
         self.is_long
     }
 
-    /// Lanes to have.
+    /// Returns the number of lanes to have.
     pub(crate) fn lanes(&self) -> u16 {
         self.lanes
     }
 
-    /// Whether another number than the settled one is being tried.
+    /// Returns whether another number than the settled one is being tried.
     pub(crate) fn is_trying(&self) -> bool {
         matches!(self.phase, Phase::Trial { .. })
     }
 
-    /// Something else is being tried: this interval says nothing.
+    /// Excludes the present interval from measurement, because something else is being tried.
     pub(crate) fn pause(&mut self) {
         self.was_idle = true;
     }
 
-    /// Time has passed: so many bytes have come through since the session began. `limits`: it is the line that limits.
-    /// `queues`: round trips are longer than they need be, so what is sent waits on the way.
+    /// Handles the passing of time. `bytes` is the number of bytes that have come through since the session began.
+    /// `limits`: the line limits throughput. `queues`: round trips are longer than necessary, so data is queued on the
+    /// way.
     pub(crate) fn note(&mut self, now: Duration, bytes: u64, limits: bool, queues: bool) {
         self.was_idle |= !limits;
         if queues && self.is_long {
@@ -214,8 +221,8 @@ impl LaneGrowth {
         let rate = moved as f64 / took.as_secs_f64();
         (self.began, self.bytes_at) = (now, bytes);
         if std::mem::take(&mut self.was_idle) {
-            // Nothing was learnt. A trial goes on when there is something to carry, if that is soon: lanes that are too many
-            // may themselves be why the receiver holds all that it can.
+            // This interval gave no information. A trial continues once there is data to carry, if that is soon: too
+            // many lanes may themselves be the reason why the receiver holds all that it can.
             self.last = None;
             if let Phase::Trial { from, idle, .. } = &mut self.phase {
                 *idle += 1;
@@ -235,7 +242,7 @@ impl LaneGrowth {
         match &mut self.phase {
             Phase::Settling(0) if is_settled => self.settle(now, rate, queues),
             Phase::Settling(rounds) => *rounds = rounds.saturating_sub(1),
-            // An interval of neither number.
+            // The first interval mixes both numbers of lanes and is not counted.
             Phase::Trial { rounds: rounds @ 0, .. } => *rounds = 1,
             Phase::Trial { from, before, rounds, good, sum, .. } => {
                 let (from, is_more, seen) = (*from, self.lanes > *from, *rounds);
@@ -243,7 +250,7 @@ impl LaneGrowth {
                 *good = if is_good { *good + 1 } else { 0 };
                 *sum += rate;
                 let is_better = *good >= ROUNDS_ALIKE && (is_more || *sum >= *before * LOSS_MAX * f64::from(seen));
-                // More lanes may take a while to show what they carry; fewer show at once what is missing.
+                // More lanes may need a while to show what they carry; fewer lanes show a loss at once.
                 let is_over = match is_more {
                     true => seen >= ROUNDS_MAX || seen > self.trial_min && is_settled && !is_good,
                     false => seen >= ROUNDS_ALIKE || !is_good,
@@ -264,7 +271,7 @@ impl LaneGrowth {
         let lanes = if self.lanes < self.max && now >= self.more.until && now >= self.full_until {
             (2 * self.lanes).min(self.max)
         } else if queues && self.lanes > LEAST && now >= self.fewer.until {
-            // Where nothing waits on the way, each lane is needed.
+            // If nothing is queued on the way, each lane is needed.
             (self.lanes / 2).max(LEAST)
         } else {
             return;
@@ -283,9 +290,9 @@ impl LaneGrowth {
         match (is_more, is_better) {
             (true, true) => self.more.until = now,
             (false, true) => {
-                // A trial of too few costs seconds, until the lanes that come back have found their rate.
+                // A trial of too few lanes costs seconds, until the lanes that come back have found their rate.
                 self.fewer.until = now + REST_MIN;
-                // What was just found out need not be tried the other way round.
+                // The trial has just shown the effect of more lanes, so they need not be tried soon.
                 self.more.until = self.more.until.max(now + self.more.next);
             }
             (true, false) => self.more.begin(now),
@@ -294,63 +301,63 @@ impl LaneGrowth {
         if !is_better {
             self.lanes = from;
         }
-        // Lanes that are new, or are back, find their rate first.
+        // Lanes that are new or have come back must find their rate first.
         let rounds = if is_more && is_better { 0 } else { self.rounds_min };
         (self.phase, self.settled, self.last) = (Phase::Settling(rounds), 0.0, None);
         self.recent = [0.0; RECENT];
     }
 }
 
-/// How many buffers of the pool may be in use: as many as at first, and what is on the way on a line that is longer.
+/// Number of buffers of the pool that may be in use: the initial number, plus the data on the way on a longer line.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolLimit {
     least: u32,
     most: u32,
-    /// Of the memory that is free, this session may have so many.
+    /// Maximum number of buffers, as this session's share of the free memory.
     room: u32,
     limit: u32,
     round_trip: Duration,
     began: Duration,
     chunks_at: u64,
-    /// Chunks on the way, lately.
+    /// Recent number of chunks on the way.
     on_the_way: f64,
 }
 
 impl PoolLimit {
-    /// All `most` of them, until the line is known.
+    /// Creates a limit of all `most` buffers, until the line is known.
     pub(crate) fn all(most: u32) -> Self {
         let (round_trip, began) = (Duration::ZERO, Duration::ZERO);
         Self { least: most, most, room: most, limit: most, round_trip, began, chunks_at: 0, on_the_way: 0.0 }
     }
 
-    /// `least` of them, until the line is seen to need more.
+    /// Limits the pool to `least` buffers until the line is seen to need more.
     pub(crate) fn begin_with(&mut self, least: u32) {
         self.least = least.clamp(1, self.most);
         self.limit = self.least;
     }
 
-    /// Buffers that may be in use.
+    /// Returns the number of buffers that may be in use.
     pub(crate) fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// It is the pool that limits, and not the line.
+    /// Returns whether the pool limits throughput, and not the line.
     pub(crate) fn is_tight(&self) -> bool {
         self.on_the_way >= 0.7 * f64::from(self.limit)
     }
 
-    /// The shortest round trip that was seen.
+    /// Sets the shortest round trip that was seen.
     pub(crate) fn set_round_trip(&mut self, round_trip: Duration) {
         self.round_trip = round_trip;
     }
 
-    /// No more than this are used, or `least`.
+    /// Limits the pool to `room` buffers, or to `least` if that is more.
     pub(crate) fn set_room(&mut self, room: u32) {
         self.room = room;
     }
 
-    /// Time has passed: so many chunks have come through since the session began. `may_shrink`: the line is what limits, so
-    /// that what is on the way is what it holds.
+    /// Handles the passing of time. `chunks` is the number of chunks that have come through since the session began.
+    /// `may_shrink`: the line limits throughput, so the data on the way is what the line holds.
     pub(crate) fn note(&mut self, now: Duration, chunks: u64, may_shrink: bool) {
         let took = now.saturating_sub(self.began);
         if self.least == self.most || took < INTERVAL_MIN.max(self.round_trip) {
@@ -358,8 +365,9 @@ impl PoolLimit {
         }
         let passed = chunks.saturating_sub(self.chunks_at);
         (self.began, self.chunks_at) = (now, chunks);
-        // While the pool is what limits, it grows. What is on the way is in the sockets once more, and of lanes that are not
-        // equally fast a receiver that writes in order holds what the others have brought meanwhile.
+        // A pool that limits throughput grows. Several times the data on the way are needed: the sockets hold that
+        // amount once more, and if lanes are not equally fast, a receiver that writes in order holds what the faster
+        // lanes have brought.
         self.on_the_way = passed as f64 * self.round_trip.as_secs_f64() / took.as_secs_f64();
         let wanted = f64::from(self.least) + TIMES_ON_THE_WAY * self.on_the_way;
         let wanted = (wanted as u32).min(self.most.min(self.room).max(self.least));
@@ -375,8 +383,8 @@ impl PoolLimit {
 mod tests {
     use super::*;
 
-    /// A line that carries `capacity` in all and `window` of each lane in a round trip, in bytes; a lane that is new
-    /// doubles what it carries with each round trip.
+    /// A line that carries at most `capacity` in all and `window` on each lane in a round trip, in bytes. A new lane
+    /// doubles its rate with each round trip.
     struct Line {
         capacity: f64,
         window: f64,
@@ -390,7 +398,8 @@ mod tests {
         }
     }
 
-    /// The rate from the 10th second on as a part of the best, the lanes at each second, over two minutes.
+    /// Runs two minutes. Returns the rate from the 10th second on relative to the best, and the number of lanes at each
+    /// step.
     fn run(
         line: &Line,
         growth: &mut LaneGrowth,
@@ -451,7 +460,7 @@ mod tests {
                 LaneGrowth::new(2, 16, 2, Duration::from_secs_f64(round_trip), Duration::ZERO, 0).expect("long");
             let (part, lanes) = run(&line, &mut growth, &mut || 0.2 * (random(&mut seed) - 0.5), None);
             let fewest = line.fewest(16);
-            // The rest is given to trials.
+            // The rest is the cost of trials.
             assert!(part >= 0.9, "{told}: {part:.3} with {lanes:?}, fewest {fewest}");
             let mut late = lanes[600..].to_vec();
             late.sort_unstable();
@@ -469,7 +478,7 @@ mod tests {
         }
     }
 
-    /// A lane carries what a processor does, and all of them what the network does, or the memory.
+    /// Each lane carries what a processor can, and all lanes together what the network or the memory can.
     #[test]
     fn lanes_on_a_short_line_follow_the_processors() {
         let round_trip = 0.000_1;
@@ -505,7 +514,7 @@ mod tests {
 
     #[test]
     fn the_pool_holds_what_is_on_the_way() {
-        // Chunks of 1 MB: a line of 1 GB/s, of which the pool is all that limits.
+        // Chunks of 1 MB on a line of 1 GB/s. Only the pool limits throughput.
         for (round_trip, least, most) in [(0.000_1, 32, 34), (0.1, 390, 440), (0.5, 900, 1024)] {
             let mut pool = PoolLimit::all(1024);
             pool.begin_with(32);
@@ -523,7 +532,7 @@ mod tests {
 
     #[test]
     fn the_pool_shrinks_with_the_line() {
-        // 1 GB/s, and then a tenth of it, a pause, and all of it.
+        // A line of 1 GB/s, then a tenth of that, a pause, and 1 GB/s again.
         for (is_sender, after) in [(true, 72), (false, 432)] {
             let mut pool = PoolLimit::all(1024);
             pool.begin_with(32);
@@ -541,7 +550,7 @@ mod tests {
         }
     }
 
-    /// What a host has is not taken twice: each may have an eighth of what is left.
+    /// Sessions do not take a host's memory twice: each may have an eighth of what is left.
     #[test]
     fn sessions_of_one_host_share_its_memory() {
         const FREE: u32 = 2048;
@@ -562,7 +571,7 @@ mod tests {
             }
         }
         let taken: Vec<u32> = pools.iter().map(PoolLimit::limit).collect();
-        // All want all: each has its part, and an eighth of the rest is about that.
+        // All sessions want all buffers. Each has its part, and an eighth of the rest is about as much.
         assert!(taken.iter().all(|taken| (20..40).contains(taken)), "{taken:?}");
     }
 }

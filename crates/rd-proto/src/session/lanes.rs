@@ -1,8 +1,8 @@
-//! Which lanes a session has, which it wants, and whether they live.
+//! The lanes of a session: which exist, which are wanted, and whether they are alive.
 //!
-//! Only the end that connected dials; the other accepts. Lane 0 is the TCP connection that the session began on. It
-//! stays for as long as it can: where payload goes by RDMA it carries control frames alone, tells of a lost adapter at
-//! once, and is there to fall back on.
+//! Only the connecting end dials; the other end accepts. Lane 0 is the TCP connection on which the session began. It is
+//! kept up for as long as possible: while payload goes by RDMA it carries only control frames, reports a lost adapter
+//! at once, and is there to fall back on.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,44 +16,44 @@ use crate::handshake::LaneId;
 
 mod count;
 
-/// Places for lanes; those from [`RDMA_LANE_FIRST`] on are RDMA, those below it TCP.
+/// Number of places for lanes. Places from [`RDMA_LANE_FIRST`] on are for RDMA lanes, those below for TCP lanes.
 pub const LANES_MAX: usize = 32;
 
-/// Place of the first RDMA lane, and so the largest number of TCP lanes.
+/// Place of the first RDMA lane, and so the maximum number of TCP lanes.
 pub const RDMA_LANE_FIRST: u16 = 16;
 
-/// A lane that has sent nothing for this long shows life.
+/// How long a lane may send nothing before it sends PING.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// A lane that has heard nothing for this long is dead.
+/// How long a lane may hear nothing before it counts as dead.
 pub const HEARD_MAX: Duration = Duration::from_secs(5);
 
-/// While payload takes the second-best path, the best one is tried again this often.
+/// How often the best path is tried again while payload takes the second-best path.
 pub const BETTER_PATH_RETRY: Duration = Duration::from_secs(10);
 
-/// First wait before a lost lane is dialled again; doubles up to [`REDIAL_MAX`].
+/// How long the first wait is before a lost lane is dialled again. The wait doubles up to [`REDIAL_MAX`].
 const REDIAL_MIN: Duration = Duration::from_millis(100);
 
-/// Longest wait between two attempts while nothing else can carry payload.
+/// Maximum wait between two attempts while nothing else can carry payload.
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 
-/// The shortest window in which the first lane that can carry payload must come up.
+/// Minimum window in which the first lane that can carry payload must come up.
 const SETUP_MIN: Duration = Duration::from_secs(10);
 
-/// A link that is back sooner than this was never called lost: on a switch of transport it is gone for a moment.
+/// How long a link must be gone before it is reported as lost: on a switch of transport it is gone for a moment.
 const LOST_TOLD_AFTER: Duration = Duration::from_millis(500);
 
-/// How long a rail that was not worth it is left alone while none works: the one that was in use may be back at once.
+/// How long no rail must work before a rail that was not worth using is tried: the one in use may be back at once.
 const SPARE_RAILS_AFTER: Duration = Duration::from_secs(1);
 
-/// A chunk that so many lanes in a row have taken with them, while nothing else came through either, shows a network that
-/// lets no chunk through, however long its idle lanes live: one that loses large packets, say.
+/// Number of lanes in a row that a chunk may be lost with while no other chunk comes through. After that the network
+/// counts as letting no chunk through, however long its idle lanes live: it may lose large packets, for example.
 const REPLAYS_MAX: u32 = 4;
 
-/// A gap between two time-outs that only a stopped process explains.
+/// A gap between two time-outs that is longer than this means that the process was stopped.
 const ASLEEP: Duration = Duration::from_secs(3);
 
-/// The transport that a lane's place stands for.
+/// Returns the transport of the lane's place.
 pub fn path_of(lane: LaneId) -> Path {
     path_at(lane.index)
 }
@@ -62,7 +62,7 @@ fn path_at(index: u16) -> Path {
     if index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma }
 }
 
-/// Which of its path's places a lane has.
+/// Returns the number of the place among those of its path.
 fn nth_place(index: u16) -> u16 {
     index % RDMA_LANE_FIRST
 }
@@ -74,7 +74,7 @@ enum State {
     },
     Dialing,
     Up,
-    /// Told to close; not used any more, but not yet down. `lost`: because it does not work, not by choice.
+    /// Told to close, and no longer used, but not yet down. `lost`: because the lane does not work, not by choice.
     Closing {
         lost: bool,
     },
@@ -83,21 +83,21 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Place {
     state: State,
-    /// Generation of the current lane, or of the last one.
+    /// Generation of the present lane, or of the last one.
     generation: u32,
     redial_after: Duration,
-    /// When the current lane came up, or the last one.
+    /// When the present lane came up, or the last one.
     since: Duration,
     heard: Duration,
     spoke: Duration,
-    /// At the end that accepts: the turn that the last USE on this lane named.
+    /// At the accepting end: the turn in the last USE on this lane.
     turn: Option<u32>,
-    /// Since when it is to carry no more payload.
+    /// Since when the lane is to carry no more payload.
     retired: Option<Duration>,
-    /// The rail that the current lane goes by, at the end that dials.
+    /// At the dialling end: the rail that the present lane goes by.
     rail: u8,
     health: Health,
-    /// The generation before, if that was closed by choice and may still be on its way down.
+    /// The previous generation, if it was closed by choice and may not be down yet.
     left: Option<u32>,
 }
 
@@ -107,32 +107,35 @@ pub(crate) struct Lanes {
     connector: bool,
     places: [Place; LANES_MAX],
     path: Option<Path>,
-    /// TCP lanes that are wanted on each rail when payload goes by TCP.
+    /// Number of TCP lanes wanted on each rail while payload goes by TCP.
     tcp_lanes: u16,
-    /// By path.
+    /// Rails of each path.
     rails: [Rails; 2],
-    /// At the end that dials, where more lanes may carry more.
+    /// At the dialling end: trials of the number of TCP lanes, if another number may carry more.
     growth: Option<LaneGrowth>,
-    /// Bytes that have been seen to move on all lanes so far.
+    /// Number of bytes that have been seen to move on all lanes so far.
     moved_bytes: u64,
-    /// Of this end: no more lanes are tried on a short line. 0 until it is known.
+    /// Number of processors of this end, which limits the lanes tried on a short line; 0 until it is known.
     processors: u16,
-    /// How often the path was decided. 0: it went without saying.
+    /// How often the path was decided; 0 if payload goes by TCP without a USE.
     turn: u32,
-    /// RDMA has carried payload before, or could not be used: the next change is reported.
+    /// Whether RDMA has carried payload before, or could not be used. The next change is then reported.
     rdma_judged: bool,
-    /// Since when nothing can carry payload.
+    /// Since when no lane can carry payload.
     lost_since: Option<Duration>,
-    /// The first loss since payload has moved, or since a lane that carries it has lasted. A network that lets lanes come up
-    /// and nothing through is no better than none: coming up does not end the reconnect window.
+    /// Time of the first loss since payload has moved, or since a lane that carries payload has lasted. A network in
+    /// which lanes come up but nothing comes through is no better than none, so a new lane does not end the reconnect
+    /// window.
     vain_since: Option<Duration>,
-    /// How many chunks have come through, or more: what has changed while this has not, was in vain.
+    /// A counter that grows at least with each chunk that comes through. Between two equal readings nothing has come
+    /// through.
     carried: u64,
-    /// Since nothing has come through: when the first chunk was lost with its lane, and how often the unluckiest one was.
+    /// Since nothing comes through: when the first chunk was lost with its lane, and how often the unluckiest chunk was
+    /// lost.
     replays: Option<(Duration, u32)>,
     lost_told: bool,
     had_payload_lane: bool,
-    /// The peer has said that it is about to be stopped: bits of lanes whose last frame that was.
+    /// Bits of the lanes on which PAUSE was the peer's last frame: the peer said that it is about to be stopped.
     paused: u32,
     last_timeout: Duration,
 }
@@ -175,12 +178,12 @@ impl Lanes {
         }
     }
 
-    /// This end dials the lanes.
+    /// Returns whether this end dials the lanes.
     pub(crate) fn is_connector(&self) -> bool {
         self.connector
     }
 
-    /// The peer has said that it is about to be stopped, and nothing since.
+    /// Returns whether the peer has said that it is about to be stopped, and nothing since.
     pub(crate) fn is_peer_paused(&self) -> bool {
         self.paused != 0
     }
@@ -197,9 +200,9 @@ impl Lanes {
         })
     }
 
-    /// Lanes that carry payload on the present path.
+    /// Returns the lanes that carry payload on the present path.
     ///
-    /// At the end that accepts, a lane is one only once the connecting end has said so on that very lane: otherwise
+    /// At the accepting end, a lane counts only once the connecting end has sent USE on that very lane. Otherwise
     /// receives would be posted on a new TCP lane that is not meant for payload, and could not be called back.
     pub(crate) fn payload(&self) -> impl Iterator<Item = LaneId> + use<> {
         let path = self.path;
@@ -214,15 +217,15 @@ impl Lanes {
         self.tcp_lanes
     }
 
-    /// Lanes that are up and are to be closed, and since when.
+    /// Returns the lanes that are up and are to be closed, and since when.
     pub(crate) fn all_retired(&self) -> impl Iterator<Item = (LaneId, Duration)> + use<> {
         let places = self.places;
         self.up().filter_map(move |lane| places[usize::from(lane.index)].retired.map(|since| (lane, since)))
     }
 
-    /// The connecting end wants no more payload on this lane.
+    /// Handles RETIRED: the connecting end wants no more payload on this lane.
     pub(crate) fn retired(&mut self, lane: LaneId, now: Duration) -> Result<(), Violation> {
-        // The first lane of each path is the one that all others may be missed for.
+        // The first lane of each path is the one that remains when all others are retired.
         if self.connector || nth_place(lane.index) == 0 {
             return Err(Violation::Unexpected("RETIRED"));
         }
@@ -236,12 +239,12 @@ impl Lanes {
         self.places[usize::from(lane.index)].retired.is_some()
     }
 
-    /// A retired lane has sent what it had, or has had its time.
+    /// Closes a retired lane that has delivered all its chunks, or whose time is over.
     pub(crate) fn close_retired(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
         self.close_because(lane, false, actions);
     }
 
-    /// The rails of a path.
+    /// Returns the rails of a path.
     pub(crate) fn rails_of(&self, path: Path) -> &Rails {
         &self.rails[path as usize]
     }
@@ -265,13 +268,14 @@ impl Lanes {
         }
     }
 
-    /// By what the rate is measured: what the system has seen move, where it tells. What the receiver has taken, `taken`, waits
-    /// for the slowest lane where it is written in order, and then comes all at once.
+    /// Returns the number of bytes by which the rate is measured: the bytes that the system has seen move, if it
+    /// reports them. The bytes that the receiver has taken (`taken`) would wait for the slowest lane if they are
+    /// written in order, and then arrive all at once.
     fn carried_bytes(&self, taken: u64) -> u64 {
         if self.moved_bytes > 0 { self.moved_bytes } else { taken }
     }
 
-    /// Gives up the lanes of a way that has stopped working, while another one works.
+    /// Closes the lanes of a way that has stopped working, if another way works.
     fn leave_failed(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
         let Some(path) = self.path.filter(|_| !self.is_peer_paused()) else { return };
         let health = |lane: LaneId| self.places[usize::from(lane.index)].health;
@@ -284,7 +288,7 @@ impl Lanes {
         }
     }
 
-    /// The rail of its path that a lane goes by; 0 is the one that the path began on.
+    /// Returns the rail of its path that a lane goes by; 0 is the rail that the path began on.
     pub(crate) fn rail_of(&self, lane: LaneId) -> u8 {
         self.places[usize::from(lane.index)].rail
     }
@@ -294,7 +298,7 @@ impl Lanes {
         place.state == State::Up && place.generation == lane.generation
     }
 
-    /// Returns false for a lane that comes too late: a later generation has its place.
+    /// Returns false if the lane comes too late, because a later generation has its place.
     pub(crate) fn lane_up(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if lane.generation < place.generation {
@@ -318,7 +322,7 @@ impl Lanes {
             health: Health::new(now),
             left: is_left.then_some(place.generation),
         };
-        // Nobody authenticates while he is stopped.
+        // A stopped process does not authenticate, so the peer runs.
         self.peer_is(0, now);
         if self.connector {
             if path_of(lane) == Path::Rdma && self.path != Some(Path::Rdma) {
@@ -329,14 +333,14 @@ impl Lanes {
         }
         self.note_rail(lane, true, now, actions);
         if self.connector {
-            // Rails may have been found while it was dialled, and its place been given to another.
+            // While the lane was being dialled, rails may have been found and its place given to another rail.
             self.keep_lanes(path_of(lane), now, actions);
         }
         self.note_payload(now, actions);
         true
     }
 
-    /// Turns away a lane that the other end has given up before it was known here.
+    /// Turns away a lane that the other end gave up before this end knew the lane.
     pub(crate) fn refuse(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
         let place = &mut self.places[usize::from(lane.index)];
         if place.state == State::Dialing && place.generation == lane.generation {
@@ -345,14 +349,14 @@ impl Lanes {
         actions.push_back(Action::Close(lane));
     }
 
-    /// Returns true if the lane was lost, rather than closed by choice.
+    /// Returns true if the lane was lost, false if it was closed by choice.
     pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if place.generation != lane.generation {
             return place.left != Some(lane.generation);
         }
-        // A TCP lane that goes while payload goes by RDMA carries nothing that could be lost.
-        // An RDMA lane does, also where the word of the fall-back has come before its end.
+        // A TCP lane that goes down while payload goes by RDMA carries no payload that could be lost. An RDMA lane
+        // does, even if the fall-back to TCP was announced before the lane ended.
         let matters = path_of(lane) == Path::Rdma || self.path == Some(Path::Tcp);
         let lost = match place.state {
             State::Up => matters && place.retired.is_none(),
@@ -372,8 +376,8 @@ impl Lanes {
         lost
     }
 
-    /// RDMA that came up a second time and did not last is left alone for as long as RDMA that did not come up: each time
-    /// it fails payload stands still, and path after path could pass with nothing carried.
+    /// Postpones the next attempt of RDMA lanes that came up again and did not last, as if they had not come up. Each
+    /// failure stops the payload, and the session could switch paths again and again without carrying anything.
     fn rest(&mut self) {
         for place in &mut self.places[usize::from(RDMA_LANE_FIRST)..] {
             if let State::Absent { retry_at } = &mut place.state
@@ -384,7 +388,7 @@ impl Lanes {
         }
     }
 
-    /// Returns true if the session is over: RDMA is all that is allowed, and it never came up.
+    /// Returns true if the session is over, because only RDMA is allowed and no RDMA lane ever came up.
     pub(crate) fn dial_failed(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if place.state != State::Dialing || place.generation != lane.generation {
@@ -395,7 +399,8 @@ impl Lanes {
         let wait = if better_path { BETTER_PATH_RETRY } else { place.redial_after };
         place.state = State::Absent { retry_at: now + wait };
         self.note_rail(lane, false, now, actions);
-        // Each has one attempt: of several that are tried again and again, one would always be on its way.
+        // Each lane has one attempt. Lanes are tried again and again, so an attempt of some lane would always be on its
+        // way.
         let is_first = |place: &Place| place.state == State::Dialing && place.generation == 1;
         let has_hope = self.places[usize::from(RDMA_LANE_FIRST)..].iter().any(is_first);
         if path_of(lane) == Path::Rdma && self.path.is_none() && !has_hope {
@@ -416,7 +421,7 @@ impl Lanes {
     fn close_because(&mut self, lane: LaneId, lost: bool, actions: &mut VecDeque<Action>) {
         if self.is_up(lane) {
             let place = &mut self.places[usize::from(lane.index)];
-            // Nothing is lost with a lane that was to go.
+            // A retired lane is not lost, whatever closes it.
             place.state = State::Closing { lost: lost && place.retired.is_none() };
             actions.push_back(Action::Close(lane));
         }
@@ -433,7 +438,7 @@ impl Lanes {
         self.places[usize::from(lane.index)].spoke = now;
     }
 
-    /// A frame has come, PAUSE or another. One that was sent before PAUSE may come behind it by another lane.
+    /// Handles a frame, PAUSE or another. A frame that was sent before PAUSE may arrive after it by another lane.
     pub(crate) fn peer_spoke(&mut self, lane: LaneId, pauses: bool, now: Duration) {
         let (up, bit) = (self.up().fold(0, |bits, lane| bits | 1 << lane.index), 1 << lane.index);
         let is_awake = !pauses && self.paused & bit != 0;
@@ -441,8 +446,8 @@ impl Lanes {
     }
 
     fn peer_is(&mut self, paused: u32, now: Duration) {
-        // A stopped peer's kernel keeps answering on TCP; nothing does on RDMA. Without TCP, being stopped is no
-        // excuse for silence, or a peer that never comes back would be waited for without end.
+        // A stopped peer's kernel still answers on TCP, but nothing answers on RDMA. Without TCP, a stopped peer may
+        // not be silent: otherwise a peer that never comes back would be waited for without end.
         let paused = if self.up().any(|lane| path_of(lane) == Path::Tcp) { paused } else { 0 };
         if self.is_peer_paused() && paused == 0 {
             self.woke(now);
@@ -450,7 +455,7 @@ impl Lanes {
         self.paused = paused;
     }
 
-    /// Forgets how long nothing has been heard: one of the two ends was stopped.
+    /// Forgets how long the peer has been silent, because one of the two ends was stopped.
     pub(crate) fn woke(&mut self, now: Duration) {
         for place in &mut self.places {
             place.heard = now;
@@ -464,7 +469,7 @@ impl Lanes {
         self.last_timeout = now;
     }
 
-    /// The connecting end has said which path to take.
+    /// Handles USE: the connecting end has decided which path to take.
     pub(crate) fn use_path(
         &mut self,
         lane: LaneId,
@@ -509,15 +514,15 @@ impl Lanes {
         }
         self.turn += 1;
         for lane in self.up() {
-            // Receives that are posted on TCP lanes cannot be called back but by closing them; lane 0 is then dialled
-            // anew, without credits.
+            // Receives posted on TCP lanes can be called back only by closing the lanes. Lane 0 is then dialled anew,
+            // without credits.
             if path == Path::Rdma && before == Some(Path::Tcp) && path_of(lane) == Path::Tcp {
                 self.close_because(lane, false, actions);
             } else {
                 self.spoke(lane, now);
                 actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
-            // Rails may have been found while it was dialled, and its place been given to another.
+            // While the lane was being dialled, rails may have been found and its place given to another rail.
             self.keep_lanes(path_of(lane), now, actions);
         }
         if path == Path::Tcp {
@@ -536,25 +541,26 @@ impl Lanes {
         }
     }
 
-    /// A chunk has come through.
+    /// Records that a chunk has come through.
     pub(crate) fn carried(&mut self) {
         self.vain_since = None;
         self.carried += 1;
         self.replays = None;
     }
 
-    /// Changes with each chunk that comes through.
+    /// Returns a value that changes with each chunk that comes through.
     pub(crate) fn carried_mark(&self) -> u64 {
         self.carried
     }
 
-    /// Lanes come up and nothing comes through any more: that a chunk was lost is said on a lane that has come up since.
+    /// Returns whether lanes come up although chunks stopped coming through. The loss of a chunk is reported on a lane
+    /// that has come up since, so a lane counts that came up shortly before the report.
     pub(crate) fn come_up_in_vain(&self) -> bool {
         let is_since = |(told, _)| self.places.iter().any(|place| place.since + HEARTBEAT > told);
         self.replays.is_some_and(is_since)
     }
 
-    /// A chunk was lost with its lane, so many times since one has come through.
+    /// Records that a chunk was lost with its lane, for the `times`th time since any chunk has come through.
     pub(crate) fn replayed(&mut self, times: u32, now: Duration) {
         let (since, most) = self.replays.unwrap_or((now, 0));
         self.replays = Some((since, most.max(times)));
@@ -597,7 +603,7 @@ impl Lanes {
         }
     }
 
-    /// Returns true when the reconnect window has passed.
+    /// Returns true if the reconnect window has passed.
     pub(crate) fn timeout(&mut self, now: Duration, actions: &mut VecDeque<Action>) -> bool {
         if now.saturating_sub(self.last_timeout) > ASLEEP {
             self.woke(now);
@@ -613,13 +619,13 @@ impl Lanes {
             }
         }
         self.leave_failed(now, actions);
-        // A lane that is being closed cannot carry payload any more, whenever its transport is done with it.
+        // A lane that is being closed can no longer carry payload, even if its transport is not done with it yet.
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
         let is_lost = self.lost_since.is_some_and(|since| now.saturating_sub(since) >= SPARE_RAILS_AFTER);
         let is_vain = self.replays.is_some_and(|(since, _)| now.saturating_sub(since) >= HEARD_MAX);
         self.rails.iter_mut().for_each(|rails| rails.set_lost(is_lost || is_vain));
-        // Silence is not lasting: a lane that is about to be closed for it has not been of use.
+        // A silent lane does not count as lasting: it is about to be closed and has not been of use.
         let lasts = |lane: LaneId| {
             let place = &self.places[usize::from(lane.index)];
             place.heard.saturating_sub(place.since) >= HEARD_MAX
@@ -633,7 +639,7 @@ impl Lanes {
         [since, in_vain].into_iter().flatten().any(|since| now.saturating_sub(since) >= window)
     }
 
-    /// Dials every lane that is wanted and whose time has come.
+    /// Dials every lane that is wanted and whose retry time has come.
     pub(crate) fn dial(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
         if !self.connector {
             return;
@@ -645,7 +651,7 @@ impl Lanes {
             if !wanted || now < retry_at {
                 continue;
             }
-            // Lane 0 of generation 0 is the one that the session began on; all others are numbered on from there.
+            // The session began on generation 0 of lane 0. All other generations are numbered from 1.
             place.generation += 1;
             place.state = State::Dialing;
             place.rail = self.rails[path_at(index) as usize].of_place(nth_place(index)).0;

@@ -1,20 +1,21 @@
-//! The session: what survives lanes.
+//! The session: the part of a transfer that survives the loss of lanes.
 //!
-//! Two state machines, [`Sender`] and [`Receiver`], share what [`lanes`] knows of lanes and [`Core`] of ending. They
-//! own no I/O, no clock and no bytes: events go in (`handle_…`), actions come out ([`Machine::poll_action`]), buffers
-//! are numbers, and the time is an argument: how long ago the session began, by a clock that never goes back.
+//! Two state machines, [`Sender`] and [`Receiver`], share the state of lanes in [`lanes`] and the ending of a session
+//! in [`Core`]. They own no I/O, no clock and no bytes. Events go in (`handle_…`) and actions come out
+//! ([`Machine::poll_action`]). Buffers are numbers, and time is an argument: how long ago the session began, by a clock
+//! that never goes back.
 //!
-//! # What holds
+//! # Invariants
 //!
 //! * A chunk leaves the sender's pool only once the receiver has said that it is *taken*: every sink has it.
-//! * A chunk is sent again only after its lane is down here and the receiver has said that the lane is gone there and
-//!   the chunk is not among those that arrived. So no chunk is ever in two places, and one that must be sealed anew for
-//!   another transport can be, without a second valid copy of it existing.
+//! * A chunk is sent again only after its lane is down at the sender and the receiver has said that the lane is gone
+//!   there and that the chunk did not arrive. So no chunk is ever in two places. A chunk that must be sealed anew for
+//!   another transport can be, because no second valid copy of it exists.
 //! * Credits are running totals of one lane in one generation: `used <= granted <= posted`.
-//! * Success is the receiver's word, after it has compared every tag and has published.
-//! * An answer reaches the sender's owner once and in order, and its acknowledgement waits for nothing.
-//! * No state waits without a deadline, but for a silent source, a sink that stands still and a peer that has said that
-//!   it is being stopped.
+//! * The receiver decides whether the session succeeded, after it has compared every tag and has published.
+//! * An answer reaches the sender's owner once and in order, and is acknowledged without waiting for anything.
+//! * No state waits without a deadline, except for a silent source, a sink that makes no progress and a peer that has
+//!   said that its process is being stopped.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -47,50 +48,50 @@ use lanes::Lanes;
 /// Number of a buffer in the engine's pool.
 pub type BufferId = u32;
 
-/// The smallest chunk size that two ends may agree on, in bytes.
+/// Minimum chunk size that two ends may agree on, in bytes.
 pub const CHUNK_BYTES_MIN: usize = 4096;
 
-/// How long an end that gives up waits for the other to say that it knows.
+/// How long an end that gives up waits for the other end to confirm it.
 pub const ABORT_WAIT: Duration = Duration::from_millis(1500);
 
-/// The longest that an engine may leave a machine without `handle_timeout`.
+/// Maximum time between two calls of `handle_timeout` by the engine.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// A round trip that is longer than the shortest by a quarter and by this shows that something waits on the way.
+/// Packets are queued on the way if a round trip exceeds the shortest one by more than a quarter plus this time.
 const QUEUE_MIN: Duration = Duration::from_millis(1);
 
-/// Lanes used on TCP where nobody asks for a number: the second gives the sending side a second core. On a long
-/// line it is where the connecting end begins.
+/// Number of TCP lanes if no number was asked for: the second lane gives the sending side a second core. The
+/// connecting end begins with this number, or with more on a long line, and tries other numbers.
 pub const TCP_LANES_DEFAULT: u8 = 2;
 
-/// Lanes used on RDMA where nobody asks for a number: an adapter needs no more.
+/// Number of RDMA lanes if no number was asked for: an adapter needs no more.
 pub const RDMA_LANES_DEFAULT: u8 = 1;
 
-/// What both ends hold after their offers have been compared.
+/// The agreement that both ends reach by comparing their offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// Which transports may carry payload.
     pub policy: Policy,
-    /// RDMA is to be tried: the policy asks for it and both ends have devices that it counts.
+    /// Whether RDMA is to be tried: the policy asks for it and both ends have devices that the policy accepts.
     pub try_rdma: bool,
-    /// Payload that goes over TCP is encrypted.
+    /// Whether payload that goes over TCP is encrypted.
     pub seal_tcp: bool,
-    /// Payload that goes over RDMA is encrypted.
+    /// Whether payload that goes over RDMA is encrypted.
     pub seal_rdma: bool,
-    /// TCP lanes when payload goes by TCP: as many at first.
+    /// Number of TCP lanes at first, if payload goes by TCP.
     pub tcp_lanes: u16,
-    /// As many TCP lanes the connecting end may have, where it finds that more carry more.
+    /// Maximum number of TCP lanes that the connecting end may have, if it finds that more lanes carry more.
     pub tcp_lanes_max: u16,
-    /// RDMA lanes.
+    /// Number of RDMA lanes.
     pub rdma_lanes: u16,
-    /// Largest payload of a chunk, in bytes.
+    /// Maximum payload of a chunk, in bytes.
     pub chunk_bytes: usize,
     /// How long the session outlives its last lane.
     pub reconnect: Duration,
 }
 
 impl Agreed {
-    /// Compares two offers. Gives the same answer at both ends, whichever offer is called ours.
+    /// Compares two offers. The result is the same at both ends, whichever offer is passed as `ours`.
     ///
     /// # Errors
     ///
@@ -99,7 +100,7 @@ impl Agreed {
         if ours.role == theirs.role {
             return Err(Refusal::Role);
         }
-        // From the least to the most particular: `auto` follows, an exact wish stands.
+        // From the least to the most specific policy: `auto` gives way to any other, and an exact policy stands.
         let policy = match (ours.policy, theirs.policy) {
             (a, b) if a == b => a,
             (Policy::Auto, other) | (other, Policy::Auto) => other,
@@ -150,7 +151,7 @@ impl Agreed {
         })
     }
 
-    /// Whether payload on this path must be encrypted.
+    /// Returns whether payload on this path must be encrypted.
     pub fn seal(&self, path: Path) -> bool {
         match path {
             Path::Tcp => self.seal_tcp,
@@ -159,7 +160,7 @@ impl Agreed {
     }
 }
 
-/// What the engine is to do.
+/// Work for the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Connect this lane; answer with `handle_lane_up` or `handle_dial_failed`.
@@ -168,16 +169,17 @@ pub enum Action {
     Close(LaneId),
     /// Send a control frame.
     Send(LaneId, Frame),
-    /// Dialling end: RDMA lanes may be dialled here from now on. Once for each list.
+    /// Dialling end: RDMA lanes may be dialled at these endpoints from now on. Emitted once for each list.
     Endpoints(Vec<Endpoint>),
-    /// Dialling end: the other end's addresses, by which there may be more rails; answer with `handle_rails` if there are.
+    /// Dialling end: these are the peer's addresses, which may lead to more rails; answer with `handle_rails` if they
+    /// do.
     Addresses(Vec<RailAddress>),
-    /// Sender: read the next part of the source into this buffer and seal it, encrypted or not; answer with
-    /// `handle_sealed` or `handle_unfilled`.
+    /// Sender: read the next part of the source into this buffer and seal it; answer with `handle_sealed` or
+    /// `handle_unfilled`.
     Fill {
         /// The buffer.
         buffer: BufferId,
-        /// Encrypt it.
+        /// Whether to encrypt the chunk.
         encrypt: bool,
     },
     /// Sender: encrypt a buffer that was sealed with a checksum only; answer with `handle_sealed`.
@@ -188,19 +190,19 @@ pub enum Action {
     PostReceive(LaneId, BufferId),
     /// Receiver: check and open the chunk in this buffer; answer with `handle_opened`.
     Open(BufferId),
-    /// Receiver: write it to every sink; answer with `handle_written` for each.
+    /// Receiver: write the chunk in this buffer to every sink; answer with `handle_written` for each.
     Write(BufferId),
-    /// Sender: the receiver's next answer; it is the owner's from here on.
+    /// Sender: pass the receiver's next answer to the owner of the session.
     Answer(Vec<u8>),
-    /// Receiver: all is there: finish the sink; answer with `handle_committed`.
+    /// Receiver: finish the sink, because everything has arrived; answer with `handle_committed`.
     Commit,
-    /// Something a person may want to know.
+    /// Tell the user about a change.
     Notice(Notice),
-    /// The session has ended. The last action.
+    /// End the session. Always the last action.
     End(Outcome),
 }
 
-/// What happened to the paths of a session, each told once as it happens.
+/// A change to the paths of a session. Each is reported once, when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// RDMA cannot be used now; payload goes by TCP.
@@ -211,26 +213,26 @@ pub enum Notice {
     LaneLost(LaneId),
     /// The last lane that could carry payload is lost; the reconnect window runs.
     LinkLost,
-    /// A lane that can carry payload is there again.
+    /// A lane that can carry payload is up again.
     LinkRestored,
-    /// A rail of several of its path has failed; the others carry what it did. Of the end that dials.
+    /// One of several rails of this path has failed, and the others carry its share. Emitted by the dialling end.
     RailLeft(Path, u8),
-    /// It is well and used again.
+    /// A rail that had failed works and is used again.
     RailBack(Path, u8),
 }
 
 /// How a session ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
-    /// The receiver has answered for every byte.
+    /// The receiver has confirmed every byte.
     #[default]
     Done,
-    /// No lane for the length of the reconnect window.
+    /// No lane came up for the length of the reconnect window.
     LinkLost {
-        /// The sender had sent everything and lacks only the answer.
+        /// Whether the sender had sent everything and lacks only the receiver's answer.
         unanswered: bool,
     },
-    /// Policy `rdma`, and no RDMA lane could be made.
+    /// The policy is `rdma`, and no RDMA lane could be made.
     NoRdma,
     /// This end gave up.
     Aborted(Cause),
@@ -241,17 +243,17 @@ pub enum Outcome {
 /// Counters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Plain bytes taken.
+    /// Number of plain bytes taken.
     pub bytes: u64,
-    /// Chunks taken.
+    /// Number of chunks taken.
     pub chunks: u64,
-    /// Lanes that were lost while they carried payload.
+    /// Number of lanes lost while they carried payload.
     pub retries: u64,
-    /// Chunks sent a second time.
+    /// Number of chunks sent again.
     pub replayed: u64,
-    /// Chunks whose tag did not fit.
+    /// Number of corrupt frames and chunks, such as chunks that did not pass their tag.
     pub corrupt: u64,
-    /// Entries of a tree that the receiver could not make, once it has said so.
+    /// Number of entries of a tree that the receiver could not make, once the receiver has reported it.
     pub unmade: u64,
 }
 
@@ -259,46 +261,46 @@ pub struct Counters {
 /// [`Machine::abort`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A frame that this state or role does not allow.
+    /// This state or role does not allow the frame.
     #[error("unexpected {0} frame")]
     Unexpected(&'static str),
-    /// An acknowledgement, credit or position that contradicts what is known.
+    /// An acknowledgement, credit or position contradicts what is known.
     #[error("impossible {0}")]
     Impossible(&'static str),
 }
 
-/// What both state machines understand. `now` is the time since the session began.
+/// The interface of both state machines. `now` is the time since the session began.
 pub trait Machine {
-    /// The part that both share.
+    /// Returns the part that both machines share.
     fn core(&mut self) -> &mut Core;
 
-    /// The shared part, to look at.
+    /// Returns the shared part for reading.
     fn core_ref(&self) -> &Core;
 
-    /// A lane has authenticated and may be used.
+    /// Handles a lane that has authenticated and may be used.
     fn handle_lane_up(&mut self, lane: LaneId, now: Duration);
 
-    /// A lane has ended. Every buffer that it held is the engine's again.
+    /// Handles the end of a lane. Every buffer that the lane held belongs to the engine again.
     fn handle_lane_down(&mut self, lane: LaneId, now: Duration);
 
-    /// A control frame has arrived, opened and decoded.
+    /// Handles a control frame that has arrived and has been opened and decoded.
     ///
     /// # Errors
     ///
     /// [`Violation`]: the engine aborts the session with [`Cause::Protocol`].
     fn handle_frame(&mut self, lane: LaneId, frame: Frame, now: Duration) -> Result<(), Violation>;
 
-    /// Time has passed.
+    /// Handles the passing of time.
     fn handle_timeout(&mut self, now: Duration);
 
-    /// Makes actions of what has been learnt; call it once a batch of events has been handled.
+    /// Derives actions from the handled events. The engine calls it once after each batch of events.
     fn advance(&mut self, now: Duration);
 
-    /// The next thing to do.
+    /// Returns the next action, or `None` if there is nothing to do.
     fn poll_action(&mut self) -> Option<Action> {
         let core = self.core();
         if core.end_polled {
-            // Events that were handled in the same batch as the one that ended it, or after it.
+            // These actions come from events handled after the end, or in the same batch.
             core.actions.clear();
         }
         let action = core.actions.pop_front();
@@ -306,133 +308,138 @@ pub trait Machine {
         action
     }
 
-    /// A lane could not be connected.
+    /// Handles a lane that could not be connected.
     fn handle_dial_failed(&mut self, lane: LaneId, now: Duration) {
         self.core().dial_failed(lane, now);
     }
 
-    /// The peer was heard on this lane at that time (not later than now).
+    /// Records that the peer was heard on this lane at the time `at`, which is not later than now.
     fn handle_heard(&mut self, lane: LaneId, at: Duration) {
         self.core().lanes.heard(lane, at);
     }
 
-    /// The smoothed round trip of the quickest TCP lane, as the system has measured it.
+    /// Records the smoothed round trip of the fastest TCP lane, as the system has measured it.
     fn handle_round_trip(&mut self, round_trip: Duration, now: Duration) {
         self.core().note_round_trip(round_trip, now);
     }
 
-    /// How a lane does, as the system or its adapter has measured it; once a tick.
+    /// Records the state of a lane, as the system or its adapter has measured it. Called once a tick.
     fn handle_lane_state(&mut self, lane: LaneId, state: LaneState, now: Duration) {
         self.core().lanes.note_state(lane, state, now);
     }
 
-    /// The way that a lane goes, which is that of all with the same addresses.
+    /// Records the way that a lane takes. Lanes with the same addresses take the same way.
     fn handle_way(&mut self, lane: LaneId, way: u8) {
         self.core().lanes.note_way(lane, way);
     }
 
-    /// At most `buffers` of the pool are used until the line is seen to need more.
+    /// Limits the pool to `buffers` buffers until the line is seen to need more.
     fn begin_with_buffers(&mut self, buffers: u32) {
         self.core().pool.begin_with(buffers);
     }
 
-    /// This end has so many processors, each of which can serve a lane.
+    /// Records how many processors this end has. Each of them can serve a lane.
     fn handle_processors(&mut self, count: u16) {
         self.core().lanes.set_processors(count);
     }
 
-    /// No more than `buffers` of the pool are used, but for those to begin with: so much of the memory that is free may be
-    /// had. What a receiver has promised already stays promised.
+    /// Limits the pool to `buffers` buffers, which is this session's share of the free memory, but never below the
+    /// number that the session began with. Buffers that a receiver has already promised stay promised.
     fn handle_room(&mut self, buffers: u32) {
         self.core().pool.set_room(buffers);
     }
 
-    /// Nothing is in this buffer, and nobody has it.
+    /// Returns whether this buffer is empty and not in use.
     fn is_free(&self, buffer: BufferId) -> bool;
 
-    /// Something on this lane did not pass its tag: the lane is given up, and the session too if it happens too often.
+    /// Handles data on this lane that did not pass its tag. Closes the lane, and ends the session if this happens too
+    /// often.
     fn handle_corrupt(&mut self, lane: LaneId, now: Duration) {
         self.core().corrupt(lane, now);
     }
 
-    /// Gives up, telling the other end why.
+    /// Gives up, and tells the other end why.
     fn abort(&mut self, cause: Cause, now: Duration) {
         self.core().abort(cause, now);
     }
 
-    /// This process is about to be stopped, or has been started again.
+    /// Handles that this process is about to be stopped, or has been continued.
     fn handle_pause(&mut self, stopped: bool, now: Duration) {
         self.core().pause(stopped, now);
     }
 
-    /// This end's caller is out of reach. The session goes on unless that is so of the other end as well.
+    /// Handles the loss of this end's caller. The session goes on unless the other end's caller is out of reach as
+    /// well.
     fn handle_unwatched(&mut self, now: Duration) {
         self.core().unwatched(now);
     }
 
-    /// The end that accepts lanes: where it listens for RDMA from now on.
+    /// At the end that accepts lanes: records where this end listens for RDMA from now on.
     fn handle_endpoints(&mut self, endpoints: Vec<Endpoint>, now: Duration) {
         self.core().endpoints_changed(endpoints, now);
     }
 
-    /// The end that accepts lanes: at which addresses, for the other end to find more rails.
+    /// At the end that accepts lanes: records this end's addresses, by which the other end may find more rails.
     fn handle_addresses(&mut self, addresses: Vec<RailAddress>, now: Duration) {
         self.core().addresses_known(addresses, now);
     }
 
-    /// The end that dials: so many rails of a path have been found, with the one that it began on. `all`: they are used
-    /// whether they carry more or not.
+    /// At the end that dials: records how many rails of a path have been found, including the one that the path began
+    /// on. `all`: use all rails whether they carry more or not.
     fn handle_rails(&mut self, path: Path, count: u8, all: bool, now: Duration) {
         self.core().rails_found((path, count, all), now);
     }
 
-    /// When `handle_timeout` is due at the latest.
+    /// Returns the time until `handle_timeout` is due at the latest.
     fn next_timeout(&self, now: Duration) -> Duration;
 
-    /// Counters so far.
+    /// Returns the counters so far.
     fn counters(&self) -> Counters {
         self.core_ref().counters
     }
 
-    /// Whether lanes have come up again since nothing comes through any more: a network that loses large packets, say.
+    /// Returns whether lanes have come up since chunks stopped coming through. This happens if a network loses large
+    /// packets, for example.
     fn lanes_come_up_in_vain(&self) -> bool {
         self.core_ref().lanes.come_up_in_vain()
     }
 }
 
-/// What sender and receiver have in common: lanes, giving up, the end.
+/// State that sender and receiver have in common: lanes, giving up, the end.
 #[derive(Debug)]
 pub struct Core {
     pub(crate) agreed: Agreed,
     pub(crate) lanes: Lanes,
-    /// How much of the pool may be in use.
+    /// Limit on the number of buffers in use.
     pub(crate) pool: PoolLimit,
-    /// Fewer are used where the line holds less. A receiver keeps what it has posted: with fewer, each chunk would come into a
-    /// buffer that has not been used for longer.
+    /// Whether the limit shrinks when the line holds less. False at a receiver: with fewer posted buffers, each chunk
+    /// would arrive in a buffer that has been unused for longer.
     pool_shrinks: bool,
-    /// The shortest round trip so far, and the last one.
+    /// The shortest round trip so far, and the latest one.
     round_trips: Option<(Duration, Duration)>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) counters: Counters,
     aborting: Option<(Cause, Duration)>,
-    /// Where RDMA lanes may be dialled, as told last or as heard last, and how often that has changed.
+    /// How often the list of RDMA endpoints has changed, and the list as sent or received last.
     endpoints: Option<(u32, Vec<Endpoint>)>,
-    /// The addresses of the end that accepts lanes, as told or as heard first.
+    /// Addresses of the end that accepts lanes, as sent or as received first.
     addresses: Option<Vec<RailAddress>>,
-    /// Nobody can be told of this session: by this end, and by the other.
+    /// Whether this end's caller is out of reach, and whether the peer's caller is.
     unwatched: bool,
     peer_unwatched: bool,
-    /// All has been published, and the answer is kept ready for as long. Whatever happens from here on comes too late to
-    /// change how this end ends.
+    /// Until when the answer is kept ready, once everything has been published. Later events cannot change the outcome
+    /// of this end.
     linger_until: Option<Duration>,
     ended: bool,
     end_polled: bool,
 }
 
-/// What a session ends by that nobody watches: a hangup, as a process would whose terminal is gone.
+/// Signal with which a session ends if the callers of both ends are out of reach: a hangup, as for a process whose
+/// terminal is gone.
 const SIGHUP: u8 = 1;
 
-/// Corrupt frames and chunks after which a session gives up rather than replace the lane once more.
+/// Maximum number of corrupt frames and chunks for each of which the session replaces a lane. After one more it gives
+/// up.
 pub const CORRUPT_MAX: u64 = 8;
 
 impl Core {
@@ -456,48 +463,48 @@ impl Core {
         }
     }
 
-    /// What both ends agreed on.
+    /// Returns what both ends agreed on.
     pub fn agreed(&self) -> &Agreed {
         &self.agreed
     }
 
-    /// The transport that payload takes now; `None` until it is known.
+    /// Returns the transport that carries payload now, or `None` if it is not decided yet.
     pub fn path(&self) -> Option<Path> {
         self.lanes.path()
     }
 
-    /// The lane that control frames of no particular lane go by: of those that are up the one that came first, as it has
-    /// the fewest chunks to carry.
+    /// Returns the lane for control frames that belong to no particular lane: the first lane that is up, which has the
+    /// fewest chunks to carry.
     pub fn control_lane(&self) -> Option<LaneId> {
         self.lanes.up().next()
     }
 
-    /// The rail of its path that a lane is to be dialled on: 0 is the one that the path began on.
+    /// Returns the rail of its path on which a lane is to be dialled; 0 is the rail that the path began on.
     pub fn rail_of(&self, lane: LaneId) -> u8 {
         self.lanes.rail_of(lane)
     }
 
-    /// Rails of a path that have been found, with the one that it began on.
+    /// Returns the number of rails found for a path, including the one that the path began on.
     pub fn rails(&self, path: Path) -> u16 {
         self.lanes.rails_of(path).count()
     }
 
-    /// TCP lanes that payload may use on each rail, if that path is taken.
+    /// Returns the number of TCP lanes that payload may use on each rail if payload goes by TCP.
     pub fn tcp_lanes(&self) -> u16 {
         self.lanes.tcp_lanes()
     }
 
-    /// Buffers that may be in use.
+    /// Returns the number of buffers that may be in use.
     pub fn buffers_max(&self) -> u32 {
         self.pool.limit()
     }
 
-    /// The shortest round trip that the system has measured on a TCP lane.
+    /// Returns the shortest round trip that the system has measured on a TCP lane.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trips.map(|(shortest, _)| shortest)
     }
 
-    /// Nothing but the end is to come: no new work.
+    /// Returns whether the session is only ending, so that no new work may begin.
     pub fn is_ending(&self) -> bool {
         self.ended || self.aborting.is_some()
     }
@@ -528,8 +535,8 @@ impl Core {
         self.lanes.note_round_trip(shortest, now, self.counters.bytes, &mut self.actions);
     }
 
-    /// Fits lanes, rails and buffers to the line. `limits`: it is the line that limits, neither source nor sink.
-    /// `keeps_busy`: no lane has waited for data, as far as this end sees.
+    /// Adapts lanes, rails and buffers to the line. `limits`: the line limits throughput, neither source nor sink does.
+    /// `keeps_busy`: as far as this end sees, no lane has waited for data.
     pub(crate) fn fit(&mut self, limits: bool, keeps_busy: bool, now: Duration) {
         self.pool.note(now, self.counters.chunks, limits && self.pool_shrinks);
         let queues = self.round_trips.is_some_and(|(shortest, last)| last > shortest + shortest / 4 + QUEUE_MIN);
@@ -545,7 +552,7 @@ impl Core {
     }
 
     fn corrupt(&mut self, lane: LaneId, now: Duration) {
-        // One lane is given up once, however much of what it still brings is damaged as well.
+        // A lane is given up only once, even if more of its data turns out to be damaged.
         if self.is_ending() || !self.lanes.is_up(lane) {
             return;
         }
@@ -569,8 +576,8 @@ impl Core {
         if self.control_lane().is_none() && self.agreed.reconnect.is_zero() {
             self.end(Outcome::Aborted(cause));
         } else {
-            // Where no lane is up just now, the next one is told: without a word the other end would wait for this one
-            // until its window has passed, and then report a lost link.
+            // If no lane is up now, ABORT goes out on the next lane that comes up. Without it the other end would wait
+            // until its reconnect window has passed, and then report a lost link.
             self.aborting = Some((cause, now + ABORT_WAIT));
         }
     }
@@ -587,13 +594,14 @@ impl Core {
         }
     }
 
-    /// Tells a lane that has just come up what all others were told when it happened.
+    /// Repeats on a lane that has just come up the announcements that were made on all lanes before.
     pub(crate) fn repeat(&mut self, lane: LaneId, now: Duration) {
         self.tell_addresses(&[lane], now);
         if self.unwatched {
             self.send(lane, Frame::Unwatched, now);
         }
-        // While RDMA is there nobody asks; where it goes, all lanes are told.
+        // While an RDMA lane is up, the other end does not need the endpoints. When the last one goes, they are sent on
+        // all lanes.
         if path_of(lane) == Path::Tcp && !self.has_rdma() {
             self.tell_endpoints(&[lane], now);
         }
@@ -627,7 +635,7 @@ impl Core {
         self.tell_addresses(&self.lanes.up().collect::<Vec<_>>(), now);
     }
 
-    /// They come on each lane; the first list stands.
+    /// Handles ADDRESSES, which arrives on each TCP lane. Only the first list counts.
     fn addresses_heard(&mut self, addresses: Vec<RailAddress>) -> Result<(), Violation> {
         if !self.lanes.is_connector() {
             return Err(Violation::Unexpected("ADDRESSES"));
@@ -651,7 +659,8 @@ impl Core {
         self.tell_endpoints(&self.lanes.up().collect::<Vec<_>>(), now);
     }
 
-    /// A lane has gone. Where it was the last of RDMA, the other end may have missed what was told meanwhile.
+    /// Handles the loss or end of a lane. If it was the last RDMA lane, the other end may have missed the latest
+    /// endpoints. Returns whether the lane was lost, not closed by choice.
     pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration) -> bool {
         let lost = self.lanes.lane_down(lane, now, &mut self.actions);
         if path_of(lane) == Path::Rdma && !self.has_rdma() {
@@ -686,7 +695,7 @@ impl Core {
         }
     }
 
-    /// Handles the frames that mean the same to both roles; gives the others back.
+    /// Handles the frames that mean the same to both roles. Returns any other frame.
     pub(crate) fn common_frame(
         &mut self,
         lane: LaneId,
@@ -720,7 +729,7 @@ impl Core {
                 let (cause, _) = self.aborting.take().expect("checked by the guard");
                 self.end(Outcome::Aborted(cause));
             }
-            // The engine uses these up before and beside the session.
+            // The engine handles these frames itself, before and beside the session.
             Frame::Offer(_) => return Err(Violation::Unexpected("OFFER")),
             Frame::Refuse(_) => return Err(Violation::Unexpected("REFUSE")),
             other => return Ok(Some(other)),
@@ -728,13 +737,13 @@ impl Core {
         Ok(None)
     }
 
-    /// Keeps lanes alive and replaced after everything has been published, when losing them is no failure.
+    /// Keeps lanes alive and replaces lost ones after everything has been published, when losing them is no failure.
     pub(crate) fn linger(&mut self, now: Duration) {
         let _window_passed = self.lanes.timeout(now, &mut self.actions);
         self.lanes.dial(now, &mut self.actions);
     }
 
-    /// Heartbeats, dead lanes, dialling, the reconnect window. `unanswered` goes into the outcome.
+    /// Handles heartbeats, dead lanes, dialling and the reconnect window. `unanswered` goes into the outcome.
     pub(crate) fn timeout(&mut self, now: Duration, unanswered: bool) {
         if let Some((cause, deadline)) = &self.aborting {
             let nobody_comes = self.agreed.reconnect.is_zero() && self.control_lane().is_none();
@@ -754,7 +763,7 @@ impl Core {
     }
 }
 
-/// What a receiver needs of a chunk's header once the transport has delivered it.
+/// Returns whether the chunk is encrypted, or need not be on this path.
 pub(crate) fn check_policy(agreed: &Agreed, path: Path, header: &ChunkHeader) -> bool {
     header.sealed || !agreed.seal(path)
 }

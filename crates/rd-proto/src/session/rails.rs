@@ -1,12 +1,13 @@
-//! Several rails: ways to the other end that have no interface in common.
+//! Rails: ways to the other end that have no interface in common.
 //!
-//! Rail 0 is the one that the session began on. The end that dials finds the others, by what the other end says of its
-//! addresses, and tries them as it tries more lanes: they are kept if they carry a tenth more. Each rail has the same number
-//! of the places for TCP lanes, one behind the other. Nothing divides the chunks: a lane is given the next one when it has
-//! sent enough of those before, so a rail carries what it can.
+//! Rail 0 is the one that the session began on. The end that dials finds the others from the addresses of the other
+//! end, and tries them as it tries more lanes: a rail is kept if it carries a tenth more. Each rail has an equal,
+//! contiguous range of the path's places for lanes. Chunks are not divided among rails beforehand. A lane is given its
+//! next chunk when it has sent enough of the previous ones, so each rail carries what it can.
 //!
-//! A rail that has failed is left: it is tried with one lane now and then, and has all of them again once that is up. One
-//! that fails again soon is tried later each time. Where none works any more, all are tried, also those that were not worth it.
+//! A rail that has failed is left. It is tried with one lane now and then, and gets all its lanes again once that lane
+//! is up. A rail that fails again soon is tried later each time. If no rail works any more, all are tried, including
+//! those that were not worth using.
 
 use std::time::Duration;
 
@@ -15,23 +16,23 @@ use super::growth::LaneGrowth;
 use super::lanes::RDMA_LANE_FIRST;
 use crate::control::Path;
 
-/// How long nothing else is tried before rails have been.
+/// How long trials of anything else wait until the rails have been tried.
 const FIRST_TRIAL_MAX: Duration = Duration::from_secs(5);
 
-/// Rails that a session has at most.
+/// Maximum number of rails of a session.
 pub const RAILS_MAX: u8 = 8;
 
-/// How long a rail that has failed is left alone: at first, and if it fails again and again.
+/// How long a rail that has failed is left alone: the first time, and the maximum after repeated failures.
 const REST_MIN: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(60);
 
-/// A rail that has lasted for so long is as good as one that never failed.
+/// How long a rail must last to count as one that never failed.
 const STEADY: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Well,
-    /// Left until then; from then on one lane is tried.
+    /// Left alone until this time. From then on one lane is tried.
     Left {
         until: Duration,
     },
@@ -41,23 +42,23 @@ enum State {
 struct Rail {
     state: State,
     rest: Duration,
-    /// When it was last taken back.
+    /// When the rail was last taken back.
     back_at: Option<Duration>,
-    /// A lane of it has been up.
+    /// Whether any lane of the rail has been up.
     was_up: bool,
 }
 
-/// What has become of a rail.
+/// Change of a rail's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It has failed and is left.
+    /// The rail has failed and is left.
     Left,
-    /// It is used again.
+    /// The rail is used again.
     Back,
 }
 
 impl Change {
-    /// The notice that reports it, of this rail of a path.
+    /// Returns the notice that reports this change of a rail of a path.
     pub(crate) fn notice(self, path: Path, rail: u8) -> Notice {
         match self {
             Self::Left => Notice::RailLeft(path, rail),
@@ -70,27 +71,27 @@ impl Change {
 #[derive(Debug)]
 pub(crate) struct Rails {
     rails: Vec<Rail>,
-    /// How many are worth it; `None`: all of them, unasked.
+    /// Trials of how many rails are worth using; `None` if all are used without a trial.
     growth: Option<LaneGrowth>,
-    /// Until then their first trial is waited for; `None` once there was one.
+    /// How long other trials wait for the first trial of rails; `None` once there was one.
     untried_until: Option<Duration>,
-    /// None works: any may be tried, also one that was not worth it.
+    /// Whether no rail works. Any rail may then be tried, even one that was not worth using.
     are_lost: bool,
 }
 
 impl Rails {
-    /// The one that the session begins on.
+    /// Creates the single rail that a session begins on.
     pub(crate) fn one() -> Self {
         Self::of(1, None)
     }
 
-    /// So many have been found, of which those are used that are worth it.
+    /// Creates `count` rails that were found. Those that are worth it will be used.
     pub(crate) fn found(count: u8, round_trip: Duration, now: Duration, bytes: u64) -> Self {
         let growth = LaneGrowth::of_rails(count.into(), round_trip, now, bytes);
         Self { untried_until: Some(now + FIRST_TRIAL_MAX), ..Self::of(count, Some(growth)) }
     }
 
-    /// So many have been found, of which all are used.
+    /// Creates `count` rails that were found. All will be used.
     pub(crate) fn all(count: u8) -> Self {
         Self::of(count, None)
     }
@@ -104,24 +105,24 @@ impl Rails {
         self.rails.len() as u16
     }
 
-    /// Places for lanes that each rail has.
+    /// Returns the number of places for lanes that each rail has.
     pub(crate) fn places(&self) -> u16 {
         RDMA_LANE_FIRST / self.count()
     }
 
-    /// Which rail the TCP lane at a place goes by, and which of the rail's lanes it is.
+    /// Returns the rail of the lane at this place of the path, and the lane's number among the rail's lanes.
     pub(crate) fn of_place(&self, index: u16) -> (u8, u16) {
         ((index / self.places()) as u8, index % self.places())
     }
 
-    /// Rails that are to be used, if they are well.
+    /// Returns the number of rails to use, if they work.
     fn wanted(&self) -> usize {
         let worth_it = self.growth.as_ref().map(|growth| usize::from(growth.lanes()));
         worth_it.filter(|_| !self.are_lost).unwrap_or(self.rails.len())
     }
 
-    /// Whether a rail may have its lane of this number now: all of them while it is well and worth it, one to see whether
-    /// it is well again.
+    /// Returns whether a rail may have its lane of this number now. A rail that works and is worth using may have all
+    /// its lanes. A rail that was left may have one, to see whether it works again.
     pub(crate) fn may_have(&self, rail: u8, nth: u16, now: Duration) -> bool {
         let Some(known) = self.rails.get(usize::from(rail)) else { return false };
         match known.state {
@@ -133,7 +134,7 @@ impl Rails {
         }
     }
 
-    /// None works now: those that are left alone may be the ones that do.
+    /// Allows an attempt on every rail that is left alone: no rail works now, and one of these may.
     pub(crate) fn hurry(&mut self, now: Duration) {
         for rail in &mut self.rails {
             if let State::Left { until } = &mut rail.state {
@@ -142,12 +143,12 @@ impl Rails {
         }
     }
 
-    /// Whether none has carried anything for a while: those that were not worth it may be the ones that do.
+    /// Sets whether no rail has carried anything for a while. Rails that were not worth using may then be tried.
     pub(crate) fn set_lost(&mut self, are_lost: bool) {
         self.are_lost = are_lost;
     }
 
-    /// Whether a rail is left alone.
+    /// Returns whether a rail is left alone.
     pub(crate) fn rests(&self, rail: u8, now: Duration) -> bool {
         self.rails.get(usize::from(rail)).is_some_and(|rail| match rail.state {
             State::Well => false,
@@ -155,15 +156,16 @@ impl Rails {
         })
     }
 
-    /// A lane of it is up. Gives what that changes, of which rail.
+    /// Handles a lane of the rail that is up. Returns the changes that follow, each with its rail.
     pub(crate) fn up(&mut self, rail: u8, now: Duration) -> Vec<(u8, Change)> {
         if usize::from(rail) >= self.rails.len() {
             return Vec::new();
         }
         let mut changes = Vec::new();
         if std::mem::take(&mut self.are_lost) && !self.may_have(rail, 0, now) {
-            // It is not worth it beside those that were in use, and none of them has come back before it. From now on each is
-            // worth it: a network that lets only small packets through is back at once, and carries nothing.
+            // This rail was not worth using beside the rails in use, but came up before any of them. From now on every
+            // rail is worth using. A network that lets only small packets through comes back at once, and carries
+            // nothing.
             let is_used =
                 |other: &u8| self.rails[usize::from(*other)].state == State::Well && self.may_have(*other, 0, now);
             let used: Vec<u8> = (0..self.rails.len() as u8).filter(is_used).collect();
@@ -179,7 +181,8 @@ impl Rails {
         changes
     }
 
-    /// A lane of it is up, or has been lost or not made, while those in `used` have lanes. Gives what that changes.
+    /// Handles a lane of the rail that is up, or was lost or not made, while the rails in `used` have lanes. Returns
+    /// the changes that follow.
     pub(crate) fn note(&mut self, rail: u8, is_up: bool, used: &[u8], now: Duration) -> Vec<(u8, Change)> {
         if is_up {
             return self.up(rail, now);
@@ -189,12 +192,12 @@ impl Rails {
         change.map(|change| (rail, change)).into_iter().collect()
     }
 
-    /// It has no lane any more, or could not have one, while another rail has.
+    /// Handles the failure of a rail: it has no lane any more, or could not get one, while another rail has lanes.
     fn failed(&mut self, rail: u8, now: Duration) -> Option<Change> {
         let rail = self.rails.get_mut(usize::from(rail))?;
         let is_news = rail.state == State::Well && rail.was_up;
         let is_flapping = match rail.back_at {
-            // One that was never there may never be.
+            // A rail that was never up may never be.
             _ if !rail.was_up => true,
             Some(since) => is_news && now.saturating_sub(since) < STEADY,
             None => false,
@@ -208,7 +211,8 @@ impl Rails {
         is_news.then_some(Change::Left)
     }
 
-    /// Fits the number of rails to what they carry; true if that has changed it. `limits`: it is the line that limits.
+    /// Adapts the number of rails to what they carry. Returns whether the number has changed. `limits`: the line limits
+    /// throughput.
     pub(crate) fn fit(&mut self, bytes: u64, limits: bool, now: Duration) -> bool {
         let Some(growth) = &mut self.growth else { return false };
         let before = growth.lanes();
@@ -219,17 +223,17 @@ impl Rails {
         growth.lanes() != before
     }
 
-    /// Whether other rails have been found and none has been tried yet, although it is time.
+    /// Returns whether other rails have been found whose first trial is still being waited for.
     pub(crate) fn are_untried(&self, now: Duration) -> bool {
         self.untried_until.is_some_and(|until| now < until)
     }
 
-    /// Whether more or fewer are being tried.
+    /// Returns whether more or fewer rails are being tried.
     pub(crate) fn is_trying(&self) -> bool {
         self.growth.as_ref().is_some_and(LaneGrowth::is_trying)
     }
 
-    /// Something else is being tried.
+    /// Excludes the present interval from measurement, because something else is being tried.
     pub(crate) fn pause(&mut self) {
         if let Some(growth) = &mut self.growth {
             growth.pause();
@@ -272,8 +276,8 @@ mod tests {
         }
     }
 
-    /// Rails with the given rates and a ceiling for all together, of which all carry what they can; at the end, how many are
-    /// used.
+    /// Simulates rails with the given rates and a ceiling for all together. Each rail carries what it can. Returns the
+    /// number of rails used at the end.
     fn settled(rates: &[f64], ceiling: f64, seed: &mut u64, limits: bool) -> usize {
         let mut rails = Rails::found(rates.len() as u8, Duration::from_millis(1), Duration::ZERO, 0);
         let mut bytes = 0.0;
@@ -302,7 +306,7 @@ mod tests {
         }
     }
 
-    /// A MiB at a time, and in order: on a slow line nothing may come through until the new rail's first chunks have.
+    /// Bytes come through a MiB at a time and in order: on a slow line none may until the new rail's first chunks have.
     #[test]
     fn a_rail_that_holds_the_others_up_at_first_is_kept() {
         for case in 0..200 {
@@ -319,7 +323,7 @@ mod tests {
                 } else {
                     held += rate / 10.0;
                 }
-                // What was held up comes soon then.
+                // The bytes that were held up then come soon.
                 let is_held_up = since.is_some_and(|since| tick < since + held_up);
                 let comes = if is_held_up { 0.35 * rate / 10.0 } else { held.min(rate) };
                 bytes += comes;
@@ -340,7 +344,7 @@ mod tests {
             rails.fit(now.as_millis() as u64 * 10_000, true, now);
         }
         assert!(!rails.are_untried(now) && now < FIRST_TRIAL_MAX, "{now:?}");
-        // A source that pauses in every interval lets nothing be learnt.
+        // A source that pauses in every interval gives no information.
         let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
         for tick in 1..100 {
             rails.fit(u64::from(tick) * 10_000, tick % 3 > 0, tick * TICK);
@@ -422,7 +426,7 @@ mod tests {
         sender.handle_lane_up(tried[0], now);
         let (lanes, notices) = dialled(&mut sender, now);
         assert_eq!((lanes.len(), notices), (1, vec![Notice::RailBack(Path::Tcp, 1)]));
-        // Where no other works either, all are tried at once and the session's window runs.
+        // If no other rail works either, all are tried at once and the session's window runs.
         sender.handle_lane_up(lanes[0], now);
         for lane in [first, LaneId { index: 1, generation: 1 }, tried[0], lanes[0]] {
             sender.handle_lane_down(lane, now);
@@ -446,13 +450,13 @@ mod tests {
         assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
         assert_eq!(rails.up(0, now), [(0, Change::Back)]);
         assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now), "both, from then on");
-        // The one that was in use is back first.
+        // The rail that was in use is back first.
         let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
         assert_eq!(rails.up(0, now), []);
         rails.set_lost(true);
         assert_eq!(rails.up(0, now), []);
         assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now));
-        // All were in use: each is waited for.
+        // All rails were in use, so each is waited for.
         let mut rails = Rails::all(2);
         (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), []));
         rails.set_lost(true);
@@ -478,7 +482,7 @@ mod tests {
         let is_retired =
             |action: &Action| if let Action::Send(lane, Frame::Retired) = action { Some(lane.index) } else { None };
         assert_eq!(of(&actions, is_retired), (8..16).collect::<Vec<_>>(), "their places are the other rail's");
-        // They have sent nothing, so they go as soon as they may.
+        // These lanes have sent nothing, so they close at the earliest time.
         let now = TICK + Duration::from_secs(2);
         (0..16).for_each(|index| sender.handle_heard(LaneId { index, generation: u32::from(index > 0) }, now));
         let closed =
@@ -490,7 +494,7 @@ mod tests {
         assert_eq!(rails, [1; 8]);
     }
 
-    /// A sender whose payload goes by one RDMA lane, and what it does next.
+    /// Returns a sender whose payload goes by one RDMA lane, and a function that returns its next actions.
     fn on_rdma(lanes: u8) -> (Sender, impl Fn(&mut Sender, Duration) -> Vec<Action>) {
         let agreed = pair(|ours, theirs| {
             (ours.policy, ours.lanes) = (Policy::Rdma, lanes);
@@ -546,7 +550,7 @@ mod tests {
         let mut moved = 0;
         let mut seen = Vec::new();
         for now in (2..200).map(|tick| tick * TICK) {
-            // The same with one and with two.
+            // Two rails carry the same as one.
             moved += 1_000_000;
             let core = sender.core();
             core.counters.bytes = moved;

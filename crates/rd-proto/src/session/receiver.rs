@@ -1,4 +1,4 @@
-//! The receiving half: posted buffers from the lanes to the sink, each chunk once.
+//! The receiving half: moves each chunk once from posted buffers on the lanes to the sink.
 
 use std::time::Duration;
 
@@ -11,18 +11,19 @@ use crate::frame::ChunkHeader;
 use crate::handshake::LaneId;
 use crate::record::TransferDigest;
 
-/// The longest that an acknowledgement is held back for more to go with it. Nobody waits for one that is: what the
-/// sender is short of, credits and buffers, is counted, and the end of the transfer is told at once.
+/// Maximum delay of an acknowledgement, so that more can go with it. The delay does not stall the sender: a shortage of
+/// credits or buffers, and the end of the transfer, trigger an acknowledgement at once.
 const ACK_DELAY: Duration = Duration::from_millis(50);
 
-/// Chunks after which a TCP lane is acknowledged: so many buffers of the sender's are used in turn that they stay in its
-/// cache. On RDMA an acknowledgement costs the adapter a message each way.
+/// Number of chunks after which a TCP lane is acknowledged. With so few, the sender uses few buffers in turn, which
+/// stay in its cache. On RDMA more chunks go together, because each acknowledgement costs the adapter a message each
+/// way.
 const TCP_ACK_CHUNKS: u32 = 2;
 
-/// The shortest time for which a receiver that has finished stays to repeat its answer.
+/// Minimum time for which a receiver that has finished stays to repeat its answer.
 const LINGER_MIN: Duration = Duration::from_secs(2);
 
-/// Sinks of one session.
+/// Maximum number of sinks of one session.
 pub const SINKS_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ enum Place {
     Free,
     Posted(LaneId),
     Opening(LaneId),
-    /// Opened, waiting for its turn at the sink or being written.
+    /// Opened, and waiting for its turn at the sink or being written.
     Held,
 }
 
@@ -50,23 +51,23 @@ enum Stage {
     Taken,
 }
 
-/// What a transfer's chunks make up, and so the order in which its sink wants them.
+/// Structure of a transfer, which determines the order in which its sink wants the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One file: the sink takes chunks at their positions as they come.
+    /// One file: the sink takes chunks at their positions, in any order.
     File,
     /// One stream: chunks must reach the sink in order.
     Stream,
-    /// The records of a tree, in order, which are item 0, and beside them the data of large files, which are the other
-    /// items. All reach the sink in order, since a file's data must not come before its record.
+    /// A tree: item 0 is its records, in order, and the other items are the data of large files. All chunks reach the
+    /// sink in order, because a file's data must not come before its record.
     Tree,
 }
 
-/// What is known of one sequence within the span.
+/// State of one sequence within the span.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chunk {
     stage: Stage,
-    /// By sink, a bit each: it has the chunk.
+    /// One bit for each sink: whether the sink has the chunk.
     written: u8,
     buffer: BufferId,
     is_final: bool,
@@ -91,26 +92,26 @@ struct LaneAccount {
 pub struct Receiver {
     core: Core,
     layout: Layout,
-    /// By sink, a bit each.
+    /// One bit for each sink.
     sinks: u8,
     buffers: Vec<BufferState>,
     free: Vec<BufferId>,
     chunks: Box<[Chunk]>,
     /// Lowest sequence not taken.
     base: u64,
-    /// Ordered sinks: the next sequence to write.
+    /// Next sequence to write, for ordered sinks.
     next_write: u64,
     /// One past the highest sequence that has arrived.
     seen_end: u64,
     lanes: Vec<LaneAccount>,
-    /// Highest generation at each place that both transport and chunks are done with.
+    /// Highest generation at each place that is gone: its transport has ended and its chunks have been opened.
     gone: [Option<u32>; LANES_MAX],
     ack_since: Option<Duration>,
     ack_owed: u32,
-    /// Bytes of item 0 that have been taken: where its next chunk must begin.
+    /// Number of bytes of item 0 that have been taken, which is where its next chunk must begin.
     stream_bytes: u64,
     digest: TransferDigest,
-    /// One past the final chunk, once that has been opened.
+    /// One past the final chunk's sequence, once the final chunk has been opened.
     final_end: u64,
     final_taken: bool,
     done: Option<(u64, u64, [u8; 32])>,
@@ -119,8 +120,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver with `buffers` free buffers, numbered from 0, and `sinks` sinks, each of which must have a chunk before it
-    /// is taken. `connector`: this end dials the lanes.
+    /// Creates a receiver with `buffers` free buffers, numbered from 0, and `sinks` sinks. A chunk is taken once every
+    /// sink has it. `connector`: this end dials the lanes.
     ///
     /// # Panics
     ///
@@ -151,11 +152,11 @@ impl Receiver {
         }
     }
 
-    /// A chunk has arrived in a buffer that was posted on this lane. Only its header has been decoded.
+    /// Handles a chunk that has arrived in a buffer posted on this lane. Only the chunk's header has been decoded.
     ///
     /// # Errors
     ///
-    /// [`Violation`] if the header cannot be: the engine then calls `handle_corrupt`. The buffer is free again.
+    /// [`Violation`] if the header is impossible; the engine then calls `handle_corrupt`. The buffer is free again.
     pub fn handle_chunk(
         &mut self,
         lane: LaneId,
@@ -184,7 +185,8 @@ impl Receiver {
         let is_new = sequence >= self.base
             && sequence - self.base < SPAN_MAX as u64
             && self.chunks[sequence as usize % SPAN_MAX].stage == Stage::Absent;
-        // A chunk is never in two places, so this is not its number: the one that it has would be waited for without end.
+        // A chunk is never in two places, so this sequence cannot be right. Without an error the receiver would wait
+        // for the right sequence without end.
         if !is_new {
             self.release(buffer);
             return Err(Violation::Impossible("chunk sequence"));
@@ -206,7 +208,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// The chunk in this buffer passed its tag, or did not.
+    /// Handles the result of opening the chunk in this buffer: whether it passed its tag.
     pub fn handle_opened(&mut self, buffer: BufferId, genuine: bool, now: Duration) {
         let state = self.buffers[buffer as usize];
         let Place::Opening(lane) = state.place else {
@@ -232,7 +234,7 @@ impl Receiver {
         if !genuine {
             self.core.corrupt(lane, now);
         } else if self.seen_end > self.final_end {
-            // Before any of it is written: what is published by then would be changed.
+            // Abort before any of it is written: otherwise data that may have been published by then would change.
             self.core.abort(Cause::Protocol, now);
         } else if !self.is_ordered() && !self.core.is_ending() {
             self.write(state.sequence);
@@ -240,7 +242,8 @@ impl Receiver {
         self.settle(now);
     }
 
-    /// A sink, numbered from 0, has the chunk in this buffer. Once all have, the chunk is taken and the buffer free.
+    /// Records that a sink, numbered from 0, has the chunk in this buffer. Once all sinks have it, the chunk is taken
+    /// and the buffer is free.
     pub fn handle_written(&mut self, buffer: BufferId, sink: u8, now: Duration) {
         let sequence = self.buffers[buffer as usize].sequence;
         let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
@@ -273,13 +276,13 @@ impl Receiver {
         }
     }
 
-    /// Whether [`Self::answer`] may be called.
+    /// Returns whether [`Self::answer`] may be called.
     pub fn has_answer_room(&self) -> bool {
         self.answers.has_room()
     }
 
-    /// Answers the sender of a tree, or of a stream that it may have to send from the middle: at most
-    /// [`crate::control::ANSWER_BYTES_MAX`] bytes.
+    /// Sends an answer of at most [`crate::control::ANSWER_BYTES_MAX`] bytes to the sender of a tree, or of a stream
+    /// that may have to be sent from the middle.
     pub fn answer(&mut self, bytes: Vec<u8>) {
         debug_assert_ne!(self.layout, Layout::File);
         self.answers.push(bytes);
@@ -292,14 +295,14 @@ impl Receiver {
         }
     }
 
-    /// Whether everything that the sender has was taken by the sink.
+    /// Returns whether the sink has taken everything that the sender has.
     pub fn has_taken_all(&self) -> bool {
         self.final_taken
     }
 
-    /// The sink is complete: flushed, published, but for `failed` entries of a tree.
+    /// Handles the completion of the sink: flushed and published, except for `failed` entries of a tree.
     pub fn handle_committed(&mut self, failed: u64, now: Duration) {
-        // Given up meanwhile: how this end ends has been said.
+        // The session was given up meanwhile, and its outcome has been reported.
         if self.core.ended {
             return;
         }
@@ -341,7 +344,7 @@ impl Receiver {
         SequenceSet::new(self.base, above)
     }
 
-    /// Tells of lanes that are down and whose last chunks have been opened.
+    /// Reports lanes as gone that are down and whose last chunks have been opened.
     fn settle(&mut self, now: Duration) {
         while let Some(at) = self.lanes.iter().position(|account| !account.up && account.opening == 0) {
             let lane = self.lanes.swap_remove(at).lane;
@@ -351,7 +354,7 @@ impl Receiver {
         }
     }
 
-    /// Says which generations of a place are gone, to one lane or to all; but not while an older one still lingers.
+    /// Reports which generations at a place are gone, on one lane or on all, unless an older generation still lingers.
     fn announce_gone(&mut self, index: u16, to: Option<LaneId>, now: Duration) {
         let Some(generation) = self.gone[usize::from(index)] else { return };
         let lingers = |account: &LaneAccount| account.lane.index == index && account.lane.generation <= generation;
@@ -391,7 +394,7 @@ impl Receiver {
         for account in self.lanes.iter().filter(|account| self.core.lanes.is_up(account.lane)) {
             let outstanding = account.posted_total - account.arrived;
             let unadvertised = account.posted_total - account.advertised;
-            // Nothing that the sender knows of is left on this lane, or much is new.
+            // The lane has no credit left that the sender knows of, or has much new credit.
             due |= unadvertised > 0 && (unadvertised >= u64::from(batch) || outstanding == unadvertised);
             if unadvertised > 0 {
                 self.ack_since.get_or_insert(now);
@@ -401,7 +404,7 @@ impl Receiver {
             return;
         }
         let taken = self.taken();
-        // Chunks that need not wait for others leave as they come.
+        // With an unordered sink, chunks need not wait for others, so they never fill the buffers.
         let window = if self.is_ordered() { self.core.pool.limit() } else { SPAN_MAX as u32 };
         let mut told = false;
         for at in 0..self.lanes.len() {
@@ -416,7 +419,7 @@ impl Receiver {
         }
         if !told && self.ack_owed > 0 {
             let Some(lane) = self.core.lanes.payload().chain(self.core.lanes.up()).next() else {
-                // The next lane that comes up is told.
+                // The acknowledgement goes out on the next lane that comes up.
                 self.ack_since = None;
                 return;
             };
@@ -464,7 +467,7 @@ impl Machine for Receiver {
         for index in 0..LANES_MAX as u16 {
             self.announce_gone(index, Some(lane), now);
         }
-        // What was acknowledged on a lane that is lost may never have been read.
+        // Acknowledgements on a lost lane may never have been read.
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);
         if self.core.linger_until.is_some() {
@@ -511,7 +514,7 @@ impl Machine for Receiver {
                 }
                 Ok(())
             }
-            // It is sent once we have said that all is taken.
+            // The sender sends DONE only after this end has acknowledged everything.
             Frame::Done { .. } if !self.final_taken => Err(Violation::Impossible("DONE")),
             Frame::Done { chunks, bytes, digest } => {
                 self.done = Some((chunks, bytes, digest));
@@ -535,7 +538,8 @@ impl Machine for Receiver {
         if let Some(linger_until) = self.core.linger_until
             && !self.core.is_ending()
         {
-            // All has been published. Losing the link now costs only the answer, which is kept ready for a while.
+            // Everything has been published. Losing the link now costs only the answer, which is kept ready for a
+            // while.
             self.core.linger(now);
             if now >= linger_until {
                 self.core.end(Outcome::Done);
@@ -576,7 +580,7 @@ impl Machine for Receiver {
 
     fn next_timeout(&self, now: Duration) -> Duration {
         match self.ack_since {
-            // Once it is ending, nothing is acknowledged any more.
+            // An ending session acknowledges nothing any more.
             _ if self.core.is_ending() => super::TICK,
             Some(since) => (since + ACK_DELAY).saturating_sub(now),
             None => super::TICK,

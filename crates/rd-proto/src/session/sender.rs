@@ -1,4 +1,4 @@
-//! The sending half: buffers from the source to the lanes, until the receiver has taken them.
+//! The sending half: moves buffers from the source to the lanes, and keeps them until the receiver has taken them.
 
 use std::time::Duration;
 
@@ -10,83 +10,85 @@ use crate::frame::ChunkHeader;
 use crate::handshake::LaneId;
 use crate::record::TransferDigest;
 
-/// Chunks that a TCP lane is given ahead of the one that it is writing. More would only commit them to a lane that may
-/// turn out to be the slow one.
+/// Maximum number of chunks given to a TCP lane, including the one that it is writing. More would only commit chunks to
+/// a lane that may turn out to be slow.
 const TCP_AHEAD_MAX: u32 = 3;
 
-/// The same of an RDMA lane where there are several rails; else what it has credit for. An adapter takes the next one from its
-/// queue without asking anybody, so this much is more than what is on the way at any rate.
+/// The same for an RDMA lane if there are several rails; with one rail only the credit limits the number. An adapter
+/// takes the next chunk from its queue by itself, so this many chunks are more than is ever on the way.
 const RDMA_AHEAD_MAX: u32 = 8;
 
-/// A lane that takes so much longer over a chunk than the quickest, and for so long, is given no more than the one that it
-/// is writing: what waits behind that would keep others from being taken, and their buffers from quicker lanes.
+/// A lane is slow if a chunk takes it more than `SLOWER` times as long as the fastest lane, and longer than
+/// `SLOW_CHUNK`. A slow lane is given only the chunk that it is writing. A chunk that waits behind would keep later
+/// chunks from being taken, and their buffers from faster lanes.
 const SLOWER: u32 = 4;
 const SLOW_CHUNK: Duration = Duration::from_millis(40);
 
-/// Chunks read ahead of a TCP lane, for each lane, as long as the source is steady. Reading further ahead helps nothing
-/// then, and a pool of which only a part is in use stays in the processor's cache.
+/// Number of chunks read ahead for each TCP lane while the source is steady. Reading further ahead does not help then,
+/// and a pool of which only a part is in use stays in the processor's cache.
 const READ_AHEAD_PER_LANE: usize = 2;
 
-/// Least number of chunks read ahead.
+/// Minimum number of chunks read ahead.
 const READ_AHEAD_MIN: usize = 4;
 
-/// Buffers that wait for a stream's reader, or have just been filled by it: it fills one at a time, and gets the next as soon
-/// as one is sealed. More would only be kept from others, and from the system, while nothing comes.
+/// Maximum number of buffers that wait for a stream's reader or have just been filled by it. The reader fills one
+/// buffer at a time, and gets the next as soon as one is sealed. More would only be withheld from other uses, and from
+/// the system, while no data comes.
 const READER_FILLS_MAX: u32 = 8;
 
-/// The limit is doubled at most this often: to more than any pool has.
+/// Maximum number of times the limit is doubled, which exceeds any pool.
 const DOUBLINGS_MAX: u32 = 12;
 
-/// How long the wire must be idle for want of data before the source counts as unsteady.
+/// How long the wire must be idle for lack of data before the source counts as unsteady.
 const STARVED_MIN: Duration = Duration::from_millis(5);
 
-/// The longest that a TCP lane should need for one chunk. A control frame waits until the chunk before it has gone, and an
-/// ABORT that is not heard within [`super::ABORT_WAIT`] is not heard at all.
+/// Maximum time that a TCP lane should need for one chunk. A control frame waits until the previous chunk has gone, and
+/// an ABORT that does not arrive within [`super::ABORT_WAIT`] does not arrive at all.
 const CHUNK_TIME: Duration = Duration::from_millis(250);
 
-/// The same where the receiver passes on what it gets, and so on: none of them can before it has a whole chunk.
+/// The same if the receivers pass on what they get: each must have a whole chunk before it can pass it on.
 const CHUNK_TIME_PASSED_ON: Duration = Duration::from_millis(20);
 
-/// A lane that is to carry no more payload is closed after this at the earliest: a connection that is closed with something
-/// unread is reset, and the word that this was by choice could be lost.
+/// How long a lane that is to carry no more payload stays open at least. A connection closed with unread data is reset,
+/// and the frame that says that it was closed by choice could be lost.
 const RETIRED_MIN: Duration = Duration::from_secs(1);
 
-/// And after this at the latest: what it still has is sent again.
+/// How long such a lane stays open at most. Chunks that it still has are sent again.
 pub(super) const RETIRED_MAX: Duration = Duration::from_secs(5);
 
-/// How much the first chunks hold, until it is known what the lanes carry.
+/// Maximum size of the first chunks, until it is known how fast the lanes are.
 const FIRST_PART_BYTES: usize = 64 << 10;
 
-/// How much is read into a buffer: so much that no TCP lane takes long over it.
+/// How much is read into a buffer, so that no TCP lane needs long for it.
 #[derive(Debug)]
 struct PartSize {
     bytes: usize,
     max: usize,
-    /// What a lane should need for it at most.
+    /// Maximum time that a lane should need for a chunk.
     time: Duration,
 }
 
 impl PartSize {
-    /// A lane has sent a chunk of so many plain bytes, which took so long.
+    /// Records that a lane has sent a chunk of `bytes` plain bytes in the time `took`.
     fn note(&mut self, bytes: usize, took: Duration) {
-        // A chunk that is not full says little: what it took may be mere waiting.
+        // A chunk that is not full says little: its time may be mostly waiting.
         let is_full = 2 * bytes >= self.bytes;
         if took > self.time {
             let carried = (bytes as f64 * self.time.as_secs_f64() / took.as_secs_f64()) as usize;
             self.set(if is_full { carried.min(self.bytes) } else { self.bytes / 2 });
         } else if is_full && took <= self.time / 2 {
-            // By and by, as buffers on the way take much at once also where the line is slow.
+            // Grow slowly, because buffers on the way absorb much at once even if the line is slow.
             self.set(self.bytes + (self.bytes / 8).max(CHUNK_BYTES_MIN));
         }
     }
 
-    /// Whole pages, so that a file's parts begin where a disk can be read.
+    /// Rounds down to whole pages, so that the parts of a file begin at offsets that suit direct reads from a disk.
     fn set(&mut self, bytes: usize) {
         self.bytes = (bytes / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN).clamp(CHUNK_BYTES_MIN, self.max);
     }
 }
 
-/// Where a buffer of the pool stands.
+/// State of a buffer of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Free,
@@ -100,12 +102,13 @@ enum Place {
     OnLane(LaneId),
     /// Sent, and the transport is done with it.
     Sent(LaneId),
-    /// Its lane was lost after it had arrived; the receiver has it but has not taken it.
+    /// Its lane was lost after the chunk had arrived. The receiver has the chunk but has not taken it.
     Arrived,
 }
 
 impl Place {
-    /// Read ahead of the wire, or about to be. What RDMA lanes have been given is on the wire already.
+    /// Returns whether the buffer is read ahead of the wire, or about to be. Chunks given to RDMA lanes count as on the
+    /// wire.
     fn is_ahead(self) -> bool {
         match self {
             Self::Working | Self::Ready => true,
@@ -121,9 +124,9 @@ struct BufferState {
     sequence: u64,
     plain_bytes: u32,
     encrypted: bool,
-    /// The receiver's sink has it.
+    /// Whether the receiver's sink has the chunk.
     taken: bool,
-    /// The receiver has it, although its lane is gone.
+    /// Whether the receiver has the chunk although its lane is gone.
     arrived: bool,
 }
 
@@ -135,14 +138,15 @@ impl BufferState {
     }
 }
 
-/// What is known of one sequence within the span.
+/// State of one sequence within the span.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chunk {
     buffer: Option<BufferId>,
     taken: bool,
     plain_bytes: u32,
     tag: [u8; 16],
-    /// How often it was lost with its lane while nothing came through, and [`super::Lanes::carried_mark`] of then.
+    /// How often the chunk was lost with its lane while nothing came through, and [`super::Lanes::carried_mark`] at
+    /// that time.
     replays: (u32, u64),
 }
 
@@ -151,14 +155,14 @@ struct LaneAccount {
     lane: LaneId,
     credit_total: u64,
     used: u64,
-    /// Chunks that the transport has not returned.
+    /// Number of chunks that the transport has not returned.
     ahead: u32,
-    /// Since when it has been at the first of them.
+    /// Since when the lane has been sending the first of these.
     busy_since: Duration,
-    /// How long it takes over a chunk, lately.
+    /// Average time that the lane needs for a chunk.
     takes: Duration,
     up: bool,
-    /// The receiver has let go of this lane.
+    /// Whether the receiver has released this lane.
     gone: bool,
 }
 
@@ -173,9 +177,9 @@ pub struct Sender {
     base: u64,
     /// One past the highest sequence that has been sealed.
     sealed_end: u64,
-    /// No sequence below this one is ready.
+    /// No sequence below this one is ready to send.
     cursor: u64,
-    /// How far beyond `base` the receiver can take chunks in.
+    /// How far beyond `base` the receiver can accept chunks.
     window: u64,
     fills: u64,
     fills_open: u32,
@@ -188,27 +192,27 @@ pub struct Sender {
     unfilled: bool,
     read_ahead: ReadAhead,
     part_size: PartSize,
-    /// Of a tree.
+    /// Answers of the receiver, if this is the sender of a tree or of a broadcast.
     answers: Option<Incoming>,
 }
 
-/// How far to read ahead of the wire: a little, until that has once been too little.
+/// How far to read ahead of the wire: a little, until that turns out to be too little.
 #[derive(Debug, Default)]
 struct ReadAhead {
-    /// Buffers at a [`Place`] that is ahead.
+    /// Number of buffers in a [`Place`] that is ahead.
     count: usize,
     /// How often the limit has been doubled.
     doublings: u32,
-    /// A buffer was left empty for the limit's sake since the wire was last idle.
+    /// Whether a buffer was left empty because of the limit since the wire was last idle.
     held_back: bool,
-    /// Since when a lane has been idle, with credit and without data.
+    /// Since when a lane has been idle, with credit but without data.
     starved_since: Option<Duration>,
-    /// The source comes from a device that gives its rate only to who asks for much at once.
+    /// Whether the source is read from a device that reaches its full rate only with many reads at once.
     is_deep: bool,
 }
 
 impl ReadAhead {
-    /// Chunks that may be ahead, with this number of lanes.
+    /// Returns the number of chunks that may be ahead with this number of lanes.
     fn max(&self, lanes: usize) -> usize {
         if self.is_deep {
             return usize::MAX;
@@ -216,7 +220,7 @@ impl ReadAhead {
         (READ_AHEAD_PER_LANE * lanes).max(READ_AHEAD_MIN) << self.doublings
     }
 
-    /// Called after each round of sending: whether a lane is left idle for want of data.
+    /// Records whether a lane is idle for lack of data. Called after each round of sending.
     fn note_starved(&mut self, starved: bool, now: Duration) {
         if starved {
             self.starved_since.get_or_insert(now);
@@ -224,14 +228,14 @@ impl ReadAhead {
             && now - since >= STARVED_MIN
             && std::mem::take(&mut self.held_back)
         {
-            // The source could have been read while it gave data, and the wire would not have become idle.
+            // If more had been read ahead while the source gave data, the wire would not have become idle.
             self.doublings = (self.doublings + 1).min(DOUBLINGS_MAX);
         }
     }
 }
 
 impl Sender {
-    /// A sender with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
+    /// Creates a sender with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
     pub fn new(agreed: Agreed, connector: bool, buffers: u32) -> Self {
         let place = Place::Free;
         let free = BufferState { place, sequence: 0, plain_bytes: 0, encrypted: false, taken: false, arrived: false };
@@ -260,31 +264,31 @@ impl Sender {
         }
     }
 
-    /// The sender of a hop of a broadcast: on a slow line its chunks are short, since each host takes one whole before it
-    /// passes it on.
+    /// Makes this the sender of a hop of a broadcast. Its chunks are short on a slow line, because each host must have
+    /// a whole chunk before it can pass it on.
     #[must_use]
     pub fn passed_on(mut self) -> Self {
         self.part_size.time = CHUNK_TIME_PASSED_ON;
         self
     }
 
-    /// The sender of a tree or of a broadcast: its receiver may answer.
+    /// Makes this the sender of a tree or of a broadcast, whose receiver may answer.
     #[must_use]
     pub fn with_answers(self) -> Self {
         Self { answers: Some(Incoming::default()), ..self }
     }
 
-    /// The sender of a stream: one reader fills its buffers, one after the other.
+    /// Makes this the sender of a stream, whose single reader fills buffers one after the other.
     #[must_use]
     pub fn with_reader(self) -> Self {
         Self { fills_max: READER_FILLS_MAX, ..self }
     }
 
-    /// The chunk in this buffer has been sealed (the first time, or anew). Its header is what will be sent.
+    /// Handles a chunk that has been sealed, for the first time or anew. Its header is what will be sent.
     ///
-    /// Or it is planned: what will be read into the buffer is known, and that its lane's own thread is to read and seal it,
-    /// just before it sends it. The header has no tag then: [`Self::handle_tag`] follows before the receiver can have the
-    /// chunk, or [`Self::handle_unsent`].
+    /// The chunk may also be only planned: it is known what will be read into the buffer, and the lane's own thread
+    /// will read and seal it just before sending. The header then has no tag yet. [`Self::handle_tag`] follows before
+    /// the receiver can have the chunk, or else [`Self::handle_unsent`].
     pub fn handle_sealed(&mut self, buffer: BufferId, header: &ChunkHeader) {
         let sequence = header.sequence;
         let state = &mut self.buffers[buffer as usize];
@@ -292,13 +296,13 @@ impl Sender {
         let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
         if chunk.buffer.is_none() {
             self.fills_open -= 1;
-            // The last word counts: what is read now is in memory, or is not.
+            // The latest fill decides: the data being read now is in memory, or is not.
             self.read_ahead.is_deep = state.place == Place::Queued;
         }
         state.move_to(Place::Ready, &mut self.read_ahead);
         let (plain_bytes, encrypted) = (header.plain_bytes, header.sealed);
         *state = BufferState { place: Place::Ready, sequence, plain_bytes, encrypted, taken: false, arrived: false };
-        // Sealed anew for another path, it is the same chunk.
+        // A chunk that was sealed anew for another path is still the same chunk.
         let replays = if chunk.buffer == Some(buffer) { chunk.replays } else { (0, 0) };
         *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes, tag: header.tag, replays };
         self.sealed_end = self.sealed_end.max(sequence + 1);
@@ -308,7 +312,7 @@ impl Sender {
         }
     }
 
-    /// A planned chunk has been sealed.
+    /// Records the tag of a planned chunk that has been sealed.
     pub fn handle_tag(&mut self, buffer: BufferId, tag: [u8; 16]) {
         let chunk = &mut self.chunks[self.buffers[buffer as usize].sequence as usize % SPAN_MAX];
         if chunk.buffer == Some(buffer) {
@@ -316,8 +320,8 @@ impl Sender {
         }
     }
 
-    /// A lane gives back a planned chunk that it could not read without waiting: it is read elsewhere, and sealed anew for
-    /// this machine.
+    /// Handles a planned chunk that its lane returns because it could not read the data without waiting. The data is
+    /// read elsewhere, and the chunk is then sealed anew.
     pub fn handle_unsent(&mut self, lane: LaneId, buffer: BufferId) {
         if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
             account.ahead -= 1;
@@ -326,31 +330,31 @@ impl Sender {
         self.buffers[buffer as usize].move_to(Place::Working, &mut self.read_ahead);
     }
 
-    /// The chunk in this buffer has been sealed before and is being encrypted now.
+    /// Returns whether the chunk in this buffer has been sealed before and is being encrypted now.
     pub fn is_resealing(&self, buffer: BufferId) -> bool {
         let sequence = self.buffers[buffer as usize].sequence;
         let sealed = self.chunks[sequence as usize % SPAN_MAX].buffer == Some(buffer);
         sealed && self.buffers[buffer as usize].place == Place::Working
     }
 
-    /// What goes into this buffer is read by a device that does many reads at once: all free buffers are to be filled,
-    /// as long as that is so.
+    /// Records that this buffer is read from a device that does many reads at once. As long as that is so, all free
+    /// buffers are filled.
     pub fn handle_queued(&mut self, buffer: BufferId) {
         let state = &mut self.buffers[buffer as usize];
-        // Queued already where a range could not be read and the buffer got another.
+        // The buffer may be queued already, if one range could not be read and the buffer was given another.
         debug_assert!(matches!(state.place, Place::Working | Place::Queued));
         state.move_to(Place::Queued, &mut self.read_ahead);
         self.read_ahead.is_deep = true;
     }
 
-    /// The source had ended before this buffer's turn came.
+    /// Handles a buffer for which no data was left, because the source had ended.
     pub fn handle_unfilled(&mut self, buffer: BufferId) {
         self.fills_open -= 1;
         self.unfilled = true;
         self.release(buffer);
     }
 
-    /// The transport is done with this buffer. Not called for what a lane gives back when it goes down.
+    /// Handles a buffer that the transport is done with. Not called for buffers that a lane returns when it goes down.
     pub fn handle_sent(&mut self, lane: LaneId, buffer: BufferId, now: Duration) {
         if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
             account.ahead -= 1;
@@ -363,13 +367,13 @@ impl Sender {
         self.handed_back(lane, buffer);
     }
 
-    /// How much is to be read into a buffer that is filled now.
+    /// Returns how much to read into a buffer that is filled now.
     pub fn part_bytes(&self) -> usize {
-        // On RDMA a control frame does not wait for chunks.
+        // On RDMA control frames do not wait for chunks.
         if self.core.path() == Some(Path::Rdma) { self.part_size.max } else { self.part_size.bytes }
     }
 
-    /// The lane no longer holds this buffer, if it did.
+    /// Handles that the lane no longer holds this buffer, if it did.
     fn handed_back(&mut self, lane: LaneId, buffer: BufferId) {
         let state = &mut self.buffers[buffer as usize];
         if state.place == Place::OnLane(lane) {
@@ -381,17 +385,19 @@ impl Sender {
         }
     }
 
-    /// Chunks wait for a lane, or half the pool is on its way: the source is not what limits.
+    /// Returns whether chunks wait for a lane, or half the pool is on its way. The source then does not limit
+    /// throughput.
     pub fn backlog(&self) -> bool {
         self.cursor < self.sealed_end || 2 * (self.sealed_end - self.base) >= self.buffers.len() as u64
     }
 
-    /// What the sender waits for now, for the report: the peer's credits, as opposed to the wire.
+    /// Returns whether the sender waits for the peer's credits, as opposed to the wire. For the report.
     pub fn waits_for_credit(&self) -> bool {
         self.backlog() && self.lanes.iter().all(|lane| !lane.up || lane.used == lane.credit_total)
     }
 
-    /// Buffers wait to be filled: where nothing is sealed and nothing waits for the wire, the source is what limits.
+    /// Returns whether buffers wait to be filled. If nothing is being sealed and nothing waits for the wire, the source
+    /// limits throughput.
     pub fn waits_for_source(&self) -> bool {
         self.fills_open > 0
     }
@@ -410,7 +416,7 @@ impl Sender {
         let encrypt = self.core.agreed.seal(path);
         let ahead_max = self.read_ahead.max(self.lanes.len()).max(match path {
             Path::Tcp => 0,
-            // Nobody looks at these bytes again: for the cache it is all the same.
+            // These bytes are not read again by the processor, so a small working set would not help its cache.
             Path::Rdma => self.buffers.len() / 2,
         });
         while !self.source_ended() && self.fills - self.base < SPAN_MAX as u64 {
@@ -431,12 +437,12 @@ impl Sender {
     }
 
     fn dispatch(&mut self, now: Duration) {
-        // One that has sent nothing is neither quick nor slow.
+        // A lane that has sent nothing is neither fast nor slow.
         let sending = self.lanes.iter().filter(|account| account.up && !account.takes.is_zero());
         let quickest = sending.map(|account| account.takes).min();
         let slow = (SLOWER * quickest.unwrap_or_default()).max(SLOW_CHUNK);
-        // A receiver that must write in order holds what comes early. If that filled its pool, the chunk that all the
-        // others wait for would find no receive.
+        // A receiver that must write in order holds chunks that come early. If these filled its pool, the chunk that
+        // all others wait for would find no receive.
         let window_end = self.base + self.window.min(SPAN_MAX as u64);
         while self.cursor < self.sealed_end.min(window_end) {
             let Some(buffer) = self.chunks[self.cursor as usize % SPAN_MAX].buffer else {
@@ -461,7 +467,7 @@ impl Sender {
                     Path::Tcp if account.takes > slow => 1,
                     Path::Tcp => TCP_AHEAD_MAX,
                     Path::Rdma if rails == 1 => u32::MAX,
-                    // What waits for a slow rail keeps all that comes behind from being written.
+                    // A chunk that waits for a slow rail keeps all later chunks from being written.
                     Path::Rdma if account.takes > slow => 1,
                     Path::Rdma => RDMA_AHEAD_MAX,
                 };
@@ -484,7 +490,7 @@ impl Sender {
         }
     }
 
-    /// Whether a lane that could send has nothing to send.
+    /// Returns whether a lane that could send has nothing to send.
     pub fn is_starved(&self) -> bool {
         self.cursor == self.sealed_end
             && self.core.lanes.payload().any(|lane| {
@@ -495,7 +501,7 @@ impl Sender {
 
     fn take(&mut self, set: &SequenceSet) -> Result<(), Violation> {
         if set.below < self.base {
-            // An older account than the one we know; it says nothing new.
+            // An older acknowledgement than the last one; it contains no news.
             return Ok(());
         }
         if set.below > self.sealed_end || set.above().any(|sequence| sequence >= self.sealed_end) {
@@ -509,11 +515,11 @@ impl Sender {
             let buffer = chunk.buffer.ok_or(Violation::Impossible("acknowledgement"))?;
             let state = &mut self.buffers[buffer as usize];
             match state.place {
-                // Nothing of it is changed: what a worker has of it comes back as it went.
+                // Leave the buffer unchanged: if a worker has it, the worker returns it in the same state.
                 Place::Free | Place::Working | Place::Queued | Place::Ready => {
                     return Err(Violation::Impossible("acknowledgement"));
                 }
-                // Planned, and not yet read: it cannot have been sent.
+                // The chunk is planned but not yet read, so it cannot have been sent.
                 Place::OnLane(_) if chunk.tag == [0; 16] => return Err(Violation::Impossible("acknowledgement")),
                 Place::OnLane(_) => state.taken = true,
                 Place::Sent(_) | Place::Arrived => self.release(buffer),
@@ -532,7 +538,7 @@ impl Sender {
         Ok(())
     }
 
-    /// The receiver has let go of this lane's place up to this generation, and has these chunks.
+    /// Handles LANE_GONE: the receiver has released this place up to this generation, and has the chunks in `have`.
     fn lane_gone(&mut self, gone: LaneId, have: &SequenceSet, now: Duration) {
         let covers = |lane: LaneId| lane.index == gone.index && lane.generation <= gone.generation;
         for state in &mut self.buffers {
@@ -554,7 +560,7 @@ impl Sender {
         self.settle(now);
     }
 
-    /// Makes ready again what lanes took with them that are down at both ends.
+    /// Makes chunks ready again that did not arrive and whose lanes are down at both ends.
     fn settle(&mut self, now: Duration) {
         while let Some(at) = self.lanes.iter().position(|account| !account.up && account.gone) {
             let settled = self.lanes.swap_remove(at).lane;
@@ -563,7 +569,8 @@ impl Sender {
                     continue;
                 }
                 if state.arrived {
-                    // The receiver holds it until its sink takes it: neither sent again nor freed.
+                    // The receiver holds the chunk until its sink takes it, so the buffer is neither sent again nor
+                    // freed.
                     state.move_to(Place::Arrived, &mut self.read_ahead);
                 } else {
                     state.move_to(Place::Ready, &mut self.read_ahead);
@@ -647,7 +654,7 @@ impl Machine for Sender {
             && !self.core.is_ending()
             && let Some(survivor) = self.core.control_lane()
         {
-            // The lane may have taken the question or its answer with it.
+            // The lane may have taken DONE or its answer with it.
             let done = self.done_frame();
             self.core.send(survivor, done, now);
         }
@@ -683,7 +690,7 @@ impl Machine for Sender {
                 }
                 Ok(())
             }
-            // Our ABORT crossed the receiver's BYE; the time-out ends it.
+            // This end's ABORT crossed the receiver's BYE; the time-out ends the session.
             Frame::Bye => Ok(()),
             _ => Err(Violation::Unexpected("receiver's")),
         }

@@ -1,12 +1,12 @@
-//! A sender and a receiver joined by simulated lanes, thousands of times, each time with other luck.
+//! Simulates a sender and a receiver joined by lanes, thousands of times, each time with other random events.
 //!
-//! Time is virtual and every choice comes from the seed, so a failure is repeated by its seed alone:
-//! `RD_SIM_SEED=1234 cargo test -p rd-proto simulation -- --nocapture`. `RD_SIM_COUNT` runs more seeds than the
-//! default, `RD_SIM_TRACE=1` prints every event of the seed.
+//! Time is virtual and every choice comes from the seed, so the seed alone reproduces a failure: `RD_SIM_SEED=1234
+//! cargo test -p rd-proto simulation -- --nocapture`. `RD_SIM_COUNT` runs more seeds than the default, and
+//! `RD_SIM_TRACE=1` prints every event of the seed.
 //!
-//! The model keeps who owns each buffer and panics when a machine uses one that it does not hold, sends without a
-//! credit, or sends in clear where the path asks for encryption. At the end it compares what the sink was given with
-//! what the source gave, and the two outcomes with each other.
+//! The model tracks the owner of each buffer. It panics if a machine uses a buffer that it does not hold, sends without
+//! a credit, or sends in clear although the path requires encryption. At the end it compares the data that the sink was
+//! given with the data of the source, and the two outcomes with each other.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
@@ -21,26 +21,26 @@ use super::lanes::path_of;
 use super::*;
 use crate::control::{Endpoint, IoFact};
 
-/// Seeds run where `RD_SIM_COUNT` asks for no other number, and in a long run of the tests (`RD_LONG`).
+/// Number of seeds to run, by default and in a long run of the tests (`RD_LONG`). `RD_SIM_COUNT` overrides both.
 const SEEDS: u64 = 4000;
 const SEEDS_LONG: u64 = 200_000;
 
-/// Control frames that a lane of every transport holds; see `Lane::send_control`.
+/// Number of control frames that a lane of any transport holds; see `Lane::send_control`.
 const CONTROL_QUEUE_MAX: usize = 4 * ANSWERS_MAX;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// No fault, stall or pause begins after this.
+/// Time after which no fault, stall or pause begins.
 const FAULTS_END: u64 = 12 * SECOND;
 
-/// By when everything must have ended, whatever happened.
+/// Time by which every session must have ended, whatever happened.
 const END_MAX: u64 = 600 * SECOND;
 
-/// When TCP gives up a connection whose peer does not answer.
+/// How long TCP waits for a peer that does not answer before it gives the connection up.
 const KEEPALIVE: u64 = 20 * SECOND;
 
-/// Time from a giving up to its end: [`ABORT_WAIT`], a tick, and being scheduled.
+/// Maximum time from giving up to the end: [`ABORT_WAIT`], a tick, and scheduling.
 const ABORT_END_MAX: u64 = 1800 * MS;
 
 /// SplitMix64.
@@ -55,7 +55,7 @@ impl Luck {
         z ^ (z >> 31)
     }
 
-    /// From 0 to `below - 1`.
+    /// Draws a number from 0 to `below - 1`.
     fn below(&mut self, below: u64) -> u64 {
         self.next() % below.max(1)
     }
@@ -76,7 +76,7 @@ impl Luck {
 const SENDER: usize = 0;
 const RECEIVER: usize = 1;
 
-/// What reaches an end's loop.
+/// An event for an end's loop.
 #[derive(Clone, Debug)]
 enum In {
     LaneUp(LaneId),
@@ -97,9 +97,9 @@ enum In {
     Opened(BufferId),
     Written(BufferId, u8),
     Committed,
-    /// The sink answers so many times.
+    /// The sink makes this many answers.
     Answers(u64),
-    /// The listening end's list has changed.
+    /// The list of endpoints of the listening end has changed.
     Endpoints,
     GiveUp(Cause),
     Stop {
@@ -115,7 +115,7 @@ enum Message {
     Chunk(Slot),
 }
 
-/// What happens at a point in time.
+/// An event at a point in time.
 #[derive(Clone, Debug)]
 enum What {
     Wake(usize),
@@ -148,12 +148,12 @@ enum What {
     Stall {
         for_ns: u64,
     },
-    /// No lane can be made any more.
+    /// From now on no lane can be made.
     Strand,
     Kill(usize),
 }
 
-/// Who holds a buffer of the model's pools.
+/// Owner of a buffer of the model's pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Machine,
@@ -164,12 +164,12 @@ enum Owner {
     Sink,
 }
 
-/// What is in a buffer.
+/// Contents of a buffer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     header: Option<ChunkHeader>,
     damaged: bool,
-    /// Planned: it is read and sealed as it is sent.
+    /// Planned: the data is read and sealed only when it is sent.
     unread: bool,
 }
 
@@ -184,13 +184,13 @@ enum Life {
 struct Side {
     life: Life,
     closing: bool,
-    /// Being sent at the sender, posted at the receiver, in order.
+    /// Buffers in order: those being sent at the sender, those posted at the receiver.
     held: VecDeque<BufferId>,
     heard: u64,
-    /// When what this side sent last arrives: control and chunks. The same on TCP.
+    /// Arrival times of the last control frame and the last chunk that this side sent; equal on TCP.
     arrives: [u64; 2],
     control_waiting: usize,
-    /// What this side has sent is thrown away.
+    /// Whether everything that this side has sent is discarded.
     reset: bool,
 }
 
@@ -198,7 +198,7 @@ struct Side {
 struct SimLane {
     sides: [Side; 2],
     cut: bool,
-    /// What was on its way before this still arrives after the cut.
+    /// Until when data that was on its way before the cut still arrives.
     drains_until: u64,
     delay: u64,
     stalled_until: u64,
@@ -209,14 +209,14 @@ struct End {
     wake: u64,
     ticked: u64,
     stopped: bool,
-    /// It has been stopped before: times prove nothing.
+    /// Whether the end has been stopped before, so that its times prove nothing.
     was_stopped: bool,
     dead: bool,
     owners: Vec<Owner>,
     slots: Vec<Slot>,
     ended: Option<(Outcome, u64)>,
     gave_up: Option<(Cause, u64)>,
-    /// When it was told to end although it had published.
+    /// When the end was told to end although it had published.
     left: Option<u64>,
     notices: u32,
 }
@@ -244,18 +244,18 @@ impl End {
     }
 }
 
-/// How rough a seed is.
+/// Severity of the faults in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
-    /// No faults: exact outcomes are due.
+    /// No faults, so the outcomes must be exact.
     Calm,
-    /// Faults that every session must outlive.
+    /// Faults that every session must survive.
     Rough,
-    /// Anything, also what nobody outlives.
+    /// Any faults, including those that no session survives.
     Storm,
 }
 
-/// Where the receiver's chunks go.
+/// A sink of the receiver.
 struct Sink {
     to_write: VecDeque<BufferId>,
     writing: bool,
@@ -293,9 +293,9 @@ struct Simulation {
     delay_max: u64,
     /// Until when dialling by TCP and by RDMA fails.
     dials_fail_until: [u64; 2],
-    /// RDMA lanes that are to be dialled and wait to be told where.
+    /// RDMA lanes that wait for endpoints before they can be dialled.
     waiting_dials: Vec<LaneId>,
-    /// How often the list of where to dial has changed, at the listening end and as heard by the other.
+    /// How often the list of endpoints has changed at the listening end, and as received by the other end.
     endpoints: [usize; 2],
     stranded: bool,
     corrupt_left: u32,
@@ -305,26 +305,27 @@ struct Simulation {
     chunks: u64,
     produced: u64,
     position: u64,
-    /// Of which in item 0, where there are others.
+    /// Position in item 0, if there are other items.
     stream_position: u64,
     interval: u64,
     to_fill: VecDeque<(BufferId, bool)>,
     producing: bool,
     work_max: u64,
-    /// Chunks are read by the lanes' own threads, of 100; some of them cannot be, without waiting.
+    /// Percentage of chunks that are planned, to be read by the lanes' own threads. Some of them cannot be read without
+    /// waiting.
     planned_percent: u64,
     layout: Layout,
     sinks: Vec<Sink>,
     sink_stalled_until: u64,
     committed: bool,
     retries_possible: bool,
-    /// Answers that the sink has made, that the receiver has taken, and that have reached the source.
+    /// Number of answers that the sink has made, that the receiver has taken, and that have reached the source.
     answers: [u64; 3],
-    /// The source reads so many chunks ahead of the answers to them.
+    /// Number of chunks that the source may read ahead of the answers to them.
     answers_ahead: u64,
 }
 
-/// How often the sink of a tree answers to a chunk: often not at all, now and then more than may be on the way.
+/// Returns how many answers the sink of a tree gives to a chunk: often none, now and then more than may be on the way.
 fn answers_to(sequence: u64) -> u64 {
     match sequence % 40 {
         7 => 100,
@@ -411,7 +412,7 @@ impl Simulation {
             simulation.corrupt_asked = 0;
         }
         simulation.corrupt_left = simulation.corrupt_asked;
-        // What the line is thought to be, and how much of the pool that leaves.
+        // The assumed round trip of the line, and how many buffers the pool may use at first.
         for (end, pool) in [(SENDER, sender_pool), (RECEIVER, receiver_pool)] {
             let (first, round_trip) = (simulation.luck.between(4, pool.into()), simulation.luck.between(MS, 400 * MS));
             simulation.machine(end).begin_with_buffers(first as u32);
@@ -422,9 +423,9 @@ impl Simulation {
         simulation
     }
 
-    /// Decides what goes wrong, and when.
+    /// Decides which faults happen, and when.
     fn schedule_luck(&mut self) {
-        // Where the transfer is short, so is the time in which something goes wrong.
+        // Faults must come early to hit a short transfer.
         let span = self.luck.pick(&[5 * MS, 100 * MS, 2 * SECOND, FAULTS_END]);
         if self.luck.chance(if self.weather == Weather::Calm { 40 } else { 20 }) {
             let end = self.luck.below(2) as usize;
@@ -446,7 +447,7 @@ impl Simulation {
             return;
         }
         for _ in 0..self.luck.below(3) {
-            // Later than the first, in whatever order.
+            // Later than the first change, in any order.
             let at = self.luck.between(201 * MS, 201 * MS + span);
             let listener = 1 - self.connector;
             self.at(at, What::Tell(listener, In::Endpoints));
@@ -648,7 +649,7 @@ fn run_seed(seed: u64) {
     std::mem::forget(guard);
 }
 
-/// Names the seed when a run panics.
+/// Prints the seed if a run panics.
 struct Seed(u64);
 
 impl Drop for Seed {

@@ -1,4 +1,4 @@
-//! What two offers come to.
+//! Tests of agreement between two offers, and of the state machines.
 
 use super::lanes::HEARD_MAX;
 use super::*;
@@ -81,7 +81,7 @@ fn policies_meet() {
 #[test]
 fn rdma_needs_devices_that_the_policy_counts_at_both_ends() {
     use RdmaKind::{Hardware, None, Software};
-    // The weaker of two devices, and whether each policy tries it.
+    // The weaker of two devices, and whether each policy tries RDMA with it.
     let table = [
         (Hardware, [(Policy::Auto, true), (Policy::PreferRdma, true), (Policy::Rdma, true), (Policy::Tcp, false)]),
         (Software, [(Policy::Auto, false), (Policy::PreferRdma, true), (Policy::Rdma, true), (Policy::Tcp, false)]),
@@ -107,7 +107,7 @@ fn rdma_needs_devices_that_the_policy_counts_at_both_ends() {
 #[test]
 fn payload_is_encrypted_where_it_must_be() {
     use Encrypt::{Always, Auto, Never};
-    // Two wishes, both ends on one host, and whether TCP and RDMA are encrypted.
+    // The two wishes, whether both ends are on one host, and whether TCP and RDMA are encrypted.
     let table = [
         (Auto, Auto, false, Some((true, false))),
         (Auto, Auto, true, Some((false, false))),
@@ -127,7 +127,7 @@ fn payload_is_encrypted_where_it_must_be() {
             assert_eq!(agreed, Err(Refusal::Encrypt));
         }
     }
-    // One end's word that the other is near is not enough.
+    // One end's claim that the peer is local is not enough.
     assert!(pair(|ours, _| ours.peer_is_local = true).expect("agreed").seal_tcp);
 }
 
@@ -157,7 +157,7 @@ fn offers_out_of_bounds_are_refused() {
     assert_eq!(pair(|_, theirs| theirs.role = Role::Sender), Err(Refusal::Role));
 }
 
-/// An end that accepts lanes, where RDMA is tried, with lane 0 and the first RDMA lane up.
+/// Returns an end that accepts lanes and tries RDMA, with lane 0 and the first RDMA lane up.
 fn accepting() -> Receiver {
     let agreed = pair(|ours, _| ours.policy = Policy::PreferRdma).expect("agreed");
     let mut receiver = Receiver::new(agreed, false, 8, Layout::Stream, 1);
@@ -167,7 +167,7 @@ fn accepting() -> Receiver {
     receiver
 }
 
-/// Lanes that receives are posted on with the next `advance`.
+/// Returns the lanes on which the next `advance` posts receives.
 fn posted(receiver: &mut Receiver) -> Vec<u16> {
     receiver.advance(Duration::ZERO);
     let actions = std::iter::from_fn(|| receiver.poll_action());
@@ -255,7 +255,7 @@ fn a_session_ends_that_nobody_watches_at_either_end() {
             _ => None,
         })
     };
-    // Whichever hears of it first.
+    // Whichever end loses its caller first.
     for ours_first in [true, false] {
         let mut receiver = accepting();
         for is_ours in [ours_first, !ours_first] {
@@ -268,7 +268,7 @@ fn a_session_ends_that_nobody_watches_at_either_end() {
         }
         assert_eq!(outcome(&mut receiver), Some(Outcome::Aborted(Cause::Signal(1))));
     }
-    // All lanes are told, also one that comes up later.
+    // All lanes are told, including a lane that comes up later.
     let mut receiver = accepting();
     receiver.handle_unwatched(now);
     receiver.handle_lane_up(LaneId { index: 1, generation: 0 }, now);
@@ -297,7 +297,7 @@ fn a_lane_that_brings_more_damage_counts_once() {
     }
 }
 
-/// A path over which connecting works and carrying does not.
+/// A path on which lanes come up but do not last.
 #[test]
 fn rdma_that_does_not_last_is_left_alone_for_a_while() {
     let agreed = pair(|ours, theirs| (ours.policy, theirs.policy) = (Policy::PreferRdma, Policy::PreferRdma));
@@ -350,8 +350,8 @@ fn what_is_published_is_done_whatever_comes_later() {
     }
 }
 
-/// Has a sender send `count` chunks on one lane. `rate`: the bytes a second that it carries by then; but buffers on the way
-/// take the first `absorbed` bytes at once. Gives the length of each chunk, and how long the lane was at it.
+/// Sends `count` chunks on one lane of `rate` bytes a second at that time; buffers on the way take the first `absorbed`
+/// bytes at once. Returns the length of each chunk, and how long the lane needed for it.
 fn sent_over(rate: impl Fn(Duration) -> f64, absorbed: usize, count: usize) -> Vec<(usize, Duration)> {
     sent_by(|sender| sender, rate, absorbed, count)
 }
@@ -419,14 +419,14 @@ fn no_chunk_is_longer_than_a_second_of_its_line() {
     for rate in [50e3, 250e3, 1e6, 4e6] {
         for absorbed in [0, 256 << 10] {
             let sent = sent_over(|_| rate, absorbed, 200);
-            // The first may be, before anything is known: 64 KiB.
+            // The first chunks may take longer, before anything is known: they have 64 KiB.
             let longest = sent[if rate < 1e5 { 8 } else { 0 }..].iter().map(|(_, took)| *took).max();
             assert!(longest <= Some(second), "{rate} {absorbed}: {longest:?}");
             let (bytes, took) = sent[100];
             assert!(took >= second / 16, "no shorter than it must be: {rate} {absorbed}: {bytes} in {took:?}");
         }
     }
-    // 4 kB/s: the smallest that there is, and so a little longer.
+    // At 4 kB/s chunks have the minimum size, and so take a little longer.
     let sent = sent_over(|_| 4e3, 0, 20);
     assert!(sent[..6].iter().all(|(bytes, _)| *bytes <= 64 << 10), "{sent:?}");
     assert!(sent[6..].iter().all(|(bytes, _)| *bytes == CHUNK_BYTES_MIN), "{sent:?}");
@@ -462,16 +462,16 @@ fn a_line_that_becomes_slow_gets_short_chunks_and_full_ones_when_it_is_fast_agai
     assert_eq!(sent.last().map(|(bytes, _)| *bytes), Some(1 << 20));
 }
 
-/// What a chunk should take at most, and a page more.
+/// Maximum time that a chunk should take, plus that of one more page.
 const CHUNK_TIME_MAX: Duration = Duration::from_millis(275);
 
-/// When it ends, if a lane comes up each second, is heard for so long and lasts as long. `carries`: a chunk comes through
-/// each time.
+/// Returns when the machine ends, if a lane comes up each second, and is heard and lasts for `lasts`. `carries`: a
+/// chunk comes through each time.
 fn ends_after(machine: &mut impl Machine, lasts: Duration, carries: bool) -> Option<Duration> {
     ends_after_silence(machine, lasts, lasts, carries)
 }
 
-/// The same, but for lanes that are silent at the end of their time.
+/// The same, but each lane is heard only for `heard` and then silent until it ends.
 fn ends_after_silence(machine: &mut impl Machine, heard: Duration, lasts: Duration, carries: bool) -> Option<Duration> {
     let step = Duration::from_millis(250);
     let mut now = Duration::ZERO;
@@ -510,7 +510,7 @@ fn lanes_that_come_up_and_carry_nothing_do_not_keep_a_session() {
         let ended = ended.expect("given up");
         assert!(ended >= agreed.reconnect && ended < agreed.reconnect + Duration::from_secs(3), "{ended:?}");
     }
-    // Where a chunk comes through, or a lane lasts, the network is of some use.
+    // If a chunk comes through, or a lane lasts, the network is of some use.
     assert_eq!(ends_after(&mut sender(), short, true), None);
     assert_eq!(ends_after(&mut receiver(), short, true), None);
     assert_eq!(ends_after(&mut sender(), long, false), None);
@@ -535,8 +535,8 @@ fn a_line_that_only_seemed_long_has_its_lanes_back() {
     assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes, "the shortest counts");
 }
 
-/// Lanes of a sender that always has something for them, after three seconds on a short line. `tells`: the system says what
-/// moves, while the receiver takes nothing.
+/// Returns the number of lanes of a sender that always has data for them, after three seconds on a short line. `tells`:
+/// the system reports the moved bytes, while the receiver takes nothing.
 fn lanes_with(processors: u16, tells: bool) -> u16 {
     let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
     let mut sender = Sender::new(agreed, true, 8);
@@ -557,7 +557,7 @@ fn lanes_with(processors: u16, tells: bool) -> u16 {
                 sender.advance(now);
             }
         }
-        // Each lane carries as much as any other.
+        // Each lane carries as much as every other.
         bytes += u64::from(sender.core_ref().tcp_lanes()) << 20;
         if tells {
             let (round_trip, moved_bytes) = (Duration::from_micros(50), Some(bytes));
@@ -581,8 +581,8 @@ fn a_short_line_has_as_many_lanes_as_carry_more_and_processors_serve() {
     }
 }
 
-/// Lanes live, and each takes its chunk with it: when a sender ends, and whether it knows that lanes come up in vain.
-/// `carries`: once another chunk came through.
+/// Returns when a sender ends whose lanes stay alive but each lose their chunk, and whether the sender knows that lanes
+/// come up in vain. `carries`: another chunk comes through once.
 fn ends_after_replays(carries: bool) -> Option<(Duration, bool)> {
     let mut agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
     agreed.reconnect = Duration::from_secs(20);
@@ -689,7 +689,7 @@ fn a_chunk_is_taken_once_every_sink_has_it() {
     receiver.handle_lane_up(lane, now);
     receiver.advance(now);
     let mut posted: VecDeque<BufferId> = VecDeque::new();
-    // What the sender is told after so long: how many chunks are taken, and whether a buffer is free again.
+    // Returns what the sender was told by `now`: how many chunks are taken, and whether a buffer is free again.
     let mut told = |receiver: &mut Receiver, now| {
         receiver.handle_timeout(now);
         receiver.advance(now);
@@ -734,7 +734,7 @@ fn a_chunk_is_taken_once_every_sink_has_it() {
     assert!(!receiver.has_taken_all(), "the second sink has never had the last");
 }
 
-/// Answers to a sender of a tree on one lane; what it hands on of them.
+/// Passes answers to a tree's sender on one lane. Returns the answers that the sender passes on.
 fn taken(sender: &mut Sender, answers: &[(u64, u8)]) -> Result<Vec<Vec<u8>>, Violation> {
     for &(number, byte) in answers {
         sender.handle_frame(FIRST, Frame::Answer { number, bytes: vec![byte] }, Duration::ZERO)?;

@@ -1,52 +1,52 @@
-//! Which ways to the other end work: what the system or the adapter measures of lanes, compared between those of one path that
-//! go different ways.
+//! Which ways to the other end work. The state of lanes, as measured by the system or the adapter, is compared between
+//! lanes of one path that take different ways.
 //!
-//! Either end sees it of what it sends. A way is given up only while another works; which of them is used again, and when, is
-//! for the end that dials to decide.
+//! Either end judges the ways by what it sends itself. A way is given up only while another works. The end that dials
+//! decides which ways are used again, and when.
 
 use std::time::Duration;
 
-/// A way is given up that has had nothing acknowledged for so long, and for so many round trips.
+/// A way is given up if nothing on it was acknowledged for both this time and this many round trips.
 const STALLED_MIN: Duration = Duration::from_secs(1);
 const STALLED_ROUND_TRIPS: u32 = 4;
 
-/// And one that carries less than this part of what the best one does, with enough to send: what is on it keeps all that
-/// comes behind from being written, and buffers from the ways that could use them.
+/// A way is given up if it carries less than this part of what the best way carries, although it has enough to send.
+/// The chunks on a slow way keep all later chunks from being written, and occupy buffers that faster ways could use.
 const SLOW_PART: f64 = 1.0 / 16.0;
 
-/// What has been measured of a lane.
+/// Measured state of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneState {
-    /// The smoothed round trip; `None` where nobody measures it.
+    /// Smoothed round trip; `None` if it is not measured.
     pub round_trip: Option<Duration>,
-    /// Something has been sent and not been acknowledged.
+    /// Whether something has been sent and not been acknowledged.
     pub is_unanswered: bool,
-    /// Bytes that have been acknowledged, and that have come, since it came up; `None` where that is not known.
+    /// Number of bytes acknowledged and received since the lane came up; `None` if it is not known.
     pub moved_bytes: Option<u64>,
 }
 
-/// How a lane does.
+/// Health of a lane, derived from its measured states.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Health {
     pub(crate) way: u8,
-    /// For how long nothing may move.
+    /// How long no bytes may move before the lane counts as stuck.
     patience: Duration,
-    /// How long it takes between two moves while something waits to be answered: an adapter tells of whole chunks.
+    /// Average time between two moves while something is unacknowledged. An adapter reports only whole chunks.
     step: Duration,
     moved_bytes: u64,
     moved_at: Duration,
-    /// Since when something that was sent has not been answered, and nothing has moved.
+    /// Since when something that was sent has not been acknowledged and no bytes have moved.
     stuck_since: Option<Duration>,
-    /// The stretch of time in which the rate is measured: since when, and from how many bytes on.
+    /// The stretch of time in which the rate is measured: when it began, and how many bytes had moved by then.
     stretch: Option<(Duration, u64)>,
-    /// There was nothing to send at some time of it.
+    /// Whether there was nothing to send at some time of the stretch.
     was_idle: bool,
-    /// Bytes a second in the last one, and whether there was something to send all the time.
+    /// Rate in the last stretch, in bytes a second, and whether there was something to send all the time.
     rate: Option<(f64, bool)>,
 }
 
 impl Health {
-    /// Of a lane that comes up now.
+    /// Creates the health of a lane that comes up now.
     pub(crate) fn new(now: Duration) -> Self {
         Self {
             way: 0,
@@ -56,18 +56,18 @@ impl Health {
             moved_at: now,
             stuck_since: None,
             stretch: None,
-            // It finds its rate first.
+            // The first stretch does not count, because a new lane must find its rate first.
             was_idle: true,
             rate: None,
         }
     }
 
-    /// Bytes that have moved since it came up.
+    /// Returns the number of bytes that have moved since the lane came up.
     pub(crate) fn moved_bytes(&self) -> u64 {
         self.moved_bytes
     }
 
-    /// What is measured now.
+    /// Records the state measured now.
     pub(crate) fn note(&mut self, state: LaneState, now: Duration) {
         let Some(moved_bytes) = state.moved_bytes else { return };
         if moved_bytes != self.moved_bytes {
@@ -92,7 +92,7 @@ impl Health {
         }
     }
 
-    /// One of the two ends was stopped: what was measured says nothing.
+    /// Discards all measurements, because one of the two ends was stopped.
     pub(crate) fn forget(&mut self, now: Duration) {
         (self.moved_at, self.stuck_since, self.step) = (now, None, Duration::ZERO);
         (self.stretch, self.was_idle, self.rate) = (None, true, None);
@@ -107,7 +107,7 @@ impl Health {
     }
 }
 
-/// A way to give up, of those that these lanes go.
+/// Returns a way to give up, if any, among those that these lanes take.
 pub(crate) fn failed(lanes: &[Health], now: Duration) -> Option<u8> {
     let of = |way: u8| lanes.iter().filter(move |lane| lane.way == way);
     let is_stalled = |way| {
@@ -127,8 +127,8 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(100);
 
-    /// Two lanes on each of two ways, which carry what `rates` says at each tick, in bytes a second; whether something waits
-    /// to be sent. When a way is given up, in ticks, and which.
+    /// Simulates two lanes on each of two ways. At each tick `rates` returns, for each way, the bytes a second that it
+    /// carries and whether something waits to be sent. Returns when a way is given up, in ticks, and which.
     fn given_up(mut rates: impl FnMut(u32) -> [(f64, bool); 2]) -> Option<(u32, u8)> {
         let mut lanes = [0, 0, 1, 1].map(|way| Health { way, ..Health::new(Duration::ZERO) });
         let mut moved = [0.0; 4];
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_way_that_moves_in_large_steps_has_the_time_for_them() {
-        // A chunk every 0.8 s, and after 20 s none.
+        // A chunk every 0.8 s, and none after 20 s.
         let mut lanes = [0, 1].map(|way| Health { way, ..Health::new(Duration::ZERO) });
         let given_up = (1_u32..600).find(|&tick| {
             for (lane, moved) in lanes.iter_mut().zip([u64::from(tick) << 18, u64::from(tick.min(200) / 8) << 20]) {

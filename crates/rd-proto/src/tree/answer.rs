@@ -1,80 +1,83 @@
-//! What the receiver of a tree answers while the tree is being sent.
+//! Answers of a tree's receiver while the tree is being sent.
 //!
-//! Answers reach the sender once, whole and in order. Each begins with a byte for its kind; its list has no count and goes to
-//! its end. All of it comes from a peer: decoding checks every value.
+//! Answers reach the sender once, whole and in order. Each begins with a byte for its kind. A list in an answer has no
+//! count and extends to the answer's end. All of it comes from a peer, so decoding checks every value.
 
 use super::TreeError;
 use crate::control::ANSWER_BYTES_MAX;
 use crate::reader::{ReadError, Reader};
 
-/// The shortest block that digests are made of, in bytes.
+/// Minimum length of a block for which a digest is made, in bytes.
 pub const BLOCK_BYTES_MIN: u64 = 64 << 10;
 
-/// Digests that one answer has room for, whether they are there or not.
+/// Maximum number of digests in one answer, including absent ones.
 pub const DIGESTS_MAX: usize = (ANSWER_BYTES_MAX - BLOCKS_HEAD_BYTES) / (1 + DIGEST_BYTES);
 
-/// Encoded verdicts of one answer: at most so many bytes.
+/// Maximum length of the encoded verdicts in one answer, in bytes.
 pub const VERDICTS_BYTES_MAX: usize = ANSWER_BYTES_MAX - 9;
 
 const DIGEST_BYTES: usize = 16;
 
-/// Kind, item, length of a block, and whether it is the last.
+/// Length of the fields before the digests: kind, item, length of a block, and whether the answer is the last.
 const BLOCKS_HEAD_BYTES: usize = 7;
 
-/// The beginning of the BLAKE3 of a block; none where the receiver does not have all of it.
+/// The first bytes of the BLAKE3 of a block; `None` if the receiver does not have the whole block.
 pub type Digest = Option<[u8; DIGEST_BYTES]>;
 
-/// One answer.
+/// An answer of the receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// What the receiver has of the next blocks of a large file, from its beginning on.
+    /// Digests of the next blocks of a large file, as they are at the receiver, from the beginning of the file on.
     Blocks {
-        /// The file's number.
+        /// Number of the file.
         item: u32,
-        /// Bytes of each block but the file's last: a power of two, at least [`BLOCK_BYTES_MIN`], the same in all answers
-        /// about one file.
+        /// Length of each block except the file's last, in bytes: a power of two, at least [`BLOCK_BYTES_MIN`], and the
+        /// same in all answers about one file.
         block_bytes: u64,
-        /// No more of the file's blocks follow: the receiver has nothing beyond these.
+        /// Whether no more digests of this file follow, because the receiver has nothing beyond these blocks.
         is_last: bool,
-        /// At most [`DIGESTS_MAX`]; empty only where it is the last.
+        /// Digests of the blocks, at most [`DIGESTS_MAX`]. Empty only in the last answer about the file.
         digests: Vec<Digest>,
     },
-    /// Nothing is there where a directory is to be: contents may travel in the records of all below it.
+    /// The receiver had nothing at the place of a directory, so all files below it may be sent with their contents at
+    /// once.
     Fresh {
-        /// The number of its record among those of directories.
+        /// Number of the directory's record among the records of directories.
         directory: u64,
     },
-    /// What is to come of the next listed files.
+    /// Verdicts on the next listed files.
     Verdicts {
-        /// The number of the first of them.
+        /// Number of the first of these files.
         first: u64,
-        /// One for each, at least one; encoded at most [`VERDICTS_BYTES_MAX`] bytes.
+        /// One verdict for each file, at least one; encoded at most [`VERDICTS_BYTES_MAX`] bytes.
         verdicts: Vec<Verdict>,
     },
 }
 
-/// What the receiver says of a listed file.
+/// Verdict of the receiver on a listed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is there already.
+    /// The receiver has the file already.
     Same,
-    /// It is to be sent.
+    /// The file is to be sent.
     Wanted,
-    /// It is to be sent, and once its record has come, digests of what is there follow.
+    /// The file is to be sent. Once its record has come, the receiver answers with digests of the file's blocks that it
+    /// has.
     Blocks,
-    /// The beginning of the BLAKE3 of the contents that are there: to be sent if they differ.
+    /// The first bytes of the BLAKE3 of the contents at the receiver. The file is to be sent if its digest differs.
     Digest([u8; DIGEST_BYTES]),
-    /// What is there stays as it is, whatever it is, or nothing is to be there: further names are files of their own.
+    /// The receiver keeps what it has, whatever that is, or is to have nothing there. Further names of the file are
+    /// then sent as separate files.
     Left,
 }
 
 impl Verdict {
-    /// Whether nothing of the file is to come.
+    /// Returns whether nothing more of the file is to be sent.
     pub fn is_settled(&self) -> bool {
         matches!(self, Self::Same | Self::Left)
     }
 
-    /// Bytes that it takes of an answer.
+    /// Returns the length of the encoded verdict, in bytes.
     pub fn encoded_bytes(&self) -> usize {
         if matches!(self, Self::Digest(_)) { 1 + DIGEST_BYTES } else { 1 }
     }
@@ -85,12 +88,12 @@ const KIND_FRESH: u8 = 2;
 const KIND_VERDICTS: u8 = 3;
 
 impl Answer {
-    /// Nothing is there of a large file.
+    /// Creates the answer that the receiver has nothing of a large file.
     pub fn nothing(item: u32) -> Self {
         Self::Blocks { item, block_bytes: BLOCK_BYTES_MIN, is_last: true, digests: Vec::new() }
     }
 
-    /// Bytes of the encoded answer.
+    /// Returns the length of the encoded answer, in bytes.
     pub fn encoded_bytes(&self) -> usize {
         match self {
             Self::Blocks { digests, .. } => {
@@ -102,7 +105,7 @@ impl Answer {
         }
     }
 
-    /// The encoded answer, at most [`ANSWER_BYTES_MAX`] bytes by the limits of its fields.
+    /// Encodes the answer. The limits of the fields keep it within [`ANSWER_BYTES_MAX`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -142,11 +145,11 @@ impl Answer {
         out
     }
 
-    /// Reads an answer of a peer.
+    /// Decodes an answer of a peer.
     ///
     /// # Errors
     ///
-    /// [`TreeError`] if it is cut off, says nothing, or has a value out of bounds.
+    /// [`TreeError`] if the answer is cut off, says nothing, or has a value out of bounds.
     pub fn decode(bytes: &[u8]) -> Result<Self, TreeError> {
         if bytes.len() > ANSWER_BYTES_MAX {
             return Err(TreeError::Length);
@@ -161,7 +164,7 @@ impl Answer {
                     if reader.bool()? { reader.array().map(Some) } else { Ok(None) }
                 };
                 let digests = to_the_end(&mut reader, digest)?;
-                // As absent ones are short, there may be more of them in as many bytes.
+                // Absent digests take one byte each, so the answer's length alone does not limit their number.
                 if digests.len() > DIGESTS_MAX || digests.is_empty() && !is_last {
                     return Err(TreeError::Length);
                 }
@@ -202,23 +205,23 @@ fn to_the_end<T>(
     Ok(list)
 }
 
-/// Fuzz body: no input may panic, and what decodes says what was encoded.
+/// Body of the fuzz target: no input may panic, and what decodes must encode to the same bytes.
 #[doc(hidden)]
 pub mod fuzz {
     use super::*;
 
-    /// One answer.
+    /// Decodes `bytes` as one answer.
     pub fn tree_answer(bytes: &[u8]) {
         let Ok(answer) = Answer::decode(bytes) else { return };
         assert_eq!(answer.encode(), bytes);
     }
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// The seeds that are checked in as corpus: target, name and bytes of each.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         samples().into_iter().map(|(name, answer, _)| ("tree_answer", name, answer.encode())).collect()
     }
 
-    /// One of each kind, and how `docs/PROTOCOL.md` shows it.
+    /// One answer of each kind, as `docs/PROTOCOL.md` shows it.
     pub fn samples() -> Vec<(&'static str, Answer, &'static str)> {
         let digests = vec![Some([0xaa; 16]), None];
         let verdicts =

@@ -1,57 +1,57 @@
-//! Digests of the blocks that the receiver has of a file, for the sender to leave out those that are the same.
+//! Digests of the blocks that the receiver has of a file, so that the sender can leave out blocks that are the same.
 //!
-//! The receiver hashes block by block and answers whenever it has some; the sender may begin with the first. A file of any
-//! length has at most [`BLOCKS_MAX`] blocks, which bounds what the sender keeps.
+//! The receiver hashes block by block and answers whenever some digests are ready. The sender may begin with the first
+//! of them. A file of any length has at most [`BLOCKS_MAX`] blocks, which bounds what the sender keeps.
 
 use std::collections::VecDeque;
 
 use super::answer::{BLOCK_BYTES_MIN, Digest};
 
-/// Blocks of one file.
+/// Maximum number of blocks of one file.
 pub const BLOCKS_MAX: u64 = 1 << 20;
 
-/// Blocks of one file that may be as short as [`BLOCK_BYTES_MIN`].
+/// Number of blocks up to which a file's blocks may be as short as [`BLOCK_BYTES_MIN`].
 const SHORT_BLOCKS_MAX: u64 = 1 << 16;
 
-/// Longer ones are made only where there would be too many.
+/// Block length that is exceeded only if there would otherwise be more than [`BLOCKS_MAX`] blocks, in bytes.
 const SHORT_BLOCK_BYTES_MAX: u64 = 1 << 20;
 
-/// The length of the blocks of a file of `size` bytes: a power of two, at least as `wanted`. Longer for long files, so that
-/// digests are a small part of what they stand for and there are not too many.
+/// Returns the length of the blocks of a file of `size` bytes: a power of two, at least `wanted`. Long files have
+/// longer blocks, so that digests stay small compared with the data and there are not too many of them.
 pub fn block_bytes(size: u64, wanted: u64) -> u64 {
     let short = size.div_ceil(SHORT_BLOCKS_MAX).min(SHORT_BLOCK_BYTES_MAX);
     size.div_ceil(BLOCKS_MAX).max(short).max(wanted).max(BLOCK_BYTES_MIN).next_power_of_two()
 }
 
-/// What the sender has been told of one file and has not used.
+/// Digests that the sender has received for one file and has not used.
 #[derive(Debug, Default)]
 pub struct Blocks {
-    /// 0 until something has been told.
+    /// Length of a block, in bytes; 0 until digests have arrived.
     block_bytes: u64,
-    /// The number of the first block in `digests`.
+    /// Number of the first block in `digests`.
     first: u64,
     digests: VecDeque<Digest>,
-    /// No digests follow these.
+    /// Whether no more digests follow these.
     is_whole: bool,
 }
 
-/// What is to be done at a position of a file.
+/// What the sender must do at a position of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// To wait for what the receiver has.
+    /// Wait for more digests.
     Wait,
-    /// To compare the block that ends there.
+    /// Compare the block that ends at this position with this digest.
     Compare(u64, [u8; 16]),
-    /// To send up to there without comparing.
+    /// Send up to this position without comparing.
     Send(u64),
 }
 
 impl Blocks {
-    /// Takes what the peer says of the next blocks of a file of `size` bytes.
+    /// Takes the digests of the next blocks of a file of `size` bytes, as received from the peer.
     ///
     /// # Errors
     ///
-    /// Why no receiver would have said it.
+    /// Fails if no correct receiver would have sent this, with the reason.
     pub fn take(
         &mut self,
         block_bytes: u64,
@@ -75,7 +75,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// What to do at a `position`, which never goes back, of a file of `size` bytes.
+    /// Returns what to do at `position`, which never goes back, of a file of `size` bytes.
     pub fn step(&mut self, position: u64, size: u64) -> Step {
         if self.block_bytes == 0 {
             return Step::Wait;

@@ -1,44 +1,44 @@
-//! Metadata of an entry that not every version knows: a list of entries with a type each, ascending.
+//! Extensions: metadata of an entry that not every version knows, as a list with ascending types.
 //!
-//! To add a kind: a variant of [`Extension`], its number in [`Extension::encode`] and [`Extension::decode`], a sample in
-//! `samples`, and its row in `docs/PROTOCOL.md`. A peer that does not know it passes over it, unless it was sent as critical:
-//! then the receiver does not make the entry.
+//! A new kind needs a variant of [`Extension`], its number in [`Extension::encode`] and [`Extension::decode`], a sample
+//! in `samples`, and its row in `docs/PROTOCOL.md`. A peer that does not know the kind skips it. If the extension was
+//! sent as critical, a receiver that does not know it does not make the entry.
 
 use super::{NAME_BYTES_MAX, TreeError};
 use crate::reader::Reader;
 
-/// Extensions of one entry.
+/// Maximum number of extensions of one entry.
 pub const EXTENSIONS_MAX: usize = 16;
 
-/// All extensions of one entry together, encoded, in bytes.
+/// Maximum length of all extensions of one entry together, encoded, in bytes.
 pub const EXTENSIONS_BYTES_MAX: usize = 2048;
 
-/// The flag of an extension without which the entry is not to be made.
+/// Flag of a critical extension: a receiver that does not know the type must not make the entry.
 const CRITICAL: u8 = 1;
 
-/// Type, flags and length of a value.
+/// Length of an extension's head, in bytes: type, flags and length of the value.
 const HEAD_BYTES: usize = 5;
 
-/// What this version knows.
+/// An extension that this version knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extension<'a> {
-    /// The owner's name at the sender.
+    /// Name of the owner at the sender.
     User(&'a [u8]),
-    /// The group's name at the sender.
+    /// Name of the group at the sender.
     Group(&'a [u8]),
     /// BLAKE3 of all the contents.
     Digest(&'a [u8; 32]),
-    /// Flags of the inode, as `chattr` sets them (`FS_IOC_GETFLAGS`).
+    /// Flags of the inode, as set by `chattr` (`FS_IOC_GETFLAGS`).
     Flags(u32),
-    /// A directory that only leads to what is listed (`--no-implied-dirs`): it is made where it is missing, and nothing of it
-    /// is changed.
+    /// Marks a directory that only leads to what is listed (`--no-implied-dirs`). If it is missing it is made, and an
+    /// existing one is not changed.
     Implied,
-    /// The inode at the sender, which will remove the entry (`--remove-source-files`): where this very one is there already, the
-    /// entry is not made.
+    /// The inode at the sender, which will remove the entry (`--remove-source-files`). If the receiver finds this very
+    /// inode at the destination, the entry is not made.
     Inode {
-        /// Its number.
+        /// Number of the inode.
         number: u64,
-        /// When it changed last (ctime), in seconds and nanoseconds.
+        /// Time of the inode's last change (ctime), in seconds and nanoseconds.
         changed: (i64, u32),
     },
 }
@@ -72,7 +72,7 @@ impl<'a> Extension<'a> {
         }
     }
 
-    /// None for a kind that this version does not know.
+    /// Decodes a value. `None` if this version does not know the kind.
     fn decode(kind: u16, value: &'a [u8]) -> Result<Option<Self>, TreeError> {
         let name = || {
             let is_name = !value.is_empty() && value.len() <= NAME_BYTES_MAX && !value.contains(&0);
@@ -98,18 +98,18 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// Extensions of one entry, encoded: for each a type (u16), flags (u8), a length (u16) and a value.
+/// Extensions of one entry, encoded as a sequence of type (u16), flags (u8), value length (u16) and value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions<'a>(&'a [u8]);
 
 impl Extensions<'static> {
-    /// [`Extension::Implied`] alone, critical.
+    /// [`Extension::Implied`] as the only extension, and critical.
     pub const IMPLIED: Self = Self(&[5, 0, CRITICAL, 0, 0]);
 }
 
 impl<'a> Extensions<'a> {
-    /// Adds one to a buffer that [`Extensions::new`] takes, in the order of [`Extension`]. With `is_critical`, who does not
-    /// know its kind does not make the entry. Whether it fitted.
+    /// Appends an extension to a buffer for [`Extensions::new`], in ascending order of types. With `is_critical`, a
+    /// receiver that does not know the type does not make the entry. Returns whether the extension was valid and fits.
     pub fn push(buffer: &mut Vec<u8>, extension: Extension<'_>, is_critical: bool) -> bool {
         let mut value = Vec::new();
         let kind = extension.encode(&mut value);
@@ -129,17 +129,18 @@ impl<'a> Extensions<'a> {
         true
     }
 
-    /// What [`Extensions::push`] made.
+    /// Wraps a buffer that [`Extensions::push`] has filled.
     pub const fn new(buffer: &'a [u8]) -> Self {
         Self(buffer)
     }
 
-    /// Those that this version knows.
+    /// Iterates over the extensions that this version knows.
     pub fn iter(self) -> impl Iterator<Item = Extension<'a>> {
         self.raw().filter_map(|raw| Extension::decode(raw.kind, raw.value).ok().flatten())
     }
 
-    /// The type of the first that is critical and that this version does not know: the entry is not to be made.
+    /// Returns the type of the first critical extension that this version does not know. If there is one, the entry
+    /// must not be made.
     pub fn unknown_critical(self) -> Option<u16> {
         self.raw().find(|raw| raw.is_critical && raw.is_unknown()).map(|raw| raw.kind)
     }
@@ -153,7 +154,7 @@ impl<'a> Extensions<'a> {
         1 + self.0.len()
     }
 
-    /// The count, and the entries as they were pushed.
+    /// Returns the number of extensions, and their encoding.
     pub(super) fn encoded(self) -> (u8, &'a [u8]) {
         (self.raw().count() as u8, self.0)
     }
@@ -201,7 +202,7 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// One of each kind, in the order in which they are sent, and how `docs/PROTOCOL.md` shows it.
+/// One extension of each kind, in the order of sending, as `docs/PROTOCOL.md` shows it.
 #[cfg(test)]
 fn samples() -> Vec<(Extension<'static>, &'static str)> {
     vec![
@@ -225,7 +226,7 @@ mod tests {
     use super::*;
     use crate::tree::{Metadata, Record};
 
-    /// A record with these bytes as its extension area.
+    /// Decodes a record with these bytes as its extension area. Returns its unknown critical type, if any.
     fn with(area: &[u8]) -> Result<Option<u16>, TreeError> {
         let record = Record::Directory { name: b"d", metadata: Metadata::default() };
         let mut bytes = vec![0; record.encoded_bytes()];

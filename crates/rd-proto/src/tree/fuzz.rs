@@ -1,8 +1,8 @@
-//! Fuzz body: no input may panic, and what decodes says what was encoded.
+//! Body of the fuzz target: no input may panic, and what decodes must encode to the same bytes.
 
 use super::*;
 
-/// The payload of one chunk of records.
+/// Decodes `bytes` as the payload of one chunk of records.
 pub fn tree_records(bytes: &[u8]) {
     let (mut rest, mut order) = (bytes, Order::new());
     loop {
@@ -18,7 +18,7 @@ pub fn tree_records(bytes: &[u8]) {
     }
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// The seeds that are checked in as corpus: target, name and bytes of each.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut bytes = Vec::new();
     for record in samples() {
@@ -38,7 +38,7 @@ pub fn samples() -> Vec<Record<'static>> {
         modified: Time { seconds: -1, nanoseconds: 999_999_999 },
         accessed: Time { seconds: 1 << 33, nanoseconds: 0 },
         xattrs: Xattrs(b"\x06\0user.a\x01\0\0\0v"),
-        // A user's name, flags, and one that no version knows.
+        // A user's name, flags, and a type that no version knows.
         extensions: Extensions::new(b"\x01\0\0\x01\0u\x04\0\x01\x04\0\x10\0\0\0\xff\xff\0\x01\0?"),
     };
     vec![

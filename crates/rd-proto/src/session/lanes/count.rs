@@ -1,4 +1,4 @@
-//! How many lanes there are: as many on each rail, and as many rails, as carry more, or as were asked for.
+//! The number of lanes and rails: as many as carry more, or as many as were asked for.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::session::growth::{LONG_LINE, LaneGrowth};
 use crate::session::rails::Rails;
 
 impl Lanes {
-    /// The line is as long as its shortest round trip so far: on a busy host the first one may have waited for a processor.
+    /// Records the shortest round trip so far, which decides whether the line is long. On a busy host the first round
+    /// trip may have included waiting for a processor.
     pub(crate) fn note_round_trip(
         &mut self,
         shortest: Duration,
@@ -36,21 +37,22 @@ impl Lanes {
         self.processors = count;
     }
 
-    /// TCP lanes that each rail begins with.
+    /// Returns the number of TCP lanes that each rail begins with.
     pub(super) fn first_lanes(&self) -> u16 {
         let lanes = self.agreed.tcp_lanes;
-        // A number that was asked for is that of all rails.
+        // A number that was asked for is that of all rails together.
         let rails = self.rails_of(Path::Tcp);
         let lanes = if self.has_fixed_lanes() { lanes / rails.count() } else { lanes };
         lanes.clamp(1, rails.places())
     }
 
-    /// The number of TCP lanes was asked for.
+    /// Returns whether a number of TCP lanes was asked for.
     pub(super) fn has_fixed_lanes(&self) -> bool {
         self.agreed.tcp_lanes == self.agreed.tcp_lanes_max
     }
 
-    /// The end that dials has found so many rails of a path; `all`: they are used whether they carry more or not.
+    /// At the end that dials: records how many rails of a path were found. `all`: use all whether they carry more or
+    /// not.
     pub(crate) fn rails_found(
         &mut self,
         (path, count, all): (Path, u8, bool),
@@ -59,10 +61,10 @@ impl Lanes {
         taken: u64,
         actions: &mut VecDeque<Action>,
     ) {
-        // A rail without a lane is none.
+        // A rail without a lane would be useless.
         let lanes = if path == Path::Tcp { self.agreed.tcp_lanes_max } else { self.rdma_lanes_max() };
         let count = count.min(lanes as u8);
-        // A number of lanes that was asked for is not taken from the rail that there is, to see what another carries.
+        // If a number of lanes was asked for, the existing rail keeps its lanes: none is moved to try another rail.
         if !self.connector || count < 2 || self.rails_of(path).count() > 1 || (self.has_fixed_lanes() && !all) {
             return;
         }
@@ -79,7 +81,7 @@ impl Lanes {
         }
     }
 
-    /// Lanes that each rail of a path has.
+    /// Returns the number of lanes that each rail of a path has.
     pub(super) fn lanes_of_rail(&self, path: Path) -> u16 {
         let each = match path {
             Path::Tcp => self.tcp_lanes,
@@ -89,12 +91,12 @@ impl Lanes {
         each.clamp(1, self.rails_of(path).places())
     }
 
-    /// RDMA lanes that all rails may have.
+    /// Returns the maximum number of RDMA lanes on all rails together.
     pub(super) fn rdma_lanes_max(&self) -> u16 {
         if self.has_fixed_lanes() { self.agreed.rdma_lanes } else { RDMA_LANE_FIRST }
     }
 
-    /// Fits the rails in use to what they carry, and where payload goes by TCP the number of lanes to the line.
+    /// Adapts the number of rails to what they carry and, if payload goes by TCP, the number of lanes to the line.
     pub(crate) fn fit(
         &mut self,
         taken: u64,
@@ -105,7 +107,7 @@ impl Lanes {
     ) {
         let Some(path) = self.path else { return };
         let bytes = self.carried_bytes(taken);
-        // One thing at a time, or neither would show what it carries.
+        // Rails and lanes are tried one at a time; otherwise neither trial would show what it carries.
         if path == Path::Tcp && self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
             self.rails_of_mut(path).pause();
         } else if self.rails_of_mut(path).fit(bytes, keeps_busy, now) {
@@ -113,24 +115,26 @@ impl Lanes {
         }
         let rails = &self.rails[path as usize];
         let Some(growth) = self.growth.as_mut().filter(|_| path == Path::Tcp) else { return };
-        // A rail adds what its network carries; more lanes on one may only share it in another way.
+        // Rails are tried first: a rail adds the capacity of its network, while more lanes on one rail may only share
+        // it differently.
         if rails.is_trying() || keeps_busy && rails.are_untried(now) {
             growth.pause();
         }
-        // On a short line nothing is ever much on its way: lanes that always have something to send are what limits.
+        // On a short line little is ever on the way. The line limits throughput if the lanes always have something to
+        // send.
         let limits = if growth.is_long() { limits } else { keeps_busy };
         growth.note(now, bytes, limits, queues);
         let lanes = growth.lanes();
         self.keep_tcp_lanes(lanes, now, actions);
     }
 
-    /// Wants so many TCP lanes on each rail from now on.
+    /// Sets the number of TCP lanes wanted on each rail.
     pub(crate) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration, actions: &mut VecDeque<Action>) {
         self.tcp_lanes = lanes;
         self.keep_lanes(Path::Tcp, now, actions);
     }
 
-    /// Has those lanes of a path end that are not wanted any more, or stand where another rail has its place now.
+    /// Retires the lanes of a path that are no longer wanted, or whose place now belongs to another rail.
     pub(super) fn keep_lanes(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
         let each = self.lanes_of_rail(path);
         let (rails, places) = (&self.rails[path as usize], &mut self.places);
@@ -147,7 +151,8 @@ impl Lanes {
         }
     }
 
-    /// A lane has come up, or has been lost or not made: its rail is well, or is left where another one has lanes.
+    /// Handles a lane that has come up, was lost or could not be made. Its rail then works, or is left if another rail
+    /// has lanes.
     pub(super) fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
         let (path, rail) = (path_of(lane), self.rail_of(lane));
         if !self.connector || self.rails_of(path).count() < 2 || self.path != Some(path) {

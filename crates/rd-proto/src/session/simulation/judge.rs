@@ -1,4 +1,4 @@
-//! What must have come of it.
+//! Checks the results of a run.
 
 use super::*;
 
@@ -40,15 +40,15 @@ impl Simulation {
                 let both = self.ends.iter().all(|end| end.gave_up.is_some());
                 assert!(both || other == Outcome::PeerAborted(cause) || (self.committed && other == Outcome::Done));
             }
-            // Where no lane could be made any more, one may have been the last.
+            // No lane could be made any more, so the last one may have been lost.
             Weather::Rough if self.stranded => {}
-            // The answer may have been lost with the link, and it did not stay to repeat it.
+            // The answer may have been lost with the link, and the receiver did not stay to repeat it.
             Weather::Rough if receiver.left.is_some() => {}
             Weather::Calm | Weather::Rough if !gave_up => {
                 if [&sent, &received].contains(&&Some(Outcome::NoRdma)) {
                     assert!(self.agreed.policy == Policy::Rdma && self.weather == Weather::Rough);
                     let told = [sent, received];
-                    // The word of it may be lost; there is no second attempt.
+                    // The ABORT that says so may be lost; it is not repeated.
                     let fits = |outcome| matches!(outcome, &Some(Outcome::NoRdma | Outcome::LinkLost { .. }));
                     assert!(told.iter().all(fits), "{told:?}");
                     let first = &self.lanes[&(0, 0)];

@@ -1,4 +1,4 @@
-//! The loops of the two ends, as the engine has them.
+//! The loops of the two ends, which work as the engine's loop does.
 
 use super::*;
 
@@ -15,7 +15,7 @@ impl Simulation {
         }
         if matches!(event, In::Resume) {
             self.ends[end].stopped = false;
-            // What the process did not read while it stood still, it reads now.
+            // The process now reads everything that arrived while it was stopped.
             let now = self.now;
             for lane in self.lanes.values_mut().filter(|lane| !lane.cut) {
                 lane.sides[end].heard = now;
@@ -83,7 +83,7 @@ impl Simulation {
         self.wake_at(end, next);
     }
 
-    /// In foul weather one way after another stops moving, at both ends at once.
+    /// In bad weather the ways stop moving one after another, each at both ends at once.
     fn stall_ways(&mut self, end: usize) {
         let now = self.time();
         let up = |(&(index, generation), lane): (&(u16, u32), &SimLane)| {
@@ -115,7 +115,7 @@ impl Simulation {
             In::Chunk { lane, buffer } => {
                 let header = self.ends[RECEIVER].slots[buffer as usize].header;
                 if let Err(violation) = self.receiver.handle_chunk(lane, buffer, header.as_ref()) {
-                    // It is damaged itself, or another that is has its number.
+                    // Either this chunk is damaged, or a damaged chunk has taken its sequence.
                     let number = |header: Option<ChunkHeader>| header.map(|header| header.sequence);
                     let is_taken_for_it = |slot: &Slot| slot.damaged && number(slot.header) == number(header);
                     let explained = self.ends[RECEIVER].slots.iter().any(is_taken_for_it);
@@ -149,7 +149,7 @@ impl Simulation {
             In::Answers(count) => self.answers[0] += count,
             In::Committed => self.receiver.handle_committed(0, now),
             In::Endpoints => {
-                // The list grows, so that its length tells how old it is.
+                // The list grows with each change, so its length tells its age.
                 self.endpoints[0] += 1;
                 let address = "10.0.0.1:4791".parse().expect("an address");
                 let endpoint = Endpoint { hardware: false, address, prefix_bits: 24, rate_mbps: 0 };
@@ -201,7 +201,7 @@ impl Simulation {
                     let message = if self.corrupts() { Message::Garbled } else { Message::Control(frame) };
                     self.transmit(id, end, message);
                 }
-                // Found without being told, above.
+                // The rails are found above, without these addresses.
                 Action::Addresses(_) => {}
                 Action::Endpoints(endpoints) => {
                     assert_eq!(end, self.connector, "the listening end is told where it listens");
@@ -262,7 +262,7 @@ impl Simulation {
                     self.committed = true;
                     self.after(5 * MS, What::Tell(RECEIVER, In::Committed));
                     if self.weather != Weather::Calm && self.luck.chance(10) {
-                        // While it lingers, its answer lost with the link.
+                        // End the receiver while it lingers, after its answer was lost with the link.
                         let at = self.now + 5 * MS;
                         self.at(at, What::Outage { path: None, for_ns: SECOND });
                         self.after(2 * SECOND, What::Tell(RECEIVER, In::GiveUp(Cause::Signal(15))));
@@ -288,7 +288,7 @@ impl Simulation {
     }
 
     pub(super) fn finish_work(&mut self, end: usize, buffer: BufferId, from: Owner, event: In) {
-        // The buffer belongs to the machine again once the event is handled; nothing reads it before.
+        // The buffer belongs to the machine again once the event is handled. No other owner reads it before.
         self.own(end, buffer, from, Owner::Machine);
         let most = self.work_max;
         self.after(most, What::Tell(end, event));
@@ -315,7 +315,7 @@ impl Simulation {
             slot.damaged = true;
             match self.luck.below(3) {
                 0 => slot.header = None,
-                // Another chunk's number: of one that has been, is on its way, or comes later.
+                // The sequence of another chunk: one that has been sent, is on its way, or comes later.
                 1 => slot.header = Some(ChunkHeader { sequence: self.luck.below(header.sequence + 16), ..header }),
                 _ => {}
             }

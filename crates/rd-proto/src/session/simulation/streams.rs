@@ -1,4 +1,4 @@
-//! The source and the sinks.
+//! The simulated source and sinks.
 
 use super::*;
 
@@ -35,7 +35,7 @@ impl Simulation {
                 _ => self.position,
             };
             self.stream_position += if item == 0 { u64::from(bytes) } else { 0 };
-            // As the engine does: by the path at the time when it is sealed.
+            // As in the engine, the path at the time of sealing decides.
             let path = self.sender.core_ref().path();
             let sealed = if self.luck.chance(50) { path.is_some_and(|path| self.agreed.seal(path)) } else { encrypt };
             self.ends[SENDER].slots[buffer as usize] = Slot {
@@ -61,7 +61,7 @@ impl Simulation {
         self.start_producing();
     }
 
-    /// The source of a tree goes on only once it has the answers to what it has sent a while ago.
+    /// Returns whether the source of a tree must wait: it continues only once it has the answers to earlier chunks.
     fn awaits_answers(&self) -> bool {
         let told = self.produced.saturating_sub(self.answers_ahead);
         let is_waiting = self.layout == Layout::Tree && self.produced < self.chunks;

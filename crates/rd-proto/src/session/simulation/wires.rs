@@ -3,7 +3,7 @@
 use super::*;
 
 impl Simulation {
-    /// Connects a lane; `half`: the connecting end does not learn of it.
+    /// Connects a lane. `half`: the connecting end does not learn of it.
     pub(super) fn open_lane(&mut self, id: LaneId, half: bool) {
         let side = |heard| Side {
             life: Life::Coming,
@@ -20,7 +20,7 @@ impl Simulation {
         self.retries_possible |= stalls;
         let sides = [side(self.now), side(self.now)];
         let mut lane = SimLane { sides, cut: half, drains_until: 0, delay, stalled_until };
-        // The session begins on the first lane: both ends know of it before anything else.
+        // The session begins on the first lane, so both ends know of it before anything else.
         let first = id == LaneId { index: 0, generation: 0 };
         let up = [0, 0].map(|_| if first { 0 } else { self.now + self.luck.below(2 * delay) });
         // Nothing reaches an end before it knows of the lane.
@@ -46,7 +46,8 @@ impl Simulation {
     }
 
     pub(super) fn dial(&mut self, id: LaneId) {
-        // Without an end, where an engine gives up after some seconds: so a list that is lost ends the session.
+        // The dial waits without end, where a real engine gives up after some seconds. So a lost list of endpoints ends
+        // the session.
         if path_of(id) == Path::Rdma && self.endpoints[1] == 0 {
             return self.waiting_dials.push(id);
         }
@@ -71,7 +72,7 @@ impl Simulation {
         lane.cut = true;
         lane.drains_until = drains_until;
         for (end, seen) in seen.into_iter().enumerate() {
-            // The kernel probes a silent TCP connection; nothing does that for a queue pair.
+            // The kernel probes a silent TCP connection, but not a queue pair.
             let probed = (path_of(id) == Path::Tcp).then_some(KEEPALIVE);
             if let Some(after) = seen.or(probed) {
                 let at = self.now + after;

@@ -27,7 +27,7 @@ fn what_was_sent_before_a_pause_and_comes_behind_it_does_not_end_it() {
         now += second;
         assert_eq!(closed(&mut sender, now), 0, "{now:?}");
     }
-    // It goes on, and says so on all lanes.
+    // The peer continues, and says so on all lanes.
     let now = now + second;
     sender.handle_frame(lanes[0], Frame::Ping, now).expect("in its place");
     assert_eq!(closed(&mut sender, now + HEARD_MAX / 2), 0, "heard just now");

@@ -275,8 +275,8 @@ impl Basis {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile.
-    /// Otherwise the error of writing or of `check_stored`.
+    /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile,
+    /// or if a block of a file without holes is known neither from the sender nor from the old file. Otherwise the error of writing or of `check_stored`.
     pub fn fill(
         &self,
         target: &OwnedFd,

@@ -6,7 +6,7 @@ use super::directory::OpenDirectory;
 use super::entry::Large;
 use super::jobs::Job;
 
-/// Maximum number of entries held back, each of which is open. Further entries are not held.
+/// Maximum number of directories held back, and of files; each of them is open. Further ones are not held.
 const HELD_MAX: usize = 64;
 
 /// Entries held back. Dropping them publishes them, or discards them if the sink has been stopped.

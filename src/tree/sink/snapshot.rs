@@ -191,8 +191,7 @@ impl Snapshot {
             && self.stat(name_beside(&self.name, PARTIAL).as_bytes()).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// Removes the marker of the generation, which is whole and to which `latest` leads. Also removes markers of
-    /// generations that no longer exist. Another existing generation keeps its marker, because without the marker it
+    /// Removes the marker of the generation, which is whole. Also removes markers of generations that no longer exist. Another existing generation keeps its marker, because without the marker it
     /// would count as whole.
     fn unmark(&self) {
         if let Some(marker) = &self.marker {

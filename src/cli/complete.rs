@@ -33,6 +33,7 @@ pub use remote::fuzz;
 
 /// How long the answer may take to be found.
 const ANSWER_MAX: Duration = Duration::from_millis(900);
+
 /// How long a person may wait in all, including the end of a process that did not answer.
 const ALL_MAX: Duration = Duration::from_millis(980);
 
@@ -118,7 +119,7 @@ impl Found {
     /// Returns the text of the answer. `text` is what bash would replace.
     fn shown(mut self, shell: Shell, text: &str) -> String {
         if shell == Shell::Bash && self.files && !self.words.is_empty() {
-            // Bash cannot add names of files to given words.
+            // Bash itself cannot add names of files to a list of words.
             let typed = &self.typed.value;
             let at = typed.find('=').filter(|_| typed.starts_with("--")).map_or(0, |at| at + 1);
             let (front, prefix) = typed.split_at(at);
@@ -200,7 +201,7 @@ struct Given<'a> {
 impl<'a> Given<'a> {
     fn of(command: &'a Command, words: Vec<String>) -> Self {
         let words = match command.get_name() {
-            // The line may be in the habits of scp and rsync.
+            // The line may be typed as for scp or rsync.
             "rdcp" => {
                 let exists = |name: &OsStr| Path::new(name).symlink_metadata().is_ok();
                 let translated = habits::translate(words.iter().map(OsString::from), command, exists);
@@ -299,7 +300,7 @@ impl<'a> Given<'a> {
         let is_given = |arg: &Arg| self.options.iter().any(|(given, _)| given.get_id() == arg.get_id());
         let may_come = |arg: &&Arg| {
             let may_repeat = matches!(arg.get_action(), ArgAction::Append | ArgAction::Count);
-            // Only one of the two options may declare the conflict.
+            // A conflict may be declared by one of the two options only.
             let conflicts = |one: &Arg, other: &Arg| {
                 command.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
             };
@@ -311,7 +312,7 @@ impl<'a> Given<'a> {
         };
         let written = |arg: &Arg| {
             let about = arg.get_help().map(ToString::to_string).unwrap_or_default();
-            // Each option has a single line.
+            // Each description gets a single line.
             let about = about.split(';').next().unwrap_or_default().to_owned();
             let long = arg.get_long().map(|long| format!("--{long}"));
             let short = arg.get_short().map(|letter| format!("-{letter}"));

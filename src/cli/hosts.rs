@@ -16,6 +16,7 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// Maximum number of files read of ssh's configuration.
 const FILES_MAX: usize = 256;
+
 /// How deeply files of ssh's configuration may include each other, as in ssh.
 const DEPTH_MAX: usize = 16;
 

@@ -25,6 +25,7 @@ const HOLD: Duration = Duration::from_millis(250);
 
 /// Maximum number of lines waiting to be written.
 const HELD_MAX: usize = 20_000;
+
 /// Maximum number of entries kept for a trace.
 const KEPT_MAX: usize = 50_000;
 

@@ -23,6 +23,7 @@ const MATRIX_HOSTS_MAX: usize = 8;
 
 /// Columns of a cell of the matrix.
 const CELL_COLUMNS: usize = 7;
+
 /// Columns of the host names before the cells.
 const LABEL_COLUMNS: usize = 20;
 

@@ -15,6 +15,7 @@ use crate::measure::{Level, Speed};
 
 /// Columns of a check's name.
 const NAME_COLUMNS: usize = 22;
+
 /// Columns before the description of what was found.
 const FOUND: usize = 8 + NAME_COLUMNS + 1;
 

@@ -31,7 +31,7 @@ use line::{Word, quoted, words};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use remote::fuzz;
 
-/// How long the answer may take to be found.
+/// How long finding the answer may take.
 const ANSWER_MAX: Duration = Duration::from_millis(900);
 
 /// How long a person may wait in all, including the end of a process that did not answer.
@@ -300,7 +300,7 @@ impl<'a> Given<'a> {
         let is_given = |arg: &Arg| self.options.iter().any(|(given, _)| given.get_id() == arg.get_id());
         let may_come = |arg: &&Arg| {
             let may_repeat = matches!(arg.get_action(), ArgAction::Append | ArgAction::Count);
-            // A conflict may be declared by one of the two options only.
+            // It is enough that one of the two options declares the conflict.
             let conflicts = |one: &Arg, other: &Arg| {
                 command.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
             };
@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(answered("rdcp", "rdcp -n --watc"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp --bootst"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp --exclude x --exclude"), values(&["--exclude", "--exclude-from"]));
-        // Options in the habits of rsync.
+        // Options as users of rsync type them.
         assert_eq!(answered("rdcp", "rdcp -avz --transport t"), values(&["tcp"]));
         // After `--`, and after the host of `rdsh`, there are no more options.
         assert!(answered("rdcp", "rdcp -- --tr").1.is_empty());

@@ -373,7 +373,7 @@ pub fn translate(
             continue;
         }
         if let Some(seconds) = value_of(&word, "--timeout", &mut words) {
-            // A silent peer is waited for this long. With 0, rsync waits without end.
+            // A silent peer is waited for this long. With 0 rsync waits without end, so nothing is set.
             if seconds.as_bytes().iter().any(|&byte| byte != b'0') {
                 done.words.extend(["--reconnect".into(), seconds]);
             }

@@ -35,7 +35,7 @@ fn checked(path: &[u8]) -> Result<ByteVec, String> {
 }
 
 /// Returns the directory with which all sources begin, and their paths relative to it. The directory ends at `/./`;
-/// without that, the path consists of all that is given.
+/// the whole of a source without this mark is its path.
 ///
 /// # Errors
 ///

@@ -130,7 +130,7 @@ pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
 }
 
 /// Begins the log that the command line asks for. `-vv` writes to standard error, unless the environment names another
-/// place. `--trace` keeps all entries.
+/// place. With `--trace`, entries are also kept.
 pub(crate) fn start_by_options(command: &str, verbose: u8, keeps: bool) {
     let level = match verbose {
         0 | 1 => None,

@@ -91,7 +91,7 @@ pub(super) fn quoted(text: &str, quote: Quote, is_first: bool) -> Option<String>
         match quote {
             Quote::Single if letter == '\'' => written.push_str("'\\''"),
             Quote::Single => written.push(letter),
-            // The shell takes it as a command of its history, whatever stands in front of it.
+            // The shell takes `!` as a command of its history, whatever stands in front of it.
             Quote::Double if letter == '!' => return None,
             Quote::Double => {
                 if "\\\"$`".contains(letter) {

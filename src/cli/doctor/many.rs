@@ -27,7 +27,7 @@ const CELL_COLUMNS: usize = 7;
 /// Columns of the host names before the cells.
 const LABEL_COLUMNS: usize = 20;
 
-/// Columns for the names of hosts.
+/// Number of columns up to which names of hosts are kept on one line.
 const NAMES_COLUMNS: usize = 40;
 
 /// Maximum number of lines shown with the same code. `--json` has all.

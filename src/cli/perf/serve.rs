@@ -49,7 +49,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                     return outcome.map_err(|error| Failure::silent(measured(&error, &peer).exit));
                 }
                 let (post, fresh) = channel();
-                // Pending connections of the finished session are dropped with its channel.
+                // Connections of the finished session are dropped with its channel.
                 events = fresh;
                 listener.registry().lock().expect("no panic with it locked").clear(post);
             }

@@ -66,11 +66,11 @@ impl TargetOptions {
         Some(first)
     }
 
-    /// Returns DST and all other targets, each once, and how many were named more than once.
+    /// Returns DST and all other targets, each once, and the number of duplicates left out.
     ///
     /// # Errors
     ///
-    /// Exit 1 if a target is not valid.
+    /// Exit 1 if the targets are not valid.
     pub(super) fn resolve(&self, destination: Spec) -> Result<(Vec<Spec>, usize), Failure> {
         let usage = |reason: String| Failure::new(Exit::Usage, reason);
         let mut targets = match &self.hosts {
@@ -99,7 +99,8 @@ impl TargetOptions {
     }
 }
 
-/// Whether all hosts, apart from this one, are nodes of the Slurm allocation in which the command runs.
+/// Whether there are hosts other than this one, and all of them are nodes of the Slurm allocation in which the command
+/// runs.
 pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool {
     let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).unwrap_or_default();
     let nodes =

@@ -18,7 +18,7 @@ const HOLDS_UP_BYTES: u64 = 16 << 20;
 /// How often an event reports the progress of all hosts.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// Parts of a line for which the parts are put closer together before these are left out.
+/// Parts of a line that are kept by moving all parts closer together, if that makes enough room.
 const DENSE: [usize; 2] = [5, 4];
 
 /// Says what a rate is of, if there is room.

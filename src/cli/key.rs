@@ -47,8 +47,8 @@ pub fn conceal(key: Option<&OsString>) {
     }
 }
 
-/// Hides this process's memory as [`conceal`] does, but keeps the limit on core dumps, which children inherit. A program
-/// that this process starts is dumpable again.
+/// Hides this process's memory as [`conceal`] does, but keeps the limit on core dumps, which children inherit. A
+/// program that this process starts is dumpable again.
 pub fn conceal_memory() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }

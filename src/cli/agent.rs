@@ -1,4 +1,4 @@
-//! `rdma-pipe-agent`: the program that runs on other hosts.
+//! The command line of `rdma-pipe-agent`, the program that runs on other hosts.
 
 use std::process::ExitCode;
 
@@ -24,11 +24,11 @@ pub struct AgentArguments {}
 /// The program's name.
 pub(super) const NAME: &str = "rdma-pipe-agent";
 
-/// The exit codes, for the help. How a copy ended is in its messages.
+/// Exit codes, for the help. They do not tell how a copy ended; the agent's messages do.
 const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start; \
     9 its caller does not keep to the protocol";
 
-/// The whole command.
+/// Runs the command.
 pub fn main() -> ExitCode {
     super::begin();
     super::run(NAME, || match AgentArguments::try_parse() {

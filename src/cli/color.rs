@@ -1,6 +1,6 @@
-//! Colours, for a person at a terminal. What they say stands in words as well.
+//! Colours, for people at a terminal. Everything that a colour says is said in words as well.
 //!
-//! Red, yellow and cyan differ in brightness and not by red against green alone.
+//! Red, yellow and cyan also differ in brightness, so that no meaning rests on red against green alone.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -21,11 +21,11 @@ pub enum When {
     Never,
 }
 
-/// What [`set`] has chosen, as a place in the list of values.
+/// The choice made by [`set`], as an index into the list of values.
 static CHOSEN: AtomicU8 = AtomicU8::new(When::Auto as u8);
 
-/// Does as the last `--color` among a command's words says. Before they are parsed: what is wrong with them is coloured as
-/// well.
+/// Obeys the last `--color` among a command's words. Called before the words are parsed, so that errors in them are
+/// coloured as well.
 pub(crate) fn set(words: &[OsString]) {
     let mut when = When::Auto;
     let mut words = words.iter().filter_map(|word| word.to_str()).take_while(|word| *word != "--").peekable();
@@ -49,12 +49,12 @@ pub(crate) fn set(words: &[OsString]) {
     console::set_colors_enabled_stderr(is_coloured(std::io::stderr().is_terminal()));
 }
 
-/// The terminal takes neither colours nor a line that is drawn again.
+/// Whether the terminal supports neither colours nor redrawing a line.
 pub(crate) fn is_dumb() -> bool {
     std::env::var_os("TERM").is_some_and(|kind| kind == "dumb")
 }
 
-/// What clap is to do in help.
+/// Returns how clap is to colour the help.
 pub(crate) fn of_help() -> ColorChoice {
     match When::value_variants().get(usize::from(CHOSEN.load(Ordering::Relaxed))) {
         Some(When::Always) => ColorChoice::Always,
@@ -63,7 +63,7 @@ pub(crate) fn of_help() -> ColorChoice {
     }
 }
 
-/// The beginning of a line that tells an error, on standard error.
+/// Returns the coloured beginning of an error line for standard error.
 pub(crate) fn error(text: &str) -> String {
     Style::new().for_stderr().red().bold().apply_to(text).to_string()
 }

@@ -1,10 +1,10 @@
-//! Completions: `rdma-pipe complete SHELL NAME LINE [TEXT]` answers what may stand at the cursor of a command line of the
-//! command NAME. `rdma-pipe complete SHELL` prints the script that has the shell ask.
+//! Completions. `rdma-pipe complete SHELL NAME LINE [TEXT]` prints what may stand at the cursor of a command line of
+//! the command NAME. `rdma-pipe complete SHELL` prints the script that makes the shell ask.
 //!
-//! LINE is the line up to the cursor, as it is typed, and TEXT what of its last word bash would replace. The first line of
-//! an answer says whether names of files here are to be added, which is the shell's own work; each further one is a word,
-//! behind a tab what it means. Nothing that is typed is ever run or expanded, and no question asked; within one second there
-//! is an answer, or none.
+//! LINE is the line up to the cursor, as typed. TEXT is the end of its last word, which bash would replace. The first
+//! line of an answer says whether the shell is to add names of local files. Each further line is a word, and after a
+//! tab its meaning. Typed text is never run or expanded, and the user is never asked anything. The answer comes within
+//! one second, or not at all.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -31,20 +31,23 @@ use line::{Word, quoted, words};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use remote::fuzz;
 
-/// The most that a person is kept waiting, with the end of a process that did not answer.
+/// How long finding the answer may take.
 const ANSWER_MAX: Duration = Duration::from_millis(900);
+
+/// How long a person may wait in all, including the end of a process that did not answer.
 const ALL_MAX: Duration = Duration::from_millis(980);
 
-/// Options of rdcp's by which a host is reached: what a command line has of them is asked with, too.
+/// Identifiers of `rdcp` options that say how a host is reached. If the command line has them, they are also used to
+/// ask the host for names.
 const WAYS: [&str; 7] = ["rsh", "launcher", "port", "identity", "jump", "configuration", "option"];
 
-/// What rdperf does besides measuring the way to a host.
+/// Tasks of `rdperf` besides measuring the way to a host.
 const TASKS: [&str; 4] = ["serve", "disk", "mem", "model"];
 
-/// Names of values that are those of files or directories.
+/// Names of option values that are files or directories.
 const FILES: [&str; 4] = ["FILE", "DIR", "PATH", "COMMAND"];
 
-/// The script by which a shell completes a command.
+/// Returns the script with which a shell completes a command.
 pub fn script(shell: Shell, name: &str) -> String {
     let script = match shell {
         Shell::Bash => include_str!("complete/script.bash"),
@@ -56,12 +59,12 @@ pub fn script(shell: Shell, name: &str) -> String {
 
 fn commands() -> Vec<Command> {
     let mut commands: Vec<Command> = definitions().into_iter().chain([agent::AgentArguments::command()]).collect();
-    // With --help and --version.
+    // Adds --help and --version.
     commands.iter_mut().for_each(Command::build);
     commands
 }
 
-/// The whole command, without its two names.
+/// Runs `rdma-pipe complete`; `words` are those behind these two names.
 pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
     let usage = || Failure::new(Exit::Usage, "complete SHELL [NAME LINE [TEXT]], where SHELL is bash, zsh or fish");
     let shell = match words.first().and_then(|word| word.to_str()) {
@@ -77,7 +80,7 @@ pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
         }
         [_, name, line, text @ ..] if text.len() <= 1 => {
             let until = Instant::now() + ANSWER_MAX;
-            // Files of settings, and ssh's, may be somewhere that does not answer.
+            // Files of settings, the user's or those of ssh, may be on a file system that does not answer.
             std::thread::spawn(|| {
                 std::thread::sleep(ALL_MAX);
                 std::process::exit(i32::from(Exit::Connect.code()));
@@ -93,14 +96,14 @@ pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
 /// What may stand at the cursor.
 #[derive(Debug, Default)]
 struct Found {
-    /// The names of files here, too.
+    /// Whether names of local files may stand there too.
     files: bool,
     words: Vec<Candidate>,
-    /// What is typed of it.
+    /// The part of the word that has been typed.
     typed: Word,
 }
 
-/// All of a word, with what it means.
+/// A whole word, and its meaning.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate(String, String);
 
@@ -113,10 +116,10 @@ impl Found {
         Self { words: words.into_iter().map(|(word, about)| Candidate(word, about)).collect(), ..Self::default() }
     }
 
-    /// The answer. `text`: what bash would replace.
+    /// Returns the text of the answer. `text` is what bash would replace.
     fn shown(mut self, shell: Shell, text: &str) -> String {
         if shell == Shell::Bash && self.files && !self.words.is_empty() {
-            // Bash cannot add them itself.
+            // Bash itself cannot add names of files to a list of words.
             let typed = &self.typed.value;
             let at = typed.find('=').filter(|_| typed.starts_with("--")).map_or(0, |at| at + 1);
             let (front, prefix) = typed.split_at(at);
@@ -124,7 +127,7 @@ impl Found {
             self.words.extend(names.map(|name| Candidate(format!("{front}{name}"), String::new())));
             self.files = false;
         }
-        // A name with an end of a line, or an escape sequence, in it has to be typed by who means it.
+        // A name that contains a line end or an escape sequence must be typed by hand.
         self.words.retain(|Candidate(word, _)| escaped(OsStr::new(word)) == *word);
         self.words.sort();
         let mut shown = String::from(if self.files { "files\n" } else { "none\n" });
@@ -145,14 +148,15 @@ impl Found {
     }
 }
 
-/// What bash is to write in the place of `text`, the end of what is typed, for all of the word to become this one.
+/// Returns what bash must write in place of `text`, the end of what is typed, so that the whole word becomes `word`.
+/// `None` if `word` does not begin with the rest of what is typed.
 fn for_bash(word: &str, typed: &str, text: &str) -> Option<String> {
     let head = typed.strip_suffix(text).unwrap_or_default();
     let stays = words(head, Shell::Bash).pop().unwrap_or_default();
     quoted(word.strip_prefix(&stays.value)?, stays.quote, head.is_empty())
 }
 
-/// The names in this directory that begin so, a slash behind those of directories.
+/// Returns the names in the current directory that begin with `prefix`. Names of directories end in a slash.
 fn local_names(prefix: &str) -> Vec<String> {
     let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| {
@@ -164,14 +168,14 @@ fn local_names(prefix: &str) -> Vec<String> {
     names.collect()
 }
 
-/// What may stand at the end of this line.
+/// Returns what may stand at the end of the line.
 fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
     let mut line = words(line, shell);
     let typed = line.pop().unwrap_or_default();
     let commands = commands();
     let command = commands.iter().find(|command| name == command.get_name());
     let (Some(command), false) = (command, typed.is_open || typed.is_shells) else { return Found::files() };
-    // In front of it may be sudo, env, and what they take.
+    // The command name may follow sudo or env, and their arguments.
     let is_it = |word: &Word| Path::new(&word.value).file_name() == Some(name);
     let start = line.iter().position(is_it).map_or(0, |at| at + 1);
     let before = line.drain(start.min(line.len())..).filter(|word| !word.is_shells);
@@ -181,23 +185,23 @@ fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
     Found { typed, ..found }
 }
 
-/// What stands in front of the cursor.
+/// The words before the cursor.
 #[derive(Default)]
 struct Given<'a> {
-    /// Options with their values, which may be none.
+    /// Options with their values, if they have any.
     options: Vec<(&'a Arg, Option<String>)>,
-    /// Arguments that are no options.
+    /// Arguments that are not options.
     positionals: Vec<String>,
-    /// An option whose value comes next.
+    /// The option whose value comes next.
     pending: Option<&'a Arg>,
-    /// Behind `--`, or in a command that is not ours.
+    /// Whether no more options may come: after `--`, or within a command that `rdsh` runs.
     is_over: bool,
 }
 
 impl<'a> Given<'a> {
     fn of(command: &'a Command, words: Vec<String>) -> Self {
         let words = match command.get_name() {
-            // As hands that know scp and rsync type it.
+            // The line may be typed as for scp or rsync.
             "rdcp" => {
                 let exists = |name: &OsStr| Path::new(name).symlink_metadata().is_ok();
                 let translated = habits::translate(words.iter().map(OsString::from), command, exists);
@@ -220,7 +224,7 @@ impl<'a> Given<'a> {
             self.options.push((option, Some(word)));
         } else if self.is_over || word == "-" || !word.starts_with('-') {
             self.positionals.push(word);
-            // What follows a host of rdsh's is its command.
+            // Arguments after the host of `rdsh` are the command to run.
             self.is_over |= command.get_positionals().any(|arg| arg.is_trailing_var_arg_set());
         } else if word == "--" {
             self.is_over = true;
@@ -285,18 +289,18 @@ impl<'a> Given<'a> {
                 ];
                 Found { words: starting(typed, "", modes.into_iter()).collect(), ..Found::default() }
             }
-            // A port.
+            // A port cannot be completed.
             ("rdsend", 1) | ("rdrecv", 0) | ("rddoctor" | "rdperf" | "rdma-pipe-agent", _) => Found::default(),
             _ => Found::files(),
         }
     }
 
-    /// Options that begin so, go with those that are given, and can be given once more.
+    /// Returns the options that begin with `typed`, do not conflict with given options, and may be given once more.
     fn option(&self, command: &Command, typed: &str) -> Found {
         let is_given = |arg: &Arg| self.options.iter().any(|(given, _)| given.get_id() == arg.get_id());
         let may_come = |arg: &&Arg| {
             let may_repeat = matches!(arg.get_action(), ArgAction::Append | ArgAction::Count);
-            // One of the two says so.
+            // It is enough that one of the two options declares the conflict.
             let conflicts = |one: &Arg, other: &Arg| {
                 command.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
             };
@@ -308,7 +312,7 @@ impl<'a> Given<'a> {
         };
         let written = |arg: &Arg| {
             let about = arg.get_help().map(ToString::to_string).unwrap_or_default();
-            // There is one line for it.
+            // Each description gets a single line.
             let about = about.split(';').next().unwrap_or_default().to_owned();
             let long = arg.get_long().map(|long| format!("--{long}"));
             let short = arg.get_short().map(|letter| format!("-{letter}"));
@@ -319,7 +323,7 @@ impl<'a> Given<'a> {
         Found::words(all.filter(|(form, _)| form.starts_with(typed)))
     }
 
-    /// The values of an option. `front`: what of the word is in front of its value.
+    /// Returns possible values of an option. `front` is the part of the word before the value.
     fn value(&self, option: &Arg, typed: &str, front: &str, until: Instant) -> Found {
         let values = option.get_possible_values();
         if !values.is_empty() {
@@ -350,7 +354,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// Hosts, with what comes behind each.
+    /// Returns hosts, each followed by `behind`.
     fn host(&self, typed: &str, front: &str, behind: &str) -> Found {
         let (user, name) = typed.rsplit_once('@').map_or(("", typed), |(user, name)| (&typed[..=user.len()], name));
         if typed.contains(['/', ':']) && !name.starts_with('[') {
@@ -359,26 +363,26 @@ impl<'a> Given<'a> {
         let configuration = self.ways("configuration").next().map(PathBuf::from);
         let mut hosts = hosts::of_ssh(configuration.as_deref());
         hosts.extend(settings::hosts().into_iter().filter_map(|host| host.into_string().ok()));
-        // One that holds colons is an address, which has brackets where a colon follows.
+        // A host that contains colons is an address, which needs brackets if another colon follows.
         let written = |host: String| if host.contains(':') && !behind.is_empty() { format!("[{host}]") } else { host };
         let hosts: BTreeSet<String> = hosts.into_iter().map(written).filter(|host| host.starts_with(name)).collect();
         Found::words(hosts.into_iter().map(|host| (format!("{front}{user}{host}{behind}"), String::new())))
     }
 
-    /// `HOST:PATH`, and where they are `local` files here.
+    /// Returns completions of `HOST:PATH`; if `local`, names of local files too.
     fn path(&self, typed: &str, front: &str, until: Instant, local: bool) -> Found {
         match Spec::parse(OsStr::new(typed)) {
             Ok(Spec::There(host, path)) => {
                 let path = path.to_string_lossy();
                 Found::words(self.remote(typed, front, &host, &path, until).unwrap_or_default())
             }
-            // It is a mistake already.
+            // The word is invalid already.
             Err(_) if typed.contains(':') => Found::default(),
             _ => Found { files: local, ..self.host(typed, front, ":") },
         }
     }
 
-    /// What is at a path of a host's.
+    /// Returns completions of a path on a host; `None` if the host cannot be asked or does not answer.
     fn remote(
         &self,
         typed: &str,
@@ -387,12 +391,12 @@ impl<'a> Given<'a> {
         path: &str,
         until: Instant,
     ) -> Option<Vec<(String, String)>> {
-        // Of a list, which is not all there, the first.
+        // Of a list of hosts, only the first is asked.
         let host = expand(host).ok()?.into_iter().next()?;
         let written = host.to_str().filter(|host| escaped(OsStr::new(host)) == **host)?;
         let at = path.rfind('/').map_or(0, |at| at + 1);
         let (directory, prefix) = path.split_at(at);
-        // A user's home, whose name is not all there.
+        // The home of a user, whose name is not complete yet.
         if directory.is_empty() && prefix.starts_with('~') {
             return Some(if prefix == "~" { vec![(format!("{front}{typed}/"), String::new())] } else { Vec::new() });
         }
@@ -407,7 +411,7 @@ impl<'a> Given<'a> {
             };
             line.extend(self.ways(way).map(|value| OsString::from(format!("{name}{value}"))));
         }
-        // What settings have for this host is for it.
+        // The host is named as in a copy, so that the settings for this host apply.
         let place = if written.contains(':') {
             let (user, name) =
                 written.rsplit_once('@').map_or(("", written), |(user, name)| (&written[..=user.len()], name));
@@ -424,13 +428,13 @@ impl<'a> Given<'a> {
         Some(names.into_iter().map(word).collect())
     }
 
-    /// Values of an option that are given.
+    /// Returns the given values of an option.
     fn ways(&self, id: &str) -> impl Iterator<Item = &str> {
         self.options.iter().filter(move |(option, _)| option.get_id() == id).filter_map(|(_, value)| value.as_deref())
     }
 }
 
-/// Those words that begin so.
+/// Returns those words that begin with `typed`.
 fn starting<'a>(
     typed: &'a str,
     front: &'a str,
@@ -445,7 +449,7 @@ fn starting<'a>(
 mod tests {
     use super::*;
 
-    /// The words of an answer where no host has to be asked.
+    /// Returns the words of an answer for which no host has to be asked.
     fn answered(name: &str, line: &str) -> (bool, Vec<String>) {
         let found = found(Shell::Fish, OsStr::new(name), line, Instant::now());
         (found.files, found.words.into_iter().map(|Candidate(word, _)| word).collect())
@@ -461,7 +465,7 @@ mod tests {
         assert_eq!(answered("rdcp", "sudo /usr/bin/rdcp --transp"), values(&["--transport"]));
         assert_eq!(answered("rdcp", "rdcp --transport pre"), values(&["prefer-rdma"]));
         assert_eq!(answered("rdcp", "rdcp --transport=pre"), values(&["--transport=prefer-rdma"]));
-        // Its value stands only behind its sign.
+        // The option takes its value only after an equals sign.
         assert_eq!(answered("rdcp", "rdcp --verif"), values(&["--verify"]));
         assert_eq!(answered("rdcp", "rdcp --check=d"), values(&["--check=disk"]));
         assert_eq!(answered("rdcp", "rdcp --launcher sl"), (true, vec!["slurm".to_owned()]));
@@ -469,14 +473,14 @@ mod tests {
         assert_eq!(answered("rdcp", "rdcp --hosts x"), (true, Vec::new()));
         assert_eq!(answered("rdcp", "rdcp --vers"), values(&["--version"]));
         assert_eq!(answered("rdma-pipe-agent", "rdma-pipe-agent --vers"), values(&["--version"]));
-        // Given already, in conflict with what is, hidden; repeated.
+        // Already given; in conflict with a given option; hidden; repeatable.
         assert_eq!(answered("rdcp", "rdcp --transport tcp --transp"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp -n --watc"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp --bootst"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp --exclude x --exclude"), values(&["--exclude", "--exclude-from"]));
-        // What hands are used to type.
+        // Options as users of rsync type them.
         assert_eq!(answered("rdcp", "rdcp -avz --transport t"), values(&["tcp"]));
-        // Behind its dashes and host there are no options of ours.
+        // After `--`, and after the host of `rdsh`, there are no more options.
         assert!(answered("rdcp", "rdcp -- --tr").1.is_empty());
         assert_eq!(answered("rdsh", "rdsh host ls --tr"), (true, Vec::new()));
         assert_eq!(answered("rdperf", "rdperf ser"), values(&["serve"]));
@@ -494,7 +498,7 @@ mod tests {
         for word in ["-x:a", ":a", "@h:a", "a::b", "s3://x/y", "fe80::1:/x"] {
             assert_eq!(answered("rdcp", &format!("rdcp -- {word}")), values(&[]), "{word}");
         }
-        // There is no way to have the launcher ask nothing.
+        // These launchers cannot be told not to ask the user anything.
         for way in ["--rsh 'ssh -v'", "--rsh other", "--launcher slurm", "--launcher 'x %h'"] {
             assert_eq!(answered("rdcp", &format!("rdcp {way} host:a")), values(&[]), "{way}");
         }
@@ -514,7 +518,7 @@ mod tests {
             ("u@h:", "u@h", "h", Some("h:")),
             ("[x]:y", "[x]:", "", Some("y")),
             ("[x]", "[", "[", Some("\\[x\\]")),
-            // It is not what is there.
+            // The candidate does not begin with what is typed.
             ("h:a", "g:a", "a", None),
         ] {
             assert_eq!(for_bash(word, typed, text).as_deref(), expected, "{word} {typed} {text}");

@@ -1,4 +1,4 @@
-//! `rddoctor`: examines this host, another, and the way between them, and says what to do about what it finds.
+//! `rddoctor`: examines this host, other hosts, and the ways between them, and says how to fix what is wrong.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
@@ -29,13 +29,13 @@ mod words;
 
 use words::{Examined, Fix, Words};
 
-/// The bandwidth is measured for so long at most, in seconds.
+/// Maximum time in seconds for which the bandwidth is measured.
 const SECONDS_MAX: i64 = 600;
 
-/// Where nobody says for how long, of one host.
+/// How many seconds the bandwidth to a single host is measured by default.
 const SECONDS: u32 = 2;
 
-/// All pairs are measured for so long at most, in seconds.
+/// Maximum time in seconds for measuring all pairs.
 const WITHIN_MAX: i64 = 86_400;
 
 /// Examine hosts for fast transfers, and say how to fix what is wrong
@@ -95,12 +95,13 @@ pub struct DoctorArguments {
 enum Task {
     Here,
     Host,
-    /// A list, however many it names.
+    /// A list of hosts, even if it names only one.
     Hosts,
     Drill,
 }
 
-/// What each option means something for. How a host is reached may be said where there is none: it is the same for all.
+/// The tasks for which each option has a meaning. Options that say how a host is reached are allowed even without a
+/// host, because they are the same for all tasks.
 const USES: &[Use<Task>] = &[
     (&["color", "show_config", "hosts", "json", "fix_script", "drill"], |_| true, "everything"),
     (LAUNCHING, |_| true, "everything"),
@@ -117,7 +118,7 @@ const USES: &[Use<Task>] = &[
 const EXIT_CODES: &str = "Exit codes: 0 all is well; 1 usage; 10 warnings: it works, but worse than it could; \
     11 failures: something does not work; 128+n ended by signal n; 141 standard output was closed";
 
-/// The whole command; `words` begin with its name.
+/// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rddoctor", || super::with_arguments(words, |arguments| diagnose(&arguments)))
 }
@@ -147,7 +148,7 @@ impl Arguments for DoctorArguments {
 }
 
 impl Line {
-    /// But for the host that it is about.
+    /// Whether the lines are equal apart from the host that each is about.
     fn says_the_same_as(&self, other: &Self) -> bool {
         (self.check, &self.about, &self.words) == (other.check, &other.about, &other.words)
     }
@@ -161,15 +162,15 @@ struct Line {
     words: Words,
 }
 
-/// One host, or the way between two.
+/// The findings about one host, or about the way between two.
 struct Section {
     /// For a person.
     title: String,
-    /// For programs: `here`, `there`, `path`.
+    /// For programs: `here`, `there`, `path`, `pairs`, `drill`.
     part: &'static str,
-    /// Where its fixes are to be run, as `uname -n` says it.
+    /// The host on which the fixes are to be run, by the name that `uname -n` prints.
     node: String,
-    /// The host, as it was named; empty for this one.
+    /// The host as named on the command line; empty for this host.
     name: String,
     lines: Vec<Line>,
 }
@@ -206,7 +207,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     }
     let mut sections = vec![of_host("this host", "here", &here)];
     let format = Format::of(arguments);
-    // The other host takes some seconds; this part can be read meanwhile.
+    // Examining the other host takes some seconds, in which the user can read this part.
     format.section(&sections)?;
     let host = hosts.into_iter().next();
     if let Some(host) = &host {
@@ -231,7 +232,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     format.end(&sections, None, host.as_deref())
 }
 
-/// Faults that are made on purpose, between this host and another.
+/// Makes faults on purpose between this host and another, and reports what became of each.
 fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<(), Failure> {
     let (here, label) = (gather::here(), escaped(host));
     let lines = match drill::run(setup, host) {
@@ -252,13 +253,13 @@ fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<()
     format.end(&sections, None, None)
 }
 
-/// Those that are named, each once.
+/// Returns the named hosts without duplicates.
 fn each_once(named: Vec<Spec>) -> Result<Vec<OsString>, Failure> {
     let (once, _) = without_doubles(named).map_err(|reason| Failure::new(Exit::Usage, reason))?;
     Ok(once.iter().map(|spec| spec.host().to_owned()).collect())
 }
 
-/// A host, or a list of them.
+/// Parses a host, or a list of hosts.
 fn parse_hosts(text: &OsStr) -> Result<Vec<OsString>, Failure> {
     let host = parse_host(text)?;
     if !is_list(&host) {
@@ -268,17 +269,17 @@ fn parse_hosts(text: &OsStr) -> Result<Vec<OsString>, Failure> {
     each_once(each)
 }
 
-/// A host, as the launcher takes it.
+/// Parses a host into the form that the launcher takes.
 fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
-    // As rdcp takes it, with its colon or without.
+    // As with `rdcp`, but the colon is optional.
     let mut with_colon = text.to_owned();
     if !text.as_bytes().ends_with(b":") {
         with_colon.push(":");
     }
     match Spec::parse(&with_colon) {
         Ok(Spec::There(host, path)) if path.is_empty() => Ok(host),
-        // An IPv6 address without its brackets.
+        // An IPv6 address without brackets.
         _ if text.to_str().is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()) => Ok(text.to_owned()),
         _ => Err(usage(format!("HOST is a name or an address, not {:?}; see --help", escaped(text)))),
     }
@@ -296,7 +297,7 @@ fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
     Line { check: finding.check, about: finding.about, level: finding.level, words }
 }
 
-/// Another host, and the way there. `node`: what this one is called.
+/// Returns sections about another host and the way to it. `node` is the name of this host.
 fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result<Path, NoWay>) -> Vec<Section> {
     let label = escaped(host);
     let path_title = format!("this host -> {label}");
@@ -306,7 +307,7 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
         Ok(path) => {
             let there = Section { name: label.clone(), ..of_host(&label, "there", &path.there) };
             let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
-            // A setting of this host's own is mended here, everything else of the way there.
+            // Settings of this host are fixed here; everything else on the way is fixed on the other host.
             let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path).into_iter().partition(|finding| finding.is_here);
             let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
             let mut sections = vec![there, path_of(path.there.host.clone(), lines(theirs))];
@@ -332,12 +333,12 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
     }
 }
 
-/// The form of the report.
+/// Format of the report.
 #[derive(Clone, Copy)]
 enum Format {
-    /// As they come; in colour or not.
+    /// Prints sections as they come; in colour if true.
     Text(bool),
-    /// When all are known.
+    /// Prints when all sections are known.
     Json,
     Script,
 }

@@ -1,9 +1,9 @@
-//! Examples of every command, for `--help` and the manual page alike.
+//! Examples of every command, for `--help` and the manual pages.
 
-/// A command line, and what it does.
+/// A command line, and its meaning.
 pub type Example = (&'static str, &'static str);
 
-/// Of `rdcp`.
+/// Examples of `rdcp`.
 pub const RDCP: &[Example] = &[
     ("rdcp -r data/ backup:/srv/", "A tree, to another host."),
     ("rdcp -v backup:'snapshots/*.zst' .", "All files of that pattern, which is expanded on the other host."),
@@ -16,21 +16,21 @@ pub const RDCP: &[Example] = &[
     ),
 ];
 
-/// Of `rdsend`.
+/// Examples of `rdsend`.
 pub const RDSEND: &[Example] = &[
     ("zfs send pool/data@monday | rdsend backup 7000 -", "A snapshot, with KEY in RD_KEY."),
     ("tar -c tree | rdsend --key-file key backup 7000", "A tree, with KEY in a file."),
     ("rdsend -v backup 7000 KEY image.raw", "A file; the receiver sees how large it is."),
 ];
 
-/// Of `rdrecv`.
+/// Examples of `rdrecv`.
 pub const RDRECV: &[Example] = &[
     ("rdrecv >image.raw", "Takes a free port, makes a key and prints the line to run at the sender."),
     ("rdrecv 7000 - | zfs receive pool/data", "A snapshot, with KEY in RD_KEY."),
     ("rdrecv --wait 60 7000 KEY image.raw", "A file, which appears when all of it has arrived."),
 ];
 
-/// Of `rdpipe`.
+/// Examples of `rdpipe`.
 pub const RDPIPE: &[Example] = &[
     ("rdpipe other:'sha256sum' <image.raw", "The checksum of a file here, computed on another host."),
     (
@@ -48,14 +48,14 @@ pub const RDPIPE: &[Example] = &[
     ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
 ];
 
-/// Of `rdsh`.
+/// Examples of `rdsh`.
 pub const RDSH: &[Example] = &[
     ("tar -c data | rdsh backup tar -x -C /srv", "A tree, by tar."),
     ("rdsh -p 2222 -i key me@backup 'zcat dump.gz' >dump", "Options are ssh's."),
     ("rdsh --relay backup 'cat >dump' <dump", "Through ssh's own connection, where no other is possible."),
 ];
 
-/// Of `rdperf`.
+/// Examples of `rdperf`.
 pub const RDPERF: &[Example] = &[
     ("rdperf gpu2", "Latency and bandwidth to another host, which ssh reaches."),
     ("rdperf serve", "Takes a free port and prints the line to run at the other host."),
@@ -68,7 +68,7 @@ pub const RDPERF: &[Example] = &[
     ("rdperf limits gpu2:/data --source /srv/weights.bin", "What limits a copy to that directory."),
 ];
 
-/// Of `rddoctor`.
+/// Examples of `rddoctor`.
 pub const RDDOCTOR: &[Example] = &[
     ("rddoctor", "This host."),
     ("rddoctor gpu7", "This host, gpu7, and the way between them, with two seconds of traffic."),
@@ -78,11 +78,11 @@ pub const RDDOCTOR: &[Example] = &[
     ("rddoctor 'gpu[01-64]'", "All of them, and which hosts and pairs of them are slow."),
 ];
 
-/// Of `rdma-pipe-agent`.
+/// Examples of `rdma-pipe-agent`.
 pub const AGENT: &[Example] =
     &[("rdcp --agent /opt/rdma-pipe/bin/rdma-pipe-agent image.raw backup:", "How it is used.")];
 
-/// The end of a command's `--help`.
+/// Returns the text at the end of a command's `--help`.
 pub(crate) fn help(examples: &[Example], exit_codes: &str) -> String {
     let examples = examples.iter().map(|(line, meaning)| format!("  {line}\n      {meaning}\n"));
     format!("Examples:\n{}\n{exit_codes}", examples.collect::<String>())

@@ -1,8 +1,8 @@
-//! What hands are used to type: the letters and words of scp and rsync, made into options of `rdcp`.
+//! Translates letters and words that users of scp and rsync are used to typing into options of `rdcp`.
 //!
-//! A letter whose effect a copy has anyway is accepted silently; one that asks for what `rdcp` cannot do is refused with
-//! what does it. scp and rsync disagree on some letters: there the word behind it decides. `-P` and `-l` take the next
-//! word only if it is all digits and no file has that name.
+//! A letter whose effect a copy has anyway is accepted silently. A letter that asks for something `rdcp` cannot do is
+//! refused, with advice on what to use instead. scp and rsync disagree on some letters; for those the next word
+//! decides. `-P` and `-l` take the next word only if it consists of digits and no file has that name.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,61 +16,61 @@ use crate::options::{Compress, parse_bytes};
 /// What a letter means to `rdcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Here {
-    /// An option of its own, or ssh's.
+    /// An option of `rdcp` itself, or of ssh.
     Own,
-    /// The same, with a value.
+    /// An option of `rdcp` itself, or of ssh, with a value.
     OwnValue,
-    /// A copy does that anyway.
+    /// Accepted without effect, because a copy does that anyway.
     Kept,
-    /// These words instead.
+    /// Stands for these words.
     Means(&'static [&'static str]),
-    /// A number behind it makes it scp's, else it is rsync's: kept.
+    /// Has scp's meaning if a number follows, otherwise rsync's.
     Number(Number),
-    /// Such a word behind it makes it scp's, else it is rsync's: kept.
+    /// Has scp's meaning if such a word follows, otherwise rsync's.
     Word(Behind),
-    /// A rule is behind it: a pattern that is left out, or taken.
+    /// A rule follows: a pattern of names to leave out, or to copy.
     Filter,
-    /// With `--sync` this word instead; else refused, with what to do instead.
+    /// With `--sync`, stands for the first word; otherwise refused, with the second text as advice.
     Synced(&'static str, &'static str),
-    /// Refused, since it would do something else: what to do instead.
+    /// Refused because it would do something else. The text says what to use instead.
     Refused(&'static str),
 }
 
-/// What the number behind a letter is.
+/// The number that follows a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
-    /// ssh's port.
+    /// A port for ssh.
     Port,
-    /// scp's limit, in Kbit/s.
+    /// A limit as scp takes it, in Kbit/s.
     Limit,
 }
 
-/// What else behind a letter makes it scp's.
+/// Words, other than numbers, that give a letter scp's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// ssh's cipher: a word as ssh has them.
+    /// A cipher, by a name that ssh knows.
     Cipher,
-    /// A program in ssh's place: one that can be run.
+    /// A program to run instead of ssh. The file must be executable.
     Program,
-    /// An option for SFTP, which is none of ours: `nrequests=`, `buffer=`.
+    /// An option for SFTP, which `rdcp` ignores: `nrequests=`, `buffer=`.
     Sftp,
 }
 
-/// A letter of scp or rsync: what it is there, and here.
+/// A letter of scp or rsync, with its meanings.
 #[derive(Clone, Copy, Debug)]
 pub struct Letter {
     /// The letter itself.
     pub letter: char,
-    /// In scp; empty if it has none.
+    /// Meaning in scp; empty if it has none.
     pub scp: &'static str,
-    /// In rsync; empty if it has none.
+    /// Meaning in rsync; empty if it has none.
     pub rsync: &'static str,
-    /// In `rdcp`.
+    /// Meaning in `rdcp`.
     pub here: Here,
 }
 
 impl Letter {
-    /// What it does here, for the manual.
+    /// Returns the meaning in `rdcp`, for the manual.
     pub fn meaning(&self) -> String {
         match self.here {
             Here::Own if self.letter == 'R' => {
@@ -177,7 +177,7 @@ pub const LETTERS: &[Letter] = &[
     letter('z', "", "--compress", Here::Means(&["--compress=auto"])),
 ];
 
-/// Long options of rsync: what they are here. Those with `=` end in it.
+/// Long options of rsync, and their meanings in `rdcp`. A name that ends in `=` takes a value.
 const WORDS: &[(&str, Here)] = &[
     ("--archive", Here::Means(&["--recursive"])),
     ("--perms", Here::Kept),
@@ -301,33 +301,33 @@ const WORDS: &[(&str, Here)] = &[
     ("--port=", Here::Refused("ssh's port is -P PORT")),
 ];
 
-/// A command line as `rdcp` takes it.
+/// A command line translated for `rdcp`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Translated {
-    /// The words for its own definition to parse, without the program's name.
+    /// The words that `rdcp` is to parse, without the program's name.
     pub words: Vec<OsString>,
-    /// What should be said about it, at most once each.
+    /// Notes for the user, each shown at most once.
     pub notes: Vec<String>,
-    /// What `-i` takes.
+    /// The value of `-i`.
     pub key: Option<OsString>,
-    /// With `--sync` hands are those of rsync.
+    /// Whether `--sync` is given, with which letters have rsync's meanings.
     is_sync: bool,
-    /// With `--files-from` rsync's `-a` is not recursive.
+    /// Whether `--files-from` is given, with which rsync's `-a` is not recursive.
     is_listed: bool,
-    /// `--info=name0`: `-v` names nothing.
+    /// Whether `--info=name0` is given, so that `-v` names no entries.
     pub has_no_names: bool,
-    /// Letters that mean something to rsync only, without `--sync`.
+    /// Whether letters that have a meaning only for rsync are used without `--sync`.
     pub has_rsync_letters: bool,
-    /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
+    /// Whether `-R` is given. It means rsync's `--relative`, unless both sides are on other hosts.
     pub is_relative: bool,
 }
 
-/// Makes a command line, without the program's name, into one of `rdcp`'s own options. `command`: their definition.
-/// `exists`: whether a file has that name.
+/// Translates a command line, without the program's name, into options of `rdcp`, which `command` defines. `exists`
+/// says whether a file has a given name.
 ///
 /// # Errors
 ///
-/// A sentence, for what cannot be done.
+/// A sentence that says what cannot be done.
 pub fn translate(
     words: impl IntoIterator<Item = OsString>,
     command: &Command,
@@ -355,7 +355,7 @@ pub fn translate(
             done.is_relative = true;
             continue;
         }
-        // rsync leaves out either or both.
+        // rsync can leave out the owner, the group, or both. --no-owner leaves out both.
         if is_without_owner && (word == "--no-group" || word == "--no-g") {
             continue;
         }
@@ -373,7 +373,7 @@ pub fn translate(
             continue;
         }
         if let Some(seconds) = value_of(&word, "--timeout", &mut words) {
-            // A peer that has fallen silent is waited for; with 0 rsync waits without end.
+            // A silent peer is waited for this long. With 0 rsync waits without end, so nothing is set.
             if seconds.as_bytes().iter().any(|&byte| byte != b'0') {
                 done.words.extend(["--reconnect".into(), seconds]);
             }
@@ -393,7 +393,7 @@ pub fn translate(
                         words.next();
                     }
                 }
-                // rsync's has no value.
+                // With rsync, --compress has no value.
                 None if word == "--compress"
                     && words.peek().is_some_and(|next| is_other_compression(next, &exists)) =>
                 {
@@ -435,10 +435,11 @@ pub fn translate(
     Ok(done)
 }
 
-/// Options whose value is the word behind them also where that begins with a hyphen, as with rsync.
+/// Options that take the next word as their value even if it begins with a hyphen, as with rsync.
 const MAY_BEGIN_WITH_HYPHEN: [&str; 3] = ["--chmod", "--exclude", "--include"];
 
-/// Whether a word can be such a value. With two hyphens it is more likely that the value is missing: --dry-run would be lost.
+/// Whether a word can be a value that begins with a hyphen. If it begins with two, the value is more likely missing,
+/// and an option such as --dry-run would be lost.
 fn is_hyphened(word: &OsStr) -> bool {
     word.len() > 1 && word.as_bytes().starts_with(b"-") && !word.as_bytes().starts_with(b"--")
 }
@@ -447,20 +448,20 @@ fn is_compression(word: &OsStr) -> bool {
     word.to_str().is_some_and(|word| Compress::from_str(word, false).is_ok())
 }
 
-/// Whether a word is how others call what they compress with, or do not, and no file.
+/// Whether a word is what other programs call a compression, or none, and no file has that name.
 fn is_other_compression(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
     let others = ["gzip", "zlib", "zlibx", "bzip2", "xz", "lzma", "lzo", "brotli", "snappy", "none", "no", "yes", "on"];
     others.iter().any(|other| word == *other) && !exists(word)
 }
 
-/// Whether the word behind a long option is its value, so that it must not be taken for letters.
+/// Whether the word after a long option is its value, which must not be read as letters.
 fn takes_value(command: &Command, word: &OsStr) -> bool {
     let Some(name) = word.to_str().and_then(|word| word.strip_prefix("--")) else { return false };
     let option = command.get_arguments().find(|option| option.get_long() == Some(name));
     option.is_some_and(|option| option.get_action().takes_values() && !option.is_require_equals_set())
 }
 
-/// Refuses a limit that rsync would take a thousand times as high.
+/// Refuses a limit without a unit, which rsync would take as about a thousand times higher.
 fn limit(word: &OsStr, next: Option<&OsString>) -> Result<(), String> {
     let Some(rest) = word.to_str().and_then(|word| word.strip_prefix("--bwlimit")) else { return Ok(()) };
     let rate = if rest.is_empty() { next.and_then(|next| next.to_str()) } else { rest.strip_prefix('=') };
@@ -469,7 +470,7 @@ fn limit(word: &OsStr, next: Option<&OsString>) -> Result<(), String> {
     Err(format!("--bwlimit {rate}: rsync counts in KiB a second, rdcp in bytes: type {rate}K or {rate}B"))
 }
 
-/// The value of an option, if the word is that.
+/// Returns the value of the option, if `word` is that option.
 fn value_of(word: &OsStr, option: &str, words: &mut impl Iterator<Item = OsString>) -> Option<OsString> {
     let rest = word.as_bytes().strip_prefix(option.as_bytes())?;
     match rest {
@@ -479,7 +480,7 @@ fn value_of(word: &OsStr, option: &str, words: &mut impl Iterator<Item = OsStrin
     }
 }
 
-/// A rule of rsync's `--filter` as a pattern that says itself what it does.
+/// Translates a rule of rsync's `--filter` into a pattern whose sign says what it does.
 fn filter(rule: &OsStr) -> Result<OsString, String> {
     let text = rule.as_bytes();
     let kinds = [(&b"-"[..], b"- "), (b"exclude", b"- "), (b"+", b"+ "), (b"include", b"+ ")];
@@ -495,11 +496,11 @@ fn filter(rule: &OsStr) -> Result<OsString, String> {
         let rule = escaped(rule);
         format!("--filter '{rule}': of rules there are '- PATTERN', '+ PATTERN' and '!'; --exclude-from reads them from a file")
     })?;
-    // In one word: by itself, "- x" would be taken for an option.
+    // As one word, because "- x" by itself would be taken for an option.
     Ok(OsString::from_vec([b"--exclude=", &pattern[..]].concat()))
 }
 
-/// What rsync's `--info` asks for, as `rdcp` has it. What is turned off is not printed anyway.
+/// Translates what rsync's `--info` asks for. Whatever it turns off is not printed anyway.
 fn information(flags: &str, is_sync: bool) -> Result<Vec<&'static str>, String> {
     let mut words = Vec::new();
     for flag in flags.split(',').map(|flag| flag.to_ascii_lowercase()) {
@@ -515,7 +516,7 @@ fn information(flags: &str, is_sync: bool) -> Result<Vec<&'static str>, String> 
     Ok(words)
 }
 
-/// A long option of rsync's as `rdcp` has it, and whether the next word is its value; `None` if it is none.
+/// Translates a long option of rsync, and says whether the next word is its value. `None` if rsync has no such option.
 fn long(word: &OsStr) -> Result<Option<(&'static [&'static str], bool)>, String> {
     let text = word.as_bytes();
     let is = |name: &str| match name.strip_suffix('=') {
@@ -531,7 +532,7 @@ fn long(word: &OsStr) -> Result<Option<(&'static [&'static str], bool)>, String>
     }
 }
 
-/// The letters of one word.
+/// Translates the letters of one word.
 fn cluster(
     letters: &[u8],
     words: &mut std::iter::Peekable<impl Iterator<Item = OsString>>,
@@ -546,13 +547,13 @@ fn cluster(
         let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
         let known = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
         match known.map(|letter| letter.here) {
-            // clap says that there is none.
+            // clap reports the unknown letter.
             None => {
                 done.words.push(OsString::from_vec([b"-", &letters[at..]].concat()));
                 return Ok(());
             }
             Some(Here::Own) if byte == b'R' => done.is_relative = true,
-            // By itself it is help; nobody asks for that among other letters, nor among rsync's other words.
+            // By itself, -h asks for help. Among other letters, or with --sync, it is rsync's --human-readable.
             Some(Here::Own) if byte == b'h' && (letters.len() > 1 || done.is_sync) => {
                 done.words.push("--human-readable".into())
             }
@@ -575,9 +576,9 @@ fn cluster(
             Some(_) if byte == b'C' && done.is_sync => return Err(format!("-C: {NO_CVS}")),
             Some(_) if byte == b'B' && done.is_sync => return Err(format!("-B: {NO_BLOCKS}")),
             Some(Here::Means(&["--rsh"])) | Some(Here::OwnValue) => {
-                // rsync's letters `t` and `o` have no value: -rlptgoD, -o by itself.
+                // rsync's letters `t` and `o` have no value: -rlptgoD, or -o by itself.
                 let is_flag = match (byte, value) {
-                    // The copy would go the other way, and delete there.
+                    // If the next word were its value, the copy would go the other way, and delete there.
                     (b't', _) if done.is_sync && at > 0 && !attached => true,
                     (b't', _) if done.is_sync && !attached => return Err(format!("-t: {NO_TIMES}")),
                     (b't', Some(value)) => attached && are_rsync_flags(value) && !exists(value),
@@ -588,13 +589,14 @@ fn cluster(
                 if is_flag {
                     continue;
                 }
-                // It is more likely rsync's there, and would swallow a source, or letters: -in would not be a dry run.
+                // Here the letter is more likely rsync's -i. As ssh's it would take a source or letters as its value:
+                // -in would not be a dry run.
                 let is_rsyncs = |value: &OsStr| at > 0 || done.is_sync || value.as_bytes().starts_with(b"-");
                 if byte == b'i' && value.is_some_and(|value| is_rsyncs(value) && !is_key(value)) {
                     let letters = String::from_utf8_lossy(letters);
                     return Err(format!("-{letters}: {NO_KEY}"));
                 }
-                // cp's -rt DIR is kept; with rsync's -rt the copy would go the other way.
+                // cp's -rt DIR is accepted. If rsync's -rt was meant, the copy would go the other way.
                 if byte == b't'
                     && at > 0
                     && !attached
@@ -672,7 +674,8 @@ fn cluster(
 }
 
 impl Behind {
-    /// Whether a word is what scp's letter takes. `attached`: to its letter, where rsync's letters may follow as well.
+    /// Whether a word is the value of scp's letter. `attached` says whether it is in the same word as the letter, where
+    /// more letters of rsync may follow.
     fn is_meant(self, word: &OsStr, attached: bool, exists: &impl Fn(&OsStr) -> bool) -> bool {
         let text = word.to_string_lossy();
         match self {
@@ -680,24 +683,24 @@ impl Behind {
                 let kinds = ["-ctr", "-cbc", "-gcm@openssh.com", "-poly1305@openssh.com"];
                 text.split(',').all(|cipher| kinds.iter().any(|kind| cipher.ends_with(kind))) && !exists(word)
             }
-            // With a slash, as nobody copies it.
+            // The name has a slash, so it is unlikely to be a file that is to be copied.
             Self::Program => !attached && is_program(word),
             Self::Sftp => text.starts_with("nrequests=") || text.starts_with("buffer="),
         }
     }
 }
 
-/// What `-i` is, and is not.
+/// Advice if the value of `-i` is not a key.
 pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-changes";
 
-/// What `-C` might be with `--sync`.
+/// Advice for `-C` with `--sync`, which may be meant as rsync's.
 const NO_CVS: &str = "rsync's -C leaves out what CVS would: use --exclude or --exclude-from; to compress, use -z";
 
-/// What `-t` might be with `--sync`.
+/// Advice for `-t` with `--sync`, which may be meant as rsync's.
 const NO_TIMES: &str =
     "rsync's -t is done anyway: leave it out; the directory to copy into is --target-directory DIR, or the last word";
 
-/// Whether a word is the path of a key of ssh's.
+/// Whether a word is the path of a key for ssh.
 fn is_key(word: &OsStr) -> bool {
     let mut public = word.to_owned();
     public.push(".pub");
@@ -715,7 +718,7 @@ fn is_program(word: &OsStr) -> bool {
     word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
 }
 
-/// Whether a word is an absolute path of nothing.
+/// Whether a word is an absolute path where nothing exists.
 fn is_absent(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
     word.as_bytes().starts_with(b"/") && !exists(word) && !is_program(word)
 }
@@ -730,7 +733,7 @@ fn is_number(word: &OsStr) -> bool {
     !word.is_empty() && word.as_bytes().iter().all(u8::is_ascii_digit)
 }
 
-/// Whether these are letters that rsync takes without a value.
+/// Whether a word consists of letters that rsync takes without a value.
 fn are_rsync_flags(word: &OsStr) -> bool {
     word.as_bytes().iter().all(|&byte| {
         let letter = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
@@ -738,14 +741,15 @@ fn are_rsync_flags(word: &OsStr) -> bool {
     })
 }
 
-/// `scp://[USER@]HOST[:PORT][/PATH]` as `[USER@]HOST:PATH`, its port in `port`; other words as they are.
+/// Turns `scp://[USER@]HOST[:PORT][/PATH]` into `[USER@]HOST:PATH`, and stores the port in `port`. Other words are
+/// returned unchanged.
 fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> {
     let Some(rest) = word.as_bytes().strip_prefix(b"scp://") else { return Ok(word) };
     let wrong = || format!("not scp://[USER@]HOST[:PORT][/PATH]: {}", escaped(&word));
     let slash = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
     let (authority, path) = rest.split_at(slash);
     let path = path.strip_prefix(b"/").unwrap_or(path);
-    // Behind the brackets of an address only.
+    // If an address is in brackets, the port's colon follows them.
     let from = authority.iter().rposition(|&byte| byte == b']').unwrap_or(0);
     let colon = authority[from..].iter().position(|&byte| byte == b':').map(|at| from + at);
     let (host, named) = match colon {
@@ -768,7 +772,7 @@ fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> 
     Ok(OsString::from_vec([&host[..], b":", &path].concat()))
 }
 
-/// `%XX` is a byte; `None` if it is not hexadecimal.
+/// Decodes each `%XX` into a byte; `None` if XX is not hexadecimal, or is zero.
 fn decoded(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

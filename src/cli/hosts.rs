@@ -1,5 +1,5 @@
-//! Names of hosts that the user knows, from ssh's files: shells complete them, and a word that is one of them, where a path
-//! or a command was expected, lacks its colon.
+//! Finds names of hosts that the user knows, from the files of ssh. Shells complete these names. If such a name stands
+//! where a path or a command was expected, its colon is probably missing.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,18 +11,20 @@ use std::path::{Path, PathBuf};
 use crate::control::names;
 use crate::fs::accounts;
 
-/// Bytes that are read of each file.
+/// Maximum number of bytes read of each file.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Files of ssh's configuration that are read, and how deep one may include another, as in ssh.
+/// Maximum number of files read of ssh's configuration.
 const FILES_MAX: usize = 256;
+
+/// How deeply files of ssh's configuration may include each other, as in ssh.
 const DEPTH_MAX: usize = 16;
 
-/// ssh's own directory, and what it has for all users.
+/// Directory of ssh's files for all users.
 const SYSTEM: &str = "/etc/ssh";
 
-/// Whether a word names a host, as far as this host's files tell: it is an address, has a user in front, or stands in ssh's
-/// configuration, among the hosts that ssh has seen, or in /etc/hosts. Asks no other host.
+/// Whether a word names a host, as far as the files of this host tell. It does if it is an address, or has a user in
+/// front, or is in ssh's configuration, among the hosts that ssh has seen, or in /etc/hosts. No other host is asked.
 pub(crate) fn is_known(word: &str) -> bool {
     let (user, name) = word.rsplit_once('@').unwrap_or(("", word));
     let is_bracketed = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
@@ -38,8 +40,8 @@ pub(crate) fn is_known(word: &str) -> bool {
         || in_hosts(&text(Path::new("/etc/hosts")), name)
 }
 
-/// The hosts that ssh's configuration names, and those that it has seen, unless their names are hashed. `configuration`: that
-/// of `-F`, in place of the user's and the system's.
+/// Returns the hosts that ssh's configuration names, and those that ssh has seen, unless their names are hashed.
+/// `configuration` is the file of `-F`, which replaces the user's and the system's.
 pub(crate) fn of_ssh(configuration: Option<&Path>) -> BTreeSet<String> {
     let home = accounts::own_home().map(PathBuf::from).unwrap_or_default();
     let own = home.join(".ssh");
@@ -58,14 +60,15 @@ pub(crate) fn of_ssh(configuration: Option<&Path>) -> BTreeSet<String> {
     found.hosts
 }
 
-/// What is found in ssh's configuration.
+/// Hosts found in ssh's configuration.
 struct Configuration {
     hosts: BTreeSet<String>,
     files: usize,
 }
 
 impl Configuration {
-    /// `Host` lines, those of files that are included too. `directory`: where relative paths of `Include` start.
+    /// Reads the `Host` lines of a file and of the files that it includes. Relative paths of `Include` start at
+    /// `directory`.
     fn read(&mut self, file: &Path, directory: &Path, depth: usize) {
         self.files += 1;
         if self.files > FILES_MAX || depth > DEPTH_MAX {
@@ -79,7 +82,7 @@ impl Configuration {
             } else if keyword.eq_ignore_ascii_case("include") {
                 for pattern in words {
                     let pattern = names::home_expanded(pattern.as_bytes());
-                    // Without a slash in front it is below ssh's directory, wherever the file is.
+                    // A relative path starts at ssh's directory, wherever the including file is.
                     for file in names::expanded(directory.join(pattern).as_os_str().as_bytes()) {
                         self.read(&file, directory, depth + 1);
                     }
@@ -89,19 +92,19 @@ impl Configuration {
     }
 }
 
-/// The words of a line of ssh's configuration, whose keyword may end in `=`, and whose values may be in quotes.
+/// Returns the words of a line of ssh's configuration. The keyword may end in `=`, and values may be in quotes.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split([' ', '\t', '=', '"']).filter(|word| !word.is_empty());
     words.take_while(|word| !word.starts_with('#'))
 }
 
-/// It is no pattern, and can be typed.
+/// Whether a word is not a pattern, and can be typed.
 fn is_name(word: &str) -> bool {
     let is_letter = |letter: char| letter.is_alphanumeric() || "-._:%+".contains(letter);
     !word.starts_with('-') && !word.is_empty() && word.chars().all(is_letter)
 }
 
-/// The beginning of a file; nothing where it cannot be read.
+/// Returns the beginning of a file; an empty text if it cannot be read.
 fn text(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
@@ -110,15 +113,15 @@ fn text(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Lines of `NAME,NAME KEYTYPE KEY`. Hashed names cannot be read, and a port of its own, as in `[NAME]:PORT`, would have to be
-/// given in another way.
+/// Returns the names in lines of `NAME,NAME KEYTYPE KEY`. Hashed names cannot be read. Names with a port, as in
+/// `[NAME]:PORT`, are left out, because the port would have to be given in another way.
 fn known_hosts(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().filter(|line| !line.starts_with(['@', '#', '|']));
     let names = lines.flat_map(|line| line.split_whitespace().next().unwrap_or_default().split(','));
     names.filter(|name| is_name(name))
 }
 
-/// Lines of `ADDRESS NAME...`.
+/// Whether a line `ADDRESS NAME...` has this name.
 fn in_hosts(text: &str, name: &str) -> bool {
     let names = |line: &str| line.split('#').next().unwrap_or_default().split_whitespace().skip(1).any(|it| it == name);
     text.lines().any(names)

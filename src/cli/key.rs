@@ -1,4 +1,4 @@
-//! Where KEY comes from, and keeping it from where others could read it.
+//! Obtains KEY, and hides it from other users.
 
 #![allow(unsafe_code, reason = "KEY in argv is overwritten; --key-fd is taken")]
 
@@ -23,20 +23,20 @@ use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::fs::standard;
 
-/// The environment's variable for KEY; used where KEY is `-` or missing.
+/// Environment variable for KEY, used if KEY is `-` or missing.
 const KEY_VARIABLE: &str = "RD_KEY";
 
-/// ^C, as a character.
+/// The character ^C.
 const INTERRUPT: u8 = 3;
 
-/// ^Z, likewise.
+/// The character ^Z.
 const SUSPEND: u8 = 26;
 
-/// The longest first line of a file that is a key, in bytes.
+/// Maximum number of bytes in the first line of a key file.
 const KEY_BYTES_MAX: usize = 4096;
 
-/// Keeps secrets out of core dumps, other processes' eyes and, from now on, the list of processes. To be called before
-/// anything else: it overwrites KEY among the arguments that the system shows.
+/// Keeps secrets out of core dumps and out of the reach of other processes, and overwrites KEY among the arguments that
+/// the system shows. Must be called before anything else, because the list of processes shows KEY until then.
 pub fn conceal(key: Option<&OsString>) {
     conceal_memory();
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).ok();
@@ -47,20 +47,21 @@ pub fn conceal(key: Option<&OsString>) {
     }
 }
 
-/// The same, for a process whose children are to keep their limit on core dumps: a program that it starts is dumpable again.
+/// Hides this process's memory as [`conceal`] does, but keeps the limit on core dumps, which children inherit. A
+/// program that this process starts is dumpable again.
 pub fn conceal_memory() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Whether KEY would be among the arguments.
+/// Whether KEY, if given, is among the arguments.
 pub(super) fn is_typed(given: &clap::ArgMatches) -> bool {
     !["key_file", "key_fd"].iter().any(|option| given.contains_id(option))
 }
 
 /// Overwrites the arguments equal to `secret` in the memory that `/proc/PID/cmdline` shows.
 fn overwrite_argument(secret: &[u8]) {
-    // The kernel tells where it put them: fields 48 and 49 of /proc/self/stat (proc(5)). The second field, the program's
-    // name, is in parentheses and may hold spaces.
+    // The kernel tells where it put the arguments: fields 48 and 49 of /proc/self/stat (proc(5)). The second field, the
+    // program's name, is in parentheses and may contain spaces.
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
     let Some((_, fields)) = stat.rsplit_once(')') else { return };
     let field = |number: usize| fields.split_whitespace().nth(number - 3)?.parse::<usize>().ok();
@@ -78,7 +79,7 @@ fn overwrite_argument(secret: &[u8]) {
     }
 }
 
-/// What a positional KEY, the options and the environment come to; `None` if none of them gives a key.
+/// Returns the key that the positional KEY, the options or the environment give; `None` if none of them gives a key.
 ///
 /// # Errors
 ///
@@ -93,10 +94,10 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
         if !standard::is_given(number) {
             return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
         }
-        // SAFETY: it is open, and was handed to this process: nothing else here owns it.
+        // SAFETY: the descriptor is open and was passed to this process, and nothing else in the process owns it.
         let fd = unsafe { ManuallyDrop::new(OwnedFd::from_raw_fd(number)) };
         let line = first_line(&*fd).map_err(|error| usage(format!("cannot read --key-fd {number}: {}", os(error))))?;
-        // A standard stream stays open: behind the key may come what is to be sent.
+        // A standard stream stays open, because the data to be sent may follow the key.
         if number > 2 {
             drop(ManuallyDrop::into_inner(fd));
         }
@@ -115,11 +116,12 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
         .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
 }
 
-/// Asks for KEY on the terminal, without showing what is typed. `is_argument`: the command takes it as one, too.
+/// Asks for KEY on the terminal, without showing what is typed. `is_argument` says whether the command also takes KEY
+/// as an argument.
 ///
 /// # Errors
 ///
-/// Exit 1 without a terminal, or for an empty key.
+/// Exit 1 if there is no terminal, or the key is empty.
 pub fn ask(is_argument: bool) -> Result<Key, Failure> {
     let line = match is_argument {
         true => "no KEY: give it as an argument, by RD_KEY, --key-file or --key-fd",
@@ -132,7 +134,8 @@ pub fn ask(is_argument: bool) -> Result<Key, Failure> {
         if !line.contains(&SUSPEND) {
             break line;
         }
-        // As the terminal would have it: all of the pipeline. Where nobody could continue us the system ignores it.
+        // Stops the whole pipeline, as the terminal would. If no process could continue it, the system ignores the
+        // signal.
         let _ = kill_current_process_group(Signal::TSTP);
     };
     while let Some(b'\n' | b'\r') = line.last() {
@@ -144,18 +147,19 @@ pub fn ask(is_argument: bool) -> Result<Key, Failure> {
     Key::new(line.to_vec()).map_err(|_| no_key())
 }
 
-/// One line of a terminal that shows nothing of it. ^C and ^Z end it as well, and are its last character.
+/// Reads a line from the terminal without echo. ^C and ^Z also end the line, and are its last character.
 fn prompt(terminal: &mut File) -> std::io::Result<Zeroizing<Vec<u8>>> {
     let before = tcgetattr(&*terminal)?;
     let mut silent = before.clone();
-    // A signal would leave the terminal silent.
+    // Signals are turned off, because a signal would leave the terminal without echo.
     silent.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
     silent.special_codes[SpecialCodeIndex::VEOL] = INTERRUPT;
     silent.special_codes[SpecialCodeIndex::VEOL2] = SUSPEND;
-    // First, since it drops what has been typed: who sees the prompt may begin.
+    // This comes before the prompt, because it discards what has been typed. Once the prompt is shown, the user may
+    // type.
     let _ = tcsetattr(&*terminal, OptionalActions::Flush, &silent);
     let _ = terminal.write_all(b"KEY: ");
-    // A terminal gives one line at a time.
+    // A terminal returns one line per read.
     let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX]);
     let length = terminal.read(&mut line);
     let _ = tcsetattr(&*terminal, OptionalActions::Flush, &before);
@@ -164,18 +168,18 @@ fn prompt(terminal: &mut File) -> std::io::Result<Zeroizing<Vec<u8>>> {
     Ok(line)
 }
 
-/// Makes a key of 128 random bits; gives it with the text that the other end needs.
+/// Makes a key of 128 random bits, and returns it with the text that the other end needs.
 pub fn generate() -> (Key, String) {
     Key::generate(&mut rng())
 }
 
-/// Reads up to the end of a line and not a byte further: what comes then may be for somebody else.
+/// Reads up to the end of a line and not a byte further, because the bytes that follow may be for another reader.
 fn first_line(file: impl AsFd) -> rustix::io::Result<Zeroizing<Vec<u8>>> {
     let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX));
     let mut byte = Zeroizing::new([0]);
     while retry_on_intr(|| read(&file, &mut byte[..]))? == 1 && byte[0] != b'\n' {
         if line.len() == KEY_BYTES_MAX {
-            // Cut short it would be another key than the one that is meant.
+            // If it were cut short, it would be a different key from the one intended.
             return Err(Errno::FBIG);
         }
         line.push(byte[0]);

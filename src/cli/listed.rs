@@ -1,4 +1,4 @@
-//! Lists of what is copied: `--files-from`, and the arguments of `-R`.
+//! Lists of paths to copy: `--files-from`, and the arguments of `-R`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,14 +10,14 @@ use crate::job::plan::Spec;
 use crate::options::read_bounded;
 use crate::tree::Only;
 
-/// Bytes of a list.
+/// Maximum number of bytes in a list.
 const LIST_BYTES_MAX: u64 = 64 << 20;
 
-/// The paths in a file, as rsync reads one: a line each, or behind each a zero.
+/// Returns the paths in a file, in the format of rsync: one per line, or each followed by a zero byte.
 ///
 /// # Errors
 ///
-/// It cannot be read, or names something outside SRC.
+/// Fails if the file cannot be read, or names an entry outside SRC.
 pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, String> {
     let named = |reason: String| format!("--files-from {}: {reason}", escaped(file));
     let text = read_bounded(file, LIST_BYTES_MAX).map_err(named)?;
@@ -34,11 +34,12 @@ fn checked(path: &[u8]) -> Result<ByteVec, String> {
     Ok(path.to_vec().into())
 }
 
-/// The directory with which all sources begin, and their paths from there on: behind `/./`, or all that is given.
+/// Returns the directory with which all sources begin, and their paths relative to it. The directory ends at `/./`;
+/// the whole of a source without this mark is its path.
 ///
 /// # Errors
 ///
-/// They do not begin with the same directory, or have `..` behind it.
+/// Fails if the sources do not begin with the same directory, or have `..` in their paths below it.
 pub fn relative(sources: &[Spec], recursive: bool) -> Result<(Spec, Only), String> {
     let mut base: Option<Spec> = None;
     let mut paths = Vec::new();

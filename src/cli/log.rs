@@ -1,8 +1,9 @@
-//! The log of a run: lines of all its hosts in one place, in order of time, for `-vv`, `-vvv` and `RDMA_PIPE_LOG`, and what
-//! `--trace` draws of them.
+//! The log of a run, for `-vv`, `-vvv` and `RDMA_PIPE_LOG`: the lines of all its hosts in one place, in order of time.
+//! `--trace` draws the same entries.
 //!
-//! A line is held for a moment, since one of another host that belongs before it may be on its way. What hosts say is
-//! escaped here and nowhere else. A slow reader of the log holds up nothing: what does not fit is left out, and counted.
+//! A line is held for a moment, because an earlier line of another host may still be on its way. Text from other hosts
+//! is escaped here and nowhere else. A slow reader of the log delays nothing: lines that do not fit are left out, and
+//! counted.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -16,20 +17,22 @@ use std::time::{Duration, Instant};
 use crate::fault::{Exit, Failure, escaped, printable};
 use crate::log::{self, Entry, Level};
 
-/// The variable that asks for a log.
+/// The environment variable that asks for a log.
 pub(crate) const VARIABLE: &str = "RDMA_PIPE_LOG";
 
-/// How long a line waits for those of other hosts.
+/// How long a line waits for earlier lines of other hosts.
 const HOLD: Duration = Duration::from_millis(250);
 
-/// Lines that may wait to be written, and that are kept for a trace.
+/// Maximum number of lines waiting to be written.
 const HELD_MAX: usize = 20_000;
+
+/// Maximum number of entries kept for a trace.
 const KEPT_MAX: usize = 50_000;
 
-/// How long the end of a command waits for the reader of its log.
+/// How long a command that ends waits for the reader of its log.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// Where it is written, if at all.
+/// Where the log is written, if at all.
 enum Out {
     Nowhere,
     StandardError,
@@ -45,15 +48,15 @@ struct Book {
 
 #[derive(Default)]
 struct State {
-    /// By time, and in the order in which they came.
+    /// Entries waiting to be written, by time and then by the order in which they came.
     held: BTreeMap<(u64, u64), Entry>,
     came: u64,
     left_out: u64,
-    /// Of the line that was written last.
+    /// Time of the line written last.
     written: u64,
     /// The level up to which entries are written.
     writes: Option<Level>,
-    /// It is written to standard error, as is what the command prints anyway.
+    /// Whether the log is written to standard error, where the command's own messages appear too.
     is_seen: bool,
     keeps: bool,
     kept: Vec<Entry>,
@@ -64,21 +67,21 @@ struct State {
 
 static BOOK: Mutex<Option<Arc<Book>>> = Mutex::new(None);
 
-/// What a run has logged, for its trace.
+/// The entries that a run has logged, for its trace.
 #[derive(Default)]
 pub(crate) struct Kept {
     pub(crate) entries: Vec<Entry>,
     pub(crate) left_out: u64,
 }
 
-/// The level and the file that [`VARIABLE`] asks for.
+/// The level and the file requested by [`VARIABLE`].
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     level: Level,
     file: Option<OsString>,
 }
 
-/// `LEVEL` or `LEVEL:FILE`; nothing for `off`.
+/// Parses `LEVEL` or `LEVEL:FILE`; `None` for `off`.
 fn asked(value: &OsStr) -> Result<Option<Asked>, String> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = value.as_bytes();
@@ -102,11 +105,11 @@ fn asked(value: &OsStr) -> Result<Option<Asked>, String> {
     }
 }
 
-/// Begins a log where the environment asks for one.
+/// Begins a log if the environment asks for one.
 ///
 /// # Errors
 ///
-/// Exit 1 where the value is not valid, or its file cannot be opened.
+/// Exit 1 if the value is not valid, or its file cannot be opened.
 pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
     let usage = |line: String| Failure::new(Exit::Usage, line);
     let Some(value) = std::env::var_os(VARIABLE) else { return Ok(()) };
@@ -126,8 +129,8 @@ pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Begins a log as the command line asks for one: `-vv` on standard error unless the environment has it elsewhere, and all
-/// of it kept for `--trace`.
+/// Begins the log that the command line asks for. `-vv` writes to standard error, unless the environment names another
+/// place. With `--trace`, entries are also kept.
 pub(crate) fn start_by_options(command: &str, verbose: u8, keeps: bool) {
     let level = match verbose {
         0 | 1 => None,
@@ -159,7 +162,7 @@ fn start(command: &str, writes: Option<Level>, out: Out) {
     take_up_to(&book, writes);
     if !matches!(out, Out::Nowhere) {
         let writing = Arc::clone(&book);
-        // Without a thread there is no log, and everything else works.
+        // If no thread can be started, there is no log, but everything else works.
         let _ =
             std::thread::Builder::new().name("log".to_owned()).stack_size(256 << 10).spawn(move || writing.write(out));
     }
@@ -177,19 +180,19 @@ fn book() -> Option<Arc<Book>> {
     BOOK.lock().expect("no panic with it locked").clone()
 }
 
-/// Whether lines of the log come to standard error, where nothing else can be drawn then.
+/// Whether lines of the log go to standard error. If so, nothing else can be drawn there.
 pub(crate) fn is_on_standard_error() -> bool {
     book().is_some_and(|book| book.state().is_seen)
 }
 
-/// Takes what has been logged so far, for a trace.
+/// Takes the entries logged so far, for a trace.
 pub(crate) fn kept() -> Kept {
     let Some(book) = book() else { return Kept::default() };
     let mut state = book.state();
     Kept { entries: std::mem::take(&mut state.kept), left_out: std::mem::take(&mut state.kept_left_out) }
 }
 
-/// Writes what is held, and ends the log.
+/// Writes the lines still held, and ends the log.
 pub(crate) fn finish() {
     log::stop();
     let Some(book) = BOOK.lock().expect("no panic with it locked").take() else { return };
@@ -220,13 +223,13 @@ impl Book {
                 state.left_out += 1;
                 return;
             }
-            // One that comes too late is written when it comes.
+            // An entry that comes too late is written when it comes.
             let key = (entry.at.max(state.written), state.came);
             state.held.insert(key, entry);
         }
     }
 
-    /// Writes lines that have been held for long enough, to the end.
+    /// Writes lines that have been held for long enough, until the log is closed.
     fn write(&self, mut out: Out) {
         loop {
             let mut state = self.state();
@@ -244,7 +247,7 @@ impl Book {
             if left_out > 0 {
                 text += &format!("({left_out} lines are left out here: they came faster than they were read)\n");
             }
-            // A log that cannot be written must not stop what it is about.
+            // A log that cannot be written must not stop the command that it describes.
             match &mut out {
                 Out::Nowhere => {}
                 Out::StandardError => crate::standard_error::write(text.as_bytes()),
@@ -263,7 +266,7 @@ impl Book {
     }
 }
 
-/// `HH:MM:SS.mmm host  level  what`, and the line's end.
+/// Formats a line: `HH:MM:SS.mmm host  level  what`, and a line end.
 fn line(at: u64, own_host: &str, entry: &Entry) -> String {
     let Entry { host, level, about, text, .. } = entry;
     let host = host.as_ref().map_or_else(|| own_host.to_owned(), |host| printable(host));
@@ -271,7 +274,7 @@ fn line(at: u64, own_host: &str, entry: &Entry) -> String {
     format!("{} {host}  {:5}  {about}{}\n", time_of_day(at), level.name(), printable(text))
 }
 
-/// Of microseconds since 1970.
+/// Formats a time, in microseconds since 1970.
 fn time_of_day(micros: u64) -> String {
     let millis = micros / 1000;
     let (seconds, millis) = (millis / 1000, millis % 1000);

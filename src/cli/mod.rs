@@ -38,7 +38,7 @@ use crate::fault::{self, Exit, Failure};
 use crate::signals;
 use crate::transport::pool::one_arena_if_limited;
 
-/// A command: the name that the program is installed under, what runs it, and what it does.
+/// A command: the name under which it is installed, its main function, and what it does.
 type Entry = (&'static str, fn(Vec<OsString>) -> ExitCode, &'static str);
 
 const COMMANDS: [Entry; 7] = [
@@ -51,7 +51,7 @@ const COMMANDS: [Entry; 7] = [
     ("rddoctor", doctor::main, "find out why RDMA does not work or is slow"),
 ];
 
-/// How the command lines of all commands are parsed.
+/// Returns the definitions of all commands' arguments.
 pub fn definitions() -> [clap::Command; COMMANDS.len()] {
     use clap::CommandFactory;
     [
@@ -65,11 +65,11 @@ pub fn definitions() -> [clap::Command; COMMANDS.len()] {
     ]
 }
 
-/// However it is built, nobody waits for a thread that has panicked.
+/// Makes a panic end the process in every build, so that no thread waits for one that has panicked.
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // Threads of a scope are started by what panics where the system has none left.
+        // If the system has no threads left, the function that starts threads of a scope panics.
         if panic.payload().downcast_ref::<String>().is_some_and(|said| said.starts_with("failed to spawn thread")) {
             complain("rdma-pipe", "cannot start a thread: the limit on processes is reached (ulimit -u)");
             std::process::exit(i32::from(Exit::Connect.code()));
@@ -79,15 +79,15 @@ fn abort_on_panic() {
     }));
 }
 
-/// What comes first in any program of ours.
+/// Does what every program of the package must do first.
 fn begin() {
     abort_on_panic();
-    // Also a helper holds what a command is given.
+    // This also concerns helpers, because they hold what is given to a command.
     key::conceal_memory();
     one_arena_if_limited();
 }
 
-/// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
+/// Runs the whole program: the command by whose name it was called, or `rdma-pipe COMMAND ARGUMENT...`.
 pub fn main() -> ExitCode {
     begin();
     if let Some(code) = helper() {
@@ -110,7 +110,7 @@ pub fn main() -> ExitCode {
             print(concat!("rdma-pipe ", env!("CARGO_PKG_VERSION"), "\n"))
         }
         Some(word) if word == "--help" || word == "-h" => print(&overview()),
-        // What the scripts of shells ask, and what prints those scripts.
+        // Called by the completion scripts of shells, and to print those scripts.
         Some(word) if word == "complete" => complete::answer(&words[2..]),
         Some(word) => {
             let names = COMMANDS.map(|(name, ..)| name).join(", ");
@@ -129,12 +129,12 @@ fn overview() -> String {
     )
 }
 
-/// Runs a command: prints its failure, if any, as one line, and gives the exit code.
+/// Runs a command, prints its failure, if any, as one line, and returns the exit code.
 pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     if let Some(code) = helper() {
         return code;
     }
-    // An agent's log goes to its caller, and what a shell asks for is no run.
+    // An agent's log goes to its caller, and answering a shell is not a run.
     let has_log = ![agent::NAME, "rdma-pipe"].contains(&name);
     let begun = if has_log { log::start_by_environment(name) } else { Ok(()) };
     let ended = begun.and_then(|()| command());
@@ -145,48 +145,49 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     ended.map_or_else(|failure| ExitCode::from(failure.exit.code()), |()| ExitCode::SUCCESS)
 }
 
-/// Does what this process is started for where it is a helper of another of ours; `None` if it is a command.
+/// If this process was started as a helper of another process of the package, does its work; `None` if it is a command.
 fn helper() -> Option<ExitCode> {
     let done = crate::control::stages::helper()?;
     Some(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Writes one line to standard error, in one piece: other processes may be writing there too.
+/// Writes one line to standard error in a single write, because other processes may be writing there too.
 pub(crate) fn say(line: &str) {
     crate::standard_error::write(format!("{line}\n").as_bytes());
 }
 
-/// Writes one line of an error to standard error. `name`: the command's.
+/// Writes an error to standard error as one line. `name` is the command's name.
 pub(crate) fn complain(name: &str, line: &str) {
     say(&format!("{} {line}", color::error(&format!("{name}:"))));
 }
 
 /// The arguments of a command.
 trait Arguments: clap::CommandFactory + clap::FromArgMatches {
-    /// The hosts that a command line names: what settings have for them applies to it.
+    /// Returns the hosts that a command line names. Settings for these hosts apply to the command.
     fn hosts(given: &clap::ArgMatches) -> Vec<OsString>;
 
     /// Overwrites KEY where the system shows the command line.
     fn conceal(_: &clap::ArgMatches) {}
 
-    /// What is wrong with a command line that can be parsed: options that do not go with what it asks for.
+    /// Returns what is wrong with a command line that can be parsed, such as options that do not go with its task.
     fn refused(_: &clap::ArgMatches) -> Option<String> {
         None
     }
 
-    /// Why a setting of this key means nothing for what a command line asks for, though typed it would be refused or taken.
+    /// Returns why a setting with this key has no effect for this command line, although the same option, if typed,
+    /// would be refused or accepted.
     fn idle(_: &clap::ArgMatches, _key: &str) -> Option<String> {
         None
     }
 
-    /// What is wrong with a command line, where the command knows better.
+    /// Explains an error of clap if the command knows the cause better.
     fn explain(_: &clap::Error) -> Option<Failure> {
         None
     }
 }
 
-/// Runs a command with its words, and with the settings that go with them; or prints what `--help`, `--version` and
-/// `--show-config` ask for.
+/// Runs a command with its words and the settings that apply to them, or prints what `--help`, `--version` or
+/// `--show-config` asks for.
 fn with_arguments<T: Arguments>(
     words: Vec<OsString>,
     command: impl FnOnce(T) -> Result<(), Failure>,
@@ -220,13 +221,13 @@ fn with_arguments<T: Arguments>(
 ///
 /// # Errors
 ///
-/// Exit 6 if it cannot be written, 141 without a message if its reader has closed it.
+/// Exit 6 if it cannot be written; exit 141 without a message if its reader has closed it.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     use std::io::Write;
     printed(crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes())))
 }
 
-/// What a write to standard output that failed ends a command with.
+/// Turns a failed write to standard output into the command's failure.
 fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
     use std::io::ErrorKind;
     written.map_err(|error| match error.kind() {
@@ -238,15 +239,16 @@ fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
     })
 }
 
-/// A wrong command line: one sentence, and how it is meant.
+/// Returns the failure for a wrong command line: a sentence, and the usage.
 fn usage(command: &clap::Command, message: &str) -> Failure {
     let usage = command.clone().render_usage();
     Failure::new(Exit::Usage, format!("{message}; see --help\n{usage}"))
 }
 
-/// What clap made of `--help` and `--version`.
+/// Prints the text that clap made for `--help` or `--version`.
 fn asked_for(text: &clap::Error) -> Result<(), Failure> {
     use std::io::Write;
-    // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
+    // clap's own handle knows whether the terminal shows colours. The handle is flushed, because it holds back an
+    // unfinished line.
     printed(crate::fs::standard::output().and_then(|_| text.print()).and_then(|()| std::io::stdout().flush()))
 }

@@ -1,4 +1,4 @@
-//! Options that several commands share and that concern this process alone; what goes to the ends is in
+//! Options that several commands share and that concern this process alone. Options for the ends of a session are in
 //! [`crate::options`].
 
 use std::ffi::OsString;
@@ -65,53 +65,53 @@ pub struct KeyOptions {
 }
 
 impl KeyOptions {
-    /// KEY is not a positional argument.
+    /// Whether KEY comes from a file or descriptor, so that it is not a positional argument.
     pub fn is_elsewhere(&self) -> bool {
         self.key_file.is_some() || self.key_fd.is_some()
     }
 }
 
 impl ReportOptions {
-    /// The same with `-q` taking precedence wherever it stands, as with scp and rsync.
+    /// Returns these options with `-q` taking precedence wherever it stands, as with scp and rsync.
     pub fn settled(self) -> Self {
         let verbosity = if self.quiet { 0 } else { self.verbosity };
         Self { verbosity, progress: self.progress && !self.quiet, ..self }
     }
 
-    /// The same, with the log begun that they ask for. `command`: its name.
+    /// Settles the options, and begins the log that they ask for. `command` is the command's name.
     pub(crate) fn begun(self, command: &str) -> Self {
         let settled = self.settled();
         super::log::start_by_options(command, settled.verbosity, settled.trace.is_some());
         settled
     }
 
-    /// `--json` writes to standard output.
+    /// Whether `--json` writes to standard output.
     pub(crate) fn is_json_on_output(&self) -> bool {
         self.json.as_deref().is_some_and(|path| path == "-") || self.json_fd == Some(1)
     }
 
-    /// `-v`, at least.
+    /// Whether `-v` is given at least once.
     pub fn is_verbose(&self) -> bool {
         self.verbosity > 0
     }
 }
 
-/// PORT as a positional argument.
+/// Parses PORT, a positional argument.
 ///
 /// # Errors
 ///
-/// A sentence, if it is no number from 0 to 65535.
+/// A sentence, if it is not a number from 0 to 65535.
 pub fn parse_port(text: &OsString) -> Result<u16, String> {
     text.to_str()
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| format!("PORT must be a number from 0 to 65535, not {:?}", crate::fault::escaped(text)))
 }
 
-/// FILE as a positional argument.
+/// Checks FILE, a positional argument.
 ///
 /// # Errors
 ///
-/// Exit 1 where it has no name: `"$file"` in a script that never set it.
+/// Exit 1 if the name is empty, as with `"$file"` in a script that never set the variable.
 pub(crate) fn check_file(file: Option<&OsString>) -> Result<(), Failure> {
     match file {
         Some(path) if path.is_empty() => {
@@ -128,20 +128,20 @@ mod tests {
     use crate::cli::definitions;
     use crate::cli::habits::{Here, LETTERS, Number};
 
-    /// What a letter or word may mean in one command that it does not in the others.
+    /// Letters and words that mean something else in one command than in the others.
     const EXCEPTIONS: &[(&str, &str, &str)] = &[
         ("rdpipe", "-p", "rdpipe's own from the beginning: the port that it listens on"),
         ("rdpipe", "-H", "rdpipe's own from the beginning: what the hosts next to this one call it"),
         ("rddoctor", "--json", "no data and nothing else goes to its standard output, so it takes no FILE"),
     ];
 
-    /// A letter stands for one word, a word has one letter and one kind of value, and rdcp takes no letter of another
-    /// command for something of scp's or rsync's.
+    /// A letter always stands for the same word, and a word always has the same letter and the same kind of value. No
+    /// letter of another command is one that rdcp takes as a letter of scp or rsync.
     #[test]
     fn a_letter_or_word_means_the_same_in_all_commands() {
         let mut meanings: BTreeMap<String, (String, String)> = BTreeMap::new();
         let mut used = Vec::new();
-        // rdsh has ssh's.
+        // The options of rdsh are those of ssh.
         for command in definitions().into_iter().filter(|command| command.get_name() != "rdsh") {
             let name = command.get_name();
             for option in command.get_arguments().filter(|option| !option.is_positional()) {

@@ -25,10 +25,10 @@ use crate::job::pipeline::{Branching, Pipeline, Plan, Ran, planned, report};
 use crate::job::targets::{expand, is_several};
 use crate::options::{TransferOptions, parse_bytes};
 
-/// The shell where the user names none.
+/// The shell that runs commands by default.
 const SHELL: &str = "sh";
 
-/// Ports from the one of `-p` on that are tried.
+/// How many ports are tried, from the port of `-p` on.
 const PORTS: u16 = 64;
 
 /// Run commands on hosts, and stream the output of each to the next
@@ -111,7 +111,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between 
     141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
     is ended by SIGPIPE, or fails after writing more than its reader wanted, has not failed";
 
-/// The whole command; `words` begin with its name.
+/// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdpipe", || super::with_arguments(words, pipe))
 }
@@ -202,7 +202,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         return super::print(&text);
     }
     let is_put_out = matches!(output, Some(Output::Standard | Output::Hop));
-    // Closed, it would be /dev/null: nothing, and well.
+    // If standard input were closed, /dev/null would be read instead: no data, and no error.
     if is_fed {
         standard::named_input().map_err(|fact| words::source(&fact))?;
     }
@@ -227,11 +227,11 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     }
     let end = json::End::Pipeline(report::end(&stages, &hops, failure.as_ref()));
     let told = reporter.end(end, None, None);
-    // What went wrong matters more than that it could not be reported.
+    // The failure itself matters more than a failure to report it.
     failure.map_or(told, Err)
 }
 
-/// What a pipeline would do, for a person.
+/// Describes what a pipeline would do, for a person.
 fn planned_lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     for (number, part) in planned.parts.iter().enumerate() {
@@ -273,8 +273,9 @@ fn planned_lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
     lines
 }
 
-/// What was meant by a stage that is a single word and no command of this host, beside another: a host without its colon,
-/// or the rest of a command that lacks its quotes. `None` where all stages can be what they say.
+/// Finds a stage that is a single word and not a command of this host, next to another stage, and returns advice on
+/// what was probably meant: a host without its colon, or the rest of a command that lacks its quotes. `None` if every
+/// stage may be meant as it is.
 fn unquoted(words: &[OsString], specs: &[Spec], is_command: impl Fn(&OsStr) -> bool) -> Option<String> {
     let is_bare = |number: usize| specs[number].host.is_empty() && !words[number].as_bytes().starts_with(b":");
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-@/".contains(byte);
@@ -301,23 +302,23 @@ fn unquoted(words: &[OsString], specs: &[Spec], is_command: impl Fn(&OsStr) -> b
     }
 }
 
-/// A command in quotes, as a shell takes it.
+/// Quotes a command for a shell.
 fn quoted(command: &str) -> String {
     format!("'{}'", command.replace('\'', "'\\''"))
 }
 
-/// Whether the shell would find a command of that name, be it a program or its own.
+/// Whether the shell finds a command of this name: a program or a builtin.
 fn is_command(name: &OsStr) -> bool {
     let mut shell = std::process::Command::new(SHELL);
     shell.args(["-c", "command -v -- \"$1\"", SHELL]).arg(name);
     let null = std::process::Stdio::null;
-    // 1 of bash, 127 of dash. One that cannot be asked, or is killed meanwhile, does not know.
+    // bash exits with 1, dash with 127. If the shell cannot be run, or is killed, the name may be a command.
     let asked = shell.stdin(null()).stdout(null()).stderr(null()).status();
     !asked.is_ok_and(|status| matches!(status.code(), Some(1 | 127)))
 }
 
-/// Whether there is a standard input to read. A terminal is none, and neither is the null device; one that is closed is
-/// one that cannot be read.
+/// Whether there is a standard input to read. A terminal or the null device does not count. A closed standard input
+/// counts, so that the failure to read it is reported.
 fn has_input() -> bool {
     let stdin = std::io::stdin();
     standard::named_input().is_err() || !stdin.is_terminal() && !standard::is_null(&stdin)

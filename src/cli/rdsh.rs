@@ -1,4 +1,4 @@
-//! `rdsh`: runs a command on a host as ssh does, and moves its input and output by sessions.
+//! `rdsh`: runs a command on a host as ssh does, and transfers its input and output by sessions.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -24,7 +24,7 @@ mod ssh;
 
 use ssh::SshOptions;
 
-/// What ssh ends with where it has failed itself.
+/// ssh's exit code for its own failures.
 const SSH_FAILED: u8 = 255;
 
 /// Run a command on a host, as ssh does, with fast standard input and output
@@ -80,7 +80,7 @@ pub struct ShellArguments {
 const EXIT_CODES: &str = "Exit codes: else that of COMMAND; 128+n COMMAND, or rdsh, was ended by signal n; \
     255 rdsh or ssh has failed: wrong arguments, no way to the host, a lost link";
 
-/// The whole command; `words` begin with its name.
+/// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdsh", || super::with_arguments(words, call).map_err(as_ssh))
 }
@@ -91,7 +91,8 @@ impl Arguments for ShellArguments {
     }
 }
 
-/// The host, with its user, of `ssh://user@host:port` as ssh(1) has it, an address without its brackets; anything else as it is.
+/// Returns the host, with its user, from `ssh://user@host:port`, the form in ssh(1). An address loses its brackets.
+/// Other texts are returned unchanged.
 fn without_uri(host: &OsStr) -> OsString {
     let uri = host.as_bytes().strip_prefix(b"ssh://").map(|rest| rest.strip_suffix(b"/").unwrap_or(rest));
     let Some(authority) = uri else { return host.to_owned() };
@@ -103,7 +104,7 @@ fn without_uri(host: &OsStr) -> OsString {
     OsString::from_vec([user, address.unwrap_or(name)].concat())
 }
 
-/// To its caller, a failure of ours is one of ssh's.
+/// Turns a failure of `rdsh` itself into one of ssh, for the caller.
 fn as_ssh(failure: Failure) -> Failure {
     match failure.exit {
         Exit::Stage(_) | Exit::Signal(_) => failure,
@@ -119,7 +120,7 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     if launcher.name() == "rdsh" {
         return Err(Failure::new(Exit::Usage, "rdsh is to start itself; give it an ssh by --rsh"));
     }
-    // It came behind "--", but what is started by --rsh may not know that.
+    // The host followed "--", but the program that --rsh starts may not know that.
     if let Some(host) = arguments.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")) {
         return Err(Failure::new(Exit::Usage, format!("{}: no host's name begins with a dash", escaped(host))));
     }
@@ -152,7 +153,7 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
 }
 
 impl ShellArguments {
-    /// The command that is ssh.
+    /// Returns the command to run as ssh.
     fn rsh(&self) -> OsString {
         let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
         self.rsh.clone().or(variable).unwrap_or_else(|| "ssh".into())
@@ -173,9 +174,9 @@ impl ShellArguments {
         }
     }
 
-    /// Becomes ssh with the same arguments; returns only if that cannot be run.
+    /// Becomes ssh with the same arguments. Returns only if ssh cannot be run.
     fn become_ssh(&self) -> Failure {
-        // It has been split before, for the launcher.
+        // The launcher has split the command before.
         let words = shell_words::split(&self.rsh().to_string_lossy()).unwrap_or_default();
         let mut ssh = std::process::Command::new(&words[0]);
         ssh.args(&words[1..]).args(self.ssh.words()).args(&self.host).args(&self.command);
@@ -185,12 +186,12 @@ impl ShellArguments {
     }
 }
 
-/// Whether there is a standard input that the command is to have.
+/// Whether there is a standard input for the command.
 fn has_input(ssh: &SshOptions) -> bool {
     !ssh.has_no_input() && standard::named_input().is_ok() && !standard::is_null(std::io::stdin())
 }
 
-/// Standard error, which the command and we ourselves share.
+/// Standard error, shared by the command and `rdsh` itself.
 struct Console {
     is_verbose: bool,
 }

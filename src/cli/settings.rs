@@ -1,9 +1,11 @@
-//! Defaults of options: `~/.config/rdma-pipe/config.toml`, `/etc/rdma-pipe/config.toml` and the environment.
+//! Settings, which are defaults of options, from `~/.config/rdma-pipe/config.toml`, `/etc/rdma-pipe/config.toml` and
+//! the environment.
 //!
-//! The definitions of the commands are the list of settings: a key is the long name of an option, and its value becomes a
-//! word in front of the command line, which clap checks as it does any other. So a setting can say nothing that a command
-//! line could not. What a stronger place has set is not asked of a weaker one: the command line, then the environment, the
-//! user's file, the system's. A setting that does not go with what is stronger, or lacks what it needs, is left out.
+//! The definitions of the commands serve as the list of settings. A key is the long name of an option. Its value
+//! becomes a word in front of the command line, which clap checks like any other word. So a setting can do nothing that
+//! a command line could not. The command line is the strongest place, then the environment, the user's file, and the
+//! system's file. A value set in a stronger place hides those in weaker ones. A setting that conflicts with stronger
+//! ones, or lacks an option that it needs, is left out.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -28,19 +30,24 @@ mod shown;
 
 use file::{Entry, HOST, Value};
 
-/// Names the only file that is read, or `none`.
+/// Environment variable that names the only file to be read, or is [`NONE`].
 const FILE_VARIABLE: &str = "RDMA_PIPE_CONFIG";
+
+/// Value of [`FILE_VARIABLE`] with which no file is read.
 const NONE: &str = "none";
 
-/// Where a file is below the directory of a user's, or of the system's.
+/// Path of a file below the user's or the system's directory of settings.
 const BELOW: &str = "rdma-pipe/config.toml";
+
+/// The system's directory of settings.
 const SYSTEM: &str = "/etc";
 
-/// Variables of the environment that are settings: the option, and its value if that is not the variable's. The commands
-/// themselves ask for them; here they have their place among the others.
+/// Environment variables that act as settings: the variable, its option, and the option's value if that is not the
+/// variable's. The commands read these variables themselves; here the variables only take their rank among the
+/// settings.
 const VARIABLES: [(&str, &str, Option<&str>); 2] = [("RDCP_RSH", "rsh", None), ("NO_COLOR", "color", Some("never"))];
 
-/// Options that no file sets, and why.
+/// Options that no file may set, and the reason.
 const REFUSED: [(&str, &[&str]); 4] = [
     (
         "what deletes is asked for on the command line, each time",
@@ -92,25 +99,25 @@ const REFUSED: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Values that no file sets, of options that it may set to others.
+/// Values that no file may set, of options that it may set to other values.
 const REFUSED_VALUES: [(&str, &str, &str); 1] = [(
     "encrypt",
     "never",
     "it makes the check of what arrives weaker, which is asked for on the command line, each time",
 )];
 
-/// Where settings come from.
+/// The places from which settings come.
 pub(super) struct Sources {
-    /// The stronger first.
+    /// The files, the strongest first.
     files: Vec<PathBuf>,
-    /// There must be such files.
+    /// Whether the user has named the files, so that they must exist.
     are_named: bool,
-    /// The environment.
+    /// Looks up a variable of the environment.
     variable: fn(&str) -> Option<OsString>,
 }
 
 impl Sources {
-    /// Those of this process.
+    /// Returns the sources of this process.
     pub(super) fn of_process() -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let named = variable(FILE_VARIABLE);
@@ -128,10 +135,10 @@ impl Sources {
     }
 }
 
-/// Where a value is from.
+/// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Origin {
-    /// The line of a file.
+    /// A line of a file.
     File(PathBuf, usize),
     /// A variable of the environment.
     Variable(&'static str),
@@ -150,29 +157,30 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug)]
 struct Setting {
     key: String,
-    /// As on a command line; none for what is switched off.
+    /// The words that set the value on a command line; none for a switch that is off.
     words: Vec<OsString>,
     origin: Origin,
 }
 
-/// A command line with the settings that go with it.
+/// A command line with the settings that apply to it.
 pub(super) struct Settings {
-    /// To be parsed, the program's name first.
+    /// The words to be parsed, starting with the program's name.
     pub(super) words: Vec<OsString>,
-    /// Those that were typed.
+    /// The words that the user has typed.
     typed: Vec<OsString>,
     taken: Vec<Setting>,
-    /// With the reason.
+    /// Settings that do not apply, each with the reason.
     left_out: Vec<(Setting, String)>,
     files: Vec<(PathBuf, bool)>,
 }
 
 impl Settings {
-    /// Those that apply to a command line, whose first word is the program's name. `command`: its definition.
+    /// Returns the settings that apply to a command line, the first word of which is the program's name. `command` is
+    /// its definition.
     ///
     /// # Errors
     ///
-    /// Exit 1 for a file that cannot be taken, with its line.
+    /// Exit 1 if a file cannot be used; the message names the line.
     pub(super) fn new<T: Arguments>(
         command: &mut Command,
         words: Vec<OsString>,
@@ -180,12 +188,12 @@ impl Settings {
     ) -> Result<Self, Failure> {
         let mut settings =
             Self { typed: words.clone(), words, taken: Vec::new(), left_out: Vec::new(), files: Vec::new() };
-        // What is wrong with it, or its help, needs no settings.
+        // A command line that is wrong, or asks for help, needs no settings.
         let given = match command.try_get_matches_from_mut(&settings.words) {
             Ok(given) if T::refused(&given).is_none() => given,
             _ => return Ok(settings),
         };
-        // A file may be slow to come.
+        // This comes before files are read, because reading a file may take long.
         T::conceal(&given);
         let usage = |line: String| Failure::new(Exit::Usage, line);
         let mut entries = Vec::new();
@@ -210,7 +218,7 @@ impl Settings {
                 weaker.push(Setting { key: entry.key, words, origin });
             }
         }
-        // Of each key the strongest.
+        // Of each key, only the strongest setting is kept.
         let mut keys: BTreeSet<String> = command
             .get_arguments()
             .filter(|option| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine))
@@ -222,14 +230,16 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The command line behind the words of those settings that are taken and `may` have their place there, and of others.
+    /// Returns the typed command line with words in front: those of the taken settings for which `may` holds, and
+    /// `others`.
     fn with(&self, may: impl Fn(&Setting) -> bool, others: &[OsString]) -> Vec<OsString> {
         let taken = self.taken.iter().filter(|setting| may(setting)).flat_map(|setting| &setting.words);
         let (program, rest) = self.typed.split_at(self.typed.len().min(1));
         program.iter().chain(taken).chain(others).chain(rest).cloned().collect()
     }
 
-    /// Takes what goes with the command line and with what is taken already. One may need another that comes later.
+    /// Takes the settings that go with the command line and with the settings already taken. Repeats until none is
+    /// taken, because a setting may need another that comes later.
     fn take<T: Arguments>(&mut self, command: &mut Command, mut weaker: Vec<Setting>) -> Result<(), Failure> {
         loop {
             let count = weaker.len();
@@ -258,7 +268,8 @@ impl Settings {
     }
 }
 
-/// Hosts that the files have sections for; patterns name none. A file that cannot be taken has none either.
+/// Returns the hosts for which the files have sections. Patterns are left out, because they name no host, and so are
+/// files that cannot be used.
 pub(super) fn hosts() -> Vec<OsString> {
     let files = Sources::of_process().files;
     let entries = files.iter().filter_map(|path| file::read(path).ok().flatten()).flatten();
@@ -266,12 +277,12 @@ pub(super) fn hosts() -> Vec<OsString> {
     sections.flat_map(|hosts| expand(OsStr::new(&hosts)).unwrap_or_default()).collect()
 }
 
-/// Whether a command line cannot be taken for what else is on it, or is not.
+/// Whether a command line is refused because of another option, present or missing.
 fn is_about_others(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument)
 }
 
-/// Settings of the environment that a command has.
+/// Returns the settings of the environment for options that a command has.
 fn environment(command: &Command, variable: fn(&str) -> Option<OsString>) -> Vec<Setting> {
     let setting = |&(name, key, value): &(&'static str, &str, Option<&str>)| {
         option(command, key)?;
@@ -287,7 +298,7 @@ fn option<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|option| option.get_long() == Some(key))
 }
 
-/// The words of an entry, if a file may have it and a command takes it.
+/// Returns the words of an entry, if a file may set its key and a command accepts its value.
 fn check(known: &mut [Command], entry: &Entry) -> Result<Vec<OsString>, String> {
     let key = &*entry.key;
     if let Some((reason, _)) = REFUSED.iter().find(|(_, keys)| keys.contains(&key)) {
@@ -310,7 +321,7 @@ fn check(known: &mut [Command], entry: &Entry) -> Result<Vec<OsString>, String> 
     }
 }
 
-/// The words of a command line that give an option this value.
+/// Returns the words of a command line that give an option this value.
 fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, String> {
     let with = |text: &String| OsString::from(format!("--{key}={text}"));
     let switch = || OsString::from(format!("--{key}"));
@@ -330,7 +341,7 @@ fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, Str
     }
 }
 
-/// What is said of a key that is no option, with the nearest that is one and may be set, if it is likely to be meant.
+/// Returns the message for an unknown key. The nearest key that may be set is named if it was probably meant.
 fn unknown(known: &[Command], key: &str) -> String {
     let may_be_set = |key: &&str| !REFUSED.iter().any(|(_, keys)| keys.contains(key));
     let keys = known.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).filter(may_be_set);
@@ -340,21 +351,22 @@ fn unknown(known: &[Command], key: &str) -> String {
     if is_near { format!("{said}; the nearest is {nearest}") } else { said }
 }
 
-/// Whether a section is for one of these hosts. Its name is a list, as on the command line, of patterns with `*` and `?`.
+/// Whether a section is for one of these hosts. The section's name is a list, as on the command line, of patterns with
+/// `*` and `?`.
 fn are_meant(section: &str, hosts: &[OsString]) -> Result<bool, String> {
     let patterns = expand(OsStr::new(section))?;
     Ok(patterns.iter().any(|pattern| hosts.iter().any(|host| fits(pattern.as_bytes(), host.as_bytes()))))
 }
 
-/// Whether a pattern is for a host, whose names are the same in either case.
+/// Whether a pattern matches a host. Case makes no difference in names of hosts.
 fn fits(pattern: &[u8], host: &[u8]) -> bool {
     let rules = [Rule { pattern: pattern.to_ascii_lowercase().into(), is_include: false }];
     let leaves_out = |patterns: Patterns| patterns.leave_out(&host.to_ascii_lowercase(), false);
-    // Also brackets, which are an address's.
+    // Equality also covers addresses in brackets.
     pattern.eq_ignore_ascii_case(host) || Patterns::new(&rules).is_ok_and(leaves_out)
 }
 
-/// A host without `USER@`.
+/// Returns a host without its `USER@`.
 fn without_user(host: &OsStr) -> &OsStr {
     let bytes = host.as_bytes();
     OsStr::from_bytes(bytes.iter().rposition(|&byte| byte == b'@').map_or(bytes, |at| &bytes[at + 1..]))

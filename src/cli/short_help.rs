@@ -1,19 +1,19 @@
-//! `-h`: what a command is for, how it is called, and the options that people use. All of them are in `--help` and the manual.
+//! `-h`: what a command does, how it is used, and its usual options. `--help` and the manual have all options.
 
 use clap::Command;
 
 use super::examples::{self, Example};
 
-/// Examples that it shows at most.
+/// Maximum number of examples shown.
 const EXAMPLES_MAX: usize = 4;
 
-/// Columns of an example with what it does behind it.
+/// Maximum number of columns of an example, including its meaning.
 const COLUMNS_MAX: usize = 80;
 
-/// An option by its identifier, and what it does in a few words.
+/// The identifier of an option, and its meaning in a few words.
 type Usual = (&'static str, &'static str);
 
-/// Options that several commands have.
+/// Options of several commands.
 const PORT: Usual = ("port", "ssh's port");
 const IDENTITY: Usual = ("identity", "ssh's key");
 const VIA: Usual = ("via", "The network that carries the data");
@@ -30,7 +30,7 @@ const QUIET: Usual = ("quiet", "Print errors only");
 const PROGRESS: Usual = ("progress", "Show progress without a terminal, too");
 const JSON: Usual = ("json", "Report as JSON, to standard output or FILE");
 
-/// The usual ones of each command, in the order of its definition.
+/// Examples and usual options of each command. The options are in the order of the command's definition.
 const USUAL: &[(&str, &[Example], &[Usual])] = &[
     (
         "rdcp",
@@ -165,7 +165,7 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
     ),
 ];
 
-/// The same command, whose `-h` shows the usual options alone.
+/// Returns the command with an `-h` that shows only the usual options.
 pub(super) fn shortened(command: Command) -> Command {
     let name = command.get_name().to_owned();
     let Some((_, examples, usual)) = USUAL.iter().find(|(known, ..)| *known == name) else { return command };
@@ -184,7 +184,7 @@ pub(super) fn shortened(command: Command) -> Command {
         .after_help(format!("All options: {name} --help; man {name}"))
 }
 
-/// Examples, a line each.
+/// Formats examples, one per line.
 fn shown(examples: &[Example]) -> String {
     let line = |(line, meaning): &Example| {
         let with = format!("  {line}  # {}", meaning.trim_end_matches('.'));

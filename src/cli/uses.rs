@@ -1,9 +1,10 @@
-//! Options that mean nothing for what a command is asked to do. They are refused: who gives one expects it to do something.
+//! Refuses options that have no meaning for the task of a command, because a user who gives an option expects it to
+//! have an effect.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
-/// How another host is reached, and the agent there started.
+/// Identifiers of the options that say how another host is reached and how its agent is started.
 pub(super) const LAUNCHING: &[&str] = &[
     "rsh",
     "launcher",
@@ -18,10 +19,10 @@ pub(super) const LAUNCHING: &[&str] = &[
     "bootstrap",
 ];
 
-/// Options by their ids, the tasks that they mean something for, and those in words.
+/// Options by their identifiers, the tasks for which they have a meaning, and these tasks in words.
 pub(super) type Use<T> = (&'static [&'static str], fn(&T) -> bool, &'static str);
 
-/// What is wrong with a command line, if an option on it means nothing for `task`, which is called `name`.
+/// Returns what is wrong with a command line, if an option on it has no meaning for `task`. `name` is the task's name.
 pub(super) fn refused<T>(
     uses: &[Use<T>],
     command: &Command,
@@ -38,7 +39,7 @@ pub(super) fn refused<T>(
     Some(format!("{option} does not go with {name}; it is for {words}"))
 }
 
-/// Each option of a command is in its table, once.
+/// Checks that each option of a command occurs in its table exactly once.
 #[cfg(test)]
 pub(super) fn hold_to<T>(uses: &[Use<T>], command: &Command) {
     let ids = command.get_arguments().filter(|option| !option.is_positional()).map(|option| option.get_id().as_str());

@@ -1,7 +1,8 @@
-//! `rdcp --watch`: the same copy again whenever something has changed at the source.
+//! `rdcp --watch`: repeats a copy whenever something has changed at the source.
 //!
-//! The watch stands before the first scan, so that no change falls between the two. It says only which directories to look
-//! into: `--sync` finds out what has changed there. Where changes may have been missed, all of the tree is compared.
+//! The watch is started before the first scan, so that no change is missed between the two. It tells only which
+//! directories to look into; `--sync` finds out what has changed there. If changes may have been missed, the whole tree
+//! is compared.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,19 +18,20 @@ use crate::job::watch::{SourceWatch, Watched};
 use crate::tree::Only;
 use crate::tree::watch::{Touched, bound};
 
-/// Pauses before a host that was lost is tried again, in seconds; the last for good.
+/// Pauses in seconds before a lost host is tried again. The last one is used from then on.
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
-/// How long one wait is: it begins anew.
+/// How long a single wait lasts before it is repeated.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
-/// or of the entries of some directories, and takes signals while it does; `say` has lines for a person, and `waiting` is
-/// called when it waits for changes; the files that are `written` with each copy must not be in what is watched.
+/// Copies again and again, until a signal arrives or a failure that no later copy can repair. `copy` makes one copy, of
+/// everything or of the entries of some directories, and handles signals meanwhile. `say` prints lines for a person.
+/// `waiting` is called before waiting for changes. The files `written` with each copy must not be in a watched
+/// directory.
 ///
 /// # Errors
 ///
-/// Exit 5 where a source cannot be watched at the start; how the last copy failed; the signal.
+/// Exit 5 if a source cannot be watched at the start; otherwise the failure of the last copy, or the signal.
 pub(super) fn run(
     setup: &Setup,
     sources: &[Spec],
@@ -47,7 +49,7 @@ pub(super) fn run(
         watch.forget_stops();
         let mut failure = match copied {
             Err(failure) if is_loss(&failure) && has_copied => Some(failure),
-            // What failed is named, and is tried again with the next change.
+            // The message names what failed. The next change makes another attempt.
             Err(Failure { exit: Exit::Partial, message, .. }) => {
                 touched = None;
                 super::complain("rdcp", &message.unwrap_or_default());
@@ -63,7 +65,7 @@ pub(super) fn run(
             waiting();
             failure = gather(&mut watch, &mut touched)?;
         }
-        // Until the source is watched again. What keeps it is said once.
+        // Repeats until the source is watched again. The same failure is reported only once.
         let mut said = None;
         while let Some(Failure { message, .. }) = failure.take() {
             touched = None;
@@ -84,7 +86,8 @@ pub(super) fn run(
     }
 }
 
-/// Waits for a change, and takes what else has come by then; the failure of a host or source that was lost.
+/// Waits for a change, and takes all other changes that have arrived by then. Returns the failure if a host or source
+/// was lost.
 fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failure>, Failure> {
     let mut has_changed = false;
     loop {
@@ -105,7 +108,7 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
     }
 }
 
-/// Whether it may pass: a host is lost, or SRC is missing, as while it is made anew.
+/// Whether a failure may be temporary: a host is lost, or SRC is missing, as it is while it is being replaced.
 fn is_loss(failure: &Failure) -> bool {
     let is_gone = || failure.site.as_ref().is_some_and(|site| site.errno == Errno::NOENT.raw_os_error());
     match failure.exit {
@@ -115,13 +118,13 @@ fn is_loss(failure: &Failure) -> bool {
     }
 }
 
-/// The entries of these directories, and of the source itself.
+/// Selects the entries of these directories, and of the source itself.
 fn entries_of(directories: BTreeSet<Vec<u8>>) -> Only {
     let paths = [Vec::new()].into_iter().chain(directories);
     Only { paths: paths.map(|path| [&path[..], b"/"].concat().into()).collect(), recursive: false, is_watched: true }
 }
 
-/// Refuses what cannot be watched.
+/// Refuses sources that cannot be watched, and written files that lie in a source.
 fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
     let usage = |line: String| Err(Failure::new(Exit::Usage, line));
     if sources.contains(&Spec::Standard) {
@@ -143,7 +146,7 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// Waiting mends no shortage of watches, and would hide it.
+    /// Waiting does not cure a shortage of watches, and would hide it.
     #[test]
     fn only_a_source_that_has_gone_may_come_back() {
         let failure = || Failure::new(Exit::Source, "it");

@@ -1,5 +1,5 @@
-//! The sentences about links and measurements, and the words for what was waited for. Agents need none of these; what they
-//! say themselves of a session is in `agent/words.rs`.
+//! Sentences about links and measurements, and words for waits. Agents need none of these; the sentences that agents
+//! use about sessions are in `agent/words.rs`.
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -16,7 +16,7 @@ use crate::fault::{Exit, Failure, errno_of, escaped, os, printable};
 use crate::fs::sink::NO_TEXT;
 use crate::options::RailChoice;
 
-/// A failure, with what to do where what came for standard output, a terminal, was no text.
+/// Replaces a failure by advice if data that is no text came for standard output, a terminal.
 pub(crate) fn unshown(failure: Failure) -> Failure {
     let line = "what comes is no text, and standard output is a terminal: redirect it; `| cat` behind it writes it to the terminal \
         all the same";
@@ -24,7 +24,7 @@ pub(crate) fn unshown(failure: Failure) -> Failure {
     if is_it { Failure::new(Exit::Usage, line) } else { failure }
 }
 
-/// A link that could not be made to `peer`, where `program` should be.
+/// Returns the failure for a link to `peer` that could not be made. `program` is what should run there.
 pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {
     match error {
         LinkError::Handshake(HandshakeError::WrongKey) => Failure::new(
@@ -57,7 +57,8 @@ pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure
     }
 }
 
-/// Refuses `--rails` with names of nothing at this host. `of_either_end`: some may be the other host's.
+/// Refuses `--rails` if it names interfaces that this host does not have. With `of_either_end`, some may be the other
+/// host's.
 pub(crate) fn check_rails(rails: &RailChoice, of_either_end: bool) -> Result<(), Failure> {
     let given = rails.names();
     if given.is_empty() {
@@ -76,7 +77,7 @@ pub(crate) fn check_rails(rails: &RailChoice, of_either_end: bool) -> Result<(),
     ))
 }
 
-/// A port that cannot be listened on; of `ports`, where it is 0.
+/// Returns the failure for a port that cannot be listened on. If `port` is 0, any of `ports` was tried.
 pub(crate) fn not_listening(error: &std::io::Error, port: u16, ports: Option<&RangeInclusive<u16>>) -> Failure {
     let errno = os(errno_of(error));
     let line = match (port, ports) {
@@ -88,7 +89,7 @@ pub(crate) fn not_listening(error: &std::io::Error, port: u16, ports: Option<&Ra
     Failure::new(Exit::Connect, line)
 }
 
-/// What a measurement with `peer` ended with.
+/// Returns the failure with which a measurement with `peer` ended.
 pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
     let line = match error {
         PerfError::Link(LinkError::Os { what: what @ ("send" | "receive"), error }) => {
@@ -115,7 +116,7 @@ pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
     Failure::new(error.exit(), line)
 }
 
-/// What was waited for, as far as an end knows it.
+/// Returns words for a wait, as precisely as the end or ends in view can know it.
 pub(crate) fn waited_for(wait: Wait, view: View) -> &'static str {
     match (wait, view) {
         (Wait::Source, _) => "the source",

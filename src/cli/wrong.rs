@@ -1,7 +1,7 @@
-//! A command line that cannot be taken, in one line: what is wrong, and what would be right.
+//! Describes a wrong command line in one line: what is wrong, and what would be right.
 //!
-//! clap's own text takes five lines, and its tips mislead: to pass an unknown option as a file, or to use one that only
-//! looks like it.
+//! clap's own text takes five lines. Its tips mislead: they suggest passing an unknown option as a file, or using an
+//! option that only looks similar.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use clap::{Command, Error};
 
 use crate::fault::escaped;
 
-/// What clap could not take of `words`, as a line.
+/// Describes in one line why clap could not parse `words`.
 pub(crate) fn line_of(error: &Error, definition: &mut Command, words: &[OsString]) -> String {
     match lacking(error, definition, words) {
         Some((option, "--sync")) => {
@@ -21,13 +21,13 @@ pub(crate) fn line_of(error: &Error, definition: &mut Command, words: &[OsString
         }
         Some((option, lacks)) => format!("{} needs {lacks}; see --help", option.split(' ').next().unwrap_or(&option)),
         None if error.kind() == ErrorKind::UnknownArgument => unknown(error, words),
-        // Ours, of a file that cannot be read: --help has nothing about that.
+        // The error comes from this package, for a file that cannot be read. --help has nothing about that.
         None if error.context().next().is_none() => reason(error),
         None => line(error),
     }
 }
 
-/// What is said of an option that is none. clap names a letter; a word with a space in it is shown as it was typed.
+/// Describes an unknown option. clap names only a letter; a word with a space in it is shown as typed.
 fn unknown(error: &Error, words: &[OsString]) -> String {
     let text = error.get(ContextKind::InvalidArg).map(texts).unwrap_or_default().concat();
     let is_it = |word: &&OsString| word.as_bytes().starts_with(text.as_bytes()) && word.as_bytes().contains(&b' ');
@@ -39,7 +39,7 @@ fn unknown(error: &Error, words: &[OsString]) -> String {
     }
 }
 
-/// What to type for a file whose name looks like an option.
+/// Returns advice on how to type the name of a file that looks like an option.
 pub(super) fn of_file(words: &[OsString]) -> Option<String> {
     let is_file = |word: &&OsString| {
         word.len() > 1 && word.as_bytes().starts_with(b"-") && std::path::Path::new(word).symlink_metadata().is_ok()
@@ -48,7 +48,7 @@ pub(super) fn of_file(words: &[OsString]) -> Option<String> {
     Some(format!("the file {word} is named ./{word}, or behind --"))
 }
 
-/// Which option of `words` needs one that is not there, and that one. clap names only the second.
+/// Returns the option of `words` that needs a missing option, and the missing one. clap names only the missing one.
 fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -> Option<(String, &'a str)> {
     let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
     let [lacks] = &missing[..] else { return None };
@@ -57,7 +57,7 @@ fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -
     }
     let mut all = words.to_vec();
     let name = split(lacks).0;
-    // A value that any option takes.
+    // Every option accepts this value.
     all.insert(1, if name == lacks { name.into() } else { format!("{name}=1").into() });
     let given = definition.try_get_matches_from_mut(&all).ok()?;
     let options: Vec<_> = definition.get_arguments().filter(|option| !option.is_positional()).cloned().collect();
@@ -85,14 +85,14 @@ fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -
     })
 }
 
-/// What clap could not take, as a line.
+/// Describes in one line what clap could not parse.
 pub(crate) fn line(error: &Error) -> String {
     let said = reason(error);
     let mark = if said.ends_with('?') { "" } else { ";" };
     format!("{said}{mark} see --help")
 }
 
-/// The same without what to do.
+/// Like `line`, but without advice.
 pub(crate) fn reason(error: &Error) -> String {
     let text = |kind| error.get(kind).map(texts).unwrap_or_default();
     let option = text(ContextKind::InvalidArg);
@@ -151,13 +151,13 @@ pub(crate) fn reason(error: &Error) -> String {
     }
 }
 
-/// Whether the command listens on, or connects to, a port that is no option.
+/// Whether the command takes a port, to listen on or connect to, that is not an option.
 fn has_own_port(error: &Error) -> bool {
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
     ["rdsend ", "rdrecv "].iter().any(|name| usage.contains(name))
 }
 
-/// What nc's or mbuffer's letter is at `rdsend` and `rdrecv`.
+/// Returns what replaces an option of nc or mbuffer at `rdsend` and `rdrecv`.
 fn of_nc(letter: &str) -> Option<&'static str> {
     let instead = match letter {
         "-p" | "-P" => "PORT is written without",
@@ -182,7 +182,7 @@ fn texts(value: &ContextValue) -> Vec<String> {
     }
 }
 
-/// `--via <ADDRESS>` or `--verify=<WHERE>` as its name and what its value is called.
+/// Splits `--via <ADDRESS>` or `--verify=<WHERE>` into the option's name and the name of its value.
 fn split(option: &str) -> (&str, Option<&str>) {
     match option.split_once(['=', ' ', '[']) {
         Some((name, value)) if name.starts_with('-') => (name, Some(value.trim_matches(['<', '>', '[', ']', '=']))),
@@ -190,7 +190,7 @@ fn split(option: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// A parser's reason in words for somebody who typed a number.
+/// Rewords a parser's reason for a user who typed a number.
 fn reworded(reason: &str) -> String {
     if let Some((_, range)) = reason.split_once(" is not in ")
         && let Some((first, last)) = range.split_once("..=")
@@ -204,7 +204,7 @@ fn reworded(reason: &str) -> String {
     }
 }
 
-/// Whether one was typed and the other meant: cut short, or one letter off; in a long word two.
+/// Whether `typed` is probably a slip for `meant`: cut short, or with one wrong letter, or two in a long word.
 fn is_slip(typed: &str, meant: &str) -> bool {
     let [typed, meant] = [typed, meant].map(|word| word.trim_start_matches('-'));
     let least = typed.len().min(meant.len());

@@ -1,18 +1,18 @@
-//! A command line that is being typed, as its shell reads it: the words in front of the cursor, and how what is put there has
-//! to be quoted.
+//! Reads a command line that is being typed as its shell reads it: finds the words before the cursor, and quotes what
+//! is inserted there.
 
-/// Whose line it is.
+/// The shell in which the line is typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shell {
-    /// Replaces a part of the word, as it is given.
+    /// Replaces a part of the word with what it is given, unchanged.
     Bash,
-    /// Replaces the word, and quotes what it is given.
+    /// Replaces the whole word, and quotes what it is given.
     Zsh,
-    /// The same.
+    /// Replaces and quotes as zsh does.
     Fish,
 }
 
-/// The quotes that are open.
+/// The kind of quotes that are open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Quote {
     #[default]
@@ -21,22 +21,22 @@ pub(super) enum Quote {
     Double,
 }
 
-/// A word.
+/// A word of the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// What it stands for.
+    /// The text that the word stands for.
     pub(super) value: String,
-    /// As it is written.
+    /// The word as written.
     pub(super) raw: String,
-    /// Open behind it: only those of the last word can be.
+    /// The quotes still open at the end of the word. Only the last word can have open quotes.
     pub(super) quote: Quote,
-    /// It has in it what the shell replaces by something else, which is for the shell alone to do.
+    /// Whether the word contains an expansion or an operator that only the shell can evaluate.
     pub(super) is_open: bool,
-    /// It is for the shell: a redirection, or the place of one.
+    /// Whether the word is a redirection, or the target of one.
     pub(super) is_shells: bool,
 }
 
-/// The words of a line up to the cursor; the last is the one that is being typed, and may be empty.
+/// Splits a line, up to the cursor, into words. The last word is the one being typed, and may be empty.
 pub(super) fn words(line: &str, shell: Shell) -> Vec<Word> {
     let mut words = Vec::new();
     let mut word = Word::default();
@@ -70,7 +70,7 @@ pub(super) fn words(line: &str, shell: Shell) -> Vec<Word> {
                     }
                     word.value.push(next);
                 }
-                // Half of something: nobody knows of what.
+                // Half of an escape sequence, whose meaning is not known yet.
                 None => word.is_open = true,
             },
             (Quote::None, '<' | '>') => word.is_shells = true,
@@ -83,15 +83,15 @@ pub(super) fn words(line: &str, shell: Shell) -> Vec<Word> {
     words
 }
 
-/// What is to be written where these quotes are open, for it to stand for `text`; `None` if that cannot be. `is_first`: it
-/// begins its word.
+/// Returns what must be written inside `quote` to stand for `text`; `None` if that is impossible. `is_first` says
+/// whether `text` begins its word.
 pub(super) fn quoted(text: &str, quote: Quote, is_first: bool) -> Option<String> {
     let mut written = String::with_capacity(text.len());
     for (place, letter) in text.chars().enumerate() {
         match quote {
             Quote::Single if letter == '\'' => written.push_str("'\\''"),
             Quote::Single => written.push(letter),
-            // A command of the shell's history, whatever is in front of it.
+            // The shell takes `!` as a command of its history, whatever stands in front of it.
             Quote::Double if letter == '!' => return None,
             Quote::Double => {
                 if "\\\"$`".contains(letter) {
@@ -168,7 +168,7 @@ mod tests {
             let read = words(&line, Shell::Bash);
             assert_eq!(read.len(), 1, "{line}");
             assert_eq!(read[0], Word { value: text.into(), raw: line, quote, is_open: false, is_shells: false });
-            // Another reader of the same rules.
+            // An independent reader of the same rules.
             assert_eq!(shell_words::split(&format!("{open}{written}{open}")).expect("words"), [text]);
         }
         assert_eq!(quoted("a!", Quote::None, true).as_deref(), Some("a\\!"));

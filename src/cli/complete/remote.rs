@@ -1,4 +1,5 @@
-//! What there is on a host whose name begins so, asked by a shell there: nothing has to be installed, and nothing is left.
+//! Finds the names on a host that begin with a prefix, by asking a shell there. Nothing has to be installed on the
+//! host, and nothing is left behind.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -6,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use crate::control::launch::{Launched, Launcher};
 
-/// In front of the answer, behind what a login may print.
+/// Marks the beginning of the answer, because a login may print something before it.
 const MARK: &[u8] = b"rdma-pipe names\0";
 
-/// Bytes of an answer, and of what comes in front of it.
+/// Maximum number of bytes of an answer, including anything printed before it.
 const BYTES_MAX: usize = 1 << 20;
 
-/// How long the launcher may take to end by itself, once it has answered: a connection that others share is closed in order.
+/// How long the launcher may take to end by itself after answering, so that a shared connection is closed in order.
 const END_MAX: Duration = Duration::from_millis(30);
 
-/// The names in `directory`, as a person writes it, that begin with `prefix`, and whether each is a directory. `None` if the
-/// host has not answered in time, or not in full.
+/// Returns the names in `directory`, written as a user would, that begin with `prefix`, and whether each is a
+/// directory. `None` if the host does not answer completely in time.
 pub(super) fn names(
     launcher: &Launcher,
     host: &OsStr,
@@ -24,13 +25,13 @@ pub(super) fn names(
     prefix: &str,
     until: Instant,
 ) -> Option<Vec<(String, bool)>> {
-    // Any login shell can run it; the paths are for that shell alone, and in no command line.
+    // Any login shell can run `sh`. The paths are sent to that shell alone, and appear in no command line.
     let Launched { mut stdin, mut stdout, mut process } = launcher.start(host, OsStr::new("sh")).ok()?;
     let script = script(directory, prefix);
     let (give, taken) = flume::bounded(1);
-    // Neither may keep us waiting.
+    // Neither writing nor reading may keep the caller waiting.
     std::thread::spawn(move || {
-        // A host that does not read it does not answer either.
+        // If the host does not read the script, it does not answer either.
         let _ = stdin.write_all(script.as_bytes());
         drop(stdin);
         let mut bytes = Vec::new();
@@ -48,7 +49,8 @@ pub(super) fn names(
     named(&bytes, prefix)
 }
 
-/// The names of an answer that are of the kind that was asked for, whatever the host says.
+/// Returns the names in an answer. Records that cannot be names with this prefix are dropped, because the host is not
+/// trusted.
 fn named(bytes: &[u8], prefix: &str) -> Option<Vec<(String, bool)>> {
     let records = answer(bytes)?.split(|&byte| byte == 0);
     let names = records.filter_map(|record| {
@@ -60,20 +62,21 @@ fn named(bytes: &[u8], prefix: &str) -> Option<Vec<(String, bool)>> {
     Some(names.collect())
 }
 
-/// The records of a whole answer, which ends with an empty one.
+/// Returns the records of a complete answer, which ends with an empty record.
 fn answer(bytes: &[u8]) -> Option<&[u8]> {
     let at = bytes.windows(MARK.len()).position(|bytes| bytes == MARK)?;
-    // With the end of the mark: there may be no record.
+    // The end of the mark is included, because there may be no record.
     let records = &bytes[at + MARK.len() - 1..];
     let end = records.windows(2).position(|two| two == [0, 0])?;
     Some(&records[..end])
 }
 
-/// Prints the names. It waits for nothing, and has a file's kind asked of the file itself where that is a link, as `cd` does.
+/// Returns a script that prints the names. The script waits for nothing. To tell whether a name is a directory it
+/// follows links, as `cd` does.
 fn script(directory: &str, prefix: &str) -> String {
     let go = match directory {
         "" => String::new(),
-        // What the shell expands is not in quotes.
+        // The part that the shell expands must not be quoted.
         _ if directory.starts_with('~') => {
             let (user, below) = directory.split_once('/').unwrap_or((directory, ""));
             let is_user = user[1..].chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter));
@@ -93,7 +96,7 @@ fn script(directory: &str, prefix: &str) -> String {
     )
 }
 
-/// One word of a shell of POSIX's.
+/// Quotes text as a single word for a POSIX shell.
 fn single(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -105,7 +108,7 @@ pub mod fuzz {
     use super::*;
     use crate::cli::complete::Shell;
 
-    /// What a host answers brings nothing to the terminal but names, each on its line.
+    /// Checks that an answer puts only names on the terminal, each on its own line.
     pub fn answered(bytes: &[u8]) {
         let Some(names) = named(bytes, "") else { return };
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
@@ -119,7 +122,7 @@ pub mod fuzz {
                 let is_one =
                     |words: Vec<String>| matches!(&words[..], [word] if names.iter().any(|it| word[2..] == it.0));
                 let is_name = names.iter().any(|(name, _)| line.strip_prefix("h:") == Some(name));
-                // Another reader of the same rules.
+                // An independent reader of the same rules.
                 assert!(
                     if shell == Shell::Bash { shell_words::split(line).is_ok_and(is_one) } else { is_name },
                     "{line}"
@@ -128,7 +131,7 @@ pub mod fuzz {
         }
     }
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// Returns the seeds of the corpus that is checked in: target, name and bytes.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         vec![
             ("complete_answer", "none", b"rdma-pipe names\0\0".to_vec()),
@@ -161,7 +164,8 @@ mod tests {
         runner::bodies_survive_the_corpus(TARGETS);
     }
 
-    /// A launcher that runs what it is given here, in the home, after a login that talks.
+    /// Returns a launcher that runs the given command on this host, in the test's home, after a login that prints
+    /// something.
     fn launcher(scratch: &std::path::Path, login: &str) -> Launcher {
         let path = scratch.join("rsh");
         fs::write(&path, format!("#!/bin/sh\n{login}\ncd {}/home && exec sh -c \"$2\"\n", scratch.display()))

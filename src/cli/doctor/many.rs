@@ -1,4 +1,5 @@
-//! Several hosts: what is wrong is printed once for all that have it, and of pairs those that stand out.
+//! Examines several hosts. A problem is printed once, with all hosts that have it. Only pairs that stand out are
+//! printed.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -17,20 +18,22 @@ use crate::options::TransferOptions;
 
 use super::words::Examined;
 
-/// Hosts whose matrix has room in 80 columns.
+/// Maximum number of hosts whose matrix fits into 80 columns.
 const MATRIX_HOSTS_MAX: usize = 8;
 
-/// Columns of a cell of it, and of the names before them.
+/// Columns of a cell of the matrix.
 const CELL_COLUMNS: usize = 7;
+
+/// Columns of the host names before the cells.
 const LABEL_COLUMNS: usize = 20;
 
-/// Columns that there are for names.
+/// Number of columns up to which names of hosts are kept on one line.
 const NAMES_COLUMNS: usize = 40;
 
-/// Lines with one code that are shown. All are in `--json`.
+/// Maximum number of lines shown with the same code. `--json` has all.
 const ALIKE_MAX: usize = 8;
 
-/// How long each direction of a pair is measured where nobody says.
+/// How many seconds each direction of a pair is measured by default.
 const SECONDS: u32 = 1;
 
 pub(super) fn examine(
@@ -79,7 +82,7 @@ pub(super) fn examine(
     format.end(&sections, Some(&surveyed.matrix), Some(OsStr::new(&typed)))
 }
 
-/// How far it has come.
+/// Returns a line that says how far the survey has come.
 fn step_line(step: Step) -> String {
     match step {
         Step::Hosts { done, all } => format!("{done} of {all} hosts have answered"),
@@ -88,13 +91,13 @@ fn step_line(step: Step) -> String {
     }
 }
 
-/// Lines that say the same, and of which hosts.
+/// A line, and all hosts for which it is the same.
 struct Alike<'a> {
     line: &'a Line,
     names: Vec<OsString>,
 }
 
-/// For a person.
+/// Returns the report for a person.
 pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, colour: bool) -> String {
     let painter = Painter(colour);
     let mut out = String::new();
@@ -139,7 +142,7 @@ pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, co
     out
 }
 
-/// The lines; of many with one code the first ones.
+/// Returns the lines as text. Of lines with the same code, only the first [`ALIKE_MAX`] are shown.
 fn some_of_each(painter: Painter, lines: Vec<(&Line, String, String)>) -> String {
     let mut out = String::new();
     let mut shown: Vec<(&'static str, usize)> = Vec::new();
@@ -150,7 +153,7 @@ fn some_of_each(painter: Painter, lines: Vec<(&Line, String, String)>) -> String
         });
         shown[at].1 += 1;
         match shown[at].1 {
-            // Why and what to do is the same for those that follow.
+            // The reason and the fix are the same for all lines with this code.
             1 => out += &line_text(painter, line.level, &name, &found, Some(&line.words)),
             2..=ALIKE_MAX => out += &line_text(painter, line.level, &name, &found, None),
             _ => {}
@@ -162,12 +165,12 @@ fn some_of_each(painter: Painter, lines: Vec<(&Line, String, String)>) -> String
     out
 }
 
-/// Names in few words.
+/// Returns names in a short form.
 fn names(of: &[OsString]) -> String {
     let (ours, others): (Vec<_>, Vec<_>) = of.iter().cloned().partition(|name| name == "this host");
     let mut others = escaped(&folded(&others));
     if others.len() > NAMES_COLUMNS {
-        // So that it can be broken into lines.
+        // Allows the text to be wrapped.
         others = others.replace(',', ", ");
     }
     match (ours.is_empty(), others.is_empty()) {
@@ -177,13 +180,13 @@ fn names(of: &[OsString]) -> String {
     }
 }
 
-/// The end of a name, which is what tells hosts apart.
+/// Returns the last columns of a name, because the ends of names tell hosts apart.
 fn tail(name: &str, columns: usize) -> String {
     let letters = name.chars().count();
     name.chars().skip(letters.saturating_sub(columns)).collect()
 }
 
-/// The rates of all pairs: a row for each host that sends.
+/// Returns the rates of all pairs, with a row for each sending host.
 fn table(matrix: &Matrix) -> String {
     let mut out = format!("  {:LABEL_COLUMNS$}", "MB/s from, to");
     for host in &matrix.hosts {

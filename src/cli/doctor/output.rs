@@ -1,4 +1,4 @@
-//! The report: as text, as JSON, as a script of fixes.
+//! Formats the report as text, as JSON, and as a script of fixes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -13,11 +13,13 @@ use crate::fault::escaped;
 use crate::measure::matrix::{Fault, Matrix, Measured};
 use crate::measure::{Level, Speed};
 
-/// The columns of a check's name, and those before what was found.
+/// Columns of a check's name.
 const NAME_COLUMNS: usize = 22;
+
+/// Columns before the description of what was found.
 const FOUND: usize = 8 + NAME_COLUMNS + 1;
 
-/// Grows when a field of the JSON report changes its meaning or goes.
+/// Version of the JSON report. It is increased when a field changes its meaning or is removed.
 const JSON_VERSION: u32 = 1;
 
 pub(super) fn name(line: &Line) -> String {
@@ -40,7 +42,7 @@ fn several(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-/// Colours, or none.
+/// Adds colours, if enabled.
 #[derive(Clone, Copy)]
 pub(super) struct Painter(pub(super) bool);
 
@@ -62,10 +64,10 @@ fn warning() -> Style {
     Style::new().yellow()
 }
 
-/// The width of a terminal. Commands to be copied are longer where they must be.
+/// Columns of a terminal. Commands to be copied are not wrapped to this width.
 const COLUMNS: usize = 80;
 
-/// `text` as it stands behind `taken` columns of a line: what is too long goes on below, indented.
+/// Wraps text that begins after `taken` columns of a line. Further lines are indented.
 fn wrapped(text: &str, taken: usize, indent: usize) -> String {
     let (mut out, mut column) = (String::new(), taken);
     for word in text.split(' ') {
@@ -83,7 +85,8 @@ fn wrapped(text: &str, taken: usize, indent: usize) -> String {
     out
 }
 
-/// For a person: a line for each check, or more of a long one, and two for what is wrong.
+/// Returns the report for a person: each check as a wrapped line, followed by the reason and the fix if something is
+/// wrong.
 pub(super) fn text(sections: &[Section], colour: bool) -> String {
     let painter = Painter(colour);
     let mut out = String::new();
@@ -97,7 +100,7 @@ pub(super) fn text(sections: &[Section], colour: bool) -> String {
     out
 }
 
-/// A line, or more of a long one. `words`: where they have a reason and a fix, which are printed as well.
+/// Returns one line of the report, wrapped. The reason and the fix in `words`, if any, follow.
 pub(super) fn line_text(painter: Painter, level: Level, name: &str, found: &str, words: Option<&Words>) -> String {
     let dim = Style::new().dim();
     let mut out = String::new();
@@ -126,7 +129,7 @@ pub(super) fn line_text(painter: Painter, level: Level, name: &str, found: &str,
     out
 }
 
-/// The last line: what it all comes to.
+/// Returns the last line, which sums up the report.
 pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> String {
     let (warnings, failures) = (count(sections, Level::Warning), count(sections, Level::Failure));
     let checked = several(all(sections).count(), "check");
@@ -147,7 +150,7 @@ pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> S
     format!("{} in {checked}; rddoctor --fix-script{host} prints the fixes\n", parts.join(" and "))
 }
 
-/// For programs: one object, on one line.
+/// Returns the report for programs: one object, on one line.
 pub(super) fn json(sections: &[Section], matrix: Option<&Matrix>, exit: u8) -> String {
     let findings: Vec<serde_json::Value> = sections
         .iter()
@@ -195,7 +198,7 @@ pub(super) fn json(sections: &[Section], matrix: Option<&Matrix>, exit: u8) -> S
     format!("{report}\n")
 }
 
-/// One direction of a pair.
+/// Describes one direction of a pair.
 fn pair_json(matrix: &Matrix, pair: &Measured, fault: Option<Fault>) -> serde_json::Value {
     let speed = pair.speed.as_ref().ok();
     let fault = fault.map(|fault| match fault {
@@ -218,7 +221,8 @@ fn pair_json(matrix: &Matrix, pair: &Measured, fault: Option<Fault>) -> serde_js
     })
 }
 
-/// The fixes as one script for all hosts: each runs its own part. A command that several findings ask for stands once.
+/// Returns the fixes as one script for all hosts, of which each host runs its own part. A command that several findings
+/// of a host need appears once.
 pub(super) fn script(sections: &[Section]) -> String {
     let mut nodes: Vec<&str> = Vec::new();
     for section in sections.iter().filter(|section| section.lines.iter().any(|line| line.words.fix.is_some())) {

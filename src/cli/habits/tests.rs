@@ -2,7 +2,7 @@ use clap::CommandFactory;
 
 use super::*;
 
-/// `80` and `22` are names of files here, as is the directory `gz`.
+/// In these tests `80` and `22` are names of existing files, and `gz` is that of a directory.
 fn words(line: &str) -> Result<Vec<String>, String> {
     let exists = |word: &OsStr| ["80", "gz"].iter().any(|name| word == *name);
     let command = crate::cli::rdcp::CopyArguments::command();

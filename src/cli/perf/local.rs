@@ -1,4 +1,4 @@
-//! What needs no other host: storage, memory, the model.
+//! Measurements that need no other host: storage, memory, the model.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::measure::mem;
 use crate::measure::model::Adapter;
 use crate::measure::report::Report;
 
-/// The most threads that copy memory.
+/// Maximum number of threads that copy memory.
 const THREADS_MAX: u32 = 64;
 
 pub(super) fn storage(arguments: &PerfArguments, path: &OsStr) -> Result<Report, Failure> {
@@ -37,7 +37,7 @@ pub(super) fn storage(arguments: &PerfArguments, path: &OsStr) -> Result<Report,
     Ok(Report { disk: rows.map_err(failed)?, ..Report::new() })
 }
 
-/// Storage of this host that cannot be read or written.
+/// Returns the failure for storage of this host that cannot be read or written.
 pub(super) fn failed((action, fact): (Action, IoFact)) -> Failure {
     match action {
         Action::Read => words::source(&fact),
@@ -49,7 +49,7 @@ pub(super) fn memory(arguments: &PerfArguments) -> Report {
     Report { memory: mem::copies(threads(), arguments.load.duration, |_| {}), ..Report::new() }
 }
 
-/// As many threads as there are processors.
+/// Returns one thread for each processor, up to [`THREADS_MAX`].
 pub(super) fn threads() -> u32 {
     (crate::processors() as u32).min(THREADS_MAX)
 }

@@ -1,4 +1,4 @@
-//! Where a report and a drawing go. That they can be written is seen before anything is measured.
+//! Writes the report and the drawing. Whether they can be written is checked before anything is measured.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use crate::cli::report::{are_one_file, is_output};
 use crate::fault::{Exit, Failure, escaped, printable};
 use crate::fs::{directory_of, standard};
 
-/// Refuses files that cannot be written, or that are one.
+/// Refuses files that cannot be written, and two names of the same file.
 ///
 /// # Errors
 ///
@@ -36,11 +36,13 @@ pub(super) fn check(options: &OutputOptions) -> Result<(), Failure> {
     }
 }
 
+/// Writes a file of the report.
+///
 /// # Errors
 ///
-/// Exit 6.
+/// Exit 6 if the file cannot be written.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    // Opened by its name, a file that the tables go to as well would be written from its beginning on.
+    // If standard output were opened by its name, the tables written to the same file would be overwritten.
     let opened = if is_output(path) { standard::output() } else { File::create(path) };
     let written = opened.and_then(|mut file| file.write_all(bytes));
     written.map_err(|error| unwritable(Exit::Destination, path, &error))

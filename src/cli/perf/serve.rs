@@ -1,4 +1,4 @@
-//! The end that answers: `rdperf serve`.
+//! `rdperf serve`: the end that answers.
 
 use super::PerfArguments;
 use crate::agent::measure::session;
@@ -32,7 +32,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
     }
     let verbose = arguments.output.verbose;
     loop {
-        // Without end: it is a server, which a signal ends.
+        // The server runs until a signal ends it.
         let Ok(event) = events.recv() else { return Ok(()) };
         match event {
             Event::Incoming(Incoming::First(stream, established)) => {
@@ -49,7 +49,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                     return outcome.map_err(|error| Failure::silent(measured(&error, &peer).exit));
                 }
                 let (post, fresh) = channel();
-                // Connections of the session that has ended go with its channel.
+                // Connections of the finished session are dropped with its channel.
                 events = fresh;
                 listener.registry().lock().expect("no panic with it locked").clear(post);
             }

@@ -1,4 +1,4 @@
-//! What each option means something for.
+//! Tasks for which each option has a meaning.
 
 use super::Mode::{Bandwidth, Both, Connections, Latency, Ping, Rails};
 use super::Target::{Launched, Server};
@@ -44,12 +44,12 @@ pub(super) const USES: &[Use<Task>] = &[
     (&["relay"], |_| false, "copies: what goes through ssh says nothing of the wire"),
 ];
 
-/// The launcher starts the other end.
+/// Whether the launcher starts the other end.
 fn is_launched(task: &Task) -> bool {
     matches!(task, Wire(Launched(_), _) | Limits(Launched(_), _))
 }
 
-/// What a task is called.
+/// Returns the name of a task.
 pub(super) fn name(task: &Task) -> String {
     let other_end = |target: &Target| match target {
         Launched(_) => "HOST",
@@ -126,7 +126,7 @@ mod tests {
             "h qps --iterations 3 --qp 3 --depth 2",
             "h rails --all --qp 2 --bidirectional --port-range 1-9",
             "h:7 limits --source x --qp 2 --key-fd 3",
-            // What these words mean is not known: that is said by what reads them.
+            // The task is not known; the code that parses these words reports that.
             "--once",
             "h nothing --once",
         ] {

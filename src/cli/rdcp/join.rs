@@ -1,4 +1,4 @@
-//! `rdcp --join`: adds a host to a copy that runs here, and waits for what becomes of it.
+//! `rdcp --join`: adds a host to a copy that runs on this host, and waits for the outcome.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -8,19 +8,20 @@ use crate::cli::report::Reporter;
 use crate::control::join::{JoinError, JoinRequest, ask};
 use crate::fault::{Exit, Failure, escaped};
 
-/// `paths`: HOST or HOST:PATH.
+/// Adds the host named by `paths`: HOST or HOST:PATH.
 ///
 /// # Errors
 ///
-/// As the copy to this host ends; exit 3 where there is no such job, 4 where it ends without saying what became of the host.
+/// Fails as the copy to the new host does. Exit 3 if there is no such job; exit 4 if the job ends without telling the
+/// outcome for the host.
 pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Result<(), Failure> {
     let [target] = paths else { return Err(Failure::new(Exit::Usage, "--join takes one argument: HOST or HOST:PATH")) };
     let reporter = Reporter::open("rdcp", options, &[])?;
     let request = JoinRequest { target: target.as_bytes().to_vec() };
-    // Progress is shown where the copy runs.
+    // The job itself shows the progress.
     let (failure, last_line) = match ask(job, &request, |_| {}) {
         Ok(outcome) => {
-            // As another process tells it.
+            // The line comes from another process.
             let line = escaped(outcome.line.as_ref());
             match outcome.exit {
                 0 => (None, Some(line)),

@@ -1,4 +1,4 @@
-//! Where a copy goes: DST, `--to`, `--hosts`, and what does not go with several of them.
+//! Targets of a copy: DST, `--to`, `--hosts`, and options that do not work with several targets.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -14,13 +14,13 @@ use crate::job::plan::Spec;
 use crate::job::targets::{HOSTS_MAX, each, expand_all, is_list, read, without_doubles};
 use crate::options::read_bounded;
 
-/// Bytes of a file of hosts.
+/// Maximum number of bytes in a file of hosts.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How long a program that knows hosts may take to name them.
+/// How long a program may take to name hosts.
 const PROGRAM_MAX: Duration = Duration::from_secs(20);
 
-/// What holds the nodes of an allocation, in the environment of what Slurm has started.
+/// Environment variables in which Slurm gives its processes the nodes of the allocation.
 const ALLOCATION_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 
 /// Options of copies to several hosts.
@@ -52,25 +52,25 @@ pub struct TargetOptions {
 }
 
 impl TargetOptions {
-    /// `--hosts slurm`.
+    /// Whether `--hosts slurm` is given.
     pub(super) fn is_allocation(&self) -> bool {
         self.hosts.as_ref().is_some_and(|hosts| hosts == "slurm")
     }
 
-    /// The first of `--to`, where SRC is the only word, and so DST has been left out.
+    /// Takes the first `--to` as DST, if SRC is the only word, so that DST was left out.
     pub(super) fn take_destination(&mut self, words: &[Spec]) -> Option<Spec> {
         let first = self.to.first().filter(|_| words.len() == 1 && self.hosts.is_none())?;
-        // What is no host's is refused with the others.
+        // A word that does not name a host is refused later, with the others.
         let first = Spec::parse(first).ok().filter(|first| matches!(first, Spec::There(..)))?;
         self.to.remove(0);
         Some(first)
     }
 
-    /// DST and all others, each once, and how many were named again.
+    /// Returns DST and all other targets, each once, and the number of duplicates left out.
     ///
     /// # Errors
     ///
-    /// Exit 1.
+    /// Exit 1 if the targets are not valid.
     pub(super) fn resolve(&self, destination: Spec) -> Result<(Vec<Spec>, usize), Failure> {
         let usage = |reason: String| Failure::new(Exit::Usage, reason);
         let mut targets = match &self.hosts {
@@ -99,7 +99,8 @@ impl TargetOptions {
     }
 }
 
-/// Whether hosts are nodes of the allocation that this is run in, but for this one.
+/// Whether there are hosts other than this one, and all of them are nodes of the Slurm allocation in which the command
+/// runs.
 pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool {
     let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).unwrap_or_default();
     let nodes =
@@ -108,7 +109,7 @@ pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool 
     others.peek().is_some() && others.all(|host| nodes.iter().any(|node| node == host))
 }
 
-/// What `--hosts` names.
+/// Returns the hosts that `--hosts` names, each with `path`.
 pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spec>, String> {
     let text = match hosts.as_bytes() {
         b"slurm" => allocation()?,
@@ -123,25 +124,25 @@ pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spe
     read(&text, path)
 }
 
-/// The nodes of the allocation, one a line.
+/// Returns the nodes of the allocation, one per line.
 fn allocation() -> Result<Vec<u8>, String> {
     let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).filter(|list| !list.is_empty());
     let list =
         list.ok_or("this is no allocation of Slurm's (SLURM_JOB_NODELIST is not set); a file of that name is ./slurm")?;
     match answer("scontrol", &["show".as_ref(), "hostnames".as_ref(), &list]) {
         Ok(hosts) => Ok(lines(&hosts)),
-        // Its own lists are such as ours.
+        // Slurm writes its lists as this package does.
         Err(None) => Ok(expand_all(&list)?.join(OsStr::new("\n")).as_bytes().to_vec()),
         Err(Some(reason)) => Err(reason),
     }
 }
 
-/// A word a line.
+/// Puts each word on a line of its own.
 fn lines(words: &[u8]) -> Vec<u8> {
     words.iter().map(|byte| if byte.is_ascii_whitespace() { b'\n' } else { *byte }).collect()
 }
 
-/// What a program prints. An error of `None`: it is not installed.
+/// Returns the output of a program. The error is `None` if the program is not installed.
 fn answer(program: &str, arguments: &[&OsStr]) -> Result<Vec<u8>, Option<String>> {
     let failed = |reason: &str| Some(format!("{program}: {reason}"));
     let started = Command::new(program)
@@ -168,7 +169,7 @@ fn answer(program: &str, arguments: &[&OsStr]) -> Result<Vec<u8>, Option<String>
             }
         }
     };
-    // What it has started may hold its output open.
+    // Processes that the program has started may still hold its output open.
     let rest = |until: Instant| until.saturating_duration_since(Instant::now());
     let output = output.recv_timeout(rest(until)).unwrap_or_default();
     if status.success() {
@@ -180,7 +181,7 @@ fn answer(program: &str, arguments: &[&OsStr]) -> Result<Vec<u8>, Option<String>
     Err(failed(&line.unwrap_or_else(|| status.to_string())))
 }
 
-/// All of a pipe up to a bound, read in a thread.
+/// Reads a pipe up to a limit, in a thread.
 fn collected(pipe: Option<impl std::io::Read + Send + 'static>) -> flume::Receiver<Vec<u8>> {
     let (give, taken) = flume::bounded(1);
     std::thread::spawn(move || {
@@ -193,7 +194,7 @@ fn collected(pipe: Option<impl std::io::Read + Send + 'static>) -> flume::Receiv
     taken
 }
 
-/// What does not go with several targets: whether it is asked for, and what to do.
+/// An option that does not work with several targets: whether it is given, and what to do instead.
 type Refusal = (fn(&CopyArguments) -> bool, &'static str);
 
 const REFUSED: &[Refusal] = &[
@@ -213,7 +214,7 @@ const REFUSED: &[Refusal] = &[
     (|it| it.hosts.relay, "--relay sends all data through this host, once for each: name one host, or leave it out"),
 ];
 
-/// Refuses a second use of standard input, before it is read for `--hosts`.
+/// Refuses a second use of standard input. Called before it is read for `--hosts`.
 ///
 /// # Errors
 ///
@@ -229,7 +230,7 @@ pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result
     Ok(())
 }
 
-/// Refuses what does not go with so many targets, before any host is bothered.
+/// Refuses anything that does not work with so many targets, before any host is contacted.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! ssh's options: which there are, and what they mean for who does the work.
+//! The options of ssh, and which program obeys each.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -8,21 +8,21 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::fault::escaped;
 
-/// Whom an option is for.
+/// The program for which an option is meant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum For {
     /// The ssh that starts the agent.
     Launcher,
-    /// An ssh that does all of the work.
+    /// An ssh that replaces `rdsh` and does all of the work.
     Ssh,
-    /// Us.
+    /// `rdsh` itself.
     Us,
 }
 
-/// An option: its letter, what its value is called if it has one, whom it is for, and what it does.
+/// An option: its letter, the name of its value if it has one, the program for which it is meant, and its help.
 struct Known(&'static str, Option<&'static str>, For, &'static str);
 
-/// All of ssh's, as its manual page has them.
+/// All options of ssh, in the order of its manual page.
 const OPTIONS: [Known; 47] = [
     Known("4", None, For::Launcher, "Reach the host by IPv4 only"),
     Known("6", None, For::Launcher, "Reach the host by IPv6 only"),
@@ -74,12 +74,12 @@ const OPTIONS: [Known; 47] = [
     Known("x", None, For::Launcher, "Do not forward X11"),
     Known("Y", None, For::Launcher, "Forward X11 and trust it"),
     Known("y", None, For::Launcher, "Have ssh log to syslog"),
-    // Of a protocol that is no more.
+    // Options of an obsolete protocol.
     Known("1", None, For::Ssh, ""),
     Known("2", None, For::Launcher, ""),
 ];
 
-/// Options of `-o` that are for an ssh that does all of the work, unless they say no.
+/// Options of `-o` that only an ssh that does all of the work can obey, unless their value says no.
 const OF_SSH: [&str; 9] = [
     "requesttty",
     "remotecommand",
@@ -92,30 +92,32 @@ const OF_SSH: [&str; 9] = [
     "stdinnull",
 ];
 
-/// Values that change nothing: of the session's type, and of the others.
+/// Value of `sessiontype` that changes nothing.
 const SESSION: [&str; 1] = ["default"];
+
+/// Values of the other options in [`OF_SSH`] that change nothing.
 const NO: [&str; 3] = ["no", "none", "false"];
 
-/// One option of a command line.
+/// An option of a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Given {
     letter: &'static str,
-    /// How often it is given, one after the other; with a value, once.
+    /// How often the option occurs in a row; 1 if it has a value.
     times: u8,
     value: Option<OsString>,
 }
 
-/// The options of a command line, in their order: of what is set twice, ssh takes the first.
+/// The options of a command line, in their order, because ssh obeys the first of two settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SshOptions(Vec<Given>);
 
 impl SshOptions {
-    /// As they were given, one a word, or two with a value.
+    /// Returns the options as given: each as one word, or two if it has a value.
     pub(super) fn words(&self) -> Vec<OsString> {
         words(self.0.iter())
     }
 
-    /// What the ssh that starts the agent is given: the first -v is ours.
+    /// Returns the options for the ssh that starts the agent. The first -v is left out, because it is for `rdsh`.
     pub(super) fn for_launcher(&self) -> Vec<OsString> {
         let mut words = words(self.0.iter().filter(|given| whom(given.letter) == For::Launcher));
         if let Some(ours) = words.iter().position(|word| word == "-v") {
@@ -124,7 +126,7 @@ impl SshOptions {
         words
     }
 
-    /// Why ssh is to do it, where something is asked for that only ssh does.
+    /// Returns why ssh must do all of the work, if an option asks for something that only ssh does.
     pub(super) fn asks_ssh(&self) -> Option<String> {
         let given = self.0.iter().find(|given| {
             whom(given.letter) == For::Ssh || given.letter == "o" && given.value.as_deref().is_some_and(is_of_ssh)
@@ -136,12 +138,12 @@ impl SshOptions {
         })
     }
 
-    /// `-v`.
+    /// Whether `-v` is given.
     pub(super) fn is_verbose(&self) -> bool {
         self.has("v")
     }
 
-    /// `-n`.
+    /// Whether `-n` is given.
     pub(super) fn has_no_input(&self) -> bool {
         self.has("n")
     }
@@ -163,7 +165,7 @@ fn words<'a>(given: impl Iterator<Item = &'a Given>) -> Vec<OsString> {
     given.flat_map(of).collect()
 }
 
-/// Whether an option of `-o`, `NAME=VALUE` or `NAME VALUE`, is for an ssh that does all of the work.
+/// Whether an option of `-o`, `NAME=VALUE` or `NAME VALUE`, needs an ssh that does all of the work.
 fn is_of_ssh(option: &OsStr) -> bool {
     let text = String::from_utf8_lossy(option.as_bytes()).to_ascii_lowercase();
     let text = text.trim();
@@ -183,7 +185,7 @@ impl Args for SshOptions {
                     .action(ArgAction::Append)
                     .allow_hyphen_values(true)
                     .value_parser(clap::value_parser!(OsString)),
-                // ssh counts these.
+                // ssh counts these options.
                 None if ["t", "v"].contains(letter) => option.action(ArgAction::Count),
                 None => option.action(ArgAction::SetTrue).overrides_with(*letter),
             })
@@ -251,7 +253,7 @@ mod tests {
                 "h",
                 "rsync --server -vlogDtpre.iLsfxCIvu . dir",
             ),
-            // Options may stand behind the host, too.
+            // Options may also follow the host.
             ("rdsh h -p 22 ls -n", "-p 22", "h", "ls -n"),
             ("rdsh -p22 -oA=b -4vvi key -o C=d h ls", "-p 22 -o A=b -4 -v -v -i key -o C=d", "h", "ls"),
             ("rdsh -o -odd h ls", "-o -odd", "h", "ls"),

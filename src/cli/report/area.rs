@@ -1,7 +1,8 @@
-//! Progress on standard error: lines at the end of a terminal that are drawn again and again, or else lines now and then.
+//! Shows progress on standard error: as lines at the end of a terminal that are redrawn, or otherwise as a line from
+//! time to time.
 //!
-//! Between two drawings the cursor waits at the beginning of the first line. A terminal that becomes narrower breaks lines
-//! up and keeps the cursor where it was: at the beginning of what there is to be cleared.
+//! Between two drawings the cursor stays at the beginning of the first line. If a terminal becomes narrower, it breaks
+//! lines up and keeps the cursor in place, which is the beginning of the area to be cleared.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -16,23 +17,25 @@ use super::line::cut_end;
 use crate::cli::color;
 use crate::cli::options::ReportOptions;
 
-/// What takes no longer than this shows nothing at a terminal.
+/// A run shorter than this shows no progress at a terminal.
 const DRAWN_AFTER: Duration = Duration::from_millis(400);
 
-/// How often it is drawn anew.
+/// How often progress is redrawn.
 const DRAWN_EVERY: Duration = Duration::from_millis(125);
 
-/// Where progress is a line each: how often, and its width.
+/// How often progress is shown as a line.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Width in columns of such a line.
 const LINE_COLUMNS: usize = 100;
 
-/// Columns and rows of a terminal that does not tell.
+/// Columns and rows assumed for a terminal that does not report its size.
 const SIZE: (u16, u16) = (80, 24);
 
-/// Something has been drawn on standard error, of which a process has one.
+/// Whether anything has been drawn on standard error, of which a process has only one.
 static WAS_DRAWN: AtomicBool = AtomicBool::new(false);
 
-/// Whether somebody at a terminal has been shown progress: what it came to is said there as well.
+/// Whether progress has been drawn at a terminal. If so, the result is shown there as well.
 pub(crate) fn was_drawn() -> bool {
     WAS_DRAWN.load(Ordering::Relaxed)
 }
@@ -40,15 +43,15 @@ pub(crate) fn was_drawn() -> bool {
 /// How progress is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Not at all.
+    /// Not shown.
     Off,
-    /// Drawn anew.
+    /// Redrawn in place.
     Drawn,
-    /// A line now and then: asked for where there is no terminal.
+    /// A line from time to time, if progress is asked for without a terminal.
     Lines,
 }
 
-/// Standard error: progress, and the lines of a command called `name`, which get out of each other's way.
+/// Standard error, shared by progress and the lines of the command `name`, so that neither overwrites the other.
 pub(in crate::cli) struct ProgressArea {
     name: &'static str,
     kind: Kind,
@@ -59,9 +62,9 @@ pub(in crate::cli) struct ProgressArea {
 }
 
 impl ProgressArea {
-    /// As the options ask for it. `may_draw`: nothing else writes to the terminal.
+    /// Shows progress as the options ask. `may_draw` says that nothing else writes to the terminal.
     pub fn new(name: &'static str, options: &ReportOptions, may_draw: bool) -> Self {
-        // What cannot take a line away shows it as others do that are no terminals.
+        // A terminal on which lines cannot be removed is treated as no terminal.
         let draws = std::io::stderr().is_terminal() && !color::is_dumb() && !crate::cli::log::is_on_standard_error();
         let kind = match (options.progress, draws) {
             (_, true) if !options.quiet && (may_draw || options.progress) => Kind::Drawn,
@@ -71,7 +74,7 @@ impl ProgressArea {
         Self::of_kind(name, kind)
     }
 
-    /// One that is drawn at a terminal, if `draws`, and nowhere else.
+    /// Returns an area that is drawn if `draws` is set and standard error is a terminal, and is not shown otherwise.
     pub fn at_terminal(name: &'static str, draws: bool) -> Self {
         Self::of_kind(name, if draws && std::io::stderr().is_terminal() { Kind::Drawn } else { Kind::Off })
     }
@@ -81,45 +84,45 @@ impl ProgressArea {
         Self { name, kind, began: now, shown: now, term: Term::buffered_stderr(), is_drawn: Arc::default() }
     }
 
-    /// Begins anew: what takes no time from now on is not shown.
+    /// Starts measuring time anew. Work that ends soon after this is not shown.
     pub fn restart(&mut self) {
         self.began = Instant::now();
         self.shown = self.began;
     }
 
-    /// Something is shown, or will be.
+    /// Whether progress is shown, or will be.
     pub fn is_on(&self) -> bool {
         self.kind != Kind::Off
     }
 
-    /// It is drawn at a terminal, also while the command is in the background.
+    /// Whether progress is redrawn at a terminal, even if the command is in the background.
     pub fn is_drawn_anew(&self) -> bool {
         self.kind == Kind::Drawn
     }
 
-    /// Somebody sees it drawn: a job in the background leaves the terminal to the one in front.
+    /// Whether drawn progress is visible. A job in the background leaves the terminal to the one in the foreground.
     pub fn is_watched(&self) -> bool {
         self.kind == Kind::Drawn && tcgetpgrp(std::io::stderr()).is_ok_and(|owner| owner == getpgrp())
     }
 
-    /// Columns that there are for a line, at this moment.
+    /// Returns the current number of columns for a line.
     pub fn columns(&self) -> usize {
         if self.kind == Kind::Lines { LINE_COLUMNS } else { size().0 }
     }
 
-    /// Says a line, beside what is drawn.
+    /// Prints a line without disturbing the drawn progress.
     pub fn say(&mut self, line: &str) {
         self.clear();
         crate::cli::say(&format!("{}: {line}", self.name));
     }
 
-    /// Says the line of an error.
+    /// Prints an error as a line.
     pub fn complain(&mut self, line: &str) {
         self.clear();
         crate::cli::complain(self.name, line);
     }
 
-    /// Shows how far it is, if that is due: lines that are made for so many columns.
+    /// Shows progress if an update is due. `lines` makes the lines for a number of columns.
     pub fn show(&mut self, lines: impl FnOnce(usize) -> Vec<String>) {
         let now = Instant::now();
         let is_due = match self.kind {
@@ -137,13 +140,13 @@ impl ProgressArea {
         }
     }
 
-    /// Draws lines in place of those before, as many as there is room for. In one write: other processes may be writing
-    /// there too.
+    /// Draws lines in place of the previous ones, as many as fit. They are written in one piece, because other
+    /// processes may be writing there too.
     pub fn draw(&mut self, lines: &[String]) {
         if self.kind != Kind::Drawn {
             return;
         }
-        // The line may be another program's, which asks for something there.
+        // The line may belong to another program, such as one that asks the user something.
         if lines.is_empty() {
             return self.clear();
         }
@@ -151,7 +154,7 @@ impl ProgressArea {
         WAS_DRAWN.store(true, Ordering::Relaxed);
         let (columns, rows) = size();
         let lines: Vec<String> = lines.iter().take(rows).map(|line| cut_end(line, columns.saturating_sub(1))).collect();
-        // Where standard error is closed nobody is looking.
+        // If standard error is closed, there is no reader, so errors do not matter.
         let _ = self.term.clear_to_end_of_screen();
         let _ = self.term.write_str(&lines.join("\n"));
         let _ = self.term.move_cursor_up(lines.len().saturating_sub(1));
@@ -159,7 +162,7 @@ impl ProgressArea {
         let _ = self.term.flush();
     }
 
-    /// What takes away in another thread what is drawn: nothing may be drawn any more from then on.
+    /// Returns a function that clears the drawing from another thread. Nothing may be drawn after that.
     pub fn clearing(&self) -> impl FnOnce() + Send + 'static {
         let is_drawn = Arc::clone(&self.is_drawn);
         move || {
@@ -169,7 +172,7 @@ impl ProgressArea {
         }
     }
 
-    /// Takes away what is drawn.
+    /// Clears the drawing.
     pub fn clear(&mut self) {
         if self.is_drawn.swap(false, Ordering::Relaxed) {
             let _ = self.term.clear_to_end_of_screen();
@@ -184,7 +187,7 @@ impl Drop for ProgressArea {
     }
 }
 
-/// Columns and rows of the terminal.
+/// Returns the columns and rows of the terminal.
 fn size() -> (usize, usize) {
     let (columns, rows) = tcgetwinsize(std::io::stderr()).map_or((0, 0), |size| (size.ws_col, size.ws_row));
     let known = |told, usual| usize::from(if told == 0 { usual } else { told });

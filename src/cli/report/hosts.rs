@@ -1,5 +1,5 @@
-//! A copy to many hosts on one line: the rate of all, the slowest, the middle and the fastest, who holds up whom; and what
-//! events for programs about each host.
+//! Shows a copy to many hosts on one line: the total rate, the slowest, the median and the fastest host, and which host
+//! holds up the others. Also reports each host to programs by events.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use crate::engine::Waits;
 use crate::job::event::{self, Event, HeldUp, HeldUpBy, HostRate};
 use crate::job::progress::{HostShown, HostStanding, Rate};
 
-/// A host that is so much of the stream behind the one before it, or its own tree behind what it has, holds others up: a
-/// good part of what a host keeps.
+/// How far a host must be behind the host before it, or its tree behind what it has received, to count as holding up
+/// others. This is a large part of what a host keeps of the stream.
 const HOLDS_UP_BYTES: u64 = 16 << 20;
 
 /// How often an event reports the progress of all hosts.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// Parts of a line that are worth having them close together.
+/// Parts of a line that are kept by moving all parts closer together, if that makes enough room.
 const DENSE: [usize; 2] = [5, 4];
 
-/// What a rate is of, where there is room for it.
+/// Says what a rate is of, if there is room.
 const IN_ALL: &str = " in all";
 
-/// Columns of a host's name.
+/// Maximum width of a host's name in columns.
 const NAME_COLUMNS_MAX: usize = 20;
 
 /// How far a copy to several hosts has come.
@@ -33,12 +33,12 @@ pub(super) struct HostsShown<'a> {
     pub hosts: &'a [HostShown],
     /// Bytes of the stream that the source has made so far.
     pub made: u64,
-    /// That is all of it.
+    /// Whether the source has made all of the stream.
     pub is_all: bool,
     pub elapsed: Duration,
 }
 
-/// What has been seen of the hosts.
+/// What is known of the hosts from earlier updates.
 #[derive(Default)]
 pub(super) struct Hosts {
     rates: Vec<Rate>,
@@ -46,27 +46,27 @@ pub(super) struct Hosts {
     told: Option<Instant>,
 }
 
-/// What a line has of all hosts.
+/// Figures of all hosts for a line.
 #[derive(Debug, Default, PartialEq)]
 struct Sum {
-    /// Of those that take data: the host's number and bytes a second, the slowest first.
+    /// Number and rate in bytes per second of each host that takes the stream, the slowest first.
     rates: Vec<(usize, f64)>,
     done: usize,
     failed: usize,
     holding: Option<Holding>,
 }
 
-/// Who holds up whom.
+/// A host that holds up others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Holding {
     host: usize,
     by: HeldUpBy,
-    /// So many other hosts wait for it.
+    /// How many other hosts wait for it.
     others: usize,
 }
 
 impl Hosts {
-    /// Takes in how far they are, and tells programs and what is kept of it.
+    /// Takes an update of all hosts, and passes it on to the record and to programs.
     pub(super) fn tell(&mut self, reporter: &Reporter<'_>, shown: &HostsShown<'_>) {
         let now = Instant::now();
         self.add(now, shown);
@@ -81,7 +81,7 @@ impl Hosts {
         }
     }
 
-    /// The host that others wait for now, what of it, and how many they are.
+    /// Returns the host for which others wait now, whether its disk or its link is the cause, and how many hosts wait.
     fn held_up(shown: &HostsShown<'_>) -> Option<(usize, HeldUpBy, usize)> {
         holding(shown).map(|Holding { host, by, others }| (host, by, others))
     }
@@ -99,12 +99,12 @@ impl Hosts {
         Sum { rates, done, failed, holding: holding(shown) }
     }
 
-    /// On one line of a terminal with so many columns, of which the last one is left free.
+    /// Returns a line for a terminal with this many columns, of which the last stays free.
     pub(super) fn line(&self, shown: &HostsShown<'_>, columns: usize) -> String {
         let room = columns.saturating_sub(1);
         let Sum { rates, done, failed, holding } = self.sum(shown);
         let count = shown.hosts.len();
-        // The last of them decides when all is done.
+        // The host that has received least decides when the copy is complete.
         let unfinished = |host: &&HostShown| !matches!(host.standing, HostStanding::Failed | HostStanding::Starting);
         let least = shown.hosts.iter().filter(unfinished).map(|host| host.received).min().unwrap_or(shown.made);
         let share = (shown.is_all && shown.made > 0).then(|| least as f64 / shown.made as f64);
@@ -129,7 +129,7 @@ impl Hosts {
             }),
         ];
         let mut line = join(&parts, "  ");
-        // Those that matter least go first; who holds all up says more than who is slowest.
+        // Parts that matter least are dropped first. Which host holds up all matters more than which is slowest.
         for drop in [8, 7, 3, 6, 5, 4] {
             if line.width() <= room {
                 return line;
@@ -148,7 +148,7 @@ impl Hosts {
         if line.width() > room { cut_end(&join(&parts, " ").replace(IN_ALL, ""), room) } else { line }
     }
 
-    /// Events for programs: each host whose state has changed, and every second the progress of all.
+    /// Returns events for programs: each host whose state has changed, and once a second the progress of all hosts.
     fn events(&mut self, now: Instant, shown: &HostsShown<'_>) -> Vec<Event<'static>> {
         let host = |at: usize| shown.hosts[at].host.clone();
         self.standings.resize(shown.hosts.len(), None);
@@ -201,9 +201,9 @@ fn holding_words(name: &str, holding: Holding) -> String {
     }
 }
 
-/// The host that takes the stream most slowly from the host before it, or whose own tree does. What a host keeps is bounded, so
-/// those before it wait for it, and those behind it get nothing sooner. Of the first one's link nothing can be said: it is the
-/// source's as well, and one of them has to be the narrowest.
+/// Returns the host that lags most behind the host before it, or whose tree lags most behind what it has received. A
+/// host keeps only a bounded part of the stream, so hosts before it wait for it, and hosts after it get nothing sooner.
+/// The link of the first host is not judged: it is also the source's link, and some link has to be the narrowest.
 fn holding(shown: &HostsShown<'_>) -> Option<Holding> {
     let takes = |host: &HostShown| host.standing == HostStanding::Receiving;
     let lag = |at: usize| {
@@ -229,7 +229,7 @@ mod tests {
         HostShown { host, standing, received, written: received, before: number.checked_sub(1) }
     }
 
-    /// Eight hosts of a chain that have taken 100 MB/s for three seconds.
+    /// Returns eight hosts in a chain that have received 100 MB/s for three seconds.
     fn eight(change: impl Fn(&mut Vec<HostShown>)) -> (Hosts, Vec<HostShown>, Instant) {
         let mut hosts = Hosts::default();
         let begun = Instant::now();
@@ -284,7 +284,7 @@ mod tests {
         let (_, all, _) =
             eight(|all| all[5..].iter_mut().for_each(|host| host.received = host.received.saturating_sub(20 * MIB)));
         assert_eq!(holding(&shown(&all, true)), Some(Holding { host: 5, by: HeldUpBy::Link, others: 7 }));
-        // One that is out of the stream holds up nobody, nor does the first one's link.
+        // Neither a host that has left the stream nor the link of the first host holds up others.
         let (_, all, _) = eight(|all| {
             all[5].received /= 2;
             all[5].standing = HostStanding::Behind;

@@ -1,4 +1,5 @@
-//! Lines of `--itemize-changes`, which scripts read: in rsync's letters, with names escaped as it does. Of `-v`: names alone.
+//! Prints the lines of `--itemize-changes`, which scripts read, with rsync's letters and its escaping of names. With
+//! `-v`, prints names alone.
 
 use std::io::{IsTerminal, Write};
 
@@ -7,21 +8,22 @@ use crate::fs::standard;
 use crate::job::entries::TakeEntries;
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
 
-/// How lines are made.
+/// How lines are formatted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
-    /// What is changed is on another host.
+    /// Whether changes are made on another host.
     pub is_push: bool,
-    /// `--no-times`: what is changed has the time of the copy.
+    /// Whether `--no-times` is given, so that changed entries have the time of the copy.
     pub no_times: bool,
-    /// Only names, as rsync's `-v` has them.
+    /// Whether only names are printed, as with rsync's `-v`.
     pub only_names: bool,
 }
 
-/// Takes away the line of progress, at whose beginning the cursor waits.
+/// Clears the line of progress, at the beginning of which the cursor stands.
 const CLEAR: &[u8] = b"\x1b[J";
 
-/// Prints entries on standard output. `has_bar`: progress is drawn on standard error.
+/// Returns a function that prints entries on standard output. `has_bar` says whether progress is drawn on standard
+/// error.
 pub(crate) fn printer(style: Style, has_bar: bool) -> TakeEntries {
     let clear = if has_bar && std::io::stdout().is_terminal() { CLEAR } else { b"" };
     Box::new(move |entries| {
@@ -37,7 +39,7 @@ pub(crate) fn printer(style: Style, has_bar: bool) -> TakeEntries {
 
 fn line(change: &Change, style: Style, text: &mut Vec<u8>) {
     match change.effect {
-        // As with rsync, which names what comes, and directories.
+        // rsync, too, names only what is transferred, and directories.
         Effect::Kept if style.only_names && change.kind != FileKind::Directory => return,
         Effect::Deleted if style.only_names => text.extend(b"deleting "),
         _ if style.only_names => {}
@@ -57,7 +59,7 @@ fn line(change: &Change, style: Style, text: &mut Vec<u8>) {
     text.push(b'\n');
 }
 
-/// What was done, what it was done to, and in what that differed: `YXcstpoguax`.
+/// Returns `YXcstpoguax`: what was done, the type of entry, and in what it differed.
 fn letters(change: &Change, style: Style) -> [u8; 11] {
     let update = match change.effect {
         Effect::Deleted => return *b"*deleting  ",
@@ -98,8 +100,8 @@ fn letters(change: &Change, style: Style) -> [u8; 11] {
     letters
 }
 
-/// A name as rsync prints it where the locale has UTF-8: a byte that is no part of a printable character is `\#ooo`, and so
-/// is a backslash that would be taken for the beginning of that.
+/// Escapes a name as rsync does in a UTF-8 locale. Each byte that is not part of a printable character becomes `\#ooo`.
+/// So does a backslash that would be read as the beginning of such an escape.
 fn escape(name: &[u8], text: &mut Vec<u8>) {
     let octal = |text: &mut Vec<u8>, bytes: &[u8]| {
         for byte in bytes {

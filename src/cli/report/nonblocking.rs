@@ -1,5 +1,5 @@
-//! Showing what happens without waiting for the terminal: one that is stopped by ^S, or whose reader is gone, must not
-//! hold up the session, which has heartbeats to send and signals to handle.
+//! Shows what happens without waiting for the terminal. A terminal that is stopped by ^S, or whose reader is gone, must
+//! not delay the session, which has heartbeats to send and signals to handle.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use flume::{Receiver, Sender, bounded};
 
 use crate::engine::{Observer, SessionEvent};
 
-/// Events that may wait to be shown; what comes beyond that is not shown.
+/// Maximum number of events waiting to be shown; further events are dropped.
 const WAITING_MAX: usize = 64;
 
-/// For how long the end waits for what is still to be shown.
+/// How long the end of a command waits for events still to be shown.
 const LAST_MAX: Duration = Duration::from_millis(500);
 
-/// An [`Observer`] in front of another, which has a thread of its own.
+/// An [`Observer`] that passes events on to another observer in a separate thread.
 pub(crate) struct NonBlocking {
     events: Option<Sender<SessionEvent>>,
     /// Closed when the thread has shown everything and dropped its observer.
@@ -21,14 +21,14 @@ pub(crate) struct NonBlocking {
 }
 
 impl NonBlocking {
-    /// Puts one in front of `observer`. Where no thread can be had, it shows nothing.
+    /// Puts a non-blocking observer in front of `observer`. If no thread can be started, nothing is shown.
     pub(crate) fn start(mut observer: impl Observer + 'static) -> Box<dyn Observer> {
         let (events, observed) = bounded(WAITING_MAX);
         let (running, over) = bounded(0);
         let show = move || {
             let _running: Sender<()> = running;
             observed.into_iter().for_each(|event| observer.observe(event));
-            // Takes its bar away before anybody may go on.
+            // Clears the progress bar before the caller may continue.
             drop(observer);
         };
         let _ = std::thread::Builder::new().name("terminal".to_owned()).stack_size(256 << 10).spawn(show);
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::engine::Waits;
 
-    /// Says how far it has come, once it may.
+    /// An observer that waits for permission, and then says how far it has come.
     struct Slow(mpsc::Receiver<()>, mpsc::Sender<u64>);
 
     impl Observer for Slow {

@@ -1,4 +1,5 @@
-//! The files that a command writes beside what it moves: each is one of its own, and none is what is moved.
+//! Checks the files that a command writes besides the data it moves: no two are the same file, and none is the data
+//! itself.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -8,24 +9,25 @@ use crate::cli::options::ReportOptions;
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::{directory_of, standard};
 
-/// What a command reads and writes besides its reports.
+/// Data that a command reads or writes besides its reports.
 pub(crate) enum Moved<'a> {
     /// Standard input.
     Input,
     /// Standard output.
     Output,
-    /// Lines of the command's own on standard output: only in a file they would be overwritten.
+    /// The command's own lines on standard output. A report may go to the same place unless that is a file, where it
+    /// would overwrite them.
     Lines,
-    /// A file of this host, and what it is.
+    /// A file of this host, and its description.
     File(&'static str, &'a Path),
 }
 
-/// What tells whether two names are those of one file.
+/// Identifies a file, so that two names of it can be recognised.
 #[derive(PartialEq, Eq)]
 enum Which {
-    /// One that is there: its device and number.
+    /// An existing file: its device and inode number.
     There(u64, u64),
-    /// One that is not: the directory that it would be in, and its name.
+    /// A file that does not exist: the directory in which it would be, and its name.
     Named(PathBuf, PathBuf),
 }
 
@@ -41,7 +43,8 @@ impl Which {
         Self::found(&file.ok()?.metadata().ok()?)
     }
 
-    /// A terminal, a socket or the null device may be several things at once; a directory is no report.
+    /// A terminal, a socket or the null device may be used for several purposes at once. A directory cannot be a
+    /// report.
     fn found(found: &Metadata) -> Option<Self> {
         let kind = found.file_type();
         let is_one = kind.is_file() || kind.is_block_device() || kind.is_fifo();
@@ -49,17 +52,17 @@ impl Which {
     }
 }
 
-/// Whether two names are those of one file.
+/// Whether two names lead to the same file.
 pub(crate) fn are_one_file(one: &Path, other: &Path) -> bool {
     Which::of(one).is_some_and(|which| Some(which) == Which::of(other))
 }
 
-/// Whether a name is that of the file, or pipe, that standard output is.
+/// Whether a name leads to the file or pipe that is standard output.
 pub(crate) fn is_output(path: &Path) -> bool {
     Which::of(path).is_some_and(|which| Some(which) == Which::open(standard::output()))
 }
 
-/// Refuses reports of which two are one file, or one is what is moved: it would be overwritten before or after that.
+/// Refuses reports if two of them are the same file, or one is also the data, because one would overwrite the other.
 ///
 /// # Errors
 ///

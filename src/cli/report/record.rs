@@ -1,5 +1,5 @@
-//! What is kept of a run for `--report` and `--trace`: how far each end of each hop was at which time, where its time went,
-//! and what happened. What ends report are any numbers; nothing here grows with how long a run takes.
+//! The record of a run for `--report` and `--trace`: how far each end of each hop was over time, what it waited for,
+//! and what happened. Ends may report any numbers. The size of a record does not grow with the length of the run.
 
 use std::collections::HashMap;
 use std::time::{Instant, SystemTime};
@@ -9,32 +9,34 @@ use crate::job::event::HeldUpBy;
 use crate::job::hop::{Hop, Side};
 use crate::job::progress::{HostShown, HostStanding};
 
-/// Samples of one end. When there are as many, each two become one.
+/// Maximum number of samples of one end. When there are as many, each pair is merged.
 const SAMPLES_MAX: usize = 240;
 
-/// The least time between two samples, at first.
+/// Minimum time between two samples, before any are merged.
 const SPACING_S: f64 = 0.05;
 
-/// How long an end has moved data when it first reports, where it does not say so.
+/// How long an end is assumed to have moved data before its first report, if the report does not say.
 const FIRST_S: f64 = 0.1;
 
-/// Hops, and hosts, of which something is kept.
+/// Maximum number of hops, and of hosts, that are recorded.
 const TRACKS_MAX: usize = 2048;
 
-/// Events that are kept; of those that come later only how many there were.
+/// Maximum number of events that are recorded. Later events are only counted.
 const EVENTS_MAX: usize = 400;
 
-/// Bytes of the line of an event.
+/// Maximum number of bytes in the line of an event.
 const LINE_BYTES_MAX: usize = 1000;
 
-/// Changes of a host's state, and times in which one held up others.
+/// Maximum number of recorded changes of a host's state.
 const CHANGES_MAX: usize = 64;
+
+/// Maximum number of recorded times in which a host held up others.
 const HELD_MAX: usize = 400;
 
-/// Times in which one host held up others are one if they are no further apart.
+/// Two times in which the same host held up others are merged if the gap between them is no longer than this.
 const HELD_GAP_S: f64 = 0.5;
 
-/// How far an end has come, and where its time went until then.
+/// How far an end has come, and what it has waited for until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Total {
     pub(crate) bytes: u64,
@@ -46,19 +48,19 @@ impl Total {
         Self { bytes: self.bytes.saturating_add(other.bytes), waits: self.waits.plus(other.waits) }
     }
 
-    /// The larger of each: totals do not fall, whatever is reported.
+    /// Returns the larger value of each figure, because totals never fall, whatever is reported.
     fn at_least(self, other: Self) -> Self {
         let (mut waits, others) = (self.waits.to_array(), other.waits.to_array());
         waits.iter_mut().zip(others).for_each(|(one, other)| *one = one.max(other));
         Self { bytes: self.bytes.max(other.bytes), waits: Waits::from_array(waits) }
     }
 
-    /// What came after `earlier`.
+    /// Returns what was added since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(earlier.bytes), waits: self.waits.since(earlier.waits) }
     }
 
-    /// A part of the way from here to `later`, `share` of 1.
+    /// Returns the total at a point between this one and `later`; `share` is from 0 to 1.
     fn towards(self, later: Self, share: f64) -> Self {
         let step = later.since(self);
         let waits = step.waits.to_array().map(|seconds| seconds * share);
@@ -66,7 +68,7 @@ impl Total {
     }
 }
 
-/// Totals at times, in seconds: a bounded number of them.
+/// A bounded number of totals, each with its time in seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     samples: Vec<(f64, Total)>,
@@ -84,24 +86,25 @@ impl Series {
         }
         self.samples.push((at, total));
         if self.samples.len() >= SAMPLES_MAX {
-            // Of totals, the later one of a pair is the sum of both. The first is where it begins.
+            // A total includes those before it, so the earlier one of each pair can go. The first one stays as the
+            // beginning.
             let mut number = 0;
             self.samples.retain(|_| (number += 1, number == 1 || number % 2 == 0).1);
             self.spacing_s *= 2.0;
         }
     }
 
-    /// All of it, in order of time.
+    /// Returns all samples in order of time.
     pub(crate) fn samples(&self) -> &[(f64, Total)] {
         &self.samples
     }
 
-    /// When it begins and ends.
+    /// Returns the times of the first and the last sample.
     pub(crate) fn span(&self) -> Option<(f64, f64)> {
         Some((self.samples.first()?.0, self.samples.last()?.0))
     }
 
-    /// The total at a time.
+    /// Returns the total at a time.
     pub(crate) fn at(&self, time: f64) -> Total {
         let behind = self.samples.partition_point(|(at, _)| *at <= time);
         let Some(&(before, total)) = behind.checked_sub(1).and_then(|at| self.samples.get(at)) else {
@@ -113,7 +116,7 @@ impl Series {
         }
     }
 
-    /// What came in each of so many equal parts of a time.
+    /// Returns what was added in each of `count` equal parts of a time.
     pub(crate) fn parts(&self, (from, to): (f64, f64), count: usize) -> Vec<Total> {
         let time = |number: usize| from + (to - from) * number as f64 / count as f64;
         (0..count).map(|number| self.at(time(number + 1)).since(self.at(time(number)))).collect()
@@ -142,29 +145,29 @@ impl End {
         self.series.add(at, self.before.plus(self.last));
     }
 
-    /// All of it.
+    /// Returns the total of all sessions.
     pub(crate) fn total(&self) -> Total {
         self.before.plus(self.last)
     }
 }
 
-/// A hop between two hosts, or to a host from whichever gives it the data.
+/// A hop between two hosts, or to one of several hosts from whichever host gives it the data.
 #[derive(Debug)]
 pub(crate) struct Track {
     pub(crate) names: [String; 2],
     pub(crate) stages: [Option<usize>; 2],
-    /// The sender, and the receiver.
+    /// The ends at the sender and at the receiver.
     pub(crate) ends: [End; 2],
 }
 
 impl Track {
-    /// When anything moved.
+    /// Returns the time from the first to the last sample of either end.
     pub(crate) fn span(&self) -> Option<(f64, f64)> {
         let spans = self.ends.iter().filter_map(|end| end.series.span());
         spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
     }
 
-    /// Where the time went in each of so many parts of a time, as both ends know it together.
+    /// Returns what the hop waited for in each of `count` parts of a time, from the reports of both ends.
     pub(crate) fn waits(&self, span: (f64, f64), count: usize) -> Vec<Waits> {
         let [sent, received] = self.ends.each_ref().map(|end| end.series.parts(span, count));
         let joined = |(sent, received): (&Total, &Total)| match sent.waits.total() > 0.0 {
@@ -175,19 +178,19 @@ impl Track {
     }
 }
 
-/// What an event is to a person.
+/// What an event means to a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
     Plain,
-    /// Something is lost, and the run goes on.
+    /// Something is lost, but the run continues.
     Lost,
-    /// What was lost is there again.
+    /// Something that was lost is available again.
     Healed,
     /// Something has failed.
     Failed,
 }
 
-/// What happened at some time.
+/// An event of a run.
 #[derive(Debug)]
 pub(crate) struct Happened {
     pub(crate) at: f64,
@@ -195,16 +198,16 @@ pub(crate) struct Happened {
     pub(crate) line: String,
 }
 
-/// One of several hosts.
+/// The record of one of several hosts.
 #[derive(Debug)]
 pub(crate) struct HostRecord {
     pub(crate) name: String,
-    /// What it was from when on.
+    /// The host's states, and the time at which each began.
     pub(crate) changes: Vec<(f64, HostStanding)>,
     pub(crate) received: u64,
 }
 
-/// A time in which others waited for a host.
+/// A time during which others waited for a host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Held {
     pub(crate) from: f64,
@@ -214,13 +217,13 @@ pub(crate) struct Held {
     pub(crate) others: usize,
 }
 
-/// All that is kept.
+/// The record of a run.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) command: &'static str,
     began: Instant,
     pub(crate) began_at: SystemTime,
-    /// The same, as the log has it.
+    /// When the run began, as a time of the log.
     pub(crate) began_micros: u64,
     /// Sources and destinations, each with its host.
     pub(crate) route: [Vec<(String, String)>; 2],
@@ -249,17 +252,17 @@ impl Record {
         }
     }
 
-    /// Seconds since it began.
+    /// Returns the seconds since the run began.
     pub(crate) fn now(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// What is copied where to; each with its host, which may be empty.
+    /// Sets the sources and destinations, each with its host, which may be empty.
     pub(crate) fn set_route(&mut self, from: Vec<(String, String)>, to: Vec<(String, String)>) {
         self.route = [from, to];
     }
 
-    /// A line that a person reads.
+    /// Records a line shown to the user.
     pub(crate) fn happened(&mut self, weight: Weight, line: &str) {
         if self.events.len() == EVENTS_MAX {
             self.events_left_out += 1;
@@ -270,13 +273,13 @@ impl Record {
         self.events.push(Happened { at, weight, line: line[..end].to_owned() });
     }
 
-    /// An end of a hop has come so far.
+    /// Records how far an end of a hop has come.
     pub(crate) fn measured(&mut self, hop: &Hop, side: Side, bytes: u64, waits: Waits) {
         let session = hop.ends[side as usize];
         let track = match self.tracks_of.get(&session) {
             Some(&track) => track,
             None => {
-                // One of several hosts may get its data from one host after the other.
+                // One of several hosts may get its data from different hosts, one after the other.
                 let is_one_copy = self.hosts.is_empty();
                 let is_it = |track: &Track| match is_one_copy {
                     true => track.names == hop.names && track.stages == hop.stages,
@@ -291,7 +294,7 @@ impl Record {
         self.tracks[track].ends[side as usize].add(session, at, Total { bytes, waits });
     }
 
-    /// The only session, of which this is an end, has come so far.
+    /// Records how far this process, an end of the only session, has come.
     pub(crate) fn measured_here(&mut self, peer: &str, side: Side, bytes: u64, waits: Waits) {
         let names = || match side {
             Side::From => ["this host".to_owned(), peer.to_owned()],
@@ -316,7 +319,8 @@ impl Record {
         })
     }
 
-    /// Each of several hosts stands so; `held`: which of them others wait for, what of it, and how many they are.
+    /// Records the state of each of several hosts. `held` is the host for which others wait, the cause, and how many
+    /// wait.
     pub(crate) fn hosts(&mut self, hosts: &[HostShown], held: Option<(usize, HeldUpBy, usize)>) {
         let at = self.now();
         for shown in &hosts[self.hosts.len().min(hosts.len())..hosts.len().min(TRACKS_MAX)] {
@@ -327,7 +331,7 @@ impl Record {
             match host.changes.last() {
                 Some((_, last)) if *last == shown.standing => {}
                 _ if host.changes.len() < CHANGES_MAX => host.changes.push((at, shown.standing)),
-                // What it came to matters most.
+                // The final state matters most.
                 _ => host.changes[CHANGES_MAX - 1] = (at, shown.standing),
             }
         }
@@ -378,7 +382,7 @@ mod tests {
         assert_eq!((end.series.at(3.0).bytes, end.series.at(0.0).bytes, end.series.at(99.0).bytes), (100, 0, 150));
     }
 
-    /// As a hostile agent may report them.
+    /// The numbers are those that a hostile agent may report.
     #[test]
     fn numbers_that_cannot_be_do_no_harm() {
         let mut end = End::default();

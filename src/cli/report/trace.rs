@@ -1,8 +1,8 @@
-//! `--trace FILE`: a run as Perfetto and chrome://tracing draw it. It is another rendering of the run's [`Record`], which has
-//! how far each end was and what it waited for, and of its log, which has the steps of every host.
+//! `--trace FILE`: a run in the format that Perfetto and chrome://tracing draw. The trace shows the run's [`Record`],
+//! which has each end's progress and waits, and the run's log, which has the steps of every host.
 //!
-//! A host is drawn as a process, each session or host that it logs about as a thread of it. Spans of one thread nest, whatever
-//! other hosts have sent.
+//! Each host is drawn as a process. Each session or host that it logs about is a thread of that process. Spans of a
+//! thread always nest, whatever other hosts send.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::fault::{Failure, printable};
 use crate::fs::prepared::Prepared;
 use crate::log::{Entry, Mark, Step};
 
-/// The file, before the run has ended.
+/// The file of the trace, before the run has ended.
 pub(super) struct Trace(Prepared);
 
-/// One event, as Chrome's trace format has it. Times are microseconds since the run began.
+/// An event in Chrome's trace format. Times are in microseconds since the run began.
 #[derive(Debug, PartialEq, Serialize)]
 struct Event {
     name: String,
@@ -36,38 +36,38 @@ struct Event {
 }
 
 impl Trace {
-    /// Makes the file, without its name.
+    /// Makes the file, still without a name.
     ///
     /// # Errors
     ///
-    /// Exit 1 where it cannot be made.
+    /// Exit 1 if the file cannot be made.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         prepared("--trace FILE", path).map(Self)
     }
 
-    /// Writes it. `kept`: the log.
+    /// Writes the trace and gives the file its name. `kept` is the log.
     ///
     /// # Errors
     ///
-    /// Exit 6.
+    /// Exit 6 if the file cannot be written.
     pub(super) fn finish(&self, record: &Record, kept: &Kept, exit: u8) -> Result<(), Failure> {
         published(&self.0, &render(record, kept, exit))
     }
 }
 
-/// Hosts and what they are about, by number.
+/// Numbers of hosts, and of the sessions and hosts that each host logs about.
 #[derive(Default)]
 struct Places {
     hosts: BTreeMap<String, usize>,
     threads: BTreeMap<(usize, String), usize>,
 }
 
-/// The host that the command runs on.
+/// Number of the host on which the command runs.
 const HERE: usize = 1;
 
 impl Places {
     fn host(&mut self, name: &str) -> usize {
-        // As hops and hosts call the one that the command runs on.
+        // Names that hops and hosts use for the host on which the command runs.
         if matches!(name, "" | "this host" | "localhost") {
             return HERE;
         }
@@ -80,7 +80,7 @@ impl Places {
         *self.threads.entry((host, about.to_owned())).or_insert(next)
     }
 
-    /// What they are called.
+    /// Returns events that give hosts and threads their names.
     fn names(&self) -> Vec<Event> {
         let name = |what: &str, pid: usize, tid: usize, name: &str| Event {
             name: what.to_owned(),
@@ -108,7 +108,7 @@ fn render(record: &Record, kept: &Kept, exit: u8) -> Vec<u8> {
     let mut events = spans(record.began_micros, &kept.entries, end, &mut places);
     events.extend(counters(record, &mut places));
     events.extend(instants(record, &mut places));
-    // Of those that begin at once the one around the others comes first.
+    // Of events that begin at the same time, the one that encloses the others comes first.
     events.sort_by_key(|event| (event.ts, u64::MAX - event.dur.unwrap_or(0)));
     let mut all = places.names();
     all.append(&mut events);
@@ -133,15 +133,15 @@ fn micros(seconds: f64) -> u64 {
     (seconds * 1e6) as u64
 }
 
-/// A step that has begun.
+/// A step that has begun and not ended.
 struct Open {
     step: Step,
     from: u64,
     text: String,
 }
 
-/// What each host has done, as spans, and what has happened there. A step that ends takes those within it along; one that has
-/// not ended does so with the run.
+/// Returns the steps and moments of each host as events. A step that ends also ends the steps within it. A step that
+/// never ends lasts until the end of the run.
 fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Event> {
     let mut events = Vec::new();
     let mut open: BTreeMap<(usize, usize), Vec<Open>> = BTreeMap::new();
@@ -188,7 +188,7 @@ fn instant(name: String, ts: u64, (pid, tid): (usize, usize)) -> Event {
     Event { name, ph: "i", ts, dur: None, pid, tid, s: Some("t"), args: json!({}) }
 }
 
-/// How fast each end was, and what it waited for.
+/// Returns the rate of each end over time, and what it waited for.
 fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
     let mut events = Vec::new();
     for track in &record.tracks {
@@ -208,7 +208,7 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
                 s: None,
                 args,
             };
-            // A counter stands from its time until the next.
+            // The value of a counter holds until its next event.
             for pair in end.series.samples().windows(2) {
                 let [(from, before), (to, total)] = pair else { continue };
                 let (passed, step) = (to - from, total.since(*before));
@@ -229,7 +229,7 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
     events
 }
 
-/// What the command has printed, and what became of several hosts.
+/// Returns the lines that the command printed, and the changes of state of several hosts.
 fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
     let weight = |weight| match weight {
         Weight::Plain => "said",
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
     use crate::log::Level;
 
-    /// Whatever a hostile agent says begins and ends, and when.
+    /// The log entries are arbitrary, as a hostile agent may send them.
     #[test]
     fn spans_of_a_thread_nest_and_stay_within_the_run() {
         let (mut number, mut entries) = (1_u64, Vec::new());

@@ -1,4 +1,4 @@
-//! One file of settings: whether it may be trusted, and what is in it.
+//! Reads a file of settings, after checking that it can be trusted.
 
 use std::cmp::Reverse;
 use std::fs::File;
@@ -12,45 +12,45 @@ use toml::de::{DeTable, DeValue};
 
 use crate::fault::{errno_of, escaped, os};
 
-/// Bytes of a file.
+/// Maximum number of bytes in a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The table whose tables are sections of hosts.
+/// Name of the table whose tables are the sections for hosts.
 pub(super) const HOST: &str = "host";
 
-/// Who may write a file, its group and all others.
+/// Mode bits that allow the group or all others to write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A directory in which nobody removes or renames what belongs to another.
+/// Mode bit of a directory in which users cannot remove or rename each other's entries.
 const STICKY: u32 = 0o1000;
 
-/// `key = value` in a file.
+/// A line `key = value` in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The hosts of its section; all where it is in none.
+    /// The hosts of the entry's section; `None` if it is in no section and applies to all hosts.
     pub hosts: Option<String>,
-    /// What is on the left.
+    /// The text before the equals sign.
     pub key: String,
-    /// What is on the right.
+    /// The text after the equals sign.
     pub value: Value,
-    /// Where it is in the file, from 1 on.
+    /// Number of the line in the file, from 1 on.
     pub line: usize,
 }
 
-/// What a key can be set to.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     Switch(bool),
-    /// Of a string or a number.
+    /// The text of a string or a number.
     Text(String),
     List(Vec<String>),
 }
 
-/// What is wrong in a file: the line, and why.
+/// An error in a file: the line, and the reason.
 type Wrong = (usize, String);
 
-/// The entries of a file, the stronger first: those of sections before the others, later ones before earlier ones. `None` if
-/// there is no such file.
+/// Returns the entries of a file, the strongest first: those in sections before the others, and later ones before
+/// earlier ones. `None` if there is no such file.
 ///
 /// # Errors
 ///
@@ -69,9 +69,10 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<Entry>>, String> {
     parse(&text).map(Some).map_err(|(line, reason)| format!("{name}:{line}: {reason}"))
 }
 
-/// `None` where there is none, also where this user may not look: what is in another's home is for nobody else.
+/// Opens a file. `None` if there is no file, or if this user may not look it up, because the home of another user
+/// concerns that user alone.
 fn open(path: &Path) -> Result<Option<File>, Errno> {
-    // One that is a FIFO is not waited for.
+    // Opening a FIFO must not wait for a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => Ok(Some(file.into())),
@@ -81,7 +82,7 @@ fn open(path: &Path) -> Result<Option<File>, Errno> {
     }
 }
 
-/// Refuses what somebody else could have written, as it names programs that are run.
+/// Refuses a file that another user could have written, because settings name programs to be run.
 fn check_owner(path: &Path, file: &File) -> Result<(), String> {
     let name = escaped(path.as_os_str());
     let failed = |error: std::io::Error| format!("cannot examine {name}: {}", os(errno_of(&error)));
@@ -90,7 +91,7 @@ fn check_owner(path: &Path, file: &File) -> Result<(), String> {
         return Err(format!("{name} is not a regular file"));
     }
     check(path, &name, &found, false)?;
-    // Where it is, and where a link to it is.
+    // Checks the directory of the path, and the directory to which a link leads.
     let real = path.canonicalize().map_err(failed)?;
     for directory in [path, &real].iter().filter_map(|path| path.parent()) {
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
@@ -118,7 +119,7 @@ fn check(path: &Path, file: &str, found: &std::fs::Metadata, is_directory: bool)
     Ok(())
 }
 
-/// The entries of a text, as [`read`] gives them.
+/// Returns the entries of a text in the order of [`read`].
 fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
     let line = |offset: usize| 1 + text[..offset.min(text.len())].matches('\n').count();
     let table = DeTable::parse(text).map_err(|error| {
@@ -127,7 +128,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
     })?;
     let mut entries = Vec::new();
     let mut add = |hosts: Option<&str>, table: &DeTable<'_>| -> Result<(), Wrong> {
-        // Sections are none of the keys before them.
+        // The table of sections is not a key outside of sections.
         for (key, value) in table.iter().filter(|(key, _)| hosts.is_some() || key.get_ref() != HOST) {
             let at = key.span().start;
             let key = key.get_ref().to_string();
@@ -238,7 +239,7 @@ mod tests {
             assert!(line.starts_with(&*path.to_string_lossy()), "{line}");
         }
         mode(&directory, 0o755);
-        // A link does not lead around it.
+        // A link does not get around the check.
         let open = scratch.path().join("open");
         fs::create_dir(&open).expect("made");
         mode(&open, 0o777);

@@ -1,4 +1,5 @@
-//! `--show-config`: every setting of a command as it would be used, and where it is from. What is printed is TOML itself.
+//! `--show-config`: shows every setting of a command as it would be used, and where it comes from. The output is valid
+//! TOML.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -10,11 +11,11 @@ use clap::{Arg, ArgMatches, Command};
 use super::{REFUSED, Settings};
 use crate::fault::escaped;
 
-/// Where the column of places begins, unless a value is longer.
+/// Column in which the origins begin, unless a value is longer.
 const COLUMN: usize = 40;
 
 impl Settings {
-    /// All of them.
+    /// Returns the text that shows all settings.
     pub(in crate::cli) fn shown(&self, command: &mut Command) -> String {
         let mut text = String::new();
         for (path, is_there) in &self.files {
@@ -53,7 +54,7 @@ fn line(text: &mut String, value: &str, origin: &str) {
     let _ = writeln!(text, "{value:COLUMN$} # {origin}");
 }
 
-/// `key = value`; with a `#` before it where there is no value.
+/// Returns `key = value`, or a comment if the option has no value.
 fn value(option: &Arg, key: &str, matches: &ArgMatches) -> String {
     let id = option.get_id().as_str();
     let is_given = matches.value_source(id) == Some(ValueSource::CommandLine);
@@ -71,7 +72,7 @@ fn value(option: &Arg, key: &str, matches: &ArgMatches) -> String {
     }
 }
 
-/// A value as TOML has it.
+/// Formats a value as TOML.
 pub(super) fn quoted(text: &OsStr) -> String {
     let text = text.to_string_lossy();
     if text.parse::<u32>().is_ok_and(|number| number.to_string() == text) {

@@ -10,7 +10,7 @@ use crate::cli::rdpipe::PipeArguments;
 use crate::cli::rdsh::ShellArguments;
 use crate::cli::send::SendArguments;
 
-/// A user's file and the system's.
+/// A user's file and the system's file.
 struct Files(tempfile::TempDir);
 
 impl Files {
@@ -36,13 +36,13 @@ impl Files {
         Settings::new::<T>(&mut T::command(), words, &sources).map_err(failed)
     }
 
-    /// What a command line becomes.
+    /// Returns a command line with its settings.
     fn words<T: Arguments>(&self, line: &str) -> String {
         let settings = self.settings::<T>(line, |_| None).unwrap_or_else(|line| panic!("{line}"));
         settings.words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" ")
     }
 
-    /// What is wrong with the user's file.
+    /// Returns what is wrong with the user's file.
     fn wrong(text: &str) -> String {
         let files = Self::new(text, "");
         let Err(line) = files.settings::<CopyArguments>("rdcp a b", |_| None) else { panic!("{text}: taken") };
@@ -55,7 +55,7 @@ fn the_stronger_place_decides() {
     let files = Files::new("lanes = 3\nquiet = false\n", "lanes = 2\nquiet = true\nbuffer = '8M'\nfsync = true\n");
     assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --lanes=3 --fsync --buffer=8M a b");
     assert_eq!(files.words::<CopyArguments>("rdcp --lanes 5 a b"), "rdcp --fsync --buffer=8M --lanes 5 a b");
-    // What a command has no option for is for others.
+    // A setting for which a command has no option is meant for other commands.
     assert_eq!(files.words::<SendArguments>("rdsend h 7000"), "rdsend --lanes=3 --buffer=8M h 7000");
 }
 
@@ -97,11 +97,11 @@ fn what_does_not_go_with_a_stronger_one_is_left_out() {
     assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --launcher=slurm --via=ib0 --sync --update a b");
     let relayed = files.words::<CopyArguments>("rdcp --relay a b");
     assert_eq!(relayed, "rdcp --launcher=slurm --sync --update --relay a b");
-    // RDCP_RSH is stronger than files, and asked for by the command itself.
+    // RDCP_RSH is stronger than the files, and the command reads it itself.
     let variable = |name: &str| (name == "RDCP_RSH").then(|| OsString::from("mine"));
     let settings = files.settings::<CopyArguments>("rdcp a b", variable).unwrap_or_else(|line| panic!("{line}"));
     assert_eq!(settings.words, ["rdcp", "--via=ib0", "--sync", "--update", "a", "b"]);
-    // It gives way to what is typed.
+    // The environment gives way to typed words.
     let files = Files::new("color = 'always'\n", "");
     let variable = |name: &str| (name == "NO_COLOR").then(|| OsString::from("1"));
     let settings =
@@ -111,7 +111,7 @@ fn what_does_not_go_with_a_stronger_one_is_left_out() {
     assert_eq!(settings.words, ["rdcp", "a", "b"]);
 }
 
-/// Typed they are refused there.
+/// The same options are refused if they are typed.
 #[test]
 fn what_means_nothing_for_a_copy_is_left_out() {
     let files = Files::new("bwlimit = '200M'\nverify = true\nfsync = true\n", "itemize-changes = true\nsync = true\n");
@@ -153,7 +153,7 @@ fn what_is_wrong_is_one_line_with_its_place() {
     }
 }
 
-/// A table of names beside the definitions: each is one, and all that deletes is in it.
+/// Each name in the table is an option, and the table includes all options that delete.
 #[test]
 fn what_files_may_not_set_is_refused_with_the_reason() {
     let commands = definitions();
@@ -240,7 +240,7 @@ fn every_value_is_shown_with_its_place() {
         assert_eq!(place(key), (value.to_owned(), from), "{text}");
     }
     assert!(!text.contains("show-config =") && !text.contains("delete-after"), "{text}");
-    // All of it is TOML.
+    // The whole output is TOML.
     toml::de::DeTable::parse(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(shown_value("a\"b\\\n"), "\"a\\\"b\\\\\\u000a\"");
 }

@@ -1,11 +1,11 @@
-//! Words for what was measured between several hosts, and for what ports have counted meanwhile.
+//! Words for measurements between several hosts, and for counters of ports during these measurements.
 
 use super::{Words, advise, joined, well};
 use crate::cli::report::rate_words;
 use crate::measure::What;
 use crate::measure::counters::Counter;
 
-/// Counters that are named; there may be some of each of many ports.
+/// Maximum number of counters that are named, because many ports may each have some.
 const COUNTERS_SHOWN: usize = 4;
 
 fn rate(mbps: u64) -> String {
@@ -21,7 +21,7 @@ fn medium(name: &str) -> &str {
     }
 }
 
-/// "mlx5_0/1 symbol_error +7, ..."
+/// Lists counters, such as "mlx5_0/1 symbol_error +7, ...".
 fn counts(counters: &[Counter]) -> String {
     let mut told: Vec<String> = counters
         .iter()

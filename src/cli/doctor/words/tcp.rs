@@ -3,7 +3,7 @@
 use super::{Words, joined, rate, run, time, well};
 use crate::measure::What;
 
-/// A setting is gone after a restart unless it stands in a file.
+/// Added to a fix, because a setting is lost at a restart unless a file has it.
 const KEEP: &str = "# a file in /etc/sysctl.d keeps it";
 
 pub(super) fn words(what: &What) -> Option<Words> {
@@ -30,7 +30,7 @@ pub(super) fn words(what: &What) -> Option<Words> {
         ),
         What::Congestion { control, micros, lost, has_bbr, qdisc } => {
             let seen = if *lost { ", and packets are lost on the way" } else { "" };
-            // bbr paces what it sends; fq does that for less than the kernel's own timers.
+            // bbr paces what is sent. fq does the pacing at less cost than the kernel's own timers.
             let fair = if qdisc == "fq" { "" } else { " net.core.default_qdisc=fq" };
             let load = if *has_bbr { "" } else { "modprobe tcp_bbr && " };
             run(

@@ -1,4 +1,5 @@
-//! The drawings of a page: shapes as SVG that stretches to any width, words beside them as HTML, which stay readable.
+//! The drawings of a page. Shapes are SVG that stretches to any width; words beside them are HTML, so that they stay
+//! readable.
 
 use std::fmt::Write;
 
@@ -9,28 +10,34 @@ use crate::cli::words::waited_for;
 use crate::engine::{View, Waits};
 use crate::job::progress::HostStanding;
 
-/// The least and the most columns of a drawing, and how long one is at least.
+/// Minimum number of columns in a drawing.
 const COLUMNS_MIN: usize = 8;
+
+/// Maximum number of columns in a drawing.
 const COLUMNS_MAX: usize = 120;
+
+/// Minimum time in seconds that a column represents, unless the drawing has [`COLUMNS_MIN`].
 const COLUMN_S: f64 = 0.2;
 
-/// Of what a host waited for.
+/// Columns in a drawing of what a host waited for.
 const HOST_COLUMNS: usize = 60;
 
-/// Marks of events in one drawing.
+/// Maximum number of events marked in one drawing.
 const MARKS_MAX: usize = 24;
 
-/// Units of a drawing's width and height.
+/// Width of a drawing, in its own units.
 const WIDE: f64 = 1000.0;
+
+/// Height of a drawing, in its own units.
 const HIGH: f64 = 100.0;
 
-/// What a time is put down to where nobody knows.
+/// Name of a wait whose cause is not known.
 const UNKNOWN: &str = "unknown";
 
-/// A time that all drawings of a page show, in seconds.
+/// The time, in seconds, that all drawings of a page show.
 pub(super) type Span = (f64, f64);
 
-/// Round numbers from one to another, about so many.
+/// Returns about `count` round numbers within a span.
 fn ticks((from, to): Span, count: f64) -> Vec<f64> {
     let rough = ((to - from) / count).max(1e-9);
     let power = 10_f64.powf(rough.log10().floor());
@@ -40,7 +47,7 @@ fn ticks((from, to): Span, count: f64) -> Vec<f64> {
     (first..first + 100).map(|number| number as f64 * step).take_while(|tick| *tick <= to + step * 1e-6).collect()
 }
 
-/// A time at the edge of a drawing.
+/// Formats a time at the edge of a drawing.
 fn time_words(seconds: f64, step: f64) -> String {
     match seconds {
         _ if seconds >= 5400.0 => {
@@ -53,7 +60,7 @@ fn time_words(seconds: f64, step: f64) -> String {
     }
 }
 
-/// Where a time is, of 1.
+/// Returns the position of a time within a span, from 0 to 1.
 fn share_of((from, to): Span, time: f64) -> f64 {
     ((time - from) / (to - from).max(1e-9)).clamp(0.0, 1.0)
 }
@@ -62,7 +69,7 @@ fn columns((from, to): Span) -> usize {
     (((to - from) / COLUMN_S) as usize).clamp(COLUMNS_MIN, COLUMNS_MAX)
 }
 
-/// The times below a drawing.
+/// Writes the times below a drawing.
 pub(super) fn across(html: &mut Html, span: Span) {
     let all = ticks(span, 6.0);
     let step = if let [one, other, ..] = all[..] { other - one } else { 1.0 };
@@ -107,7 +114,8 @@ fn bar(html: &mut Html, class: &str, (from, to): (f64, f64), title: &str) {
     });
 }
 
-/// Upright lines where something happened, and over them the numbers that it has in the list of events.
+/// Returns marks for the events within a span: the number of the event in the list of events, its position, and its
+/// class.
 fn marks(span: Span, events: &[Happened]) -> Vec<(usize, f64, &'static str)> {
     let is_inside = |event: &Happened| event.at >= span.0 && event.at <= span.1 && event.weight != Weight::Plain;
     let marked = events.iter().enumerate().filter(|(_, event)| is_inside(event)).take(MARKS_MAX);
@@ -123,14 +131,14 @@ pub(super) fn weight_class(weight: Weight) -> &'static str {
     }
 }
 
-/// The rate of a hop over time, and what limited it.
+/// Draws the rate of a hop over time, and what limited the hop.
 pub(super) fn rate_and_limits(html: &mut Html, track: &Track, span: Span, events: &[Happened]) {
     if rate(html, track, span, events) {
         limits(html, track, span, None, View::Both);
     }
 }
 
-/// The rate over time at both ends of a hop; false where nothing was moved.
+/// Draws the rate over time at both ends of a hop. Returns false if no data was moved.
 pub(super) fn rate(html: &mut Html, track: &Track, span: Span, events: &[Happened]) -> bool {
     let count = columns(span);
     let seconds = (span.1 - span.0) / count as f64;
@@ -138,7 +146,7 @@ pub(super) fn rate(html: &mut Html, track: &Track, span: Span, events: &[Happene
         let (first, last) = end.series.span()?;
         let rates = end.series.parts(span, count).into_iter().map(|part| part.bytes as f64 / seconds.max(1e-9));
         let shares = share_of(span, first) * count as f64..=share_of(span, last) * count as f64;
-        // Only while it ran.
+        // Rates are shown only while the end was running.
         let ran = |number: usize| (number + 1) as f64 >= *shares.start() && (number as f64) < *shares.end();
         Some(rates.enumerate().filter(|(number, _)| ran(*number)).collect::<Vec<_>>())
     });
@@ -211,7 +219,8 @@ pub(super) fn rate(html: &mut Html, track: &Track, span: Span, events: &[Happene
     true
 }
 
-/// Shares of each wait, of 1, in the order of [`Waits::named`], and behind them that of what nobody knows.
+/// Returns the share of each wait, from 0 to 1, in the order of [`Waits::named`], followed by the share of unknown
+/// causes. `None` if nothing was measured or moved.
 fn shares(waits: Waits, has_moved: bool) -> Option<[f64; 7]> {
     let total = waits.total();
     let mut shares = [0.0; 7];
@@ -225,7 +234,7 @@ fn shares(waits: Waits, has_moved: bool) -> Option<[f64; 7]> {
     Some(shares)
 }
 
-/// What a hop waited for, in each of so many parts of a time.
+/// Returns what a hop waited for, in each of `count` parts of a time.
 fn waited(track: &Track, span: Span, count: usize) -> Vec<Option<[f64; 7]>> {
     let moved = track.ends.each_ref().map(|end| end.series.parts(span, count));
     let has_moved = |number: usize| moved.iter().any(|parts| parts[number].bytes > 0);
@@ -238,7 +247,8 @@ fn names() -> [&'static str; 7] {
     [source, cpu, credits, wire, sink, limit, UNKNOWN]
 }
 
-/// What limited over time, as shares that lie on each other. `total`: of the whole, where it is known otherwise.
+/// Draws what limited a hop over time, as stacked shares. `total` gives the shares of the whole time, if they are known
+/// from elsewhere.
 pub(super) fn limits(html: &mut Html, track: &Track, span: Span, total: Option<Waits>, view: View) {
     let count = columns(span);
     let parts = waited(track, span, count);
@@ -273,7 +283,7 @@ pub(super) fn limits(html: &mut Html, track: &Track, span: Span, total: Option<W
     });
 }
 
-/// The outline of one kind of wait, on those before it: a rectangle for each part.
+/// Returns the outline of one kind of wait, stacked on the kinds before it: a rectangle for each part.
 fn stacked(parts: &[Option<[f64; 7]>], kind: usize) -> String {
     let width = WIDE / parts.len() as f64;
     let mut text = String::new();
@@ -281,14 +291,14 @@ fn stacked(parts: &[Option<[f64; 7]>], kind: usize) -> String {
         let Some(shares) = shares.filter(|shares| shares[kind] > 0.001) else { continue };
         let (x, bottom) = (number as f64 * width, shares[..kind].iter().sum::<f64>());
         let (low, high) = (HIGH - bottom * HIGH, HIGH - (bottom + shares[kind]) * HIGH);
-        // A hair wider than it is, so that no line shows between two.
+        // Slightly too wide, so that no gap shows between two rectangles.
         let right = (x + width + 0.4).min(WIDE);
         let _ = write!(text, "M{x:.1} {low:.2}V{high:.2}H{right:.1}V{low:.2}Z");
     }
     text
 }
 
-/// What a host was, as a person and a style sheet name it.
+/// Returns what a host was doing, in words for a person and as a class for the style sheet.
 pub(super) fn standing(standing: HostStanding) -> (&'static str, &'static str) {
     match standing {
         HostStanding::Starting => ("is started", "is-starting"),
@@ -301,7 +311,7 @@ pub(super) fn standing(standing: HostStanding) -> (&'static str, &'static str) {
     }
 }
 
-/// A host's time: what it was, what its hop waited for, and when others waited for it.
+/// Draws the states of a host over time, what its hop waited for, and when others waited for the host.
 pub(super) fn host(html: &mut Html, host: &HostRecord, track: Option<&Track>, held: &[Held], span: Span) {
     html.element("div", &[("class", "bar")], |html| {
         svg(html, "state", &format!("what {} did over time", host.name), |html| {
@@ -330,7 +340,7 @@ pub(super) fn host(html: &mut Html, host: &HostRecord, track: Option<&Track>, he
     });
 }
 
-/// Stretches in which the same was waited for most, and where they begin and end, of 1.
+/// Returns the stretches in which the same wait was the longest, each with its beginning and end, from 0 to 1.
 fn runs(parts: &[Option<[f64; 7]>]) -> Vec<(&'static str, f64, f64)> {
     let mut runs: Vec<(&'static str, f64, f64)> = Vec::new();
     for (number, shares) in parts.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Elements of a page. What is written is well-formed XML and HTML at once: every element is closed, and every text and
-//! attribute is escaped, by construction.
+//! Writes the elements of a page. The output is well-formed XML and HTML at once. By construction, every element is
+//! closed, and every text and attribute is escaped.
 
 use quick_xml::Writer;
 use quick_xml::events::{BytesEnd, BytesStart, BytesText, Event};
@@ -7,10 +7,10 @@ use quick_xml::events::{BytesEnd, BytesStart, BytesText, Event};
 /// Attributes of an element.
 pub(super) type Attributes<'a> = &'a [(&'a str, &'a str)];
 
-/// Elements that HTML knows without an end.
+/// Elements that have no end tag in HTML.
 const VOID: &[&str] = &["meta", "br", "hr", "path", "rect", "line"];
 
-/// A page that is being written.
+/// A page being written.
 pub(super) struct Html(Writer<Vec<u8>>);
 
 impl Html {
@@ -30,7 +30,7 @@ impl Html {
         self.0.write_event(event).expect("memory takes everything");
     }
 
-    /// An element, with what is in it.
+    /// Writes an element with its contents.
     pub(super) fn element(&mut self, name: &str, attributes: Attributes<'_>, inner: impl FnOnce(&mut Self)) {
         let mut start = BytesStart::new(name);
         for (key, value) in attributes {
@@ -44,18 +44,18 @@ impl Html {
         self.event(Event::End(BytesEnd::new(name)));
     }
 
-    /// An element without anything in it.
+    /// Writes an empty element.
     pub(super) fn empty(&mut self, name: &str, attributes: Attributes<'_>) {
         self.element(name, attributes, |_| {});
     }
 
-    /// An element of a class, with a text.
+    /// Writes an element of a class that contains a text.
     pub(super) fn words(&mut self, name: &str, class: &str, text: &str) {
         let class = [("class", class)];
         self.element(name, if class[0].1.is_empty() { &[] } else { &class }, |html| html.text(text));
     }
 
-    /// A number that programs can read, as a person reads it.
+    /// Writes a value for programs, shown as a text for people.
     pub(super) fn data(&mut self, class: &str, value: &str, text: &str) {
         self.element("data", &[("class", class), ("value", value)], |html| html.text(text));
     }
@@ -64,14 +64,15 @@ impl Html {
         self.event(Event::Text(BytesText::new(&printable(text))));
     }
 
-    /// Styles, which are ours and have nothing that could be escaped.
+    /// Writes the style sheet, which is part of this program and contains nothing that needs escaping.
     pub(super) fn style(&mut self, css: &str) {
         debug_assert!(!css.contains(['<', '&']), "it would need to be escaped, which HTML does not undo there");
         self.element("style", &[], |html| html.event(Event::Text(BytesText::from_escaped(css))));
     }
 }
 
-/// A text as it may stand in a page: without what XML does not allow, and without what turns the line around it.
+/// Makes a text fit for a page: removes characters that XML does not allow, and those that change the direction of the
+/// line.
 fn printable(text: &str) -> String {
     let shown = |letter: char| match letter {
         '\n' | '\r' | '\t' => ' ',

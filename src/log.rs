@@ -20,7 +20,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// As a log names it.
+    /// The level's name in a log.
     pub fn name(self) -> &'static str {
         match self {
             Self::Info => "info",

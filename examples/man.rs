@@ -163,8 +163,8 @@ const SYNC: &[&str] = &[
      their places, and what is deleted is *deleting. Names have \\#ooo for each byte that is no part of a printable character.",
 ];
 
-/// Differences between `rdcp -r` and `cp -a`. Each has its place in `tests/oracle/differences.rs`, which allows no
-/// other difference.
+/// Differences between `rdcp -r` and `cp -a`. Each has its place in `tests/oracle/differences.rs`, which
+/// allows no other difference.
 const DIFFERENCES: &[(&str, &str)] = &[
     (
         "Missing directories",
@@ -387,8 +387,8 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns the meaning of an exit code, for commands that copy or stream in the words of the guide, otherwise
-/// unchanged.
+/// Returns the meaning of an exit code: for commands that copy or stream, in the words of the
+/// guide; for others, unchanged.
 fn sentence(command: &str, code: &str, meaning: &str) -> String {
     const GUIDE: &str = include_str!("../docs/guide/scripts.md");
     let mut rows = GUIDE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));

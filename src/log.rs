@@ -1,8 +1,8 @@
 //! The log of events, for `-vv`, `RDMA_PIPE_LOG` and `--trace`. No chunk is logged, so that logging holds up no data.
 //! When no log is asked for, a line costs one load of an atomic number.
 //!
-//! A process has one log. A command writes its log, and an agent sends its log to its caller: [`start`] sets the
-//! target.
+//! A process has one log. A command writes its log, and an agent sends its log to its caller:
+//! [`start`] sets the target.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -17,12 +17,12 @@ const ASKED_MAX: u32 = 3;
 /// Signals that come closer together than this are one request: a logout may send three.
 const REQUEST_APART: Duration = Duration::from_millis(500);
 
-/// How long the process goes on after a signal that no handler takes any more. Its last output waits for a reader at
-/// most half as long.
+/// How long the process goes on after a signal that no handler takes any more. Its last output waits for a
+/// reader at most half as long.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// Whether a signal has asked this process to end. The signal handler itself sets this, because possibly no thread
-/// passes signals on.
+/// Whether a signal has asked this process to end. The signal handler itself sets this, because possibly no
+/// thread passes signals on.
 static IS_ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// Returns how long ago this function first found that a signal had asked the process to end; `None` if none has.
@@ -86,8 +86,8 @@ pub(crate) fn forward(
     Ok(Forwarding(*count))
 }
 
-/// Whether signals end this process if it is process 1, of a container; false once [`listen`] handles them. The kernel
-/// does not deliver signals to process 1 that it has no handler for.
+/// Whether a signal ends this process if it is process 1 of a container. False once [`listen`] handles signals. The
+/// kernel withholds from process 1 any signal for which that process has no handler.
 static ENDS_FIRST: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(true)));
 
 /// If this is process 1, makes signals end the process as they would end any other.
@@ -102,8 +102,8 @@ pub(crate) fn end_first() {
 
 /// Starts the thread that passes signals on.
 fn listen(is_launched: bool) -> std::io::Result<()> {
-    // Signals that were ignored when this process was started stay ignored, as nohup and background jobs of scripts
-    // require.
+    // Signals that were ignored when this process was started stay ignored, as nohup and background
+    // jobs of scripts require.
     let mut handled = not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ]);
     if is_launched && !handled.contains(&SIGINT) {
         handled.push(SIGINT);
@@ -174,8 +174,8 @@ pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
     signals
 }
 
-/// Stops this process, as ^Z on a terminal does, until it is continued. If several threads ask at once, it stops only
-/// once.
+/// Stops this process, as ^Z on a terminal does, until it is continued. If several threads ask at
+/// once, it stops only once.
 pub(crate) fn stop_here() {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
-//! Writes to standard error, which may be a pipe that is not being read, or a terminal stopped by ^S. A write waits for
-//! these, but not once a signal asks this process to end, because the waiting thread is the one that would react to the
-//! signal.
+//! Writes to standard error, which may be a pipe that is not being read, or a terminal stopped by ^S. A write
+//! waits for these, but not once a signal asks this process to end, because the waiting thread is the one that
+//! would react to the signal.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, TryLockError};

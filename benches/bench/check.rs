@@ -1,5 +1,5 @@
-//! `rdcp --check`: a copy compared with its manifest, from the page cache beside `b3sum`, and without the page cache
-//! beside fio.
+//! `rdcp --check`: a copy compared with its manifest, from the page cache beside `b3sum`, and without
+//! the page cache beside fio.
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Targets for `rdcp`, compared with cp, ssh alone and its peers. The remote host is this machine through a separate
-//! sshd.
+//! Targets for `rdcp`, compared with cp, ssh alone and its peers. The remote host is this machine
+//! through a separate sshd.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -330,8 +330,8 @@ pub fn resume() -> Result<Vec<Row>> {
     }])
 }
 
-/// Makes a copy that is killed when three quarters have arrived. Returns its destination, and how much of it has
-/// arrived.
+/// Makes a copy that is killed when three quarters have arrived. Returns its destination, and
+/// how much of it has arrived.
 fn killed(site: &Site, agent: &WatchedAgent, file: &Path, bytes: u64) -> Result<(PathBuf, u64)> {
     const TRIES: usize = 10;
     for _ in 0..TRIES {

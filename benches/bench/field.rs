@@ -2,8 +2,8 @@
 //! over loopback is measured, including ssh's servers.
 //!
 //! rdma-pipe asks for reno on a connection within the host, and its peers use the system's choice. With reno for all
-//! contestants, no row gains from that. The namespace needs root. Without root, the results state that there were two
-//! congestion controls.
+//! contestants, no row gains from that. The namespace needs root. Without root, the results state that there were
+//! two congestion controls.
 
 use std::ffi::OsStr;
 use std::os::unix::process::{CommandExt, parent_id};

@@ -1,5 +1,5 @@
-//! RDMA, in the guest: a stream compared with perftest and qperf, and `rdperf` with perftest, turn by turn within one
-//! boot.
+//! RDMA, in the guest: a stream compared with perftest and qperf, and `rdperf` with perftest, turn
+//! by turn within one boot.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,8 +17,8 @@ const ROUNDS_FEW: usize = 3;
 const BYTES: u64 = 300 << 20;
 const MIB: f64 = 1_048_576.0;
 
-/// perftest's options to connect through rdma_cm, with as many messages on their way and waiting as with `rdperf
-/// --depth 16`.
+/// perftest's options to connect through rdma_cm, with as many messages on their way and waiting as
+/// with `rdperf --depth 16`.
 const CONNECTED: [&str; 5] = ["-R", "-t", "16", "-r", "32"];
 
 /// Runs the rest of the command line with the contestants' programs in memory. The guest's file system is its host's,

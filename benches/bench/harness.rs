@@ -212,8 +212,8 @@ pub fn size() -> u64 {
     asked("SIZE_MIB").unwrap_or(by_kind(QUICK_SIZE_MIB, SIZE_MIB, FULL_SIZE_MIB)) << 20
 }
 
-/// Returns a part of this size, but at least half a GiB if the size is as large. Measurements of very short runs are
-/// poor.
+/// Returns a part of this size, but at least half a GiB if the size is as large. Measurements of
+/// very short runs are poor.
 pub fn part_of_size(parts: u64) -> u64 {
     (size() / parts).max(size().min(GIB / 2))
 }
@@ -426,8 +426,8 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Returns the last line that a program printed, which tells why it failed, without the path of the project on this
-/// machine.
+/// Returns the last line that a program printed, which tells why it failed, without the path of the
+/// project on this machine.
 fn reason(error: &str) -> String {
     let last = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim();
     last.replace(&record::root().display().to_string(), ".").chars().take(REASON_LETTERS).collect()

@@ -1,5 +1,5 @@
-//! One tree to eight hosts, whose links are held to a rate. The hosts are network namespaces, each with an sshd. All
-//! times include logins.
+//! One tree to eight hosts, whose links are held to a rate. The hosts are network namespaces, each with an sshd.
+//! All times include logins.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -159,8 +159,8 @@ impl Hosts {
         Ok(seconds)
     }
 
-    /// Copies to all hosts, and disturbs one of them when half of the tree has arrived there. Returns the seconds for
-    /// the others.
+    /// Copies to all hosts, and disturbs one of them when half of the tree has arrived there. Returns
+    /// the seconds for the others.
     fn spoilt(&self, spoil: &dyn Fn() -> Result<()>, heal: &dyn Fn() -> Result<()>) -> Result<f64> {
         let start = Instant::now();
         let running = Running::start(&mut self.copy(TARGETS)?)?;
@@ -308,8 +308,8 @@ pub fn faults() -> Result<Vec<Row>> {
     ])
 }
 
-/// Measures a host that is added when nine tenths have arrived: how long it takes from then on, and how long the others
-/// take.
+/// Measures a host that is added when nine tenths have arrived: how long it takes from then on, and
+/// how long the others take.
 pub fn joins() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-joins") {
         return Ok(absent);

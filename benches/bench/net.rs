@@ -62,8 +62,8 @@ impl Net {
         Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
     }
 
-    /// Makes a long line beside the switch, from the first host to [`Net::FAR`] at the second. The line ends when its
-    /// input ends.
+    /// Makes a long line beside the switch, from the first host to [`Net::FAR`] at the second. The line
+    /// ends when its input ends.
     pub fn line(&self, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Result<Line> {
         let mut line = testbed("host", "line", "1");
         line.env("RD_HOSTS_DIR", &self.directory).arg("2");

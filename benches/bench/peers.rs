@@ -161,8 +161,8 @@ impl Scene {
         Scene { path: Some(directory), ..self }
     }
 
-    /// Sets the file that `{out}` means. The file is removed before each run, because writing over existing pages costs
-    /// less.
+    /// Sets the file that `{out}` means. The file is removed before each run, because writing over
+    /// existing pages costs less.
     pub fn out(&self, file: &Path) -> Self {
         Scene { out: Some(file.to_owned()), ..self.with("out", file.display()) }
     }
@@ -192,8 +192,8 @@ impl Scene {
         Ok(Moved { seconds, cpu_s: [receiver.map_or(0.0, |receiver| receiver.cpu_s), sender.cpu_s] })
     }
 
-    /// Makes a contestant that moves `bytes` bytes in each turn: GB/s, with the processor time of both ends for each
-    /// GB.
+    /// Makes a contestant that moves `bytes` bytes in each turn: GB/s, with the processor time
+    /// of both ends for each GB.
     pub fn stream<'a>(&self, way: Way, bytes: u64) -> Contestant<'a> {
         let scene = self.clone();
         let (name, kind, command) = (way.name.clone(), way.kind, way.command());

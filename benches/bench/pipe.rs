@@ -1,5 +1,5 @@
-//! Targets for `rdpipe`, compared with `rdsend` and `rdrecv`, pipes through ssh, and socat. This machine stands for all
-//! hosts.
+//! Targets for `rdpipe`, compared with `rdsend` and `rdrecv`, pipes through ssh, and socat. This
+//! machine stands for all hosts.
 //!
 //! If ssh is not to be measured, a script of two lines replaces it and runs the agent here. Then the time and processor
 //! time of a hop are those of the commands alone.
@@ -24,9 +24,9 @@ const PLAIN: [&str; 4] = ["--transport", "tcp", "--encrypt", "never"];
 // --- rows ------------------------------------------------------------------------------------------------------------
 
 /// Measures one hop from a file to /dev/null: the time from the start of the command to its exit, including the start
-/// of two agents by the script. The comparison is `rdsend FILE` to `rdrecv >/dev/null`, from rdsend's start until both
-/// have exited, with rdrecv listening before. Lanes, checks and files are the same, and only rdpipe's time includes its
-/// additional work.
+/// of two agents by the script. The comparison is `rdsend FILE` to `rdrecv >/dev/null`, from rdsend's start until
+/// both have exited, with rdrecv listening before. Lanes, checks and files are the same, and only rdpipe's time
+/// includes its additional work.
 pub fn hop() -> Result<Vec<Row>> {
     let bytes = size();
     let place = Place::new(bytes)?;

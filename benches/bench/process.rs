@@ -49,8 +49,8 @@ impl Running {
         Self::start_with_input(command.stdin(Stdio::null()))
     }
 
-    /// Starts the command with the standard input that it has been given. Standard output is /dev/null itself, which is
-    /// a receiver's sink.
+    /// Starts the command with the standard input that it has been given. Standard output is /dev/null itself,
+    /// which is a receiver's sink.
     pub fn start_with_input(command: &mut Command) -> Result<Self> {
         Self::spawn(command, false)
     }
@@ -143,8 +143,8 @@ impl Times {
 fn times(id: u32) -> Result<Times> {
     let path = format!("/proc/{id}/stat");
     let stat = fs::read_to_string(&path).map_err(text)?;
-    // The third field follows the name, which may contain any character. utime, stime, cutime and cstime are fields 14
-    // to 17.
+    // The third field follows the name, which may contain any character. utime, stime, cutime and
+    // cstime are fields 14 to 17.
     let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
     let sum = |places: [usize; 2]| -> Option<f64> {
         let ticks = places.map(|place| fields.get(place).and_then(|field| field.parse::<f64>().ok()));

@@ -1,5 +1,5 @@
-//! A stream between hosts that have two networks in common: over one, over both, and while one of them fails and works
-//! again.
+//! A stream between hosts that have two networks in common: over one, over both, and while one of
+//! them fails and works again.
 
 use std::io::Read;
 use std::process::Stdio;

@@ -1,5 +1,5 @@
-//! Gain of more lanes if there are processors for them: streams compared with iperf3 with as many connections, and
-//! trees.
+//! Gain of more lanes if there are processors for them: streams compared with iperf3 with as
+//! many connections, and trees.
 
 use std::thread;
 

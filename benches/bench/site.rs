@@ -222,8 +222,8 @@ impl Site {
         ways.into_iter().map(make).collect()
     }
 
-    /// Returns a scene with an ssh on the path that knows the host, for peers without an option for ssh's
-    /// configuration.
+    /// Returns a scene with an ssh on the path that knows the host, for peers without an option
+    /// for ssh's configuration.
     pub fn scene(&self) -> Scene {
         let user = std::env::var("USER").unwrap_or_else(|_| "root".to_owned());
         let ssh = &self.ssh;

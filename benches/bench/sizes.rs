@@ -1,5 +1,5 @@
-//! Cost against size: the time of a stream of 1 KiB, of 16 GiB, and of sizes in between; and whether any cost grows
-//! faster than the data.
+//! Cost against size: the time of a stream of 1 KiB, of 16 GiB, and of sizes in between; and whether any cost
+//! grows faster than the data.
 
 use std::fs::OpenOptions;
 

@@ -1,5 +1,5 @@
-//! A file sent to the nodes of a Slurm allocation, whose links are held to a rate, by `rdcp` and by Slurm's own
-//! `sbcast`.
+//! A file sent to the nodes of a Slurm allocation, whose links are held to a rate, by `rdcp` and
+//! by Slurm's own `sbcast`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

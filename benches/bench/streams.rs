@@ -1,5 +1,5 @@
-//! Streams over TCP on this machine: `rdsend` and `rdrecv` compared with their peers, and with the bounds of all of
-//! them.
+//! Streams over TCP on this machine: `rdsend` and `rdrecv` compared with their peers, and with
+//! the bounds of all of them.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -28,8 +28,8 @@ const LZ4_GB_S: f64 = 0.85;
 /// Minimum of comparable processor times: the clock that counts them has steps of 10 ms.
 const CPU_S_MIN: f64 = 0.2;
 
-/// How often a run of perftest is started if it does not end. With `-e` it hangs now and then on software devices, more
-/// often over siw.
+/// How often a run of perftest is started if it does not end. With `-e` it hangs now and then on software
+/// devices, more often over siw.
 const PERFTEST_TRIES: u32 = 5;
 
 /// Time limit of each end's run. A normal run takes 5 s on these devices.
@@ -51,8 +51,8 @@ pub fn scene(input: &Path) -> Scene {
     Scene::default().with("secret", KEY).with("file", input.display())
 }
 
-/// Measures one stream of a file in memory to /dev/null. The rows `peers` and `cpu` need all contestants; other rows
-/// need only some.
+/// Measures one stream of a file in memory to /dev/null. The rows `peers` and `cpu` need all contestants;
+/// other rows need only some.
 pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     let bytes = size();
     let scratch = Scratch::with_room(2 * bytes + (64 << 20))?;
@@ -216,8 +216,8 @@ fn compressor_alone(path: &Path) -> Result<Vec<Row>> {
     })
 }
 
-/// Returns GB/s of compression from the lines that `lz4 -b` redraws: bytes before -> bytes after (ratio), MB/s, MB/s
-/// back.
+/// Returns GB/s of compression from the lines that `lz4 -b` redraws: bytes before -> bytes after
+/// (ratio), MB/s, MB/s back.
 fn lz4_rate(drawn: &str) -> Option<f64> {
     let (_, rates) = drawn.rsplit_once("), ")?;
     rates.split_once(" MB/s")?.0.trim().parse::<f64>().ok().map(|rate| rate / 1e3)
@@ -427,8 +427,8 @@ impl Ends<'_> {
         }
     }
 
-    /// Runs a stream with options of each end, into a file or to /dev/null. `watch` is given the process IDs of rdsend
-    /// and rdrecv.
+    /// Runs a stream with options of each end, into a file or to /dev/null. `watch` is given the process
+    /// IDs of rdsend and rdrecv.
     pub fn pipe_to<T>(
         &self,
         receiving: &[&str],
@@ -484,8 +484,8 @@ impl Ends<'_> {
         let mut server = self.on(self.receiver_host, program);
         server.args(options).args(["-p", &port]);
         let server = Running::start(&mut server)?.within(PERFTEST_LIMIT);
-        // The server listens through rdma_cm, which no file under /proc shows. A client that comes too early is refused
-        // at once.
+        // The server listens through rdma_cm, which no file under /proc shows. A client that comes too
+        // early is refused at once.
         let start = Instant::now();
         loop {
             thread::sleep(Duration::from_millis(200));

@@ -71,8 +71,8 @@ impl Pair {
         command
     }
 
-    /// Runs both programs in turns. Each must leave the destination equal to the source, which is checked once, with an
-    /// aged copy.
+    /// Runs both programs in turns. Each must leave the destination equal to the source, which is checked
+    /// once, with an aged copy.
     fn contest(
         &self,
         row: &str,
@@ -298,8 +298,8 @@ pub fn pages() -> Result<Vec<Row>> {
     })
 }
 
-/// Like `delta`, on a file system where the new file can share blocks with the old one. rsync writes its file anew
-/// here, too.
+/// Like `delta`, on a file system where the new file can share blocks with the old one. rsync writes
+/// its file anew here, too.
 pub fn reflinked() -> Result<Vec<Row>> {
     let bytes = size();
     // Room for the source, the old copy, a new copy, and as much again for what the file system holds in memory.

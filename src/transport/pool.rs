@@ -6,13 +6,13 @@
 //!
 //! A [`Buffer`] is the right to use one slot. It is not `Clone`, so its holder has exclusive use of those bytes.
 //!
-//! A page takes memory only once it has been written to. A buffer that has not been written to for a while gives its
-//! pages back ([`Buffer::give_back_if_idle`]), so that memory needed for one burst or one longer line is not kept to
-//! the end.
+//! A page takes memory only once it has been written to. A buffer that has not been written to for a while
+//! gives its pages back ([`Buffer::give_back_if_idle`]), so that memory needed for one burst or one longer
+//! line is not kept to the end.
 //!
-//! Two buffers may exchange the memory of their payloads ([`Buffer::exchange`]), so that data that arrived in one can
-//! be kept without a copy. This is not done where RDMA may be used, because the device knows each buffer by its
-//! address.
+//! Two buffers may exchange the memory of their payloads ([`Buffer::exchange`]), so that data that arrived
+//! in one can be kept without a copy. This is not done where RDMA may be used, because the device knows
+//! each buffer by its address.
 
 #![allow(unsafe_code, reason = "the mapping that buffers are made of")]
 
@@ -31,9 +31,9 @@ const HEADER_STRIDE: usize = 64;
 
 const _: () = assert!(CHUNK_HEADER_BYTES <= HEADER_STRIDE);
 
-/// Makes all threads allocate from one arena if address space is limited (`ulimit -v`). The C library reserves 64 MiB
-/// of addresses for each further arena, which the pool and stacks would lack. Must be called before threads are
-/// started.
+/// Makes all threads allocate from one arena if address space is limited (`ulimit -v`). The C library
+/// reserves 64 MiB of addresses for each further arena, which the pool and stacks would lack. Must be called
+/// before threads are started.
 pub fn one_arena_if_limited() {
     if getrlimit(Resource::As).current.is_some() {
         // SAFETY: the call only sets a parameter of the allocator.
@@ -54,9 +54,9 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Maps a pool of `count` buffers of `buffer_bytes` each, and returns all its buffers. If `buffer_bytes` is not a
-    /// multiple of this system's page size (4 to 64 KiB; the peer's may differ), no pages are given back before the
-    /// whole pool is.
+    /// Maps a pool of `count` buffers of `buffer_bytes` each, and returns all its buffers. If `buffer_bytes` is
+    /// not a multiple of this system's page size (4 to 64 KiB; the peer's may differ), no pages are given back
+    /// before the whole pool is.
     ///
     /// # Errors
     ///

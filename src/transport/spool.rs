@@ -3,15 +3,15 @@
 //! Data from one session of this process, or from reading a tree, goes in at the end. The local tree and the session to
 //! the next host in the chain take it out, each at its own position. Data that neither needs any more is let go.
 //!
-//! # What holds
+//! # Invariants
 //!
-//! * The spool keeps one range of the stream without gaps, within its bound on memory. The input waits while there is
-//!   no room.
+//! * The spool keeps one range of the stream without gaps, within its bound on memory. The input
+//!   waits while there is no room.
 //! * Data is let go only when the local tree has written it, it has been sent to the next host, and the next host has
 //!   said that it need not be kept. The next host says so once the host after it has the data. So if the next host
 //!   dies, the host after it can be sent everything that it lacks.
-//! * At any time one session puts data in, and one takes data out. A new session replaces the earlier one, whose calls
-//!   then have no effect.
+//! * At any time one session puts data in, and one takes data out. A new session replaces the earlier one, whose
+//!   calls then have no effect.
 //! * No session waits in the spool after it is over.
 
 use std::collections::VecDeque;
@@ -44,8 +44,8 @@ const MARK_MAX: Duration = Duration::from_secs(30);
 /// How often waiting threads check whether they should still wait.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The previous host is told how far data is no longer needed whenever this fraction (1/8) of the spool has been added,
-/// or after this time.
+/// The previous host is told how far data is no longer needed whenever this fraction (1/8) of the spool has been
+/// added, or after this time.
 const MARK_SHARE: u64 = 8;
 const MARK_EVERY: Duration = Duration::from_millis(50);
 
@@ -97,8 +97,8 @@ impl Places {
         };
     }
 
-    /// Makes `from` the offset of the data to send next, as the next host asked. False if that data is not kept, or
-    /// there is no next host.
+    /// Makes `from` the offset of the data to send next, as the next host asked. False if that data is not kept,
+    /// or there is no next host.
     fn send_from(&mut self, from: u64) -> bool {
         // The next host was removed meanwhile. It is not added again here, because no second removal would follow.
         let Some(next) = &mut self.next else { return false };
@@ -592,9 +592,9 @@ pub struct SpoolOutput {
 }
 
 impl SpoolOutput {
-    /// Returns the next part of the stream, at most `bytes_max` bytes. Waits for it until this session is `over`. The
-    /// first call waits for the next host to say where to begin. Returns the same part again until
-    /// [`SpoolOutput::pass`].
+    /// Returns the next part of the stream, at most `bytes_max` bytes. Waits for it until this session is
+    /// `over`. The first call waits for the next host to say where to begin. Returns the same part again
+    /// until [`SpoolOutput::pass`].
     pub fn next(&self, bytes_max: usize, over: &AtomicBool) -> Outgoing {
         let spool = &*self.spool;
         let asked = Instant::now();

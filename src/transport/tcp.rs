@@ -138,12 +138,12 @@ impl TcpLane {
     }
 }
 
-/// Sets the options of a connection that carries lanes: no delay for small frames, probes for a silent peer, and no
-/// pacing within a host.
+/// Sets the options of a connection that carries lanes: no delay for small frames, probes for a silent peer, and
+/// no pacing within a host.
 pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
-    // Some kernels lack these options, and some system-call filters refuse them. A session notices a silent peer
-    // without them.
+    // Some kernels lack these options, and some system-call filters refuse them. A session notices a
+    // silent peer without them.
     let _ = sockopt::set_socket_keepalive(socket, true);
     let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE);

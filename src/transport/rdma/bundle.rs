@@ -205,8 +205,8 @@ impl Bundle {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Timeout`] if `deadline` passes; otherwise why a queue pair did not come up. Queue pairs that are
-    /// up are kept.
+    /// [`ConnectError::Timeout`] if `deadline` passes; otherwise why a queue pair did not come up. Queue
+    /// pairs that are up are kept.
     pub fn grow(&mut self, connections: u32, deadline: Instant) -> Result<(), ConnectError> {
         let ends = (self.local, self.remote);
         while self.connections() < connections {
@@ -264,8 +264,8 @@ pub struct BundleListener {
     pairs: Option<QueuePairs>,
     listeners: Vec<(Listener, Endpoint)>,
     arrivals: Arc<Arrivals>,
-    /// Connections to come, in their order: as many as the other end may request before this end learns that it wants
-    /// more.
+    /// Connections to come, in their order: as many as the other end may request before this end
+    /// learns that it wants more.
     expected: VecDeque<(Receiver<Id>, Expected)>,
     wake: Arc<Wake>,
     seed: [u8; 16],
@@ -313,8 +313,8 @@ impl BundleListener {
         self.listeners.iter().map(|(listener, endpoint)| (endpoint, listener.port()))
     }
 
-    /// Accepts until there are `connections` connections, or until `interrupted` is true because the other end has
-    /// something else to say.
+    /// Accepts until there are `connections` connections, or until `interrupted` is true because the other end
+    /// has something else to say.
     ///
     /// # Errors
     ///

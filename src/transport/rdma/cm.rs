@@ -1,5 +1,5 @@
-//! Connection management that connections from one device share: identifiers, their events, and when a completion queue
-//! is worth polling.
+//! Connection management that connections from one device share: identifiers, their events, and when a
+//! completion queue is worth polling.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -27,9 +27,9 @@ const RNR_RETRY_COUNT: u8 = 3;
 /// How long an adapter waits for an acknowledgement: 4.096 µs × 2^16 = 0.27 s.
 const ACK_TIMEOUT_EXPONENT: u8 = 16;
 
-/// The same for software devices: 4.096 µs × 2^19 = 2.1 s. They lose nothing, but their acknowledgements wait for a
-/// processor like everything else. With half a second, rxe was seen to send the same packets again several times a
-/// second.
+/// The same for software devices: 4.096 µs × 2^19 = 2.1 s. They lose nothing, but their acknowledgements
+/// wait for a processor like everything else. With half a second, rxe was seen to send the same packets
+/// again several times a second.
 const ACK_TIMEOUT_EXPONENT_SOFTWARE: u8 = 19;
 
 /// How many local ports are tried if each is found to be taken.
@@ -91,8 +91,8 @@ impl Cm {
     /// Makes a queue pair from `id` with `make`, and asks the peer to connect to it. If `id` has been given a port that
     /// is taken, a new identifier is used instead. Ends in [`EventKind::Established`].
     ///
-    /// iWARP shares its ports with TCP, but the connection manager picks a port without knowing of the sockets that
-    /// hold it.
+    /// iWARP shares its ports with TCP, but the connection manager picks a port without knowing of
+    /// the sockets that hold it.
     pub(super) fn connect(
         &mut self,
         mut id: Id,

@@ -1,5 +1,5 @@
-//! Brings up a connection: first the control queue pair, for the handshake, then the payload queue pair, when both ends
-//! have agreed.
+//! Brings up a connection: first the control queue pair, for the handshake, then the payload queue pair,
+//! when both ends have agreed.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -29,8 +29,8 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 /// Maximum number of handshake messages that wait to be read.
 const INBOX_MAX: usize = 64;
 
-/// Describes a status of the connection manager: an error number if negative, otherwise the reason in an InfiniBand REJ
-/// message.
+/// Describes a status of the connection manager: an error number if negative, otherwise the reason in
+/// an InfiniBand REJ message.
 fn words(status: i32) -> String {
     match status {
         ..0 => std::io::Error::from_raw_os_error(status.saturating_neg()).to_string(),
@@ -115,8 +115,8 @@ fn by<T: Send + 'static>(
         .name("rd-rdma-connect".to_owned())
         .spawn(move || drop(sender.send(bring_up())))
         .map_err(|error| ConnectError::Os(errno_of(&error)))?;
-    // Where possible, the thread itself observes the deadline. It gets a moment more, to report what it was waiting
-    // for.
+    // Where possible, the thread itself observes the deadline. It gets a moment more, to report
+    // what it was waiting for.
     let outcome = receiver.recv_timeout(until(deadline) + Duration::from_millis(50));
     outcome.unwrap_or(Err(ConnectError::Timeout("connecting")))
 }

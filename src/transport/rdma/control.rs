@@ -7,9 +7,9 @@
 //! # Invariants
 //!
 //! * `sent - peer_reposted <= SLOTS`. Both are running totals of messages, which wrap.
-//! * A frame is sent only while fewer than `SLOTS - RESERVED` messages are outstanding, so that both ends can always
-//!   announce: an end owes at most two announcements before the peer must have read the first (one for each half of
-//!   `SLOTS`).
+//! * A frame is sent only while fewer than `SLOTS - RESERVED` messages are outstanding, so that both ends
+//!   can always announce: an end owes at most two announcements before the peer must have read the first
+//!   (one for each half of `SLOTS`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use rd_verbs::{
 use super::devices::Registered;
 use crate::transport::{CONTROL_QUEUE_MAX, LaneError};
 
-/// Number of receives, and of sends, that each end has for control messages. Part of the protocol: both ends rely on
-/// it.
+/// Number of receives, and of sends, that each end has for control messages. Part of the
+/// protocol: both ends rely on it.
 pub(super) const SLOTS: u32 = 32;
 
-/// Number of [`SLOTS`] that only announcements may use.
+/// Number of the [`SLOTS`] that only announcements may use.
 const RESERVED: u32 = 4;
 
 /// Number of unannounced receives at which a separate announcement is due.
@@ -116,8 +116,8 @@ impl Flow {
         self.reposted
     }
 
-    /// Records the total of a message that arrived. `None` if the total is impossible, which means that the peer is
-    /// broken.
+    /// Records the total of a message that arrived. `None` if the total is impossible, which means
+    /// that the peer is broken.
     fn arrived(&mut self, total: u32) -> Option<()> {
         if total.wrapping_sub(self.peer_reposted) > self.outstanding() {
             return None;
@@ -280,8 +280,8 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Sends a message that carries only the running total, if there is room for one. On iWARP the connecting end must
-    /// be the first to send.
+    /// Sends a message that carries only the running total, if there is room for one. On iWARP the connecting end
+    /// must be the first to send.
     pub(super) fn announce(&mut self) -> Result<(), LaneError> {
         if self.flow.may_announce() && !self.free_slots.is_empty() {
             self.post(KIND_ANNOUNCEMENT, &[])?;

@@ -89,8 +89,8 @@ impl From<VerbsError> for Unavailable {
     }
 }
 
-/// Returns every RDMA-capable address of this host: addresses of all interfaces that are up, except loopback and IPv6
-/// link-local ones.
+/// Returns every RDMA-capable address of this host: addresses of all interfaces that are up, except loopback
+/// and IPv6 link-local ones.
 ///
 /// Takes some milliseconds. The devices found stay open and watched until they go or the process ends.
 ///

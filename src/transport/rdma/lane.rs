@@ -1,7 +1,7 @@
 //! The lane: two connected queue pairs, one completion queue, and the thread that polls it.
 //!
-//! The owner's thread posts work. The lane thread handles completions, connection events and the end of the lane, and
-//! it alone reports.
+//! The owner's thread posts work. The lane thread handles completions, connection events and the end of the
+//! lane, and it alone reports.
 //!
 //! # Invariants
 //!
@@ -39,8 +39,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long `close` waits for control frames to be sent.
 const CLOSE_FLUSH: Duration = Duration::from_millis(100);
 
-/// How long a disconnected queue pair may take to return its work requests, both before and after it is moved to its
-/// error state.
+/// How long a disconnected queue pair may take to return its work requests, both before and after it is
+/// moved to its error state.
 const DRAIN: Duration = Duration::from_millis(50);
 
 struct Shared {
@@ -224,15 +224,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Counts a work request that has completed or was refused. When a connection ends, a device may report both for
-    /// the same request, so this may count too many. Then the lane is ending, and no buffer is given back because of
-    /// the count.
+    /// Counts a work request that has completed or was refused. When a connection ends, a device may report
+    /// both for the same request, so this may count too many. Then the lane is ending, and no buffer is given
+    /// back because of the count.
     fn note_done(&self) {
         let _ = self.posted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |posted| posted.checked_sub(1));
     }
 
-    /// A separate function, so that its lock is not held while the buffer is reported, because the owner may post it
-    /// again at once.
+    /// A separate function, so that its lock is not held while the buffer is reported, because the owner
+    /// may post it again at once.
     fn take_buffer(&self, number: u32) -> Option<(Buffer, u32)> {
         lock(&self.slots[number as usize]).take()
     }
@@ -322,8 +322,8 @@ impl Poller {
         let taken = self.kit.completions.queue.poll(&mut completions)?;
         let mut outcome = Ok(taken);
         for completion in &completions[..taken] {
-            // The whole batch is handled, even after a completion that ends the lane, because it has been taken from
-            // the queue.
+            // The whole batch is handled, even after a completion that ends the lane, because it has
+            // been taken from the queue.
             let handled = self.complete(completion);
             if outcome.is_ok()
                 && let Err(reason) = handled

@@ -191,8 +191,8 @@ impl Service {
                     sleep_on([self.events.as_fd(), shared.wake.as_fd()], IDLE);
                     shared.wake.clear();
                 }
-                // Reading an event failed because of one connection. The sleep avoids a busy loop if the error
-                // persists.
+                // Reading an event failed because of one connection. The sleep avoids a busy
+                // loop if the error persists.
                 Err(_) => {
                     sleep_on([shared.wake.as_fd()], Duration::from_millis(10));
                 }
@@ -259,15 +259,15 @@ struct Awaiting {
 }
 
 impl Arrivals {
-    /// From now on, sends a request with `token` to `post` and wakes `wake`. This holds for one request; further ones
-    /// are rejected.
+    /// From now on, sends a request with `token` to `post` and wakes `wake`. This holds for one request;
+    /// further ones are rejected.
     pub(super) fn expect(self: &Arc<Self>, token: [u8; 16], post: Sender<Id>, wake: Arc<Wake>) -> Expected {
         lock(&self.0).insert(token, Awaiting { post, wake });
         Expected { arrivals: Arc::clone(self), token }
     }
 
-    /// Passes a request to the connection that waits for it. A request with an unknown token is rejected when it is
-    /// dropped.
+    /// Passes a request to the connection that waits for it. A request with an unknown token is
+    /// rejected when it is dropped.
     fn deliver(&self, token: &[u8; 16], id: Id) {
         let awaiting = lock(&self.0).remove(token);
         if let Some(Awaiting { post, wake }) = awaiting

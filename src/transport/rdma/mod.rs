@@ -13,8 +13,8 @@
 //! * `devices`: the process's open devices, the thread that watches them, and the pool registered on them.
 //! * `pairs`: which local addresses to try with which of the peer's addresses.
 //! * `path`: MTU of an endpoint's port.
-//! * `cm`: identifiers, their events, and completion queues. `request`: private data of a connect request. `control`:
-//!   the control queue pair.
+//! * `cm`: identifiers, their events, and completion queues. `request`: private data of a connect request.
+//!   `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane from the connecting and the accepting end. `lane`: the lane.
 //! * `bundle`: many queue pairs on one completion queue, for measurements.
 //!

@@ -282,8 +282,8 @@ fn a_slow_tree_is_not_left_behind_by_the_node_alone() {
     assert!(spool.status().is_behind && matches!(spool.take(), Taken::Gone));
 }
 
-/// Whatever the length of chunks, a spool holds nearly as much as it may. The chain judges by that which host waits for
-/// which.
+/// Whatever the length of chunks, a spool holds nearly as much as it may. The chain judges by that
+/// which host waits for which.
 #[test]
 fn short_chunks_fill_a_spool_as_well_as_long_ones() {
     let bytes_max = 32 << 20;

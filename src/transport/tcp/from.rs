@@ -13,8 +13,8 @@ use socket2::{Domain, Socket, Type};
 /// The system's error; a timeout after `within`, which must not be 0.
 pub fn connect_from(interface: &str, local: IpAddr, peer: SocketAddr, within: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(peer), Type::STREAM, None)?;
-    // Since Linux 5.7 every user may bind to a device. On older kernels the routes decide, which is right if the
-    // networks differ.
+    // Since Linux 5.7 every user may bind to a device. On older kernels the routes decide, which is
+    // right if the networks differ.
     let _ = socket.bind_device(Some(interface.as_bytes()));
     socket.bind(&SocketAddr::new(local, 0).into())?;
     socket.connect_timeout(&peer.into(), within)?;

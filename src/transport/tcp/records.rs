@@ -69,8 +69,8 @@ pub(super) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>
                 return Err(LaneError::Framing("a control frame of a bad length"));
             }
             if prefix[1] != chunks {
-                // Nothing else would reveal this: the lane is alive, but the session would wait for a chunk that never
-                // comes.
+                // Nothing else would reveal this: the lane is alive, but the session would wait for
+                // a chunk that never comes.
                 return Err(LaneError::Framing("chunks are missing or repeated"));
             }
             Ok(staged[CONTROL_PREFIX_BYTES..].get(..length).map(Record::Control))

@@ -132,8 +132,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Records that a signalled send has completed, and with it all sends before. Returns how many messages of the run
-    /// were among them.
+    /// Records that a signalled send has completed, and with it all sends before. Returns how many messages of
+    /// the run were among them.
     fn sent(&mut self) -> u64 {
         let Some((posted, messages)) = self.signalled.pop_front() else { return 0 };
         self.retired = posted;
@@ -254,14 +254,14 @@ impl RdmaGroup {
         if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
     }
 
-    /// The first call asks for an event, and the second sleeps until it comes. Returns whether the queue is worth
-    /// polling now.
+    /// The first call asks for an event, and the second sleeps until it comes. Returns whether the
+    /// queue is worth polling now.
     fn sleep(&mut self) -> Result<bool, LaneError> {
         if !self.completions.may_sleep()? {
             return Ok(true);
         }
-        // The removal of the device does not wake this sleep. A further descriptor would cost time, and the removal is
-        // noticed soon enough.
+        // The removal of the device does not wake this sleep. A further descriptor would cost time, and the
+        // removal is noticed soon enough.
         let [readable] = sleep_on([self.completions.queue.channel().as_fd()], LOOK_AGAIN);
         if readable && self.completions.take_event()? {
             return Ok(true);
@@ -391,8 +391,8 @@ impl RdmaGroup {
         let mut flow = Flow::default();
         let signal_every = u64::from(self.account.sends) / 2;
         let mut completions = [WorkCompletion::default(); COMPLETIONS];
-        // With several connections, messages of all of them land in the same slots. Then only their length is sent
-        // back.
+        // With several connections, messages of all of them land in the same slots. Then only
+        // their length is sent back.
         let intact = self.pairs.len() == 1;
         // Messages that the send queue has no room to send back yet.
         let mut late: VecDeque<(u32, u32)> = VecDeque::new();

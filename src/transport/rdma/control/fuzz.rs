@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Receives two control messages at an end that has sent ten. The first byte of the input is the length of the first
-/// message.
+/// Receives two control messages at an end that has sent ten. The first byte of the input is the
+/// length of the first message.
 pub fn control_messages(bytes: &[u8]) {
     let Some((&first_bytes, rest)) = bytes.split_first() else { return };
     let (first, second) = rest.split_at(rest.len().min(usize::from(first_bytes)));

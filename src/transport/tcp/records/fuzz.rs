@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Everything read from a connection: for each chunk the payload's length and how much of it arrived, the control
-/// frames, and the error.
+/// Everything read from a connection: for each chunk the payload's length and how much of it arrived, the
+/// control frames, and the error.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     chunks: Vec<(usize, usize)>,

@@ -1,6 +1,6 @@
-//! Writes the manual pages and shell completions, from the definitions that parse the command lines.
+//! Writes the manual pages and shell completions from the definitions that parse the command lines.
 //!
-//! `cargo run --example man` writes them below `docs/`; `tests/manual.rs` fails when what is committed is another.
+//! `cargo run --example man` writes them below `docs/`. `tests/manual.rs` fails if the committed files differ.
 
 use std::fs;
 use std::io;
@@ -21,22 +21,22 @@ use rdma_pipe::cli::rdsh::ShellArguments;
 use rdma_pipe::cli::recv::RecvArguments;
 use rdma_pipe::cli::send::SendArguments;
 
-/// What stands in a page beside the definitions.
+/// The contents of a page in addition to the command's definition.
 struct Page {
     command: Command,
     examples: &'static [Example],
     environment: Vec<&'static [Term]>,
     files: Vec<&'static [Term]>,
-    /// Pages of others; those of ours all name each other.
+    /// Pages of other projects. The pages of this project all name each other.
     others: &'static [&'static str],
 }
 
-/// A name, and what it means.
+/// A name and its meaning.
 type Term = (&'static str, &'static str);
 
 const RSH: &[Term] = &[("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh.")];
 
-/// What all commands of a person's read.
+/// Environment variables of all commands for users.
 const SETTINGS: &[Term] = &[
     (
         "RDMA_PIPE_CONFIG",
@@ -54,7 +54,7 @@ const SETTINGS: &[Term] = &[
     ("TERM", "On a terminal that is \"dumb\" nothing is coloured, and no bar is drawn."),
 ];
 
-/// Where those settings are.
+/// The files of settings.
 const SETTINGS_FILES: &[Term] = &[
     (
         "~/.config/rdma-pipe/config.toml",
@@ -94,14 +94,14 @@ const COPY: &[Term] = &[
 const SSH_CONNECTION: &[Term] =
     &[("SSH_CONNECTION", "The address by which ssh has reached this host, which sshd sets: others may be told it.")];
 
-/// What is on a host that the agent is brought to.
+/// Files on a host to which the agent is copied.
 const AGENT_FILES: &[Term] = &[(
     "~/.cache/rdma-pipe/rdma-pipe-agent-HASH",
     "On other hosts: the agent that was copied there, where none of this version is installed. It may be removed at any \
      time.",
 )];
 
-/// Hosts that a person may mean.
+/// Files with names of hosts that a user may mean.
 const SSH_FILES: &[Term] = &[(
     "~/.ssh/config, ~/.ssh/known_hosts, /etc/ssh/ssh_config, /etc/ssh/ssh_known_hosts",
     "Names of hosts, for completions, and to tell a host whose colon is missing from a file; all else in them is for ssh.",
@@ -135,7 +135,7 @@ const COPY_FILES: &[Term] = &[
 const STANDING_FILES: &[Term] =
     &[("rdrecv@.service", "A unit of systemd's for a receiver that stands; its comments say what to put where.")];
 
-/// What `SRC/` and `SRC` make with `--sync`, as two pictures of the same width.
+/// Results of `SRC/` and `SRC` with `--sync`, as two pictures of the same width.
 const TREES: &[&str] = &[
     "rdcp --sync -r SRC/ DST      rdcp --sync -r SRC DST",
     "",
@@ -146,7 +146,7 @@ const TREES: &[&str] = &[
     "                                                    `-- c",
 ];
 
-/// What is said of `--sync` beside its options.
+/// Text about `--sync` in addition to its options.
 const SYNC: &[&str] = &[
     "With --sync the tree at DST becomes that of SRC, and what is there is not sent. SRC/ is what is in the directory, SRC the \
      directory itself; either makes the same tree at the first run, when DST is missing, and at every later one:",
@@ -163,8 +163,8 @@ const SYNC: &[&str] = &[
      their places, and what is deleted is *deleting. Names have \\#ooo for each byte that is no part of a printable character.",
 ];
 
-/// Where `rdcp -r` does something else than `cp -a`: each has its place in `tests/oracle/differences.rs`, which lets nothing
-/// else differ.
+/// Differences between `rdcp -r` and `cp -a`. Each has its place in `tests/oracle/differences.rs`, which
+/// allows no other difference.
 const DIFFERENCES: &[(&str, &str)] = &[
     (
         "Missing directories",
@@ -316,7 +316,7 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     let mut options = Vec::new();
     man.render_options_section(&mut options)?;
     let options = arguments_first(&String::from_utf8(options).expect("text"));
-    // FILES are those that the program itself has, in every page.
+    // FILES is the heading for the program's own files, in every page.
     let options = options.replace("\n.SH FILES\n", "\n.SH \"WHAT IS COPIED\"\n");
     text.extend(options.into_bytes());
     let mut roff = Roff::new();
@@ -387,7 +387,8 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What an exit code of the copies and streams means, in the words of the guide; what is said of others as it is.
+/// Returns the meaning of an exit code: for commands that copy or stream, in the words of the
+/// guide; for others, unchanged.
 fn sentence(command: &str, code: &str, meaning: &str) -> String {
     const GUIDE: &str = include_str!("../docs/guide/scripts.md");
     let mut rows = GUIDE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
@@ -400,7 +401,7 @@ fn sentence(command: &str, code: &str, meaning: &str) -> String {
     format!("{words}{agent}")
 }
 
-/// The section of options begins with what is no option: as a command line is read.
+/// Puts arguments that are not options first in the section of options, in the order of a command line.
 fn arguments_first(options: &str) -> String {
     let (heading, rest) = options.split_once("\n.TP\n").expect("an option");
     let (own, others) = rest.split_once("\n.SH ").map_or((rest, ""), |(own, others)| (own, others));

@@ -1,4 +1,4 @@
-//! What the crates' tests do with the corpus beside this file. Each crate that has fuzz bodies includes it as a module.
+//! Tests over the corpus beside this file. Each crate that has fuzz bodies includes this file as a module.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// A fuzz target's body.
 pub type Body = fn(&[u8]);
 
-/// Damaged copies of each file.
+/// Number of damaged copies of each file.
 const COPIES: u64 = 200;
 
 fn fuzz_dir() -> PathBuf {
@@ -26,7 +26,7 @@ fn names(dir: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Of the targets that are `ours`, each has a body, a source and a corpus.
+/// Checks that each of the targets that are `ours` has a body, a source and a corpus.
 pub fn every_target_has_a_body_and_a_corpus(targets: &[(&str, Body)], ours: impl Fn(&str) -> bool) {
     let expected: BTreeSet<String> = targets.iter().map(|(name, _)| (*name).to_owned()).collect();
     for directory in ["fuzz_targets", "corpus"] {
@@ -36,8 +36,8 @@ pub fn every_target_has_a_body_and_a_corpus(targets: &[(&str, Body)], ours: impl
     }
 }
 
-/// The seeds (target, name, bytes) are stored; those of targets that are `stable`, byte for byte. With `UPDATE_CORPUS` set
-/// they are written first.
+/// Checks that the seeds (target, name, bytes) are stored; those of `stable` targets byte for byte. With
+/// `UPDATE_CORPUS` set, the seeds are written first.
 pub fn corpus_holds(seeds: &[(&str, &str, Vec<u8>)], stable: impl Fn(&str) -> bool) {
     for (target, name, bytes) in seeds {
         let path = fuzz_dir().join("corpus").join(target).join(name);
@@ -50,7 +50,7 @@ pub fn corpus_holds(seeds: &[(&str, &str, Vec<u8>)], stable: impl Fn(&str) -> bo
     }
 }
 
-/// No body panics over any file of its corpus, or over copies of it with some bytes changed.
+/// Checks that no body panics on any file of its corpus, or on copies of it with some bytes changed.
 pub fn bodies_survive_the_corpus(targets: &[(&str, Body)]) {
     for (target, body) in targets {
         body(&[]);
@@ -74,7 +74,7 @@ pub fn bodies_survive_the_corpus(targets: &[(&str, Body)]) {
     }
 }
 
-/// SplitMix64.
+/// The generator SplitMix64.
 struct Random(u64);
 
 impl Random {

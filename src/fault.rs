@@ -1,4 +1,4 @@
-//! What went wrong, with its exit code, and names and errors as they may be printed.
+//! Failures of commands with their exit codes, and names and errors in printable form.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -7,14 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use rd_proto::control::ERRNO_MAX;
 use rustix::io::Errno;
 
-/// How a command can end. The numbers are part of its interface.
+/// How a command can end. The exit codes are part of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Usage,
     /// The keys differ.
     Authentication,
-    /// The other end cannot be reached, is busy, or allows no transport that we allow.
+    /// The other end cannot be reached, is busy, or allows no transport that this end allows.
     Connect,
     /// The link was lost for longer than the reconnect window, or the other end was ended by a signal.
     LinkLost,
@@ -22,9 +22,9 @@ pub enum Exit {
     Source,
     /// The destination could not be written.
     Destination,
-    /// What arrived is not what was sent.
+    /// The received data differs from the data that was sent.
     Integrity,
-    /// Some files of several failed.
+    /// Some of several files failed.
     Partial,
     /// The other end speaks another protocol, or another version of this one.
     Protocol,
@@ -34,13 +34,13 @@ pub enum Exit {
     Failures,
     /// Ended by this signal.
     Signal(u8),
-    /// The reader of our output has closed it.
+    /// The reader of the output has closed it.
     SinkClosed,
     /// A command of a pipeline ended with this code.
     Stage(u8),
 }
 
-/// The codes, and what they are called for programs. Those of signals and stages are as many as there are of them.
+/// The exit codes and their names for programs. Codes of signals and stages are not listed, because they vary.
 const EXITS: [(Exit, u8, &str); 12] = [
     (Exit::Usage, 1, "usage"),
     (Exit::Authentication, 2, "authentication"),
@@ -59,7 +59,7 @@ const SIGNAL: &str = "signal";
 const STAGE: &str = "stage";
 
 impl Exit {
-    /// The code and the name.
+    /// Returns the code and the name.
     fn both(self) -> (u8, &'static str) {
         match self {
             Self::Signal(number) => (128_u8.saturating_add(number), SIGNAL),
@@ -75,17 +75,17 @@ impl Exit {
         self.both().0
     }
 
-    /// What it is called, for programs.
+    /// Returns the name for programs.
     pub fn name(self) -> &'static str {
         self.both().1
     }
 
-    /// All that [`Exit::name`] gives.
+    /// Returns every name that [`Exit::name`] can return.
     pub fn names() -> Vec<&'static str> {
         EXITS.iter().map(|(.., name)| *name).chain([SIGNAL, STAGE]).collect()
     }
 
-    /// What a code of another process of ours means. A code that is none of ours is a protocol's failure.
+    /// Returns what an exit code of another rdma-pipe process means. An unknown code counts as a protocol failure.
     pub fn from_code(code: u8) -> Self {
         match EXITS.iter().find(|(_, known, _)| *known == code) {
             Some((exit, ..)) => *exit,
@@ -98,48 +98,49 @@ impl Exit {
 /// A command that has failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// How it ends.
+    /// How the command ends.
     pub exit: Exit,
-    /// One line for a person; `None` where nothing needs to be said.
+    /// One line for the user; `None` if nothing needs to be said.
     pub message: Option<String>,
-    /// The file or host that it is about.
+    /// The file or host that the failure is about.
     pub site: Option<Box<Site>>,
 }
 
 /// Where something went wrong.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// Its host; empty for this one.
+    /// The host; empty for this host.
     pub host: OsString,
-    /// The file; empty where it is about the host.
+    /// The file; empty if the failure is about the host.
     pub path: Vec<u8>,
-    /// The system's error number; 0 where there is none.
+    /// The system's error number; 0 if there is none.
     pub errno: i32,
 }
 
 impl Failure {
-    /// A failure with its line.
+    /// Makes a failure with a line for the user.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: Some(message.into()), site: None }
     }
 
-    /// A failure that needs no line.
+    /// Makes a failure without a line for the user.
     pub fn silent(exit: Exit) -> Self {
         Self { exit, message: None, site: None }
     }
 
-    /// The same, which is about this host where it is about none of its files. `host`: empty for this one.
+    /// Sets the host that the failure is about, unless its site is already known. An empty `host`, which stands for
+    /// this host, changes nothing.
     pub fn on(self, host: &OsStr) -> Self {
         if self.site.is_some() || host.is_empty() { self } else { self.about(host, b"", 0) }
     }
 
-    /// The same, which is about this file. `host`: empty for this one.
+    /// Sets the file that the failure is about. `host`: empty for this host.
     pub fn about(self, host: &OsStr, path: &[u8], errno: i32) -> Self {
         Self { site: Some(Box::new(Site { host: host.to_owned(), path: path.to_vec(), errno })), ..self }
     }
 }
 
-/// The system's words for an error number that another end has told, which may be none.
+/// Returns the system's words for an error number that another end has reported, which may not be a real one.
 pub fn os_number(errno: i32) -> String {
     match errno {
         1..=ERRNO_MAX => os(Errno::from_raw_os_error(errno)),
@@ -147,30 +148,30 @@ pub fn os_number(errno: i32) -> String {
     }
 }
 
-/// The number of an error; of one that the system has not made, EIO.
+/// Returns the error number; EIO if the error does not come from the system.
 pub fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// The system's words for an error, with its number.
+/// Returns the system's words for an error, with its number.
 pub fn os(error: Errno) -> String {
     printable(&std::io::Error::from(error).to_string())
 }
 
-/// A library's message as it may be printed.
+/// Returns a library's message in printable form.
 pub(crate) fn printable(reason: &str) -> String {
     escaped(OsStr::new(reason)).replace("(os error ", "(errno ")
 }
 
-/// A path as it may be printed: as [`escaped`], with single slashes.
+/// Returns a path in printable form, as [`escaped`] does, with single slashes.
 pub fn shown_path(path: &[u8]) -> String {
     let mut text = path.to_vec();
     text.dedup_by(|next, before| (*next, *before) == (b'/', b'/'));
     escaped(OsStr::from_bytes(&text))
 }
 
-/// A name as it may be printed on a terminal: control characters, marks that turn what follows around, and bytes that are no UTF-8
-/// are escaped.
+/// Returns a name as it may be printed on a terminal. Escapes control characters, marks that reverse the direction of
+/// the text after them, and bytes that are not UTF-8.
 pub fn escaped(name: &OsStr) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.as_bytes().utf8_chunks() {

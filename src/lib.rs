@@ -1,7 +1,7 @@
 //! rdma-pipe: pipes, files and pipelines between hosts, at the link's speed.
 //!
-//! The layers, each reaching only downwards: `cli` → `job` → `agent` → `control`, `engine`, `measure` → `transport`,
-//! `tree` → `fs` → `rd_proto`. See `docs/ARCHITECTURE.md`.
+//! The layers, each of which names only layers to its right: `cli` → `job` → `agent` → `control`, `engine`, `measure` →
+//! `transport`, `tree` → `fs` → `rd_proto`. See `docs/ARCHITECTURE.md`.
 
 mod agent;
 pub mod cli;
@@ -18,7 +18,8 @@ mod standard_error;
 pub mod transport;
 pub mod tree;
 
-/// How many processors this process may use, at least one. Asked for once: the answer takes a dozen system calls.
+/// Number of processors that this process may use, at least one. The system is asked only once, because the answer
+/// takes a dozen system calls.
 fn processors() -> usize {
     static PROCESSORS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))

@@ -1,7 +1,8 @@
-//! What happens, for `-vv`, `RDMA_PIPE_LOG` and `--trace`. Nothing is logged for each chunk, so that logging holds up no data;
-//! where no log is asked for, a line costs one load of an atomic number.
+//! The log of events, for `-vv`, `RDMA_PIPE_LOG` and `--trace`. No chunk is logged, so that logging holds up no data.
+//! When no log is asked for, a line costs one load of an atomic number.
 //!
-//! A process has one log. A command writes it, an agent sends it to its caller: [`start`] says where.
+//! A process has one log. A command writes its log, and an agent sends its log to its caller:
+//! [`start`] sets the target.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,16 +11,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What the command prints anyway.
+    /// Messages that the command prints anyway.
     Info = 1,
-    /// What becomes of sessions, and why.
+    /// What happens to sessions, and why.
     Debug = 2,
-    /// The same of each file.
+    /// What happens to each file, and why.
     Trace = 3,
 }
 
 impl Level {
-    /// As a log names it.
+    /// The level's name in a log.
     pub fn name(self) -> &'static str {
         match self {
             Self::Info => "info",
@@ -28,7 +29,7 @@ impl Level {
         }
     }
 
-    /// The level with this number, which may come from another host.
+    /// Returns the level with this number, which may come from another host.
     pub fn from_number(number: u8) -> Self {
         match number {
             0 | 1 => Self::Info,
@@ -38,7 +39,7 @@ impl Level {
     }
 }
 
-/// A part of a run.
+/// A step of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// An agent is started.
@@ -47,22 +48,22 @@ pub enum Step {
     Meet,
     /// One end of a session, from its first lane to its end.
     Session,
-    /// Both ends agree.
+    /// The two ends agree on the session.
     Connect,
-    /// Data moves.
+    /// Data is transferred.
     Transfer,
-    /// All data is there, and the receiver is to answer for it.
+    /// All data has arrived, and the receiver must confirm it.
     Verify,
-    /// What has arrived gets its place and its name.
+    /// Received data gets its final place and name.
     Publish,
 }
 
 impl Step {
-    /// All of them; their places here are their numbers in messages.
+    /// All steps. The position of a step here is its number in messages.
     pub const ALL: [Self; 7] =
         [Self::Launch, Self::Meet, Self::Session, Self::Connect, Self::Transfer, Self::Verify, Self::Publish];
 
-    /// As a trace names it.
+    /// The step's name in a trace.
     pub fn name(self) -> &'static str {
         match self {
             Self::Launch => "launch",
@@ -76,31 +77,31 @@ impl Step {
     }
 }
 
-/// What an entry says of the steps of what it is about.
+/// Whether an entry begins or ends a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Nothing.
+    /// Neither.
     Moment,
-    /// One begins.
+    /// A step begins.
     Begin(Step),
-    /// One ends.
+    /// A step ends.
     End(Step),
 }
 
-/// One thing that has happened. Names of hosts and files are in it as they are: escape them before printing.
+/// An entry of the log. Names of hosts and files in it are not escaped: escape them before printing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// When, as [`now`] has it.
+    /// Time of the event, as returned by [`now`].
     pub at: u64,
-    /// The host that says it; `None` for this one.
+    /// The host that logged the event; `None` for this host.
     pub host: Option<String>,
-    /// From which level on it is logged.
+    /// The lowest level at which the event is logged.
     pub level: Level,
-    /// The session or host that it is about; may be empty.
+    /// The session or host that the entry is about; may be empty.
     pub about: String,
-    /// Which step begins or ends with it.
+    /// Whether a step begins or ends with the event.
     pub mark: Mark,
-    /// What has happened.
+    /// Description of the event.
     pub text: String,
 }
 
@@ -109,7 +110,7 @@ type Take = Arc<dyn Fn(Entry) + Send + Sync>;
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 static TAKE: Mutex<Option<Take>> = Mutex::new(None);
 
-/// From now on everything up to `level` goes to `take`, which must not block.
+/// From now on, passes every entry up to `level` to `take`, which must not block.
 pub fn start(level: Level, take: impl Fn(Entry) + Send + Sync + 'static) {
     *TAKE.lock().expect("no panic with it locked") = Some(Arc::new(take));
     LEVEL.store(level as u8, Ordering::Release);
@@ -121,17 +122,17 @@ pub fn stop() {
     *TAKE.lock().expect("no panic with it locked") = None;
 }
 
-/// The level of the log; `None` where there is none.
+/// Returns the level of the log; `None` if there is no log.
 pub fn level() -> Option<Level> {
     Some(LEVEL.load(Ordering::Relaxed)).filter(|&number| number > 0).map(Level::from_number)
 }
 
-/// Whether this level is logged.
+/// Whether entries of this level are logged.
 pub fn is_on(level: Level) -> bool {
     LEVEL.load(Ordering::Relaxed) >= level as u8
 }
 
-/// This host's clock: microseconds since 1970. It never goes back, whatever is done to the system's.
+/// This host's clock: microseconds since 1970. It never goes back, even if the system's clock is changed.
 pub fn now() -> u64 {
     static BEGAN: OnceLock<(Instant, u64)> = OnceLock::new();
     let micros = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
@@ -139,7 +140,7 @@ pub fn now() -> u64 {
     then + began.elapsed().as_micros() as u64
 }
 
-/// Logs what has become of a session, a host or the whole (`about` is empty).
+/// Logs what happens to a session or a host, or to the whole run if `about` is empty.
 pub fn debug(about: &str, text: impl FnOnce() -> String) {
     say(Level::Debug, about, Mark::Moment, text);
 }
@@ -149,17 +150,17 @@ pub fn trace(about: &str, text: impl FnOnce() -> String) {
     say(Level::Trace, about, Mark::Moment, text);
 }
 
-/// Logs what the command prints anyway.
+/// Logs a message that the command prints anyway.
 pub fn info(text: impl FnOnce() -> String) {
     say(Level::Info, "", Mark::Moment, text);
 }
 
-/// A step of what it is about begins.
+/// Logs the beginning of a step of `about`.
 pub fn begin(step: Step, about: &str, text: impl FnOnce() -> String) {
     say(Level::Debug, about, Mark::Begin(step), text);
 }
 
-/// A step of what it is about ends.
+/// Logs the end of a step of `about`.
 pub fn end(step: Step, about: &str, text: impl FnOnce() -> String) {
     say(Level::Debug, about, Mark::End(step), text);
 }
@@ -171,7 +172,7 @@ fn say(level: Level, about: &str, mark: Mark, text: impl FnOnce() -> String) {
     pass(Entry { at: now(), host: None, level, about: about.to_owned(), mark, text: text() });
 }
 
-/// Adds what another host has said.
+/// Adds an entry, which may come from another host.
 pub fn pass(entry: Entry) {
     let take = TAKE.lock().expect("no panic with it locked").clone().filter(|_| is_on(entry.level));
     if let Some(take) = take {

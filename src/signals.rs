@@ -1,4 +1,4 @@
-//! Signals to this process, as events.
+//! Passes signals to this process on as events.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,53 +7,54 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
-/// A signal that comes again so soon is the same: timeout(1) sends its own to the command and to the group that it is in.
-/// Who asks twice takes longer.
+/// How soon a repeated signal counts as the same signal. timeout(1) sends its signal to the command and to the process
+/// group that it is in. A user who asks twice takes longer.
 const SAME_WITHIN: Duration = Duration::from_millis(200);
 
-/// Who asks so many times does not wait for an orderly end.
+/// Number of requests after which the process does not wait for an orderly end.
 const ASKED_MAX: u32 = 3;
 
 /// Signals that come closer together than this are one request: a logout may send three.
 const REQUEST_APART: Duration = Duration::from_millis(500);
 
-/// How long a process goes on after a signal that nobody takes any more: what it says last waits for a reader no longer than half
-/// of that.
+/// How long the process goes on after a signal that no handler takes any more. Its last output waits for a
+/// reader at most half as long.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// A signal has come that asks this process to end. Set by the handler itself: nobody may be giving signals on.
+/// Whether a signal has asked this process to end. The signal handler itself sets this, because possibly no
+/// thread passes signals on.
 static IS_ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// How long ago that was first seen by this, if one has come.
+/// Returns how long ago this function first found that a signal had asked the process to end; `None` if none has.
 pub(crate) fn since_end() -> Option<Duration> {
     static SEEN: OnceLock<Instant> = OnceLock::new();
     IS_ASKED.load(Ordering::Relaxed).then(|| SEEN.get_or_init(Instant::now).elapsed())
 }
 
-/// What signals are given to.
+/// Function that handles a signal. Returns false once nothing waits for signals.
 type Taker = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 
-/// Who takes signals, by number: all of them. One job may run within another, as each copy of `--watch` does.
+/// All handlers that take signals, by number. One job may run within another, as each copy of `--watch` does.
 static TAKERS: Mutex<Vec<(u64, Taker)>> = Mutex::new(Vec::new());
 
 fn takers() -> MutexGuard<'static, Vec<(u64, Taker)>> {
     TAKERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether somebody takes a signal.
+/// Whether any handler takes the signal.
 fn is_taken(signal: i32) -> bool {
-    // Not with the lock held: what is given to one may have it go.
+    // The lock is released first, because a handler may cause a `Forwarding` to be dropped.
     let all: Vec<Taker> = takers().iter().map(|(_, taker)| Arc::clone(taker)).collect();
     all.iter().filter(|take| take(signal)).count() > 0
 }
 
-/// Signals are given on as long as this is kept. Where nobody takes them they do what they do to a process that handles none, a
-/// second later.
+/// Passes signals on as long as this value is kept. A signal that no handler takes has its default effect on the
+/// process, one second later.
 #[must_use]
 pub(crate) struct Forwarding(u64);
 
 impl Forwarding {
-    /// Goes on until the process ends, or nobody takes them any more.
+    /// Passes signals on until the process ends, or no handler takes them any more.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -65,12 +66,12 @@ impl Drop for Forwarding {
     }
 }
 
-/// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own. `handle` returns false once
-/// nobody waits for them. `is_launched`: the process that has started this one ignores SIGINT.
+/// From now on, passes signals that end or stop the process to `handle`, on a separate thread. `handle` returns false
+/// once nothing waits for signals. `is_launched`: whether the process that started this one ignores SIGINT.
 ///
 /// # Errors
 ///
-/// Neither a handler nor a thread can be had.
+/// Fails if no handler or no thread can be set up.
 pub(crate) fn forward(
     is_launched: bool,
     handle: impl Fn(i32) -> bool + Send + Sync + 'static,
@@ -85,11 +86,11 @@ pub(crate) fn forward(
     Ok(Forwarding(*count))
 }
 
-/// What ends a process that stands for all of a container, until [`listen`] does: the kernel keeps signals from process 1 that it
-/// has no handler for.
+/// Whether a signal ends this process if it is process 1 of a container. False once [`listen`] handles signals. The
+/// kernel withholds from process 1 any signal for which that process has no handler.
 static ENDS_FIRST: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(true)));
 
-/// Has signals end this process that would end any other, where it is process 1.
+/// If this is process 1, makes signals end the process as they would end any other.
 pub(crate) fn end_first() {
     if std::process::id() != 1 {
         return;
@@ -99,9 +100,10 @@ pub(crate) fn end_first() {
     }
 }
 
-/// Starts the thread.
+/// Starts the thread that passes signals on.
 fn listen(is_launched: bool) -> std::io::Result<()> {
-    // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
+    // Signals that were ignored when this process was started stay ignored, as nohup and background
+    // jobs of scripts require.
     let mut handled = not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ]);
     if is_launched && !handled.contains(&SIGINT) {
         handled.push(SIGINT);
@@ -114,17 +116,17 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         let (mut last, mut asked) = (None, Requests::default());
         for signal in signals.forever() {
-            // The write to a file that has grown too long for a limit of ours fails, and says so.
+            // The write that exceeded the file size limit fails, and reports that itself.
             if signal == SIGXFSZ || !is_new(&mut last, signal, Instant::now()) {
                 continue;
             }
-            // Else what was to hear of it stands still.
+            // After enough requests, the code that should react to signals is taken to be stuck.
             let is_in_time = signal == SIGTSTP || is_launched || !asked.are_enough(Instant::now());
             if is_in_time && is_taken(signal) {
                 continue;
             }
             if is_in_time && signal != SIGTSTP {
-                // All has been done but to say so. Or what comes next is about to begin.
+                // Either everything is done except the final message, or the next job is about to begin.
                 std::thread::sleep(LAST_MAX);
                 if is_taken(signal) {
                     continue;
@@ -144,7 +146,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// One more signal asks for it: whether that was often enough.
+    /// Counts a signal that asks the process to end. Returns whether there have been enough requests.
     fn are_enough(&mut self, now: Instant) -> bool {
         if self.last.is_none_or(|last| now.duration_since(last) >= REQUEST_APART) {
             self.last = Some(now);
@@ -154,7 +156,7 @@ impl Requests {
     }
 }
 
-/// Whether a signal is none that was given on just before; then it is the `last` that was.
+/// Whether a signal is not a repetition of the one just passed on. If so, it is stored as `last`.
 fn is_new(last: &mut Option<(i32, Instant)>, signal: i32, now: Instant) -> bool {
     let is_same = last.is_some_and(|(same, when)| same == signal && now.duration_since(when) < SAME_WITHIN);
     if !is_same {
@@ -163,7 +165,7 @@ fn is_new(last: &mut Option<(i32, Instant)>, signal: i32, now: Instant) -> bool 
     !is_same
 }
 
-/// Those of some signals that this process does not ignore: SigIgn of proc_pid_status(5).
+/// Returns those of `signals` that this process does not ignore, by SigIgn of proc_pid_status(5).
 pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -172,7 +174,8 @@ pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
     signals
 }
 
-/// Stops this process, as a terminal's ^Z does, until it is continued. Several threads that ask at once stop it once.
+/// Stops this process, as ^Z on a terminal does, until it is continued. If several threads ask at
+/// once, it stops only once.
 pub(crate) fn stop_here() {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);

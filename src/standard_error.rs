@@ -1,5 +1,6 @@
-//! Standard error, which may be a pipe that nobody reads, or a terminal that ^S has stopped. That is waited for, but not once a signal
-//! asks this process to end: who waits is who would hear of the signal.
+//! Writes to standard error, which may be a pipe that is not being read, or a terminal stopped by ^S. A write
+//! waits for these, but not once a signal asks this process to end, because the waiting thread is the one that
+//! would react to the signal.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, TryLockError};
@@ -10,20 +11,20 @@ use rustix::io::Errno;
 
 use crate::signals;
 
-/// A pipe that can be written to at all takes as much without waiting: `PIPE_BUF` of pipe(7). A terminal may wait in the middle of
-/// it, until the third signal.
+/// Number of bytes written at a time. A pipe that is writable at all takes this many without blocking: `PIPE_BUF` of
+/// pipe(7). A terminal may block in the middle of a piece, until the third signal.
 const PIECE_BYTES: usize = 4096;
 
-/// How often it is looked whether a signal has come.
+/// How often a waiting write checks whether a signal has come.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long after a signal somebody may take to read on.
+/// How long after a signal a write waits for the reader to go on.
 const LAST_MAX: Duration = Duration::from_millis(500);
 
-/// What one thread writes comes in one piece. Not the standard library's own lock, which waits without end.
+/// Keeps the output of one thread in one piece. Not the standard library's own lock, because that waits without end.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// Writes all of it, at once if it is no more than a line or two: other processes may be writing there too.
+/// Writes all bytes. A line or two are written at once, because other processes may be writing to the same place.
 pub(crate) fn write(bytes: &[u8]) {
     if bytes.is_empty() {
         return;
@@ -39,7 +40,7 @@ pub(crate) fn write(bytes: &[u8]) {
     write_unless(rustix::stdio::stderr(), bytes, is_over);
 }
 
-/// Until all is written, nobody can read it any more, or `is_over` while it cannot be written.
+/// Writes until all bytes are written, nothing can read them any more, or `is_over` while they cannot be written.
 fn write_unless(target: BorrowedFd<'_>, mut bytes: &[u8], is_over: impl Fn() -> bool) {
     let look_every = Timespec::try_from(LOOK_EVERY).expect("a short time");
     let mut wait = Timespec::default();
@@ -56,9 +57,9 @@ fn write_unless(target: BorrowedFd<'_>, mut bytes: &[u8], is_over: impl Fn() -> 
         }
         match rustix::io::write(target, &bytes[..bytes.len().min(PIECE_BYTES)]) {
             Ok(count) => bytes = &bytes[count..],
-            // It is another process's as well, which has filled it, or made it one that does not wait.
+            // Another process that shares standard error has filled it, or has made it non-blocking.
             Err(Errno::INTR | Errno::AGAIN) if !is_over() => {}
-            // Where standard error is closed nobody is listening.
+            // If standard error is closed, there is no reader.
             Err(_) => return,
         }
     }

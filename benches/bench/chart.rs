@@ -1,4 +1,4 @@
-//! A contest as a drawing: bars with their quartiles, or, across a sweep, lines. SVG.
+//! A contest as an SVG drawing: bars with their quartiles, or lines across a sweep.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const BARS: i32 = 430;
 const ROW: i32 = 26;
 const TOP: i32 = 48;
 
-/// `None` where nothing was measured.
+/// Returns the drawing; `None` if nothing was measured.
 pub fn draw(contest: &Contest) -> Option<String> {
     match &contest.across {
         Some(across) => lines(contest, across),

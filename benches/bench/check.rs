@@ -1,4 +1,5 @@
-//! `rdcp --check`: a copy against its manifest, from the page cache beside `b3sum`, and past it beside fio.
+//! `rdcp --check`: a copy compared with its manifest, from the page cache beside `b3sum`, and without
+//! the page cache beside fio.
 
 use std::fs;
 use std::process::Command;
@@ -57,7 +58,7 @@ fn past() -> Result<Vec<Row>> {
     fs::create_dir(&directory).map_err(text)?;
     let file = directory.join("input");
     cold::write(&file, bytes)?;
-    // A manifest is made with a copy, which is not what is measured.
+    // A manifest is made together with a copy, which is not measured.
     let other = disk.0.join("other");
     let rdcp = || Command::new(bin_directory().join("rdcp"));
     timed(rdcp().args(["-r", "--manifest"]).args([&manifest, &directory, &other]))?;

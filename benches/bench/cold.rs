@@ -1,4 +1,4 @@
-//! A file that is on the disk and not in the page cache: `rdsend` against fio's direct reads with a deep queue.
+//! A file that is on the disk and not in the page cache: `rdsend` compared with fio's direct reads with a deep queue.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub fn rows() -> Result<Vec<Row>> {
     let disk = Scratch::within(&bin_directory())?;
     let input = disk.0.join("input");
     write(&input, bytes)?;
-    // Else writing it back would be taken for others' work.
+    // Otherwise, writing the file back would be taken for other processes' work.
     evict(&input)?;
     let ours = || {
         evict(&input)?;
@@ -44,7 +44,7 @@ pub fn rows() -> Result<Vec<Row>> {
     })
 }
 
-/// Real blocks: a hole would be read without the disk.
+/// Writes a file of real blocks, because a hole would be read without the disk.
 pub fn write(path: &Path, bytes: u64) -> Result<()> {
     let scratch = Scratch::with_room(64 << 20)?;
     let block = std::fs::read(scratch.random_file(32 << 20)?).map_err(text)?;
@@ -70,14 +70,14 @@ fn cached(path: &Path) -> Result<u64> {
     String::from_utf8_lossy(&output.stdout).trim().parse().map_err(|_| "fincore gave no number".to_owned())
 }
 
-/// By its own clock, which leaves out its start as `seconds` of ours does.
+/// Returns fio's rate by its own clock, which leaves out the start, as `seconds` of rdsend does.
 pub fn fio(path: &Path) -> Result<f64> {
     let mut fio = Command::new("fio");
     fio.args(["--name=cold", "--rw=read", "--direct=1", "--bs=1M", "--iodepth=32", "--ioengine=libaio", "--minimal"]);
     fio.arg(format!("--filename={}", path.display()));
     let output = fio.output().map_err(text)?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Field 7 of terse version 3: KiB a second.
+    // Field 7 of terse version 3: KiB per second.
     let rate = said.split(';').nth(6).and_then(|rate| rate.parse::<f64>().ok());
     rate.map(|kib| kib * 1024.0 / 1e9).ok_or_else(|| format!("fio: {said}{}", String::from_utf8_lossy(&output.stderr)))
 }

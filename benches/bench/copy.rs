@@ -1,4 +1,5 @@
-//! `rdcp`: what must hold of it, against cp, ssh alone and its peers. The remote host is this one, by an sshd of our own.
+//! Targets for `rdcp`, compared with cp, ssh alone and its peers. The remote host is this machine
+//! through a separate sshd.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +17,7 @@ pub const FILES: u64 = 20_000;
 pub const FILE_BYTES: u64 = 4096;
 const DIRECTORIES: u64 = 200;
 
-/// Rounds of what takes long.
+/// Number of rounds of long measurements.
 const ROUNDS_FEW: usize = 3;
 
 // --- rows ------------------------------------------------------------------------------------------------------------
@@ -30,8 +31,8 @@ pub fn small() -> Result<Vec<Row>> {
     against_all(["copy-small"; 2], &title, &site, &tree, Some(1.15))
 }
 
-/// `rdcp -r` of a tree against everybody. With a `bound`, it must take at most that many times what cp and a call of ssh
-/// take, and less than each peer; without one, figures are for the record.
+/// Measures `rdcp -r` of a tree and all other contestants. With a `bound`, rdcp must take at most that many times as
+/// long as cp and an ssh login together, and less than each peer. Without a bound, figures are for the record.
 fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, bound: Option<f64>) -> Result<Vec<Row>> {
     const OURS: &str = "rdcp -r, encrypted";
     const OPTIONS: &[&str] = &["-r", "--encrypt", "always"];
@@ -39,7 +40,7 @@ fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, b
     println!("\nrdcp: {}", site.lanes(OPTIONS, tree)?);
     let mut copies = vec![site.our_copy(OURS, OPTIONS, tree), site.bound(BOUND, tree)];
     let mut peers = site.peers(tree);
-    // These two take ten seconds and more for as many files, twenty times as long as we do.
+    // These two take ten seconds and more for this number of files, twenty times as long as rdcp.
     if bound.is_some() && !full() {
         peers.retain(|peer| !["scp -r", "rclone copyto"].contains(&peer.name.as_str()));
     }
@@ -60,7 +61,7 @@ fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, b
     })
 }
 
-/// The same tree where nothing of it is in memory: on a disk, in a file system that has just been mounted.
+/// Measures the same tree with nothing of it in memory: on a disk, in a file system that has just been mounted.
 pub fn cold() -> Result<Vec<Row>> {
     const OURS: &str = "rdcp -r, encrypted";
     let files = if quick() { FILES / 10 } else { FILES };
@@ -89,8 +90,8 @@ pub fn cold() -> Result<Vec<Row>> {
     })
 }
 
-/// Few large files, and a tree as it is found: C's headers, or the interpreter's library where they are more. Links and
-/// what is no file are left out, for not every peer copies them; so are empty directories.
+/// Measures a few large files, and a real tree: C's headers, or the interpreter's library if it has more files. Links
+/// and entries that are not files are left out, because not every peer copies them. So are empty directories.
 pub fn trees() -> Result<Vec<Row>> {
     const LARGE_FILES: u64 = 8;
     let bytes = part_of_size(4);
@@ -142,7 +143,7 @@ pub fn big() -> Result<Vec<Row>> {
             vec![at_most("copy-big: plain / cp", 1.5, PLAIN), at_most("copy-big: encrypted / cp", 2.0, ENCRYPTED)];
         rows.extend(names.iter().map(|peer| {
             let name = format!("copy-big: encrypted over {peer}");
-            // All of them encrypt.
+            // All of these peers encrypt.
             let measure = |ours: &Entry, theirs: &Entry| Row::faster(&name, 2.0, &ours.values, &theirs.values);
             found.compare(&name, [ENCRYPTED, peer], measure)
         }));
@@ -150,7 +151,7 @@ pub fn big() -> Result<Vec<Row>> {
     })
 }
 
-/// Processor time of everything that a copy of one file takes, at both ends, ssh and its server in it.
+/// Measures processor time of all processes of a copy of one file, at both ends, including ssh and its server.
 pub fn cpu() -> Result<Vec<Row>> {
     const ENCRYPTED: &str = "rdcp --encrypt always";
     let bytes = part_of_size(2);
@@ -202,7 +203,7 @@ pub fn local() -> Result<Vec<Row>> {
     let (bytes, files) = (size(), if quick() { FILES / 10 } else { FILES });
     let site = Site::start(2 * bytes + 4 * files * FILE_BYTES, 4 * files)?;
     let mut rows = Vec::new();
-    // The tree is made of a file of the same name, so it comes first.
+    // The tree is made from a file of the same name, so the tree is made first.
     let tree = site.tree("tree", files, FILES / DIRECTORIES, FILE_BYTES)?;
     let file = site.scratch.random_file(bytes)?;
     let one = format!("1 file of {:.2} GiB", gib(bytes));
@@ -255,7 +256,7 @@ pub fn memory() -> Result<Vec<Row>> {
         caller.success()?;
         let seconds = start.elapsed().as_secs_f64();
         let ([caller_mib], [agent_mib]) = (memory.highest(), agent_memory.highest());
-        // A figure of nothing has not been measured: the process was gone before it was asked.
+        // A value near zero is no measurement: the process ended before its memory was read.
         if caller_mib < 1.0 || agent_mib < 1.0 {
             return Err("the memory of an end was not seen".to_owned());
         }
@@ -329,7 +330,8 @@ pub fn resume() -> Result<Vec<Row>> {
     }])
 }
 
-/// A copy that was killed when three quarters had arrived: where it was to be, and how much of it is there.
+/// Makes a copy that is killed when three quarters have arrived. Returns its destination, and
+/// how much of it has arrived.
 fn killed(site: &Site, agent: &WatchedAgent, file: &Path, bytes: u64) -> Result<(PathBuf, u64)> {
     const TRIES: usize = 10;
     for _ in 0..TRIES {
@@ -345,7 +347,7 @@ fn killed(site: &Site, agent: &WatchedAgent, file: &Path, bytes: u64) -> Result<
         run.end()?;
         wait_until("the agent to end", || !Path::new(&format!("/proc/{agent_id}")).exists())?;
         if to.exists() {
-            continue; // it was faster than we
+            continue; // the copy ended before it was killed
         }
         let there = arrived(&directory);
         if there < bytes / 2 {
@@ -356,14 +358,14 @@ fn killed(site: &Site, agent: &WatchedAgent, file: &Path, bytes: u64) -> Result<
     Err(format!("in {TRIES} tries, none was killed before it had ended"))
 }
 
-/// What partial files in a directory hold: blocks, for their length says nothing.
+/// Returns how much partial files in a directory hold, in blocks, because their length says nothing.
 fn arrived(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let partials = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(".rd-part"));
     partials.filter_map(|entry| entry.metadata().ok()).map(|partial| partial.blocks() * 512).sum()
 }
 
-/// What the loopback interface of our network namespace has sent.
+/// Returns the bytes that the loopback interface of this network namespace has sent.
 pub fn on_the_wire() -> Result<u64> {
     let path = "/proc/self/net/dev";
     let table = fs::read_to_string(path).map_err(text)?;

@@ -1,28 +1,29 @@
-//! One field for all: a network namespace of its own for everything that is measured over loopback, ssh's servers among it,
-//! with one congestion control.
+//! Equal conditions for all contestants: a separate network namespace with one congestion control, in which everything
+//! over loopback is measured, including ssh's servers.
 //!
-//! rdma-pipe asks for reno on a connection that does not leave the host, and its peers take what the system gives. With
-//! reno for everybody, no row owes anything to that. It needs root; without, what was measured says that it had two.
+//! rdma-pipe asks for reno on a connection within the host, and its peers use the system's choice. With reno for all
+//! contestants, no row gains from that. The namespace needs root. Without root, the results state that there were
+//! two congestion controls.
 
 use std::ffi::OsStr;
 use std::os::unix::process::{CommandExt, parent_id};
 use std::process::{Command, Stdio};
 
-/// What every connection has here. Every kernel has it, and lets everybody have it.
+/// Congestion control of every connection in the namespace. Every kernel has it and allows it to every user.
 const CONTROL: &str = "reno";
 
-/// Set where this program runs in the namespace.
+/// Set if this program runs in the namespace.
 const INSIDE: &str = "RD_BENCH_FIELD";
 
-/// Why it does not, where it does not.
+/// Set if this program does not run in the namespace; the value is the reason.
 const OUTSIDE: &str = "RD_BENCH_NO_FIELD";
 
-/// Beside the loopback it has an address, as a host has, by which its agents are reached: without one, data would go through
-/// ssh's own connection. What is sent there goes over the loopback.
+/// In addition to loopback, the namespace has an address by which agents are reached, as a host has. Without that
+/// address, data would go through ssh's own connection. Data to that address goes over loopback.
 const PREPARE: &str = "ip link set lo up && ip link add field0 type veth peer name field1 && ip link set field1 up && \
     ip address add 10.10.0.1/24 dev field0 && ip link set field0 up && echo \"$0\" >/proc/sys/net/ipv4/tcp_congestion_control";
 
-/// Begins this program anew in such a namespace. Comes back where it is in one, or there can be none.
+/// Restarts this program in such a namespace. Returns if the program is in one already, or if none can be made.
 pub fn enter() {
     if std::env::var_os(INSIDE).is_some() || std::env::var_os(OUTSIDE).is_some() {
         return;
@@ -55,7 +56,7 @@ pub fn enter() {
     eprintln!("bench: cannot begin anew: {error}");
 }
 
-/// What is said of every figure.
+/// Returns the condition under which every figure was measured.
 pub fn condition() -> String {
     match std::env::var(INSIDE) {
         Ok(control) => format!("{control} for all, in a network namespace of its own"),
@@ -67,7 +68,7 @@ pub fn condition() -> String {
     }
 }
 
-/// A command where the machine's network is, which is where this program was begun from.
+/// Returns a command that runs in the machine's own network, from which this program was started.
 pub fn outside(program: impl AsRef<OsStr>) -> Command {
     if std::env::var_os(INSIDE).is_none() {
         return Command::new(program);

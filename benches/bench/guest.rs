@@ -1,4 +1,5 @@
-//! RDMA, in the guest: a stream against perftest and qperf, `rdperf` against perftest, turn by turn within one boot.
+//! RDMA, in the guest: a stream compared with perftest and qperf, and `rdperf` with perftest, turn
+//! by turn within one boot.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,19 +10,20 @@ use crate::harness::*;
 use crate::record::{self, Kind, Run};
 use crate::streams::{Ends, KEY, unwatched};
 
-/// Rounds of a run that is not full.
+/// Number of rounds of a run that is not full.
 const ROUNDS_FEW: usize = 3;
 
-/// What a stream carries: 300 messages of 1 MiB.
+/// Size of a stream: 300 messages of 1 MiB.
 const BYTES: u64 = 300 << 20;
 const MIB: f64 = 1_048_576.0;
 
-/// perftest's way of connecting, with as many messages on their way and waiting as `rdperf --depth 16` has.
+/// perftest's options to connect through rdma_cm, with as many messages on their way and waiting as
+/// with `rdperf --depth 16`.
 const CONNECTED: [&str; 5] = ["-R", "-t", "16", "-r", "32"];
 
-/// Runs the rest of the command line with the contestants' programs in memory. The guest's file system is that of its
-/// host by 9p, which keeps no page: what a program touches for the first time is read through the emulator, by each
-/// process again. A stream's clock runs by then, perftest's does not yet.
+/// Runs the rest of the command line with the contestants' programs in memory. The guest's file system is its host's,
+/// by 9p, which keeps no pages: data that a program touches for the first time is read through the emulator, by each
+/// process again. A stream's clock runs by then, but perftest's clock does not run yet.
 const FROM_MEMORY: &str = r#"
 set -e
 bin=$(mktemp -d)
@@ -32,15 +34,16 @@ export RD_BENCH_BIN=$bin PATH="$bin:$PATH"
 exec "$@"
 "#;
 
-/// Runs this very program in the guest, for the rows of `only`, and adds what it has found.
+/// Runs this program in the guest, for the rows of `only`, and adds the guest's results.
 pub fn guest(device: &str, only: &str, run: &mut Run) -> Result<()> {
     println!("\nguest with {device} (software emulation: ratios carry over, rates do not)");
     let root = record::root();
     let out = record::directory().join(format!("guest-{device}"));
-    // What an earlier run left must not be taken for this one's.
+    // Results of an earlier run must not be taken for those of this run.
     let _ = std::fs::remove_dir_all(record::records_in(&out));
     let myself = std::env::current_exe().map_err(text)?;
-    // Where the machine's network is: its kernel may have to be fetched first. Nothing of it goes over this loopback.
+    // Started in the machine's own network, because the guest's kernel may have to be fetched first. None of the
+    // guest's data goes over this loopback.
     let status = field::outside(root.join("tests/testbed/guest"))
         .arg(device)
         .args(["sh", "-c", FROM_MEMORY, "sh"])
@@ -54,7 +57,7 @@ pub fn guest(device: &str, only: &str, run: &mut Run) -> Result<()> {
         .stdin(Stdio::null())
         .status()
         .map_err(text)?;
-    // What it has found before it ended stands, however it did.
+    // Results that the guest found before it ended are kept, however it ended.
     let merged = run.merge(&out, device);
     if !status.success() {
         return Err(format!("the guest with {device} ended with {status}"));
@@ -62,7 +65,7 @@ pub fn guest(device: &str, only: &str, run: &mut Run) -> Result<()> {
     merged
 }
 
-/// rxe has one host, so both ends run on it; siw has several, and sends from h1 to h2.
+/// rxe has one host, so both ends run on it. siw has several hosts, and sends from h1 to h2.
 pub fn in_guest(device: &str, only: &str, run: &mut Run) {
     let rounds = std::env::var("RD_BENCH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or_else(runs);
     let (address, receiver_host, sender_host) =
@@ -78,12 +81,12 @@ pub fn in_guest(device: &str, only: &str, run: &mut Run) {
     }
 }
 
-/// A stream, in chunks of 1 MiB and of 64 KiB; on rxe also from file to file.
+/// Measures a stream, in chunks of 1 MiB and of 64 KiB; on rxe also from file to file.
 fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let (row, is_rxe) = if device == "rxe" { ("rdma", true) } else { ("siw", false) };
     let scratch = Scratch::with_room(BYTES)?;
     let input = scratch.random_file(BYTES)?;
-    // In TMPDIR, a tmpfs of its own in the guest.
+    // In TMPDIR, which is a separate tmpfs in the guest.
     let sink = std::env::temp_dir().join("sink");
     let packets_least = std::cell::Cell::new(u64::MAX);
     let lanes_most = std::cell::Cell::new(0.0_f64);
@@ -164,7 +167,7 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     };
     rows.push(lanes.for_the_record());
     let (name, target) = if is_rxe {
-        // Each packet carries at most 4 KiB, and rxe counts none that are not its own.
+        // Each packet carries at most 4 KiB, and rxe counts only its own packets.
         ("rxe: packets sent by the device", BYTES / 4096)
     } else {
         ("siw: bytes out of h1 by the device's port", BYTES)
@@ -178,7 +181,7 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A stream by two adapters in each host against one of them: both networks held to a rate, and not.
+/// Measures a stream over two adapters in each host, and over one, both with the networks held to a rate and without.
 fn rails(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let tool = std::env::var_os("RD_HOST").ok_or("RD_HOST is not set")?;
     let both = |what: &str, how: &str| {
@@ -190,7 +193,7 @@ fn rails(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         let sending = ["--transport", "rdma", "--json-fd=2", "--rails", rails];
         let run = ends.pipe_to(&["--transport", "rdma"], &sending, &input, true, None, unwatched)?;
         let used = run.reported("rails");
-        // As many as add something, where that is to be found out.
+        // With `auto`, rdsend is to find out how many adapters gain something.
         if rails != "auto" && used != Some(if rails == "1" { 1.0 } else { 2.0 }) {
             return Err(format!("--rails {rails}: it was by {used:?}: {}", run.sender_said));
         }
@@ -199,7 +202,7 @@ fn rails(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let hold = |rate: &str| {
         both("rail", rate)?;
         both("rate", rate)?;
-        // An adapter is there some time before its port is, and the first question on a new network may go unanswered.
+        // An adapter is present some time before its port, and the first query on a new network may go unanswered.
         std::thread::sleep(Duration::from_secs(2));
         took("all")
     };
@@ -223,8 +226,8 @@ fn rails(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// `rdperf` against perftest: both waiting by events, or both polling; same size, depth and number. Both say MB and mean
-/// MiB; latency is half of a round trip, its median, which perftest calls typical.
+/// Measures `rdperf` and perftest with the same size, depth and number of messages, both waiting for events or both
+/// polling. Both print MB and mean MiB. Latency is half of a round trip; its median is what perftest calls typical.
 fn perf(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     const SIZES: [&str; 2] = ["65536", "1048576"];
     let mut rows = Vec::new();
@@ -254,7 +257,7 @@ fn perf(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// As many messages as `BYTES` are of large ones, and enough of small ones to last some seconds.
+/// Returns the number of messages: for large ones as many as `BYTES` holds, for small ones enough for some seconds.
 fn iterations(bytes: &str) -> String {
     bytes.parse::<u64>().map_or(1000, |bytes| (BYTES / bytes).min(3000)).to_string()
 }
@@ -311,7 +314,7 @@ fn perftest<'a>(
     pick: fn(&str) -> Option<f64>,
 ) -> Contestant<'a> {
     let mut options = vec!["-s".to_owned(), bytes.to_owned(), "-n".to_owned(), iterations(bytes)];
-    // A latency test has one message on its way, and no option that says so.
+    // A latency test has one message on its way, and no option for that.
     options
         .extend(CONNECTED.iter().take(if program == "ib_send_lat" { 1 } else { 5 }).map(|&option| option.to_owned()));
     options.extend(events.then(|| "-e".to_owned()));
@@ -322,7 +325,7 @@ fn perftest<'a>(
     })
 }
 
-/// Its MB are 10⁶ bytes.
+/// Runs qperf, whose MB are 10⁶ bytes.
 fn qperf(ends: &Ends<'_>) -> Result<f64> {
     let port = free_port()?;
     let listen = ["-lp".to_owned(), port.to_string()];
@@ -355,8 +358,8 @@ fn qperf(ends: &Ends<'_>) -> Result<f64> {
     }
 }
 
-/// What the device has carried so far: rxe counts packets. siw counts nothing itself; what it sends leaves by its port,
-/// where `--transport rdma` lets nothing else of the payload go.
+/// Returns how much the device has carried so far. rxe counts packets. siw counts nothing itself, but its data leaves
+/// through its port, where `--transport rdma` lets no other payload pass.
 fn carried(device: &str, ends: &Ends<'_>) -> Result<u64> {
     let path = if device == "rxe" {
         "/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts"

@@ -1,4 +1,4 @@
-//! What all rows are measured with: turns, medians, verdicts.
+//! The methods that all rows share: turns, medians, verdicts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::record::{self, BUSY_MAX, Contest, Entry, Kind};
 
 pub const GIB: u64 = 1 << 30;
 
-/// Rounds and sizes of a run that decides, of a full one, and of one that shows that things work.
+/// Rounds and sizes of a run with verdicts, of a full run, and of a quick run.
 const RUNS: usize = 5;
 const SIZE_MIB: u64 = 1024;
 const FULL_RUNS: usize = 9;
@@ -22,27 +22,27 @@ const FULL_SIZE_MIB: u64 = 4096;
 const QUICK_RUNS: usize = 2;
 const QUICK_SIZE_MIB: u64 = 256;
 
-/// Where a target lies within the spread, so many rounds are added at a time, up to so many times the usual ones.
+/// If a target lies within the spread, this many rounds are added at a time, up to this multiple of the usual number.
 const MORE_RUNS: usize = 2;
 const MORE_MAX: usize = 3;
 
-/// The seconds that added rounds take at most: of one contest, and of a whole run of the suite.
+/// Maximum time for added rounds, in seconds: of one contest, and of a whole run of the suite.
 const MORE_S: f64 = 40.0;
 const MORE_S_OF_ALL: f64 = 150.0;
 
-/// What a full run may take, in parts of that.
+/// The factor by which these times are longer in a full run.
 const MORE_WHEN_FULL: f64 = 6.0;
 
-/// Of what a program says of its failure, at most.
+/// Maximum number of characters kept of a program's error message.
 const REASON_LETTERS: usize = 160;
 
 pub type Result<T> = std::result::Result<T, String>;
 
-/// What one run gave.
+/// The result of one run.
 pub struct Turn {
-    /// In the contest's unit.
+    /// The value, in the contest's unit.
     pub value: f64,
-    /// Seconds of processor time for each GB, of receiver and sender.
+    /// Seconds of processor time for each GB, of the receiver and the sender.
     pub cpu: Option<[f64; 2]>,
 }
 
@@ -52,11 +52,11 @@ impl From<f64> for Turn {
     }
 }
 
-/// Takes turns with others.
+/// A program that takes turns with others.
 pub struct Contestant<'a> {
     pub name: String,
     pub kind: Kind,
-    /// As the report shows it.
+    /// The command as shown in the report.
     pub command: String,
     pub run: Box<dyn Fn() -> Result<Turn> + 'a>,
 }
@@ -68,7 +68,7 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// One line of the table.
+/// A line of the table.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Row {
     pub name: String,
@@ -82,7 +82,7 @@ impl Row {
         Row { name: name.into(), target: "-".into(), measured: reason(error), verdict: "FAIL: not measured".into() }
     }
 
-    /// `ours` against `theirs`, both rates, round by round.
+    /// Judges the ratio of `ours` to `theirs`, both rates, round by round.
     pub fn ratio(name: &str, target: f64, ours: &[f64], theirs: &[f64]) -> Self {
         let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(our, their)| our / their).collect();
         let ratio = Spread::of(&ratios);
@@ -93,18 +93,18 @@ impl Row {
         Row { name: name.into(), target: format!(">= {target:.2} x"), measured: format!("{ratio} x"), verdict }
     }
 
-    /// `ours` at most `target` times `theirs`, both times, round by round.
+    /// Judges whether `ours` is at most `target` times `theirs`, both times, round by round.
     pub fn at_most(name: &str, target: f64, ours: &[f64], theirs: &[f64]) -> Self {
         let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(our, their)| our / their).collect();
         Row::limit(name, target, "x", &ratios)
     }
 
-    /// `ours` at least `target` times as fast as `theirs`, both times, round by round.
+    /// Judges whether `ours` is at least `target` times as fast as `theirs`, both times, round by round.
     pub fn faster(name: &str, target: f64, ours: &[f64], theirs: &[f64]) -> Self {
         Row::ratio(name, target, theirs, ours)
     }
 
-    /// The median of `values` at least `least`.
+    /// Judges whether the median of `values` is at least `least`.
     pub fn at_least(name: &str, least: f64, unit: &str, values: &[f64]) -> Self {
         let spread = Spread::of(values);
         Row {
@@ -115,7 +115,7 @@ impl Row {
         }
     }
 
-    /// The median of `values` at most `limit`.
+    /// Judges whether the median of `values` is at most `limit`.
     pub fn limit(name: &str, limit: f64, unit: &str, values: &[f64]) -> Self {
         let spread = Spread::of(values);
         Row {
@@ -126,30 +126,30 @@ impl Row {
         }
     }
 
-    /// A figure without a target.
+    /// Turns the row into a figure without a target.
     pub fn for_the_record(mut self) -> Self {
         (self.target, self.verdict) = ("(no target)".into(), "for the record".into());
         self
     }
 
-    /// Its target lies within the spread.
+    /// Whether the target lies within the spread.
     fn is_open(&self) -> bool {
         self.verdict.starts_with(OPEN)
     }
 
-    /// What matters most has the lowest: a failure, then what is not known.
+    /// Sort key by importance, the most important lowest: failures first, then open verdicts.
     pub fn rank(&self) -> usize {
         let order = ["FAIL", OPEN, NOT_MEASURED, "PASS"];
         order.iter().position(|begin| self.verdict.starts_with(begin)).unwrap_or(order.len())
     }
 
-    /// A peer that is not here, or does not work here.
+    /// Makes the row of a peer that is missing here, or does not work here.
     pub fn absent(name: &str, why: &str) -> Self {
         Row { name: name.into(), target: "-".into(), measured: why.into(), verdict: NOT_MEASURED.into() }
     }
 }
 
-/// Median and quartiles.
+/// Median and quartiles of some values.
 #[derive(Clone, Copy)]
 pub struct Spread {
     pub low: f64,
@@ -188,7 +188,7 @@ pub fn full() -> bool {
     std::env::var_os("FULL").is_some()
 }
 
-/// What a quick run has, what `make bench` has, and what `make bench-full` does.
+/// Returns the value for a quick run, for `make bench`, or for `make bench-full`.
 pub fn by_kind<T>(quickly: T, usual: T, fully: T) -> T {
     if quick() {
         quickly
@@ -207,24 +207,25 @@ pub fn runs() -> usize {
     asked("RUNS").unwrap_or(by_kind(QUICK_RUNS, RUNS, FULL_RUNS))
 }
 
-/// What large files and streams hold.
+/// Returns the size of large files and streams, in bytes.
 pub fn size() -> u64 {
     asked("SIZE_MIB").unwrap_or(by_kind(QUICK_SIZE_MIB, SIZE_MIB, FULL_SIZE_MIB)) << 20
 }
 
-/// A part of it, but no less than half a GiB where there is as much: what is over in no time is measured badly.
+/// Returns a part of this size, but at least half a GiB if the size is as large. Measurements of
+/// very short runs are poor.
 pub fn part_of_size(parts: u64) -> u64 {
     (size() / parts).max(size().min(GIB / 2))
 }
 
-/// The seconds that a command takes, which must succeed.
+/// Returns how many seconds a command takes, which must succeed.
 pub fn timed(command: &mut Command) -> Result<f64> {
     let start = Instant::now();
     let ended = Running::start(command)?.done()?;
     Ok((ended.at - start).as_secs_f64())
 }
 
-/// How many rounds there are, of which the first may fill caches and not count.
+/// Numbers of rounds. The first rounds may fill caches and are not counted.
 #[derive(Clone, Copy)]
 pub struct Rounds {
     first: usize,
@@ -238,7 +239,7 @@ impl From<usize> for Rounds {
 }
 
 impl Rounds {
-    /// All of them count: of what goes over a line held to a rate, which knows no caches.
+    /// Rounds that all count, for transfers over a line held to a rate, where caches do not matter.
     pub fn all(counted: usize) -> Self {
         Rounds { first: 0, counted }
     }
@@ -254,7 +255,7 @@ impl std::fmt::Display for Rounds {
     }
 }
 
-/// Runs contestants in turns at what `title` says, prints their figures and records them.
+/// Runs the contestants in turns at the work that `title` describes. Prints and records their figures.
 pub fn contest(
     row: &str,
     title: &str,
@@ -265,7 +266,7 @@ pub fn contest(
     played(row, title, unit, contestants, rounds.into(), &|_| Vec::new()).map(|(found, _)| found)
 }
 
-/// As [`contest`], for the verdicts that `judge` takes from it. While a target lies within the spread, there are more rounds.
+/// Like [`contest`], but returns the verdicts of `judge`. Adds rounds while a target lies within the spread.
 pub fn judged(
     row: &str,
     title: &str,
@@ -323,8 +324,8 @@ fn played(
     Ok((found, rows))
 }
 
-/// Whether a contest that has taken so many seconds more may take as many again as its next rounds do. What it takes then is
-/// gone for others.
+/// Whether a contest that has already taken `taken` seconds for added rounds may take `seconds` more. The time granted
+/// is taken from that of other contests.
 fn may_take_longer(taken: f64, seconds: f64) -> bool {
     static TAKEN_BY_ALL: Mutex<f64> = Mutex::new(0.0);
     if quick() || std::env::var_os("RUNS").is_some() {
@@ -339,7 +340,7 @@ fn may_take_longer(taken: f64, seconds: f64) -> bool {
     may
 }
 
-/// The share of the processors that others have, with a warning if it is large.
+/// Returns the share of the processors that other processes use, with a warning if the share is large.
 pub fn busy() -> f64 {
     let busy = record::busy();
     if busy > BUSY_MAX {
@@ -348,22 +349,22 @@ pub fn busy() -> f64 {
     busy
 }
 
-/// Who took part, and who could not and why.
+/// The entries of contestants that took part, and the names of those that could not, with the reasons.
 type Found = (Vec<Entry>, Vec<(String, String)>);
 
-/// A round that does not count, then `rounds` that do.
+/// Runs a round that does not count, then `rounds` that do.
 pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Found> {
     let mut turns = Turns::new(contestants, 1);
     turns.play(1 + rounds)?;
     Ok(turns.found())
 }
 
-/// Rounds, of which the first may not count. A peer that fails in any is left out, and reported with the reason; no other
-/// contestant may fail.
+/// Rounds, of which the first may not count. A peer that fails in any round is left out, and reported with the reason.
+/// No other contestant may fail.
 struct Turns<'a> {
     contestants: &'a [Contestant<'a>],
     slots: Vec<Result<Entry>>,
-    /// So many rounds do not count.
+    /// Number of first rounds that do not count.
     first: usize,
     played: usize,
 }
@@ -380,7 +381,7 @@ impl<'a> Turns<'a> {
 
     fn play(&mut self, rounds: usize) -> Result<()> {
         for round in self.played..self.played + rounds {
-            // Each round begins with another one, so that nobody always comes behind the same.
+            // Each round begins with another contestant, so that no contestant always follows the same one.
             for turn in 0..self.contestants.len() {
                 self.turn(round, (turn + round) % self.contestants.len())?;
             }
@@ -425,7 +426,8 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// The last line that a program prints, which is why it failed; without the path of the project on this machine.
+/// Returns the last line that a program printed, which tells why it failed, without the path of the
+/// project on this machine.
 fn reason(error: &str) -> String {
     let last = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim();
     last.replace(&record::root().display().to_string(), ".").chars().take(REASON_LETTERS).collect()
@@ -444,13 +446,13 @@ impl Entry {
     }
 }
 
-/// What a verdict begins with that the spread does not allow.
+/// Beginning of a verdict that the spread leaves open.
 const OPEN: &str = "NOT SHOWN";
 
-/// The verdict of a row that this machine cannot measure.
+/// Verdict of a row that this machine cannot measure.
 pub const NOT_MEASURED: &str = "NOT MEASURED";
 
-/// Whether a median meets its target, where the spread allows a verdict.
+/// Returns whether a median meets its target, if the spread allows a verdict.
 fn verdict(spread: Spread, target: f64, holds: bool) -> String {
     match (spread.contains(target), holds) {
         (true, _) => format!("{OPEN}: target within the spread"),
@@ -459,12 +461,12 @@ fn verdict(spread: Spread, target: f64, holds: bool) -> String {
     }
 }
 
-/// How much longer the first took in each round, both in seconds.
+/// Returns how many milliseconds longer `ours` took than `other` in each round. Both are in seconds.
 pub fn milliseconds_beyond(ours: &[f64], other: &[f64]) -> Vec<f64> {
     ours.iter().zip(other).map(|(ours, other)| (ours - other) * 1e3).collect()
 }
 
-/// Whether something holds that is counted, not measured.
+/// Returns the verdict on a condition that is counted, not measured.
 pub fn fact(holds: bool) -> String {
     if holds { "PASS".into() } else { "FAIL".into() }
 }

@@ -1,9 +1,8 @@
-//! Instructions for each GB, of each end, without the kernel's.
+//! Instructions for each GB, of each end, without those of the kernel.
 //!
-//! `perf stat` counts them where the processor may be asked; on many virtual machines it may not. Then callgrind counts,
-//! which runs everything on a processor of its own making: slow, so of little data, and without the instructions that
-//! it does not know (wide AES), so that programs choose others. What a start takes is left out: it is the difference
-//! between two sizes.
+//! `perf stat` counts them if the processor allows it, which many virtual machines do not. Otherwise callgrind counts
+//! them. It emulates a processor, so it is slow and is given little data. It lacks some instructions (wide AES), so
+//! that programs choose others. The start is left out by taking the difference between two sizes.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,9 +14,9 @@ use crate::streams::{ours, scene};
 
 struct Counter {
     name: &'static str,
-    /// In front of a command, with `{counts}` as the file for what it counts.
+    /// Prefix of a command, with `{counts}` as the file for the counts.
     before: &'static str,
-    /// From that file.
+    /// Reads the count from that file.
     read: fn(&str) -> Option<f64>,
     sizes: [u64; 2],
 }
@@ -52,7 +51,7 @@ pub fn rows() -> Result<Vec<Row>> {
         title: format!("Instructions for each byte of a stream, by {}", counter.name),
         unit: "instructions/byte".into(),
         across: None,
-        busy: 0.0, // it does not matter to a count
+        busy: 0.0, // does not matter to a count
         entries: Vec::new(),
         absent: Vec::new(),
     };
@@ -86,7 +85,7 @@ impl Counter {
         ran && std::fs::read_to_string(counts).ok().and_then(|text| (self.read)(&text)).is_some_and(|count| count > 0.0)
     }
 
-    /// Instructions for each byte, of receiver and sender.
+    /// Returns the instructions for each byte, of the receiver and the sender.
     fn count(&self, way: &Way, scratch: &Scratch) -> Result<[f64; 2]> {
         let mut counts = [[0.0; 2]; 2];
         for (bytes, counts) in self.sizes.into_iter().zip(&mut counts) {
@@ -111,7 +110,7 @@ fn by_perf(text: &str) -> Option<f64> {
 }
 
 fn by_callgrind(text: &str) -> Option<f64> {
-    // Of several threads: a line for all of them together.
+    // If there are several threads, one line has the sum of all.
     text.lines()
         .find_map(|line| line.strip_prefix("totals:").or(line.strip_prefix("summary:")))?
         .split_whitespace()

@@ -1,5 +1,5 @@
-//! Streams over a long line, made by the testbed in a process of its own: its kernel may have no netem. All contestants have
-//! the same line, one after the other.
+//! Streams over a long line, which a process of the testbed emulates, because the kernel may have no netem. All
+//! contestants use the same line in turns.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -16,22 +16,22 @@ const DELAY_MS: u32 = 150;
 const RATE_MBIT: u32 = 300;
 const LOSS_PPM: u32 = 1000;
 
-/// From when on it is counted.
+/// When counting begins, after the start.
 const FROM: Duration = Duration::from_secs(10);
 
-/// Until when.
+/// Returns when counting ends, after the start.
 fn until() -> Duration {
     Duration::from_secs(by_kind(12, 20, 25))
 }
 
-/// What of a packet of 1500 bytes is payload: without the headers of IP and TCP, with time stamps.
+/// Share of payload in a packet of 1500 bytes: the rest is headers of IP and TCP, with time stamps.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 
-/// What went over such a line.
+/// The result of a stream over such a line.
 struct Carried {
     /// Payload in Mbit/s, from [`FROM`] to [`until`] after the receiver was started.
     rate: f64,
-    /// By so many connections, at the end.
+    /// Number of connections at the end.
     connections: usize,
 }
 
@@ -57,26 +57,27 @@ fn carry(net: &Net, loss_ppm: u32, receive: &[&str], send: &[&str]) -> Result<Ca
             bytes += length as u64;
         }
     }
-    // Also what passed before the first of it came: a line that stands still is slow, not fast.
+    // Includes the time before the first counted byte arrived: a line that stands still is slow, not fast.
     let seconds = began.elapsed().saturating_sub(FROM).as_secs_f64();
     let listed = net.on(0).args(["ss", "-Htn", "state", "established", "dst", Net::FAR]).output().map_err(text)?;
     let connections = String::from_utf8_lossy(&listed.stdout).lines().count();
     Ok(Carried { rate: bytes as f64 * 8.0 / 1e6 / seconds, connections })
 }
 
-/// A stream of ours with options of both ends. Each has a port of its own, since the one before may still be on its way out.
+/// Measures a stream of rdsend and rdrecv, with options of both ends. Each stream has its own port, because the one
+/// before may still be ending.
 fn ours(net: &Net, loss_ppm: u32, port: u16, options: &[&str]) -> Result<Carried> {
     let [recv, send] = ["rdrecv", "rdsend"].map(|name| bin_directory().join(name).display().to_string());
     let port = port.to_string();
     let receive = [&[recv.as_str(), "--transport", "tcp"], options, &[&port, KEY]].concat();
-    // The hosts have another network in common, which is not long.
+    // The hosts have another network in common, which has no long delay.
     let send = [&[send.as_str(), "--transport", "tcp", "--rails", "1"], options, &[Net::FAR, &port, KEY]].concat();
     carry(net, loss_ppm, &receive, &send)
 }
 
 const COMMAND: &str = "rdsend --transport tcp --rails 1 {host} {port} {secret}";
 
-/// Which line, for a title.
+/// Describes the line, for a title.
 fn line(net: &Net, what: &str) -> Result<String> {
     let control = net.control()?;
     Ok(format!("{what}, {} ms there and back, {RATE_MBIT} Mbit/s, {control} for all", 2 * DELAY_MS))
@@ -99,7 +100,7 @@ pub fn long() -> Result<Vec<Row>> {
         Contestant::new(Kind::Ours, lossy[0], COMMAND, || ours(&net, LOSS_PPM, 7003, &[]).map(|carried| carried.rate)),
         Contestant::new(Kind::Peer, lossy[1], peers, || socat(LOSS_PPM, "7004")),
     ];
-    // Nothing is judged by it.
+    // Not used for any verdict.
     if full() {
         contestants.push(Contestant::new(Kind::Peer, "socat", peers, || socat(0, "7002")));
     }
@@ -115,7 +116,7 @@ pub fn long() -> Result<Vec<Row>> {
     })
 }
 
-/// How many lanes it takes, against how many it would take to be as fast.
+/// Compares how many lanes a stream uses with how many it needs for the same rate.
 pub fn lanes() -> Result<Vec<Row>> {
     const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
     const ENOUGH: f64 = 0.95;

@@ -1,16 +1,16 @@
-//! What must hold, measured: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
+//! Measurements with targets: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
 //!
-//! `ONLY=tcp,memory` runs some rows ([`ROWS`] names them all). `RUNS=5` sets the number of rounds, `SIZE_MIB=1024` the size
-//! of streams and of large files; sweeps take a part of it. `FULL=1` takes all rows, with 9 rounds and 4096 MiB. `QUICK=1`
-//! takes small sizes and few rounds, and leaves out what needs the guest or long: to see that things work, not for claims.
-//! `RD_BENCH_VERBOSE=1` prints each turn as it ends.
+//! `ONLY=tcp,memory` runs some rows ([`ROWS`] lists all names). `RUNS=5` sets the number of rounds, and `SIZE_MIB=1024`
+//! the size of streams and of large files, of which sweeps use a part. `FULL=1` runs all rows, with 9 rounds and 4096
+//! MiB. `QUICK=1` uses small sizes and few rounds, and leaves out rows that need the guest or a long time: it shows
+//! that things work, and supports no claims. `RD_BENCH_VERBOSE=1` prints each turn as it ends.
 //!
-//! Both ends of everything run on this machine, which should have nothing else to do, in a network namespace (see `field`).
-//! Contestants take turns, one after the other in each round, after a round that does not count: what slows the machine for
-//! a while then slows all of them. Figures are medians, with the interquartile range as their spread; so are ratios, taken
-//! within each round. How to add a row: docs/performance/adding.md.
+//! Both ends of everything run on this machine, which should have nothing else to do, in a network namespace (see
+//! `field`). Contestants take turns within each round, after a first round that does not count, so that anything that
+//! slows the machine for a while slows all of them. Figures are medians, with the interquartile range as their spread.
+//! So are ratios, which are taken within each round. How to add a row: docs/performance/adding.md.
 //!
-//! Results go to the terminal and to build/bench (see `record`); `--report` puts those into docs/performance.
+//! Results go to the terminal and to build/bench (see `record`). `--report` writes them into docs/performance.
 //!
 //! Exits with 1 if any row misses its target.
 
@@ -51,30 +51,30 @@ use When::{Bench, Full, Quick};
 
 type Measure = fn() -> Result<Vec<Row>>;
 
-/// In which runs a row is; with `ONLY`, in those that name it.
+/// The runs that include a row. With `ONLY`, exactly the named rows are run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// In `make bench-full`.
+    /// Only in `make bench-full`.
     Full,
-    /// In `make bench` as well.
+    /// Also in `make bench`.
     Bench,
-    /// In `make bench-quick` as well.
+    /// Also in `make bench` and `make bench-quick`.
     Quick,
 }
 
-/// What measures a row.
+/// How a row is measured.
 #[derive(Clone, Copy)]
 enum How {
     By(Measure),
-    /// The one contest of streams.
+    /// In the contest of streams, which all such rows share.
     Contest,
-    /// The guest with this device.
+    /// In the guest with this device.
     Guest(&'static str),
 }
 
-/// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
-/// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
-/// 25 minutes on two processors.
+/// All rows in the order of their measurement: rows with a fixed target first. docs/performance/method.md describes
+/// each of them. `make bench` runs the rows that decide something, and for each kind of work a row that takes less
+/// time. It takes at most 25 minutes on two processors.
 const ROWS: [(&str, When, How); 52] = [
     ("tcp", Quick, Contest),
     ("encrypted", Quick, Contest),
@@ -123,7 +123,7 @@ const ROWS: [(&str, When, How); 52] = [
     ("long-lanes", Full, By(long::lanes)),
     ("perf", Full, Guest("rxe")),
     ("siw", Full, Guest("siw")),
-    // Without a target.
+    // Rows without a target.
     ("sync-pages", Full, By(sync::pages)),
     ("lanes", Full, By(streams::lanes)),
     ("sinks", Full, By(streams::sinks)),
@@ -184,7 +184,7 @@ fn suite() -> ExitCode {
     for (name, _, how) in &wanted {
         match how {
             By(measure) => run.found(measure().unwrap_or_else(|error| vec![Row::broken(name, &error)])),
-            // Whatever of them is wanted comes with the first.
+            // The first of these rows measures all of them that are wanted.
             Contest if !begun.contains(&"streams") => {
                 begun.push("streams");
                 run.found(streams::streams(&wants).unwrap_or_else(|error| vec![Row::broken("streams", &error)]));
@@ -208,7 +208,7 @@ fn suite() -> ExitCode {
     if run.rows().iter().any(|row| row.verdict.starts_with("FAIL")) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// What repeats this run.
+/// Returns the command that repeats this run.
 fn command() -> String {
     let set = ["ONLY", "RUNS", "SIZE_MIB"]
         .map(|name| std::env::var(name).map(|value| format!("{name}={value} ")).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! One tree to eight hosts, whose links are held to a rate: hosts made of network namespaces, each with an sshd. Logins are
-//! part of all times.
+//! One tree to eight hosts, whose links are held to a rate. The hosts are network namespaces, each with an sshd.
+//! All times include logins.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -15,18 +15,18 @@ use crate::record::Kind;
 use crate::site::{agent, identical};
 use crate::streams::KEY;
 
-/// So many hosts get the tree; the caller is one more, and has it.
+/// Number of hosts that get the tree. The caller's host is additional, and has the tree already.
 const TARGETS: usize = 8;
 
 const RATE: &str = "200mbit";
 
-/// What `make bench` takes, and what `make bench-full` does.
+/// Size of the tree in `make bench`, and in `make bench-full`.
 const BYTES: u64 = 256 << 20;
 const FULL_BYTES: u64 = 1 << 30;
 
 const ROUNDS: usize = 3;
 
-/// The host to which something is done, in the middle of the chain.
+/// The host that is disturbed, in the middle of the chain.
 const SPOILT: usize = 4;
 
 /// A tenth of [`RATE`].
@@ -37,10 +37,10 @@ const STALL_S: f64 = 5.0;
 
 const SMALL_FILES: usize = 100;
 
-/// Of a stream between two of the hosts.
+/// Port of a stream between two of the hosts.
 const PORT: &str = "7001";
 
-/// Hosts, the caller's the first, and a tree.
+/// The hosts, with the caller's as the first, and a tree.
 struct Hosts {
     scratch: Scratch,
     source: PathBuf,
@@ -51,7 +51,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Hosts whose links are held to [`RATE`].
+    /// Starts hosts whose links are held to [`RATE`].
     fn held() -> Result<Self> {
         let hosts = Self::start()?;
         (0..=TARGETS).try_for_each(|host| hosts.net.hold(host, RATE))?;
@@ -73,7 +73,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Starts an sshd on each.
+    /// Starts an sshd on each host.
     fn serve(&mut self) -> Result<()> {
         fs::create_dir_all("/run/sshd").map_err(text)?;
         let path = |name: &str| self.scratch.0.join(name).display().to_string();
@@ -118,7 +118,7 @@ impl Hosts {
         self.scratch.0.join(format!("at{host}"))
     }
 
-    /// `rdcp` to so many hosts, each with an empty directory of its own.
+    /// Returns `rdcp` to the first `targets` hosts, each with a separate empty directory.
     fn copy(&self, targets: usize) -> Result<Command> {
         let mut command = self.net.on(0);
         command.arg(bin_directory().join("rdcp")).arg("-F").arg(self.scratch.0.join("ssh_config"));
@@ -134,7 +134,7 @@ impl Hosts {
         Ok(command)
     }
 
-    /// Processor seconds for each GB of `rdsend` on the caller's host.
+    /// Measures processor time of `rdsend` on the caller's host, in seconds for each GB.
     fn bare_send(&self) -> Result<f64> {
         let [recv, send] = ["rdrecv", "rdsend"].map(|name| bin_directory().join(name));
         let options = ["--encrypt", "always"];
@@ -159,17 +159,18 @@ impl Hosts {
         Ok(seconds)
     }
 
-    /// To all of them, one of which is spoilt when half of it has come there. Returns the seconds for the others.
+    /// Copies to all hosts, and disturbs one of them when half of the tree has arrived there. Returns
+    /// the seconds for the others.
     fn spoilt(&self, spoil: &dyn Fn() -> Result<()>, heal: &dyn Fn() -> Result<()>) -> Result<f64> {
         let start = Instant::now();
         let running = Running::start(&mut self.copy(TARGETS)?)?;
-        // At the links' rate, and after the logins.
+        // Computed from the links' rate, after the logins.
         let wire_s = self.bytes as f64 * 8.0 / 200e6;
         std::thread::sleep(Duration::from_secs_f64(wire_s / 2.0 + 0.5));
         spoil()?;
         let ended = running.end();
         heal()?;
-        // One that was cut off hears of the caller's end late, and is not to be taken for the next one's.
+        // An agent that was cut off learns late of the caller's end. It must not be taken for the next copy's agent.
         self.end_agent(SPOILT)?;
         let ended = ended?;
         if ended.code != 8 {
@@ -179,7 +180,7 @@ impl Hosts {
         Ok((ended.at - start).as_secs_f64())
     }
 
-    /// To all of them, of which one's link has a tenth of the rate. Returns the seconds for the others.
+    /// Copies to all hosts, one of which has a link of a tenth of the rate. Returns the seconds for the others.
     fn one_slow(&self) -> Result<f64> {
         self.net.hold(SPOILT, SLOW_RATE)?;
         let start = Instant::now();
@@ -187,7 +188,7 @@ impl Hosts {
         let have = || (1..=TARGETS).all(|host| host == SPOILT || self.place(host).join("copy").exists());
         let had = wait_within("the others", RUN_LIMIT, have);
         let seconds = start.elapsed().as_secs_f64();
-        // It would take ten times as long as they do.
+        // The slow host would take ten times as long as the others.
         timed(Command::new("kill").arg(running.id.to_string()))?;
         let ended = running.end();
         self.net.hold(SPOILT, RATE)?;
@@ -197,8 +198,8 @@ impl Hosts {
         Ok(seconds)
     }
 
-    /// To all but the last, which is added when nine tenths are there. Returns the seconds for the others, and those for
-    /// the last one from when it is asked for.
+    /// Copies to all hosts except the last, which is added when nine tenths have arrived. Returns the seconds for the
+    /// others, and the seconds for the last host from the request on.
     fn joined(&self) -> Result<(f64, f64)> {
         let report = self.scratch.0.join("report");
         let (start, others) = (Instant::now(), TARGETS - 1);
@@ -216,7 +217,7 @@ impl Hosts {
         let (asked, mut join) = (Instant::now(), self.net.on(0));
         let to = format!("h{TARGETS}:{}", self.place(TARGETS).join("copy").display());
         let joining = Running::start(join.arg(bin_directory().join("rdcp")).args(["--join", &job, &to]))?;
-        // What is new has no name before it is proven.
+        // A new directory has no name before it is proven.
         let have = || (1..=others).all(|host| self.place(host).join("copy").exists());
         wait_until("the others", have)?;
         let others_s = start.elapsed().as_secs_f64();
@@ -234,7 +235,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// The agent of a host, not what it has started to outlive it.
+    /// Finds the agent of a host, not a process that the agent has started to outlive it.
     fn agent_on(&self, host: usize) -> Result<String> {
         let output = self.net.testbed("pid", host).output().map_err(text)?;
         let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
@@ -262,7 +263,7 @@ fn title(hosts: &Hosts, what: &str) -> String {
     format!("{:.2} GiB and {SMALL_FILES} small files to {what}, each link at 200 Mb/s", gib(hosts.bytes))
 }
 
-/// The whole of `rdcp`, to one host and to eight.
+/// Measures all of `rdcp`, to one host and to eight.
 pub fn many() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many") {
         return Ok(absent);
@@ -278,7 +279,7 @@ pub fn many() -> Result<Vec<Row>> {
     })
 }
 
-/// The same with a host that fails in the middle.
+/// Measures the same with a host that fails in the middle.
 pub fn faults() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-faults") {
         return Ok(absent);
@@ -307,7 +308,8 @@ pub fn faults() -> Result<Vec<Row>> {
     ])
 }
 
-/// A host that is added when nine tenths are there: how long it takes from then on, and how long the others do.
+/// Measures a host that is added when nine tenths have arrived: how long it takes from then on, and
+/// how long the others take.
 pub fn joins() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-joins") {
         return Ok(absent);
@@ -334,8 +336,8 @@ pub fn joins() -> Result<Vec<Row>> {
     ])
 }
 
-/// Processor time of a host that receives and passes on, where no link is held, against that of one that receives and that
-/// of a bare sender.
+/// Measures processor time of a host that receives and passes on, without a limit on links, compared with that of a
+/// host that only receives, and of a bare sender.
 pub fn processor_time() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-cpu") {
         return Ok(absent);

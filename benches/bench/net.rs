@@ -1,4 +1,4 @@
-//! Hosts that are network namespaces, whose links can be held to a rate. As root.
+//! Hosts that are network namespaces, whose links can be held to a rate. Requires root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use crate::harness::{Result, Row, text, timed};
 use crate::record;
 
-/// So many hosts, numbered from 0.
+/// Hosts of the testbed, numbered from 0.
 pub struct Net {
-    /// The testbed's, which removes them when its input ends.
+    /// The testbed's process, which removes the hosts when its input ends.
     keeper: Child,
     directory: String,
 }
@@ -19,7 +19,7 @@ impl Net {
         Self::start_by("host", hosts)
     }
 
-    /// Hosts that are the nodes of a Slurm cluster, h1 the first.
+    /// Starts hosts that are the nodes of a Slurm cluster, with h1 as the first.
     pub fn in_slurm(nodes: usize) -> Result<Self> {
         Self::start_by("slurm", nodes)
     }
@@ -35,12 +35,12 @@ impl Net {
         if net.directory.is_empty() { Err("the testbed made no hosts".into()) } else { Ok(net) }
     }
 
-    /// Where the testbed has what is the hosts' own.
+    /// Returns the testbed's directory, which holds the files of each host.
     pub fn directory(&self) -> &Path {
         Path::new(&self.directory)
     }
 
-    /// The testbed's command line, for a host.
+    /// Returns the testbed's command line for a host.
     pub fn testbed(&self, verb: &str, host: usize) -> Command {
         let mut command = testbed("host", verb, &(host + 1).to_string());
         command.env("RD_HOSTS_DIR", &self.directory);
@@ -51,18 +51,19 @@ impl Net {
         self.testbed("exec", host)
     }
 
-    /// Its address for the others.
+    /// Returns the address of a host for the others.
     pub fn address(host: usize) -> String {
         format!("10.9.0.{}", host + 1)
     }
 
-    /// The congestion control of every connection between them.
+    /// Returns the congestion control of every connection between the hosts.
     pub fn control(&self) -> Result<String> {
         let said = self.on(0).args(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]).output().map_err(text)?;
         Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
     }
 
-    /// A long line beside the switch, from the first host to the second, to [`Net::FAR`]; it ends with its input.
+    /// Makes a long line beside the switch, from the first host to [`Net::FAR`] at the second. The line
+    /// ends when its input ends.
     pub fn line(&self, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Result<Line> {
         let mut line = testbed("host", "line", "1");
         line.env("RD_HOSTS_DIR", &self.directory).arg("2");
@@ -88,7 +89,7 @@ impl Drop for Net {
     }
 }
 
-/// See [`Net::line`].
+/// The line that [`Net::line`] makes.
 pub struct Line(Child);
 
 impl Drop for Line {

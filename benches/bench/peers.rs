@@ -1,7 +1,7 @@
-//! Who is measured, as data: how each one's receiver and sender are started. And peers from crates.io, which are built
-//! here, in versions that stay the same.
+//! The contestants as data: how the receiver and the sender of each are started. Also peers from crates.io, which are
+//! built here, in fixed versions.
 //!
-//! A command is a line for bash with `{names}` in it. So what is run is what the report shows.
+//! A command is a line for bash with `{names}` in it, so that the report shows exactly what was run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use crate::field;
 use crate::harness::*;
 use crate::record::{Kind, root};
 
-/// A program and its commands for moving something from here to there.
+/// A program and its commands for moving data between two ends.
 #[derive(Clone, Debug)]
 pub struct Way {
     pub name: String,
     pub kind: Kind,
-    /// Started first, and waited for until it listens at `{port}`; empty where the sender needs none.
+    /// Command that is started first, and must listen at `{port}`; empty if the sender needs no receiver.
     pub receiver: String,
     pub sender: String,
     pub clock: Clock,
 }
 
-/// By what its time is measured.
+/// How the time is measured.
 #[derive(Clone, Copy, Debug)]
 pub enum Clock {
     /// From the sender's start until both ends have exited.
     Wall,
-    /// By itself: bytes a second, from what its sender says.
+    /// By the contestant itself: bytes per second, from the sender's output.
     Own(fn(&str) -> Option<f64>),
 }
 
@@ -37,8 +37,8 @@ type Line = (&'static str, &'static str, &'static str, Clock);
 
 /// Peers that carry one stream from a file to /dev/null.
 ///
-/// Each with the block size that serves it best. iperf3 reads no file and writes to nothing: it sends one buffer of its
-/// own over and over, 128 KiB by default; and it is taken by its own clock, which leaves out its start.
+/// Each has the block size that serves it best. iperf3 reads no file and writes none: it sends one buffer again and
+/// again, 128 KiB by default. It is measured by its own clock, which leaves out its start.
 pub const STREAMS: [Line; 5] = [
     (
         "socat",
@@ -62,14 +62,14 @@ pub const STREAMS: [Line; 5] = [
     ),
 ];
 
-/// Those of them that read a file and write to a sink, as we do.
+/// Those of them that read a file and write to a sink, as rdsend and rdrecv do.
 pub const MOVERS: [&str; 3] = ["socat", "mbuffer", "nc"];
 
-/// Peers that copy a file or a tree to `{host}`, which their ssh knows by `{config}`.
+/// Peers that copy a file or a tree to `{host}`, which their ssh knows from `{config}`.
 pub const COPIES: [Line; 3] = [
     ("scp -r", "", "scp -F {config} -q -r {from} {host}:{to}", Clock::Wall),
     ("rsync -a", "", "rsync -a -e 'ssh -F {config}' {from}{slash} {host}:{to}", Clock::Wall),
-    // It would start a process at the other end for each file, to hash it: of many files that takes minutes.
+    // By default, rclone starts a process at the other end to hash each file, which takes minutes for many files.
     (
         "rclone copyto",
         "",
@@ -94,7 +94,7 @@ pub const TARS: [Line; 3] = [
          tar cf - -C {from} . | socat -u -b 131072 - TCP:127.0.0.1:{port},retry=5000,interval=0.002 && wait $!",
         Clock::Wall,
     ),
-    // As nobody can without having been at the other host before: no time for ssh in it.
+    // Possible only if the user has been logged in at the other host before, so the time includes no ssh.
     (
         "tar | socat (listening)",
         "mkdir {to} && socat -u -b 131072 TCP-LISTEN:{port} - | tar xf - -C {to}",
@@ -103,14 +103,14 @@ pub const TARS: [Line; 3] = [
     ),
 ];
 
-/// `iperf3` over so many connections.
+/// Returns `iperf3` over this many connections.
 pub fn iperf3(connections: &str) -> Way {
     let send = format!("iperf3 -J -l 1M -P {connections} -c 127.0.0.1 -p {{port}} -n {{bytes}}");
     let name = format!("iperf3 -P {connections}");
     Way { clock: Clock::Own(by_iperf3), ..Way::new(Kind::Peer, &name, "iperf3 -s -1 -p {port}", &send) }
 }
 
-/// Bits a second that the receiving end has counted, from the JSON that `iperf3 -J` prints at its end.
+/// Returns the rate counted by the receiving end, from the JSON that `iperf3 -J` prints at its end.
 fn by_iperf3(said: &str) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_str(said).ok()?;
     Some(report["end"]["sum_received"]["bits_per_second"].as_f64()? / 8.0)
@@ -133,7 +133,7 @@ impl Way {
     }
 }
 
-/// What names in commands stand for, and where programs are found before others.
+/// Values of the names in commands, and the directory in which programs are looked for first.
 #[derive(Clone, Default)]
 pub struct Scene {
     names: Vec<(&'static str, String)>,
@@ -141,10 +141,10 @@ pub struct Scene {
     out: Option<PathBuf>,
 }
 
-/// What moving something once took.
+/// The cost of moving data once.
 pub struct Moved {
     pub seconds: f64,
-    /// Processor time of receiver and sender.
+    /// Processor time of the receiver and the sender.
     pub cpu_s: [f64; 2],
 }
 
@@ -156,17 +156,18 @@ impl Scene {
         scene
     }
 
-    /// Where programs are found before others of the same name.
+    /// Sets the directory in which programs are looked for first.
     pub fn path(self, directory: PathBuf) -> Self {
         Scene { path: Some(directory), ..self }
     }
 
-    /// The file that `{out}` means. It is gone when a run begins: to write over pages that are there costs less.
+    /// Sets the file that `{out}` means. The file is removed before each run, because writing over
+    /// existing pages costs less.
     pub fn out(&self, file: &Path) -> Self {
         Scene { out: Some(file.to_owned()), ..self.with("out", file.display()) }
     }
 
-    /// Moves `bytes` once.
+    /// Moves `bytes` bytes once.
     pub fn run(&self, way: &Way, bytes: u64) -> Result<Moved> {
         if let Some(out) = self.out.as_ref().filter(|out| out.exists()) {
             fs::remove_file(out).map_err(text)?;
@@ -191,7 +192,8 @@ impl Scene {
         Ok(Moved { seconds, cpu_s: [receiver.map_or(0.0, |receiver| receiver.cpu_s), sender.cpu_s] })
     }
 
-    /// A contestant that moves `bytes` in each turn: GB/s, with both ends' processor time for each GB.
+    /// Makes a contestant that moves `bytes` bytes in each turn: GB/s, with the processor time
+    /// of both ends for each GB.
     pub fn stream<'a>(&self, way: Way, bytes: u64) -> Contestant<'a> {
         let scene = self.clone();
         let (name, kind, command) = (way.name.clone(), way.kind, way.command());
@@ -215,7 +217,7 @@ impl Scene {
     }
 }
 
-/// A program and where it comes from.
+/// A program and the package that contains it.
 pub struct Package {
     pub program: &'static str,
     package: &'static str,
@@ -234,11 +236,11 @@ pub const PACKAGES: [Package; 2] = [
     Package { program: "rcp", package: "rcp-tools-rcp", version: "0.41.0", line: "rcp {from} {host}:{to}" },
 ];
 
-/// Seconds that building one may take.
+/// Maximum time for building a peer, in seconds.
 const BUILD_LIMIT: &str = "1800";
 
 impl Package {
-    /// Makes a copy with it, once it is there: below build/peers, built there the first time.
+    /// Returns how to copy with this program, which is built below build/peers the first time.
     pub fn way(&self) -> Result<Way> {
         let peers = root().join("build/peers");
         let path = peers.join("bin").join(self.program);
@@ -262,7 +264,7 @@ impl Package {
         let mut install = field::outside("timeout");
         install.args([BUILD_LIMIT, "cargo", "install", "--locked", "--force", "--quiet", "--root"]).arg(root);
         install.args([self.package, "--version", &format!("={}", self.version)]);
-        // rcp's own repository sets the flag where cargo does not look when it installs a package.
+        // rcp's own repository sets this flag in a file that cargo ignores when it installs a package.
         install.env("CARGO_TARGET_DIR", root.join("target")).env("RUSTFLAGS", "--cfg tokio_unstable");
         let output = install.stdin(Stdio::null()).output().map_err(text)?;
         if output.status.success() {

@@ -1,7 +1,8 @@
-//! `rdpipe`: what must hold of it, against `rdsend` and `rdrecv`, pipes through ssh, and socat. All hosts are this one.
+//! Targets for `rdpipe`, compared with `rdsend` and `rdrecv`, pipes through ssh, and socat. This
+//! machine stands for all hosts.
 //!
-//! Where ssh is not what is measured, a script of two lines stands in for it, which runs the agent here: then a hop's
-//! time and processor time are the commands' own.
+//! If ssh is not to be measured, a script of two lines replaces it and runs the agent here. Then the time and processor
+//! time of a hop are those of the commands alone.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,14 +18,15 @@ use crate::sizes::slope;
 use crate::sshd::{HOSTS, Sshd, numbered};
 use crate::streams::{ours, scene};
 
-/// Data in clear: what is compared here does not encrypt either.
+/// Data in clear, because the programs compared here do not encrypt either.
 const PLAIN: [&str; 4] = ["--transport", "tcp", "--encrypt", "never"];
 
 // --- rows ------------------------------------------------------------------------------------------------------------
 
-/// One hop from a file to /dev/null, by wall time from the start of the command until it has exited, in it the start of
-/// two agents by the script. Against `rdsend FILE` to `rdrecv >/dev/null`, from rdsend's start until both have exited,
-/// rdrecv listening before: lanes, checks and files are the same, and what rdpipe has to do beside is in its time only.
+/// Measures one hop from a file to /dev/null: the time from the start of the command to its exit, including the start
+/// of two agents by the script. The comparison is `rdsend FILE` to `rdrecv >/dev/null`, from rdsend's start until
+/// both have exited, with rdrecv listening before. Lanes, checks and files are the same, and only rdpipe's time
+/// includes its additional work.
 pub fn hop() -> Result<Vec<Row>> {
     let bytes = size();
     let place = Place::new(bytes)?;
@@ -43,9 +45,10 @@ pub fn hop() -> Result<Vec<Row>> {
     })
 }
 
-/// `cat` on one host after the other, 1 to 4 hops between the first and the last. On one machine all hops share its
-/// processors, so each costs as much as the one before; what must not be is that it costs more. The first has no `cat`
-/// and none of its pipes, so the power is that of the time beyond it: with it, equal steps would look like growth.
+/// Measures `cat` on one host after another, with 1 to 4 hops between the first and the last. On one machine all hops
+/// share the processors, so each hop costs as much as the one before, but must not cost more. The first case has no
+/// `cat` and none of its pipes, so the power is that of the time beyond the first case. With the first case, equal
+/// steps would look like growth.
 pub fn hops() -> Result<Vec<Row>> {
     let bytes = part_of_size(2);
     let place = Place::new(bytes)?;
@@ -93,10 +96,10 @@ pub fn hops() -> Result<Vec<Row>> {
     Ok(vec![row])
 }
 
-/// Four commands on four hosts, with three hops between them: `cat FILE`, `cat`, `cat`, `cat >/dev/null`. Against
-/// `ssh host 'cat FILE' | ssh host cat | …`, which brings everything back here between two commands. Both start by real
-/// ssh to the same sshd, which is in the time of both. ssh encrypts, so the target is for `--encrypt always`; in clear,
-/// as rdpipe has it by itself within one machine, for the record.
+/// Measures four commands on four hosts, with three hops between them: `cat FILE`, `cat`, `cat`, `cat >/dev/null`. The
+/// comparison is `ssh host 'cat FILE' | ssh host cat | …`, which brings all data back here between two commands. Both
+/// start through real ssh to the same sshd, so both times include it. ssh encrypts, so the target is for `--encrypt
+/// always`. Data in clear, which is rdpipe's default within one machine, is measured for the record.
 pub fn three() -> Result<Vec<Row>> {
     let bytes = part_of_size(2);
     let site = Site::start(bytes)?;
@@ -138,11 +141,12 @@ pub fn three() -> Result<Vec<Row>> {
     })
 }
 
-/// User and system time of everything that one hop from a file to /dev/null takes, for each GB: the caller, two scripts
-/// in ssh's place, two agents and whatever they start; against that of two socats that do the same. It is what the
-/// kernel has added up for this program's children (`cutime` and `cstime`), also of those whose parent has left them:
-/// they become children of this program, and a round waits for them. Time that the kernel spends on loopback counts for
-/// the process that it interrupts, for both alike. The clock ticks in hundredths of a second: sizes should be seconds.
+/// Measures user and system time for each GB of all processes that one hop from a file to /dev/null takes: the caller,
+/// two scripts instead of ssh, two agents and the processes that they start. The comparison is two socats that do the
+/// same. The time is what the kernel has added up for this program's children (`cutime` and `cstime`). Processes whose
+/// parents have ended count too: they become children of this program, and a round waits for them. Time that the kernel
+/// spends on loopback counts for the process that it interrupts, for both contestants alike. The clock ticks in
+/// hundredths of a second, so sizes should take seconds.
 pub fn processor_time() -> Result<Vec<Row>> {
     const TARGET: f64 = 1.2;
     let bytes = size();
@@ -170,10 +174,10 @@ pub fn processor_time() -> Result<Vec<Row>> {
     rows
 }
 
-/// One byte through `cat` on 1, 3 and 10 hosts, which are addresses of this machine with one sshd, each called up by ssh.
-/// Real hosts would each do their part of ssh's start; here one machine does all of it. So what must hold is said of the
-/// time beyond that of as many `ssh host true` at once; and the time beyond a single one is shown for the record, which is
-/// what must hold with as many machines as hosts.
+/// Measures one byte through `cat` on 1, 3 and 10 hosts. The hosts are addresses of this machine with one sshd, each
+/// reached by ssh. Real hosts would each do their part of starting ssh; here one machine does all of it. So the target
+/// applies to the time beyond that of as many `ssh host true` at once. The time beyond a single one is shown for the
+/// record: with as many machines as hosts, the target would apply to that.
 pub fn setup() -> Result<Vec<Row>> {
     const MILLISECONDS_FOR_TEN: f64 = 100.0;
     let site = Site::start(1 << 20)?;
@@ -187,7 +191,7 @@ pub fn setup() -> Result<Vec<Row>> {
                 format!("ssh -n -F {} {} true & all=\"$all $!\"", site.ssh.config().display(), numbered(number))
             })
             .collect();
-        // Each of them is waited for by itself, so that one that fails is noticed.
+        // Each login is waited for separately, so that a failed one is noticed.
         let logins = format!("all=\n{}\nfor one in $all; do wait $one || exit; done", logins.join("\n"));
         let config = "-F {config}";
         let contestants = [
@@ -234,8 +238,8 @@ pub fn setup() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// As many hosts, if each had processors of its own to let somebody in: a script waits for as long as one ssh takes, in
-/// ssh's place. What rdpipe and its agents do themselves is still done by this machine alone.
+/// Measures as many hosts as if each had its own processors for a login: instead of ssh, a script waits for as long as
+/// one ssh takes. The work of rdpipe and its agents is still done by this machine alone.
 fn setup_elsewhere(place: &Place, byte: &Path, login: f64, allowed: f64) -> Result<Row> {
     let launcher = launcher(&place.scratch, "wait-and-run", &format!("sleep {login:.3}; "))?;
     let stages: Vec<String> = (1..=HOSTS).map(|number| format!("127.0.0.{number}:cat")).collect();
@@ -268,7 +272,7 @@ fn rate(bytes: u64, seconds: f64) -> Result<f64> {
     Ok(bytes as f64 / seconds / 1e9)
 }
 
-/// How long a command takes that reads a file.
+/// Returns how long a command takes that reads a file.
 fn timed_with_input(command: &mut Command, input: &Path) -> Result<f64> {
     let input = fs::File::open(input).map_err(text)?;
     let start = Instant::now();
@@ -276,7 +280,7 @@ fn timed_with_input(command: &mut Command, input: &Path) -> Result<f64> {
     Ok((ended.at - start).as_secs_f64())
 }
 
-/// A script for ssh's place, which runs everything here, and something `first`.
+/// Makes a script to use instead of ssh, which runs everything here, after the commands in `first`.
 fn launcher(scratch: &Scratch, name: &str, first: &str) -> Result<PathBuf> {
     let launcher = scratch.0.join(name);
     fs::write(&launcher, format!("#!/bin/sh\n{first}exec sh -c \"exec $2\"\n")).map_err(text)?;
@@ -284,7 +288,7 @@ fn launcher(scratch: &Scratch, name: &str, first: &str) -> Result<PathBuf> {
     Ok(launcher)
 }
 
-/// A place in memory, with a script in ssh's place.
+/// A place in memory, with a script to use instead of ssh.
 struct Place {
     scratch: Scratch,
     launcher: PathBuf,
@@ -297,14 +301,14 @@ impl Place {
         Ok(Place { scratch, launcher })
     }
 
-    /// Agents started by the script, data in clear.
+    /// Agents are started by the script, and data is in clear.
     fn rdpipe(&self, stages: &[String]) -> Command {
         let mut command = rdpipe();
         command.arg("--rsh").arg(&self.launcher).args(PLAIN).args(stages);
         command
     }
 
-    /// How the data goes, in rdpipe's own words.
+    /// Returns the path of the data, in rdpipe's own words.
     fn verbose_report(&self, stages: &[String]) -> Result<String> {
         let said = Running::start(self.rdpipe(stages).arg("-v"))?.success()?;
         let line = said.lines().find(|line| line.contains(" -> "));
@@ -314,7 +318,7 @@ impl Place {
 
 /// A place with an sshd.
 struct Site {
-    // Ends before its directory goes.
+    // Declared first, so that sshd ends before its directory is removed.
     ssh: Sshd,
     place: Place,
 }
@@ -325,7 +329,7 @@ impl Site {
         Ok(Site { ssh: Sshd::start(&place.scratch.0)?, place })
     }
 
-    /// Agents started by ssh.
+    /// Agents are started by ssh.
     fn rdpipe(&self, options: &[&str]) -> Command {
         let mut command = rdpipe();
         command.arg("-F").arg(self.ssh.config()).args(options);

@@ -1,4 +1,4 @@
-//! A place in memory, and files in it.
+//! Directories in memory, and files in them.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use crate::cold::evict;
 use crate::harness::{Result, gib, text, timed};
 use crate::process::free_port;
 
-/// A directory in memory where there is room, removed at the end.
+/// A directory in memory with enough room, removed at the end.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -33,15 +33,15 @@ impl Scratch {
         Ok(Scratch(directory))
     }
 
-    /// A directory of its own in another.
+    /// Makes a new directory in another one.
     pub fn within(directory: &Path) -> Result<Self> {
         let directory = directory.join(format!("bench-{}", std::process::id()));
         fs::create_dir(&directory).map_err(text)?;
         Ok(Scratch(directory))
     }
 
-    /// Text that compresses as text does: sources and documents of the crates that this was built from, over again where
-    /// they are too few, which is further back than any compression here looks.
+    /// Writes text that compresses like text: sources and documents of the crates that this program was built from.
+    /// They are repeated if they are too few, at a distance that is longer than any compression here looks back.
     pub fn text_file(&self, bytes: u64) -> Result<PathBuf> {
         let home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".cargo")));
         let crates = home.ok_or("there is no home directory")?.join("registry/src");
@@ -64,7 +64,7 @@ impl Scratch {
         Ok(path)
     }
 
-    /// Bytes that do not compress.
+    /// Writes bytes that do not compress.
     pub fn random_file(&self, bytes: u64) -> Result<PathBuf> {
         let path = self.0.join("input");
         let mut file = File::create(&path).map_err(text)?;
@@ -95,15 +95,15 @@ impl Drop for Scratch {
     }
 }
 
-/// A file system that shares blocks between files (XFS), in an image in memory. Taken away at the end. As root.
+/// A file system that shares blocks between files (XFS), in an image in memory. Removed at the end. Requires root.
 pub struct Image {
-    /// Where it is mounted.
+    /// Mount point.
     pub path: PathBuf,
     file: PathBuf,
 }
 
 impl Image {
-    /// Made by this command, with the image behind its last argument.
+    /// Makes the file system with the command `mkfs`, to whose arguments the image is appended.
     pub fn within(scratch: &Scratch, bytes: u64, mkfs: &[&str]) -> Result<Self> {
         let (path, file) = (scratch.0.join("mounted"), scratch.hole("image", bytes)?);
         fs::create_dir(&path).map_err(text)?;
@@ -117,7 +117,7 @@ impl Image {
         timed(Command::new("mount").args(["-o", "loop"]).args([&self.file, &self.path])).map(|_| ())
     }
 
-    /// Nothing of it is in memory any more, and what is read comes from the disk that the image is on.
+    /// Evicts the file system from memory, so that reads come from the disk that holds the image.
     pub fn cool(&self) -> Result<()> {
         timed(Command::new("umount").arg(&self.path))?;
         evict(&self.file)?;
@@ -135,7 +135,7 @@ impl Drop for Image {
     }
 }
 
-/// Files of Rust and Markdown at any depth.
+/// Finds files of Rust and Markdown at any depth.
 fn texts_below(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -153,7 +153,7 @@ fn texts_below(directory: &Path, found: &mut Vec<PathBuf>) {
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// xorshift64.
+/// Returns the next number of the generator xorshift64.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -161,7 +161,7 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// What `df` says to be free, in its own unit.
+/// Returns the free space that `df` reports, in its own unit.
 fn room(unit: &str, place: &Path) -> Option<u64> {
     let output = Command::new("df").args([unit, "--"]).arg(place).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

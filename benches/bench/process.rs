@@ -1,4 +1,4 @@
-//! Processes with a limit to them, whose end, processor time and memory are known.
+//! Processes with a time limit, whose end, processor time and memory are known.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -12,11 +12,11 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, set_child_subreap
 
 use crate::harness::{Result, text};
 
-/// No run takes as long; one that does is killed and fails the row.
+/// Maximum duration of a run. A process that takes longer is killed and fails the row.
 pub const RUN_LIMIT: Duration = Duration::from_secs(300);
 pub const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// A process that is killed when it is not needed any more.
+/// A process that is killed when it is no longer needed.
 pub struct Killed(pub Child);
 
 impl Drop for Killed {
@@ -32,11 +32,11 @@ pub struct Ended {
     /// Standard error, and standard output if it was asked for.
     pub said: String,
     pub at: Instant,
-    /// User and system time, its own and that of the children that it has waited for.
+    /// User and system time of the process and of the children that it has waited for.
     pub cpu_s: f64,
 }
 
-/// A process whose end is waited for by a thread, so that there is a limit to it and the time is exact.
+/// A process whose end a thread waits for, so that a limit applies and the time is exact.
 pub struct Running {
     pub name: String,
     pub id: u32,
@@ -49,22 +49,22 @@ impl Running {
         Self::start_with_input(command.stdin(Stdio::null()))
     }
 
-    /// With the standard input that the command has been given. Standard output of a receiver is the sink: /dev/null
-    /// itself.
+    /// Starts the command with the standard input that it has been given. Standard output is /dev/null itself,
+    /// which is a receiver's sink.
     pub fn start_with_input(command: &mut Command) -> Result<Self> {
         Self::spawn(command, false)
     }
 
-    /// Its standard output is kept as well.
+    /// Starts the command, and keeps its standard output as well.
     pub fn start_saying(command: &mut Command) -> Result<Self> {
         Self::spawn(command.stdin(Stdio::null()), true)
     }
 
     fn spawn(command: &mut Command, says: bool) -> Result<Self> {
-        // Without its environment, which a report has no use for.
+        // The environment is left out, because a report has no use for it.
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let name = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        // A file and not a pipe: a process that it leaves behind would hold a pipe open.
+        // A file instead of a pipe, because a process left behind would hold a pipe open.
         let said = tempfile::tempfile().map_err(text)?;
         command.stdout(if says { Stdio::from(said.try_clone().map_err(text)?) } else { Stdio::null() });
         command.stderr(said.try_clone().map_err(text)?);
@@ -77,7 +77,7 @@ impl Running {
         Ok(Running { name, id, ended, limit: RUN_LIMIT })
     }
 
-    /// With a limit of its own, for what is known to hang.
+    /// Sets another limit, for a process that is known to hang.
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -90,7 +90,7 @@ impl Running {
         }
     }
 
-    /// It must end with 0.
+    /// Waits for the end, and fails unless the exit code is 0.
     pub fn done(self) -> Result<Ended> {
         let name = self.name.clone();
         match self.end()? {
@@ -106,7 +106,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Not known to have ended: then it must not disturb what comes next.
+        // The process may still be running, and must not disturb the next measurement.
         if matches!(self.ended.try_recv(), Err(mpsc::TryRecvError::Empty)) {
             let _ = Command::new("kill").args(["-KILL", &self.id.to_string()]).stderr(Stdio::null()).status();
         }
@@ -114,7 +114,7 @@ impl Drop for Running {
 }
 
 fn await_end(mut child: Child, mut said: File) -> Result<Ended> {
-    // Before it is reaped: its times are gone with it.
+    // Waits before the process is reaped, because its times vanish then.
     let here = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(Pid::from_child(&child)), here).map_err(|error| error.to_string())?;
     let at = Instant::now();
@@ -126,10 +126,10 @@ fn await_end(mut child: Child, mut said: File) -> Result<Ended> {
     Ok(Ended { code: status.code().unwrap_or(-1), said, at, cpu_s: times?.whole() })
 }
 
-/// Processor time in seconds.
+/// Processor time of a process, in seconds.
 struct Times {
     own: f64,
-    /// Of children that have been waited for, and theirs.
+    /// Processor time of children that have been waited for, and of their children.
     children: f64,
 }
 
@@ -139,11 +139,12 @@ impl Times {
     }
 }
 
-/// What the kernel has added up for a process. Its clock ticks in hundredths of a second.
+/// Returns the times that the kernel has added up for a process. Its clock ticks in hundredths of a second.
 fn times(id: u32) -> Result<Times> {
     let path = format!("/proc/{id}/stat");
     let stat = fs::read_to_string(&path).map_err(text)?;
-    // Behind the name, which may have anything in it, comes the third field: utime, stime, cutime and cstime are 14 to 17.
+    // The third field follows the name, which may contain any character. utime, stime, cutime and
+    // cstime are fields 14 to 17.
     let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
     let sum = |places: [usize; 2]| -> Option<f64> {
         let ticks = places.map(|place| fields.get(place).and_then(|field| field.parse::<f64>().ok()));
@@ -153,7 +154,7 @@ fn times(id: u32) -> Result<Times> {
     Ok(Times { own, children })
 }
 
-/// While it lives, processes whose parents have left them become children of this program.
+/// While this value lives, processes whose parents have ended become children of this program.
 pub struct Adopting;
 
 pub fn adopt() -> Result<Adopting> {
@@ -167,9 +168,9 @@ impl Drop for Adopting {
     }
 }
 
-/// Seconds of processor time that `run`'s processes take for each GB: what the kernel has added up for this program's
-/// children, also those that it has adopted, for whose end this waits; and what `server`, which runs on, and its
-/// children have taken.
+/// Returns the seconds of processor time for each GB that the processes of `run` take. These are the times that the
+/// kernel has added up for this program's children, including adopted ones, for whose end this waits, and the times of
+/// `server`, which runs on, and of its children.
 pub fn spent(server: Option<u32>, bytes: u64, run: impl Fn() -> Result<()>) -> Result<f64> {
     let all = || -> Result<f64> {
         let of_server = server.map(times).transpose()?.map_or(0.0, |times| times.whole());
@@ -186,7 +187,7 @@ pub fn spent(server: Option<u32>, bytes: u64, run: impl Fn() -> Result<()>) -> R
     Ok((all()? - before) / (bytes as f64 / 1e9))
 }
 
-/// The same of `server` and its children alone.
+/// Returns the same for `server` and its children alone.
 pub fn spent_by(server: u32, bytes: u64, run: impl FnOnce() -> Result<()>) -> Result<f64> {
     let before = times(server)?.whole();
     run()?;
@@ -204,7 +205,7 @@ fn children(id: u32) -> Vec<u32> {
     lists.flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<u32>>()).collect()
 }
 
-/// The highest resident memory of some processes, asked until they have ended.
+/// The highest resident memory of some processes, read until they have ended.
 pub struct Memory(thread::JoinHandle<Vec<f64>>);
 
 impl Memory {

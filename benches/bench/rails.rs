@@ -1,4 +1,5 @@
-//! A stream between hosts that have two networks in common: by one, by both, and while one of them fails and works again.
+//! A stream between hosts that have two networks in common: over one, over both, and while one of
+//! them fails and works again.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -13,7 +14,7 @@ use crate::streams::KEY;
 
 const RATE: &str = "200mbit";
 
-/// What is counted at a time.
+/// Interval of each count.
 const STEP: Duration = Duration::from_millis(250);
 
 /// A stream of zeros from the first host to the second.
@@ -44,7 +45,7 @@ impl Stream {
         Ok(Self { arrived, _ends: [receiver, sender] })
     }
 
-    /// Mbit/s from now on, in each step of this time.
+    /// Measures the rate in Mbit/s from now on, in each step of this time.
     fn rates(&self, during: Duration) -> Vec<f64> {
         let (start, mut rates) = (Instant::now(), Vec::new());
         while start.elapsed() < during {
@@ -62,8 +63,8 @@ impl Stream {
     }
 }
 
-/// After how many seconds the mean of two stays at or above `least`. The mean of one is too noisy: a single chunk is a
-/// twentieth of what a network carries in it.
+/// Returns after how many seconds the mean over two seconds stays at or above `least`. The mean over one second is too
+/// noisy: a single chunk is a twentieth of what a network carries in one second.
 fn seconds_until(rates: &[f64], least: f64) -> f64 {
     let steps = (2.0 / STEP.as_secs_f64()) as usize;
     let is_low = |window: &[f64]| window.iter().sum::<f64>() / (window.len() as f64) < least;

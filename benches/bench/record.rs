@@ -1,10 +1,10 @@
-//! What has been measured, as it leaves the suite: the table in the terminal, and under build/bench a record of each section
-//! of the pages with every round of every contestant (rows/NAME.json), report.md and drawings.
+//! The results of the suite: the table in the terminal, and under build/bench a record of each section of the pages
+//! with every round of every contestant (rows/NAME.json), report.md and drawings.
 //!
-//! A run replaces the records of what it measures, and leaves the others: so what runs of some rows have found adds up. Each
-//! says when it was measured, and of what. Contests are noted here as they end, and recorded with the verdicts when a row is
-//! done; so a suite that is stopped leaves what it had. The guest writes records of its own, which are added to these. What
-//! a quick run finds has a place of its own.
+//! A run replaces the records of the rows that it measures and leaves the others, so that runs of some rows add up.
+//! Each record states when and of what it was measured. Contests are noted here as they end, and are recorded with
+//! their verdicts when the row is done, so that a stopped suite leaves the results that it had. The guest writes
+//! separate records, which are added to these. Results of a quick run have a separate place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::field;
 use crate::harness::*;
 use crate::report;
 
-/// More of the processors than this busy with other work, and figures are worth nothing.
+/// Maximum share of the processors that other work may use. Beyond that, figures are worthless.
 pub const BUSY_MAX: f64 = 0.1;
 
-/// What one run has found for one section of the pages.
+/// The results of one run for one section of the pages.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Record {
     pub section: String,
@@ -32,37 +32,37 @@ pub struct Record {
     /// The command that repeats the run.
     pub command: String,
     pub quick: bool,
-    /// The congestion control of what goes over loopback.
+    /// The congestion control of connections over loopback.
     pub control: String,
-    /// What it took.
+    /// Duration of the measurement.
     pub seconds: f64,
-    /// What it ran on: a name and a value each.
+    /// The machine: a list of names and values.
     pub machine: Vec<(String, String)>,
     pub contests: Vec<Contest>,
     pub rows: Vec<Row>,
 }
 
-/// One run of the suite.
+/// A run of the suite.
 pub struct Run {
-    /// What its records begin with.
+    /// The common beginning of the run's records.
     pub head: Record,
     pub records: Vec<Record>,
-    /// Since when what is found next is being measured.
+    /// When the current measurement began.
     since: Instant,
 }
 
-/// Contestants that took turns at one thing.
+/// Contestants that took turns at the same work.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Contest {
-    /// What `ONLY` calls it.
+    /// The row's name for `ONLY`.
     pub row: String,
     /// `here`, or the guest's device.
     pub place: String,
     pub title: String,
     pub unit: String,
-    /// What [`Entry::at`] counts.
+    /// The quantity of [`Entry::at`].
     pub across: Option<String>,
-    /// The share of the processors that others had just before.
+    /// The share of the processors that other processes used just before.
     pub busy: f64,
     pub entries: Vec<Entry>,
     /// Contestants that could not take part, and why.
@@ -73,27 +73,27 @@ pub struct Contest {
 pub enum Kind {
     Ours,
     Peer,
-    /// Not a peer: what bounds both.
+    /// Not a peer, but a bound for all contestants.
     Limit,
 }
 
-/// One contestant, with a value for each round.
+/// A contestant, with a value for each round.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Entry {
     pub name: String,
     pub kind: Kind,
-    /// The commands, as `{place-holders}` have it, receiver first.
+    /// The commands, with `{place-holders}`, receiver first.
     pub command: String,
-    /// Its place across a sweep.
+    /// The contestant's position across a sweep.
     pub at: Option<f64>,
     pub values: Vec<f64>,
-    /// Seconds of processor time for each GB, of receiver and sender; empty where they are not measured apart.
+    /// Seconds of processor time for each GB, of the receiver and the sender; empty if not measured separately.
     pub cpu: Vec<[f64; 2]>,
 }
 
 static CONTESTS: Mutex<Vec<Contest>> = Mutex::new(Vec::new());
 
-/// Notes a contest, for what is recorded next.
+/// Notes a contest, which is recorded with the next row.
 pub fn add(contest: &Contest) {
     CONTESTS.lock().expect("no panic").push(contest.clone());
 }
@@ -113,7 +113,7 @@ impl Run {
         Run { head, records: Vec::new(), since: Instant::now() }
     }
 
-    /// Records what one row found, with the contests that were noted meanwhile.
+    /// Records the verdicts of a row, with the contests noted meanwhile.
     pub fn found(&mut self, rows: Vec<Row>) {
         let contests = std::mem::take(&mut *CONTESTS.lock().expect("no panic"));
         self.keep(contests, rows);
@@ -150,7 +150,7 @@ impl Run {
         }
     }
 
-    /// Adds what a guest has written into `directory`.
+    /// Adds the records that a guest has written into `directory`.
     pub fn merge(&mut self, directory: &Path, device: &str) -> Result<()> {
         for record in Record::read_all(directory)? {
             let contests = record.contests.into_iter();
@@ -165,13 +165,13 @@ impl Run {
     }
 }
 
-/// Where a directory of results has its records.
+/// Returns the directory of the records in a directory of results.
 pub fn records_in(directory: &Path) -> PathBuf {
     directory.join("rows")
 }
 
 impl Record {
-    /// All that are in a directory of results, in the order of the pages.
+    /// Returns all records in a directory of results, in the order of the pages.
     pub fn read_all(directory: &Path) -> Result<Vec<Self>> {
         let directory = records_in(directory);
         let at = |path: &Path, error: String| format!("{}: {error}", path.display());
@@ -191,7 +191,7 @@ impl Record {
         let directory = records_in(directory);
         fs::create_dir_all(&directory).map_err(text)?;
         let json = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
-        // Renamed: a reader sees a whole one, also if the suite is stopped now.
+        // Renamed into place, so that a reader sees a whole record even if the suite is stopped now.
         let part = directory.join(format!("{}.part", self.section));
         fs::write(&part, json)
             .and_then(|()| fs::rename(&part, directory.join(format!("{}.json", self.section))))
@@ -204,7 +204,7 @@ impl Contest {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// `measure` of two contestants' rounds; where one of them is missing, a row that says why.
+    /// Applies `measure` to the entries of two contestants. If one of them is missing, returns a row that tells why.
     pub fn compare(&self, row: &str, [ours, theirs]: [&str; 2], measure: impl Fn(&Entry, &Entry) -> Row) -> Row {
         match (self.entry(ours), self.entry(theirs)) {
             (Some(ours), Some(theirs)) => measure(ours, theirs),
@@ -217,7 +217,7 @@ impl Contest {
         Row::absent(row, &format!("{name}: {why}"))
     }
 
-    /// The one of `names` with the highest median.
+    /// Returns the entry among `names` with the highest median.
     pub fn highest(&self, names: &[&str]) -> Option<&Entry> {
         let median = |entry: &&Entry| Spread::of(&entry.values).median;
         names.iter().filter_map(|name| self.entry(name)).max_by(|one, other| median(one).total_cmp(&median(other)))
@@ -225,13 +225,13 @@ impl Contest {
 }
 
 impl Entry {
-    /// Both ends' processor time together, round by round.
+    /// Returns the processor time of both ends together, round by round.
     pub fn cpu_of_both(&self) -> Vec<f64> {
         self.cpu.iter().map(|ends| ends[0] + ends[1]).collect()
     }
 }
 
-/// Where results go; the guest leaves them where its host finds them.
+/// Returns the directory of results. The guest leaves its results where its host finds them.
 pub fn directory() -> PathBuf {
     let usual = || root().join(if quick() { "build/bench/quick" } else { "build/bench" });
     std::env::var_os("GUEST_OUT").map_or_else(usual, PathBuf::from)
@@ -241,7 +241,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The share of the processors that is busy, now that nothing of ours runs.
+/// Returns the share of the processors in use. To be called while nothing of the suite runs.
 pub fn busy() -> f64 {
     let ticks = || -> Option<(f64, f64)> {
         let stat = fs::read_to_string("/proc/stat").ok()?;
@@ -305,7 +305,7 @@ fn machine() -> Vec<(String, String)> {
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The output of a program.
+/// Returns the output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).current_dir(root()).output();
     let output = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();

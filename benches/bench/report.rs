@@ -1,7 +1,7 @@
-//! A record as pages: tables and drawings, in Markdown.
+//! Turns records into pages: tables and drawings, in Markdown.
 //!
 //! A page of docs/performance has a section for each row of the suite, with the date, version and machine of its run.
-//! Publishing replaces the sections that there are records of, and leaves the others as they are.
+//! Publishing replaces the sections for which there are records, and leaves the others unchanged.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use crate::chart;
 use crate::harness::*;
 use crate::record::{self, BUSY_MAX, Contest, Kind, Record, Run};
 
-/// The pages of docs/performance: file, title, and the sections on it, in this order.
+/// The pages of docs/performance: file, title, and sections in this order.
 const PAGES: [(&str, &str, &[&str]); 8] = [
     (
         "streams.md",
@@ -63,7 +63,7 @@ const PAGES: [(&str, &str, &[&str]); 8] = [
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
 ];
 
-/// The section of a verdict: what its name begins with, or the contest that it is taken from.
+/// Returns the section of a verdict, from the beginning of its name or the contest that it comes from.
 pub fn section_of(row: &Row) -> &str {
     match row.name.split([':', ',']).next().unwrap_or_default() {
         "tcp" | "encrypted" | "scp" | "streams" => "peers",
@@ -72,13 +72,13 @@ pub fn section_of(row: &Row) -> &str {
     }
 }
 
-/// Where the pages have a section.
+/// Returns the position of a section in the pages.
 pub fn place_of(section: &str) -> usize {
     let mut all = PAGES.iter().flat_map(|(.., sections)| sections.iter());
     all.position(|name| *name == section).unwrap_or(usize::MAX)
 }
 
-/// The table in the terminal: what fails first, then what is not known.
+/// Prints the table in the terminal: failures first, then open verdicts.
 pub fn table(run: &Run) {
     let mut rows = run.rows();
     rows.sort_by_key(|row| row.rank());
@@ -97,7 +97,7 @@ pub fn table(run: &Run) {
 
 /// Writes report.md and its drawings.
 pub fn write(records: &[Record], directory: &Path) -> Result<()> {
-    // Drawings of earlier runs, which had other contests.
+    // Removes drawings of earlier runs, which had other contests.
     remove_drawings(directory, |_| true)?;
     let mut page = "# Measured\n".to_owned();
     page += &verdicts(records);
@@ -108,7 +108,7 @@ pub fn write(records: &[Record], directory: &Path) -> Result<()> {
     fs::write(directory.join("report.md"), page).map_err(text)
 }
 
-/// All verdicts in one table, what fails first, then what is not known.
+/// Returns all verdicts in one table: failures first, then open verdicts.
 fn verdicts(records: &[Record]) -> String {
     let mut rows: Vec<(&Row, &Record)> =
         records.iter().flat_map(|record| record.rows.iter().map(move |row| (row, record))).collect();
@@ -122,10 +122,10 @@ fn verdicts(records: &[Record]) -> String {
     page
 }
 
-/// Puts what is under build/bench into docs/performance.
+/// Publishes the records under build/bench in docs/performance.
 pub fn publish() -> Result<()> {
     let mut records = Record::read_all(&record::directory())?;
-    // A row that could not be measured here does not replace what another machine has measured.
+    // A row that could not be measured here does not replace another machine's measurement.
     records.retain(|record| record.rows.iter().any(|row| row.verdict != NOT_MEASURED));
     let directory = record::root().join("docs/performance");
     if let Some(record) = records.iter().find(|record| place_of(&record.section) == usize::MAX) {
@@ -169,7 +169,7 @@ fn draw(record: &Record, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes the drawings of those sections that `of` selects.
+/// Removes the drawings of the sections for which `of` is true.
 fn remove_drawings(directory: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
     for entry in fs::read_dir(directory).map_err(text)?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -182,7 +182,7 @@ fn remove_drawings(directory: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// A file name for each contest.
+/// Returns the contests, with a file name for each drawing.
 fn drawings(record: &Record) -> impl Iterator<Item = (&Contest, String)> {
     record.contests.iter().enumerate().map(|(number, contest)| {
         let earlier = record.contests[..number].iter().filter(|other| other.row == contest.row).count();
@@ -191,7 +191,7 @@ fn drawings(record: &Record) -> impl Iterator<Item = (&Contest, String)> {
     })
 }
 
-/// A record as a section.
+/// Returns a record as a section.
 fn section(record: &Record) -> String {
     let Record { section, began, command, version, control, .. } = record;
     let mut page = format!("\n## {section}\n\n");
@@ -263,7 +263,7 @@ fn write_contest(page: &mut String, contest: &Contest, drawing: &str) {
     let _ = writeln!(page, "```\n\n</details>");
 }
 
-/// Nothing that ends a table's cell.
+/// Returns text without anything that would end a table's cell.
 fn cell(text: &str) -> String {
     let line: String = text.chars().take(200).collect();
     line.replace('\n', " ").replace('|', "\\|")

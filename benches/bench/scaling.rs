@@ -1,4 +1,5 @@
-//! What more lanes bring where there are processors for them: streams beside iperf3 with as many, and trees.
+//! Gain of more lanes if there are processors for them: streams compared with iperf3 with as
+//! many connections, and trees.
 
 use std::thread;
 
@@ -8,7 +9,7 @@ use crate::peers::iperf3;
 use crate::site::{Site, judged_of};
 use crate::streams::{ours, scene};
 
-/// Both ends are on this machine, so fewer processors say nothing of 4 lanes.
+/// Both ends are on this machine, so with fewer processors a result for 4 lanes says nothing.
 const PROCESSORS_MIN: usize = 8;
 
 const LANES: [&str; 4] = ["1", "2", "4", "8"];

@@ -1,6 +1,6 @@
-//! `rdsh`, in ssh's place in tools that move their data through it: against the same tool over ssh, and over a bare pipe to the
-//! same command on this host. Login and pipe: what is compared with has a login of ssh's in its time as well, so that what is
-//! left is the way of the data. Data is encrypted, as ssh's is.
+//! `rdsh` instead of ssh in tools that move their data through ssh. Each tool is compared with itself over ssh, and
+//! over a bare pipe to the same command on this host. The pipe is used after a login by ssh, so that both times include
+//! a login and differ only by the path of the data. Data is encrypted, as ssh's is.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,13 +12,13 @@ use crate::sshd::HOST;
 
 const FILES: u64 = 64;
 
-/// The way that is a pipe.
+/// The way through a pipe.
 const PIPE: &str = "ssh host true, then a pipe";
 
-/// A tool over a bare pipe may be so much faster.
+/// The ratio to be reached: a tool over a bare pipe may be faster by this much.
 const OF_A_PIPE: f64 = 0.85;
 
-/// What stands in ssh's place.
+/// Programs to use instead of ssh.
 struct Ways {
     rdsh: PathBuf,
     ssh: PathBuf,
@@ -43,7 +43,7 @@ impl Ways {
         })
     }
 
-    /// All three, each with what a copy by it takes.
+    /// Returns a contestant for each of the three ways, which measures a copy that way.
     fn copies<'a>(
         &'a self,
         site: &'a Site,
@@ -58,12 +58,12 @@ impl Ways {
     }
 }
 
-/// A tree, and the ways that it goes.
+/// A tree, and the ways to copy it.
 struct Bed {
     ways: Ways,
     tree: PathBuf,
     bytes: u64,
-    /// The tree, for a title.
+    /// Description of the tree, for a title.
     what: String,
     site: Site,
 }
@@ -111,11 +111,11 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Those that take longer.
+/// Measures the tools that take longer.
 pub fn tools() -> Result<Vec<Row>> {
     let Bed { site, ways, tree, bytes, what } = Bed::new()?;
 
-    // What arrives is a repository, of which borg itself sees to it that it is right.
+    // The result is a repository. borg itself makes sure that it is correct.
     let home = site.scratch.0.join("borg");
     let borg = |rsh: &Path, to: &Path, words: &[&str]| {
         let mut command = Command::new("borg");
@@ -148,8 +148,8 @@ pub fn tools() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// `syncoid` calls whatever `ssh` is on its path, so each way has a directory in which it is that. What stands for `zfs` at both
-/// ends is the tests', with datasets below the site's scratch.
+/// `syncoid` calls the `ssh` on its path, so each way has a directory in which that name is the way's program. The
+/// tests' replacement of `zfs` is used at both ends, with datasets below the site's scratch directory.
 fn syncoid(site: &Site, ways: &Ways, bytes: u64) -> Result<Vec<Row>> {
     const NAME: &str = "syncoid";
     let unpacked = root().join("build/sanoid/usr");
@@ -168,7 +168,7 @@ fn syncoid(site: &Site, ways: &Ways, bytes: u64) -> Result<Vec<Row>> {
     std::fs::rename(site.scratch.random_file(bytes)?, datasets.join("tank/home/data")).map_err(text)?;
     run(&["snapshot", "tank/home@monday"])?;
 
-    // With the options that syncoid gives ssh; `-O` asks for the end of a connection that is not there.
+    // Parses the options that syncoid gives ssh. `-O` asks for the end of a connection that does not exist here.
     let pipe = format!(
         "login=\nwhile :; do case $1 in\n-M) login=1 && shift ;;\n-[SopicF]) shift 2 ;;\n-*) shift ;;\n*) break ;;\nesac; done\n\
          shift\n[ \"$1\" != -O ] || exit 0\n[ -z \"$login\" ] || '{}' {HOST} true </dev/null || exit\nexec sh -c \"$*\"",
@@ -187,7 +187,7 @@ fn syncoid(site: &Site, ways: &Ways, bytes: u64) -> Result<Vec<Row>> {
     let sync = |path: &str| {
         let copied = datasets.join("tank/copy");
         let _ = std::fs::remove_dir_all(&copied);
-        // What the turn before has made, to begin at the next time.
+        // Removes snapshots of the turn before, so that the turn starts again from the same state.
         for entry in std::fs::read_dir(datasets.join("tank/home")).map_err(text)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("@syncoid") {
                 std::fs::remove_dir_all(entry.path()).map_err(text)?;

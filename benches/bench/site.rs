@@ -1,4 +1,4 @@
-//! A host to copy to, which is this one by an sshd of our own; ways to make copies there, and what a copy must be.
+//! A host to copy to, which is this machine through a separate sshd; ways to make copies there, and checks of a copy.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -13,10 +13,10 @@ use crate::sshd::{HOST, Sshd};
 
 // --- copies in turns -------------------------------------------------------------------------------------------------
 
-/// Makes one and says how many seconds it took.
+/// Makes a copy, and returns the seconds that it took.
 type Make<'a> = Box<dyn Fn(&Site, &Path) -> Result<f64> + 'a>;
 
-/// One way to make a copy, at a place that is empty before.
+/// A way to make a copy at a place that was empty before.
 pub struct Copy<'a> {
     pub name: String,
     pub kind: Kind,
@@ -27,7 +27,8 @@ pub struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// The seconds that it took. The first copy is compared with its source, of others the shape is.
+    /// Makes a copy and returns the seconds that it took. The first copy is compared with its source. Only the shape of
+    /// further copies is compared.
     pub fn run(&self, source: &Path) -> Result<f64> {
         let to = self.site.fresh()?;
         let seconds = (self.make)(self.site, &to)?;
@@ -40,7 +41,7 @@ impl Copy<'_> {
     }
 }
 
-/// Copies of `source` in turns, in seconds, and what is judged by them.
+/// Makes copies of `source` in turns, measured in seconds, and judges them.
 pub fn judged_of(
     row: &str,
     title: &str,
@@ -64,7 +65,7 @@ pub fn same_shape(source: &Path, copy: &Path) -> Result<()> {
     if wanted == found { Ok(()) } else { Err(format!("copied {found:?} of {wanted:?} (entries, bytes)")) }
 }
 
-/// How many entries, and bytes in files.
+/// Returns the number of entries, and of bytes in files.
 fn shape(path: &Path) -> Result<(u64, u64)> {
     let metadata = fs::symlink_metadata(path).map_err(text)?;
     if !metadata.is_dir() {
@@ -82,19 +83,19 @@ fn shape(path: &Path) -> Result<(u64, u64)> {
 
 /// A place in memory with an sshd.
 pub struct Site {
-    // Ends before its directory goes.
+    // Declared first, so that sshd ends before its directory is removed.
     pub ssh: Sshd,
     pub scratch: Scratch,
 }
 
-/// An agent whose process is known: a script, and the file where it says which it is.
+/// An agent whose process is known: a script, and the file into which the script writes its process ID.
 pub struct WatchedAgent {
     pub script: PathBuf,
     said: PathBuf,
 }
 
 impl WatchedAgent {
-    /// The process that runs it now, once.
+    /// Returns the ID of the process that runs the agent now. Can be called once for each start.
     pub fn id(&self) -> Result<u32> {
         wait_until("the agent to start", || self.said.exists())?;
         let id = fs::read_to_string(&self.said).map_err(text)?;
@@ -111,7 +112,7 @@ impl Site {
         Ok(site)
     }
 
-    /// A program of the site's own.
+    /// Makes a program in the site's own directory.
     pub fn script(&self, name: &str, text_of: &str) -> Result<PathBuf> {
         let directory = self.scratch.0.join("bin");
         fs::create_dir_all(&directory).map_err(text)?;
@@ -127,7 +128,7 @@ impl Site {
         Ok(WatchedAgent { script: self.script("agent", &script)?, said })
     }
 
-    /// `count` files of `bytes` bytes each, so many in each directory.
+    /// Makes a tree of `count` files of `bytes` bytes each, `in_each` files in each directory.
     pub fn tree(&self, name: &str, count: u64, in_each: u64, bytes: u64) -> Result<PathBuf> {
         let tree = self.scratch.0.join(name);
         let content = self.scratch.random_file(bytes.max(1)).and_then(|path| fs::read(path).map_err(text))?;
@@ -153,13 +154,13 @@ impl Site {
         Copy { name, kind, command, site: self, make: Box::new(make), compared: Cell::new(false) }
     }
 
-    /// `rdcp` with options, of `from`.
+    /// Returns a copy of `from` by `rdcp` with options.
     pub fn our_copy<'a>(&'a self, name: &str, options: &'a [&'a str], from: &Path) -> Copy<'a> {
         let (from, command) = (from.to_owned(), ["rdcp", &options.join(" "), "{from} {host}:{to}"].join(" "));
         self.copy(Kind::Ours, name, &command, move |site, to| timed(site.rdcp(options).arg(&from).arg(remote(to))))
     }
 
-    /// What bounds a copy: cp, and the call of ssh that every copy to another host has in it.
+    /// Returns the bound of a copy: cp, and the ssh login that every copy to another host includes.
     pub fn bound<'a>(&'a self, name: &str, from: &Path) -> Copy<'a> {
         let from = from.to_owned();
         self.copy(Kind::Limit, name, "cp -a {from} {to}; ssh -F {config} {host} true", move |site, to| {
@@ -167,7 +168,7 @@ impl Site {
         })
     }
 
-    /// Where copies go, with nothing there.
+    /// Returns the destination of copies, after removing what is there.
     pub fn fresh(&self) -> Result<PathBuf> {
         let path = self.scratch.0.join("copied");
         match fs::symlink_metadata(&path) {
@@ -188,20 +189,20 @@ impl Site {
         command
     }
 
-    /// Which way rdcp takes, in its own words, when it copies what is measured: a copy of a byte is over before it has all
-    /// its lanes.
+    /// Returns which way rdcp takes, in its own words, when it copies the measured source. A copy of one byte would end
+    /// before all lanes are up.
     pub fn lanes(&self, options: &[&str], source: &Path) -> Result<String> {
         let said = Running::start(self.rdcp(options).arg("-v").arg(source).arg(remote(&self.fresh()?)))?.success()?;
         let line = said.lines().find_map(|line| line.split_once("data: "));
         Ok(line.map_or("did not say which way the data went", |(_, way)| way).to_owned())
     }
 
-    /// ssh, and nothing else.
+    /// Measures ssh with a command that does nothing.
     pub fn nothing(&self) -> Result<f64> {
         timed(self.ssh.client("ssh").args([HOST, "true"]))
     }
 
-    /// The peers, each copying `from`. One that cannot be had says why when its turn comes.
+    /// Returns a copy of `from` by each peer. A peer that is not available tells why when its turn comes.
     pub fn peers<'a>(&'a self, from: &Path) -> Vec<Copy<'a>> {
         let is_tree = from.is_dir();
         let mut ways: Vec<(String, Result<Way>)> = COPIES
@@ -221,7 +222,8 @@ impl Site {
         ways.into_iter().map(make).collect()
     }
 
-    /// With an ssh on the path that knows the host, for peers that take no option for its configuration.
+    /// Returns a scene with an ssh on the path that knows the host, for peers without an option
+    /// for ssh's configuration.
     pub fn scene(&self) -> Scene {
         let user = std::env::var("USER").unwrap_or_else(|_| "root".to_owned());
         let ssh = &self.ssh;
@@ -241,7 +243,7 @@ pub fn executable(path: &Path, text_of: &str) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(text)
 }
 
-/// The agent's program.
+/// Returns the path of the agent's program.
 pub fn agent() -> PathBuf {
     bin_directory().join("rdma-pipe-agent")
 }

@@ -1,5 +1,5 @@
-//! Cost against size: what a stream of 1 KiB takes, of 16 GiB, and of what lies between; and whether anything in it
-//! grows faster than the data does.
+//! Cost against size: the time of a stream of 1 KiB, of 16 GiB, and of sizes in between; and whether any cost
+//! grows faster than the data.
 
 use std::fs::OpenOptions;
 
@@ -8,27 +8,27 @@ use crate::peers::{STREAMS, Way};
 use crate::record::{self, Contest, Entry};
 use crate::streams::{ours, scene};
 
-/// Each four or more times the one before.
+/// Sizes, each at least four times the one before.
 const SIZES: [u64; 10] =
     [1 << 10, 16 << 10, 256 << 10, 4 << 20, 32 << 20, 128 << 20, 512 << 20, 2 * GIB, 4 * GIB, 16 * GIB];
 
-/// From here on the start is small beside the rest, so that what is left is cost for each byte.
+/// From this size on the start is small beside the rest, so that the remaining cost is per byte.
 const LARGE: u64 = 32 << 20;
 
-/// A size with a target, and how many times the usual rounds it has.
+/// A size with a target, and the factor for its number of rounds.
 const SHORT: u64 = 32 << 20;
 const SHORT_TIMES: usize = 3;
 
-/// From here on a stream takes so much processor time that a clock of 10 ms measures it well enough.
+/// From this size on a stream takes enough processor time for a clock of 10 ms to measure it well.
 const COUNTED: u64 = 512 << 20;
 
-/// The largest file that is written too: source and copy are both in memory.
+/// The largest file that is also written: source and copy are both in memory.
 const COPIED_MAX: u64 = 4 * GIB;
 
-/// Twice the data, at most this power of two times the cost.
+/// For twice the data, the cost may grow at most by two to the power of this.
 const SLOPE_MAX: f64 = 1.05;
 
-/// Rounds of what takes long.
+/// Number of rounds of long measurements.
 const ROUNDS_FEW: usize = 3;
 
 const PLAIN: &str = "rdsend plain, to /dev/null";
@@ -36,7 +36,7 @@ const ENCRYPTED: &str = "rdsend encrypted, to /dev/null";
 const FILE: &str = "rdsend plain, to a file";
 
 pub fn rows() -> Result<Vec<Row>> {
-    // Up to four times the size of streams, where memory holds it and as much again.
+    // Up to four times the size of streams, if memory holds the source and the copy.
     let mut largest = (4 * size()).min(SIZES[SIZES.len() - 1]);
     while Scratch::with_room(largest + largest.min(COPIED_MAX) + GIB / 4).is_err() && largest > LARGE {
         largest /= 4;
@@ -55,7 +55,7 @@ pub fn rows() -> Result<Vec<Row>> {
         entries: Vec::new(),
         absent: Vec::new(),
     };
-    // From the largest down: one file, which shrinks.
+    // From the largest size down, by shortening a single file.
     for bytes in SIZES.into_iter().rev().filter(|bytes| *bytes <= largest) {
         OpenOptions::new().write(true).open(&input).and_then(|file| file.set_len(bytes)).map_err(text)?;
         let mut ways = vec![ours(PLAIN, "--encrypt never", ""), ours(ENCRYPTED, "--encrypt always", "")];
@@ -69,7 +69,7 @@ pub fn rows() -> Result<Vec<Row>> {
         let contestants: Vec<Contestant<'_>> = ways.into_iter().map(|way| scene.stream(way, bytes)).collect();
         let rounds = match bytes {
             _ if bytes > GIB => runs().min(ROUNDS_FEW),
-            // It takes no time, and has a target.
+            // Short, and has a target.
             SHORT => runs() * SHORT_TIMES,
             _ => runs(),
         };
@@ -98,7 +98,7 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A stream that is over before it has its full speed.
+/// Judges a stream that ends before it has reached its full speed.
 fn short(all: &Contest) -> Row {
     const TARGET: f64 = 1.2;
     let name = "sizes: 32 MiB, plain / socat";
@@ -112,7 +112,7 @@ fn short(all: &Contest) -> Row {
     }
 }
 
-/// The power of the size that the cost grows by, from that size on: 1 is linear.
+/// Judges the power of the size by which the cost grows, from a certain size on: 1 is linear.
 pub fn slope(row: &str, entries: &[&Entry], from: f64, cost: impl Fn(&Entry) -> Vec<f64>) -> Row {
     let large: Vec<(f64, Vec<f64>)> =
         entries.iter().filter_map(|entry| entry.at.filter(|at| *at >= from).map(|at| (at, cost(entry)))).collect();
@@ -128,13 +128,13 @@ pub fn slope(row: &str, entries: &[&Entry], from: f64, cost: impl Fn(&Entry) -> 
     Row::limit(row, SLOPE_MAX, "as power of the size", &(0..rounds).map(of_round).collect::<Vec<f64>>())
 }
 
-/// What a stream costs before its first byte, and what each GB costs then.
+/// Returns what a stream costs before its first byte, and what each GB costs after that.
 fn line(row: &str, entries: &[&Entry]) -> Row {
     let points: Vec<(f64, f64, f64)> = entries
         .iter()
         .filter_map(|entry| {
             let median = Spread::of(&entry.values).median;
-            // What counts is how far it is off in proportion: a millisecond is much at 1 KiB and nothing at 1 GiB.
+            // The relative deviation counts: a millisecond is much at 1 KiB and nothing at 1 GiB.
             entry.at.map(|at| (at / 1e9, median, 1.0 / (median * median)))
         })
         .collect();
@@ -146,7 +146,7 @@ fn line(row: &str, entries: &[&Entry]) -> Row {
     Row { name: row.into(), target: String::new(), measured, verdict: String::new() }.for_the_record()
 }
 
-/// The straight line with the least sum of squares through points of a weight each: where it begins, and its slope.
+/// Fits a straight line by least squares through weighted points. Returns its start and its slope.
 fn fit(points: &[(f64, f64, f64)]) -> (f64, f64) {
     let weight: f64 = points.iter().map(|(_, _, weight)| weight).sum();
     let mean =

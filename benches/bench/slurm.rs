@@ -1,4 +1,5 @@
-//! A file to the nodes of a Slurm allocation, whose links are held to a rate: by `rdcp` and by Slurm's own `sbcast`.
+//! A file sent to the nodes of a Slurm allocation, whose links are held to a rate, by `rdcp` and
+//! by Slurm's own `sbcast`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,14 @@ use crate::net::{Net, without_root};
 use crate::record::Kind;
 use crate::site::agent;
 
-/// So many nodes get the file; the controller's is one more, and has it.
+/// Number of nodes that get the file. The controller's node is additional, and has the file already.
 const TARGETS: usize = 4;
 
 const RATE: &str = "200mbit";
 const BYTES: u64 = 100_000_000;
 const ROUNDS: usize = 3;
 
-/// A job with the nodes but the first, which no command runs in.
+/// A job on all nodes except the first. No command runs in it.
 struct Allocation {
     net: Net,
     source: PathBuf,
@@ -39,7 +40,7 @@ impl Allocation {
         Ok(allocation)
     }
 
-    /// On the controller's node, within the job once there is one.
+    /// Returns a command that runs on the controller's node, within the job once the job exists.
     fn command(&self, program: &str) -> Command {
         let mut command = self.net.on(0);
         command.arg(program).env("SLURM_CONF", self.net.directory().join("slurm/slurm.conf"));
@@ -49,7 +50,7 @@ impl Allocation {
         command
     }
 
-    /// Each node has this directory for itself.
+    /// Destination directory, of which each node has its own.
     fn place(&self) -> PathBuf {
         self.net.directory().join("slurm/node/copy")
     }

@@ -1,4 +1,4 @@
-//! An sshd of our own.
+//! A separate sshd for the measurements.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -7,21 +7,21 @@ use std::process::{Child, Command, Stdio};
 
 use crate::harness::*;
 
-/// What ssh's configuration calls the server.
+/// Name of the server in ssh's configuration.
 pub const HOST: &str = "bench";
 
-/// It answers to this many names more, each of an address of its own.
+/// Number of further names of the server, each with an address of its own.
 pub const HOSTS: usize = 10;
 
-/// What a login has by itself.
+/// PATH of a login by default.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
-/// The name with this number, from 1 to [`HOSTS`].
+/// Returns the name with this number, from 1 to [`HOSTS`].
 pub fn numbered(number: usize) -> String {
     format!("{HOST}{number}")
 }
 
-/// An sshd of our own, on a port and with keys of its own.
+/// A separate sshd, with its own port and keys.
 pub struct Sshd {
     directory: PathBuf,
     server: Child,
@@ -40,7 +40,7 @@ impl Sshd {
         }
         let port = free_port()?;
         let root = rustix::process::geteuid().is_root();
-        // The start-up files of the user who measures are no part of the tools' time.
+        // The start-up files of the measuring user must not count for the tools' time.
         let home = directory.join("home");
         fs::create_dir(&home).map_err(text)?;
         let programs = directory.join("programs");
@@ -54,13 +54,13 @@ impl Sshd {
         let path = ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| Path::new(path).exists());
         let log = File::create(directory.join("log")).map_err(text)?;
         let addresses = (1..=HOSTS).flat_map(|number| ["-o".to_owned(), format!("ListenAddress=127.0.0.{number}")]);
-        let server = Command::new(path.ok_or("no sshd here")?) // it wants to be called by its whole path
+        let server = Command::new(path.ok_or("no sshd here")?) // sshd must be called by its whole path
             .args(["-D", "-e", "-f", "/dev/null", "-p", &port.to_string(), "-h"])
             .arg(directory.join("host"))
             .args(addresses)
-            // As many may be on their way in at once as there are names, and some more.
+            // Allows as many simultaneous logins as there are names, and some more.
             .args(["-o", "MaxStartups=100", "-o", "StrictModes=no", "-o", "PidFile=none"])
-            // Where root's password is locked, PAM lets its key in all the same.
+            // If root's password is locked, PAM still accepts the key.
             .args(["-o", if root { "UsePAM=yes" } else { "UsePAM=no" }, "-o", "PermitRootLogin=yes"])
             .args(["-o", &format!("AuthorizedKeysFile={}", directory.join("user.pub").display())])
             .args(["-o", &format!("Subsystem=sftp {sftp}"), "-o", &environment])
@@ -87,27 +87,27 @@ impl Sshd {
         Ok(sshd)
     }
 
-    /// The configuration by which ssh reaches it, as `HOST`.
+    /// Returns the configuration file with which ssh reaches the server as `HOST`.
     pub fn config(&self) -> PathBuf {
         self.directory.join("config")
     }
 
-    /// The private key of the login.
+    /// Returns the file of the login's private key.
     pub fn key(&self) -> PathBuf {
         self.directory.join("user")
     }
 
-    /// Where logins find programs before others.
+    /// Returns the directory in which logins look for programs first.
     pub fn programs(&self) -> PathBuf {
         self.directory.join("programs")
     }
 
-    /// Its process.
+    /// Returns the server's process ID.
     pub fn id(&self) -> u32 {
         self.server.id()
     }
 
-    /// ssh or scp, as it reaches this server.
+    /// Returns a command of ssh or scp that uses this server's configuration.
     pub fn client(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.arg("-F").arg(self.config());

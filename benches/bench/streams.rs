@@ -1,4 +1,5 @@
-//! Streams over TCP on this machine: `rdsend` and `rdrecv` against their peers, and against what bounds all of them.
+//! Streams over TCP on this machine: `rdsend` and `rdrecv` compared with their peers, and with
+//! the bounds of all of them.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -21,20 +22,20 @@ pub const KEY: &str = "bench-key-of-no-value";
 const PLAIN: &str = "rdsend plain";
 const ENCRYPTED: &str = "rdsend encrypted";
 
-/// What LZ4 brings from end to end on two processors.
+/// Target for LZ4 from end to end on two processors.
 const LZ4_GB_S: f64 = 0.85;
 
-/// Less processor time cannot be compared: the clock that counts it has steps of 10 ms.
+/// Minimum of comparable processor times: the clock that counts them has steps of 10 ms.
 const CPU_S_MIN: f64 = 0.2;
 
-/// How often a run of perftest is begun, if it does not come to an end: with `-e` it hangs now and then on software
-/// devices, more so over siw.
+/// How often a run of perftest is started if it does not end. With `-e` it hangs now and then on software
+/// devices, more often over siw.
 const PERFTEST_TRIES: u32 = 5;
 
-/// Each end's longest run. There it takes 5 s.
+/// Time limit of each end's run. A normal run takes 5 s on these devices.
 const PERFTEST_LIMIT: Duration = Duration::from_secs(40);
 
-/// `rdsend FILE` to `rdrecv`, with options of each.
+/// Returns `rdsend FILE` to `rdrecv`, with options of each.
 pub fn ours(name: &str, sender: &str, receiver: &str) -> Way {
     let space = |options: &str| if options.is_empty() { String::new() } else { format!(" {options}") };
     Way::new(
@@ -45,12 +46,13 @@ pub fn ours(name: &str, sender: &str, receiver: &str) -> Way {
     )
 }
 
-/// Where `input` is what `{file}` means.
+/// Returns a scene in which `{file}` means `input`.
 pub fn scene(input: &Path) -> Scene {
     Scene::default().with("secret", KEY).with("file", input.display())
 }
 
-/// One stream of a file in memory to /dev/null. `peers` and `cpu` are of all contestants; the others narrow them down.
+/// Measures one stream of a file in memory to /dev/null. The rows `peers` and `cpu` need all contestants;
+/// other rows need only some.
 pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     let bytes = size();
     let scratch = Scratch::with_room(2 * bytes + (64 << 20))?;
@@ -69,7 +71,7 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     if let Some(ssh) = &ssh {
         scene = scene.with("config", ssh.config().display()).with("host", HOST);
         ways.push(Way::new(Kind::Peer, "scp", "", "scp -F {config} -q {file} {host}:/dev/null"));
-        // Not what one gets, but what one can ask for: the cipher that we use.
+        // Not scp's default, but a cipher that can be requested: the one that rdsend uses.
         let cipher = "scp -F {config} -c aes256-gcm@openssh.com -q {file} {host}:/dev/null";
         ways.push(Way::new(Kind::Peer, "scp, AES-256-GCM", "", cipher));
     }
@@ -87,7 +89,7 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     judged("peers", &title, "GB/s", &contestants, runs(), |found| verdicts(found, wanted, bytes))
 }
 
-/// What is taken from the contest of streams.
+/// Returns the verdicts from the contest of streams.
 fn verdicts(found: &Contest, wanted: &dyn Fn(&str) -> bool, bytes: u64) -> Vec<Row> {
     let all = wanted("peers") || wanted("cpu");
     let mut rows = Vec::new();
@@ -110,7 +112,7 @@ fn verdicts(found: &Contest, wanted: &dyn Fn(&str) -> bool, bytes: u64) -> Vec<R
         for (ours, target) in [(PLAIN, Some(1.1)), (ENCRYPTED, None)] {
             let name = format!("peers: {ours} / best of {}", MOVERS.join(", "));
             let best = found.highest(&MOVERS).map_or("socat", |best| best.name.as_str());
-            // The best of those that are here is not the best of all.
+            // The best of the peers that are present is not the best of all.
             let absent = found.absent.iter().find(|(name, _)| MOVERS.contains(&name.as_str()));
             rows.push(match absent {
                 Some((absent, _)) => found.missing(&name, absent),
@@ -142,7 +144,7 @@ fn verdicts(found: &Contest, wanted: &dyn Fn(&str) -> bool, bytes: u64) -> Vec<R
     rows
 }
 
-/// Plain, encrypted and compressed, on text and on what does not shrink.
+/// Measures plain, encrypted and compressed streams, of text and of data that does not compress.
 pub fn compress() -> Result<Vec<Row>> {
     let bytes = part_of_size(4);
     let scratch = Scratch::with_room(bytes + (64 << 20))?;
@@ -175,8 +177,7 @@ pub fn compress() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What LZ4 takes of text on two threads, chunk by chunk as a stream has it, without anything else; and what its own program
-/// takes on one.
+/// Measures LZ4 alone on text: with two threads and chunks as in a stream; and the `lz4` program with one thread.
 fn compressor_alone(path: &Path) -> Result<Vec<Row>> {
     const GB_S: f64 = 1.4;
     const BYTES_MAX: u64 = 256 << 20;
@@ -215,13 +216,14 @@ fn compressor_alone(path: &Path) -> Result<Vec<Row>> {
     })
 }
 
-/// GB/s of compression, of what `lz4 -b` draws again and again: bytes before -> bytes after (ratio), MB/s, MB/s back.
+/// Returns GB/s of compression from the lines that `lz4 -b` redraws: bytes before -> bytes after
+/// (ratio), MB/s, MB/s back.
 fn lz4_rate(drawn: &str) -> Option<f64> {
     let (_, rates) = drawn.rsplit_once("), ")?;
     rates.split_once(" MB/s")?.0.trim().parse::<f64>().ok().map(|rate| rate / 1e3)
 }
 
-/// Text over a line that is slower than any compression.
+/// Measures text over a line that is slower than any compression.
 pub fn compress_slow() -> Result<Vec<Row>> {
     const RATE: &str = "200mbit";
     if let Some(absent) = without_root("compress-slow") {
@@ -256,7 +258,7 @@ pub fn compress_slow() -> Result<Vec<Row>> {
     })
 }
 
-/// One connection, two and four.
+/// Measures one, two and four connections.
 pub fn lanes() -> Result<Vec<Row>> {
     let bytes = part_of_size(2);
     let scratch = Scratch::with_room(bytes + (64 << 20))?;
@@ -274,7 +276,7 @@ pub fn lanes() -> Result<Vec<Row>> {
     Ok(Vec::new())
 }
 
-/// Into files: in memory, and on the disk that this was built on, whose cache takes it.
+/// Measures writing into files: in memory, and on the disk of this build, whose cache takes the data.
 pub fn sinks() -> Result<Vec<Row>> {
     let bytes = part_of_size(4);
     let scratch = Scratch::with_room(2 * bytes + (64 << 20))?;
@@ -317,14 +319,14 @@ pub fn memory() -> Result<Vec<Row>> {
     const GROWTH_MAX: f64 = 4.0;
     const MIB_MAX: f64 = 128.0;
     const ROUNDS: usize = 3;
-    // A file that is all hole: read as zeros, and in memory it takes no room.
+    // A file that is one hole: it is read as zeros, and takes no room in memory.
     let scratch = Scratch::with_room(64 << 20)?;
     let most = by_kind(2, 16, 64);
     let (small, large) = (scratch.hole("small", GIB)?, scratch.hole("large", most * GIB)?);
     println!("\nresident memory at its highest (VmHWM, asked every 10 ms), plain and encrypted, {ROUNDS} runs of each");
     let mut rows = Vec::new();
     for encrypt in ["never", "always"] {
-        // Of each end: every run with 1 GiB, and with 64.
+        // For each end: the values of every run with 1 GiB, and of every run with the large size.
         let mut by_end: [[Vec<f64>; 2]; 2] = Default::default();
         for _ in 0..ROUNDS {
             for (which, input) in [&small, &large].into_iter().enumerate() {
@@ -337,7 +339,7 @@ pub fn memory() -> Result<Vec<Row>> {
         }
         let (mut growth, mut highest) = (f64::MIN, 0.0_f64);
         for (end, runs) in ["rdsend", "rdrecv"].iter().zip(&by_end) {
-            // Medians: how many of the buffers a short run never touches differs from run to run.
+            // Medians, because the number of buffers that a short run never touches differs between runs.
             let [at_small, at_large] = [Spread::of(&runs[0]), Spread::of(&runs[1])];
             println!("    {end}, --encrypt {encrypt}: at 1 GiB {at_small} MiB, at {most} GiB {at_large} MiB");
             growth = growth.max(at_large.median - at_small.median);
@@ -353,7 +355,7 @@ pub fn memory() -> Result<Vec<Row>> {
             name: format!("memory: highest, --encrypt {encrypt}"),
             target: format!("< {MIB_MAX} MiB"),
             measured: format!("{highest:.1} MiB, the worst of both ends"),
-            // A figure of nothing has not been measured: the process was gone before it was asked.
+            // A value near zero is no measurement: the process ended before its memory was read.
             verdict: fact(highest < MIB_MAX && highest > 1.0),
         });
     }
@@ -384,16 +386,16 @@ pub struct Ends<'a> {
     pub sender_host: Option<&'a str>,
 }
 
-/// What one stream took.
+/// The result of one stream.
 pub struct Run<T = ()> {
     pub wall: Duration,
-    /// What watched both ends meanwhile.
+    /// The result of watching both ends meanwhile.
     pub watched: T,
     pub sender_said: String,
 }
 
 impl<T> Run<T> {
-    /// A number from the sender's JSON report.
+    /// Returns a number from the sender's JSON report.
     pub fn reported(&self, key: &str) -> Option<f64> {
         let (_, after) = self.sender_said.split_once(&format!("\"{key}\":"))?;
         let number: String =
@@ -405,10 +407,10 @@ impl<T> Run<T> {
 const LOOPBACK: Ends<'_> = Ends { address: "127.0.0.1", receiver_host: None, sender_host: None };
 const TCP: &[&str] = &["--transport", "tcp"];
 
-/// Nobody watches: what looks at both ends while they run takes processor time from them.
+/// Watches nothing, because watching both ends while they run takes processor time from them.
 pub fn unwatched(_: &[u32]) {}
 
-/// rdsend FILE → rdrecv → /dev/null over TCP on this machine.
+/// Runs rdsend FILE → rdrecv → /dev/null over TCP on this machine.
 pub fn pipe(options: &[&str], input: &Path) -> Result<Run> {
     LOOPBACK.pipe_to(TCP, &[options, TCP, &["--json-fd=2"]].concat(), input, false, None, unwatched)
 }
@@ -425,7 +427,8 @@ impl Ends<'_> {
         }
     }
 
-    /// With options of each end, into a file or to /dev/null. `watch` is given the processes of rdsend and of rdrecv.
+    /// Runs a stream with options of each end, into a file or to /dev/null. `watch` is given the process
+    /// IDs of rdsend and rdrecv.
     pub fn pipe_to<T>(
         &self,
         receiving: &[&str],
@@ -466,9 +469,9 @@ impl Ends<'_> {
         }
     }
 
-    /// What a program of perftest prints at its end that measures, by `pick`.
+    /// Returns the result that a program of perftest prints at its end, extracted by `pick`.
     pub fn perftest(&self, program: &str, options: &[&str], pick: fn(&str) -> Option<f64>) -> Result<f64> {
-        // Its server sometimes hangs in connecting on software devices; another one on another port does not.
+        // On software devices its server sometimes hangs while connecting. A new one on another port works.
         let mut outcome = self.perftest_once(program, options, pick);
         for _ in 1..PERFTEST_TRIES {
             outcome = outcome.or_else(|_| self.perftest_once(program, options, pick));
@@ -481,7 +484,8 @@ impl Ends<'_> {
         let mut server = self.on(self.receiver_host, program);
         server.args(options).args(["-p", &port]);
         let server = Running::start(&mut server)?.within(PERFTEST_LIMIT);
-        // It listens by rdma_cm, which no file under /proc shows; a client that comes too early is refused at once.
+        // The server listens through rdma_cm, which no file under /proc shows. A client that comes too
+        // early is refused at once.
         let start = Instant::now();
         loop {
             thread::sleep(Duration::from_millis(200));
@@ -490,7 +494,7 @@ impl Ends<'_> {
             let ended = Running::start_saying(&mut client)?.within(PERFTEST_LIMIT).end()?;
             if let (0, Some(value)) = (ended.code, pick(&ended.said)) {
                 server.success()?;
-                // Now and then its clock stands still on such a device, and it says 0.
+                // Now and then its clock stands still on such a device, and it prints 0.
                 return if value > 0.0 {
                     Ok(value)
                 } else {

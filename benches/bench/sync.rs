@@ -1,5 +1,5 @@
-//! `rdcp --sync` beside rsync: what is there already is not sent. A script stands in ssh's place for both, so that the
-//! time of a login is in neither.
+//! `rdcp --sync` compared with rsync: data that exists at the destination is not sent. A script replaces ssh for both,
+//! so that neither time includes a login.
 //!
 //! All contestants bring one destination up to date. Before each turn it is made old again, always in the same way.
 
@@ -19,22 +19,22 @@ use crate::site::{Site, WatchedAgent, identical, remote};
 const OURS: &str = "rdcp --sync";
 const THEIRS: &str = "rsync";
 
-/// What a changed file is changed in, and how much of it.
+/// Sizes of the pieces in which a changed file differs, and of how many pieces one is changed.
 const PIECE_BYTES: u64 = 64 << 10;
 const PAGE_BYTES: u64 = 4 << 10;
 const CHANGED_IN: u64 = 100;
 
-/// A source, its copy, and what stands in ssh's place.
+/// A source, its copy, and the program used instead of ssh.
 struct Pair {
     launcher: PathBuf,
     from: PathBuf,
     to: PathBuf,
-    /// More options of rdcp, and of rsync.
+    /// Additional options of rdcp, and of rsync.
     more: [&'static [&'static str]; 2],
 }
 
 impl Pair {
-    /// With the copy made.
+    /// Makes a pair, including the copy.
     fn new(site: &Site, from: PathBuf) -> Result<Self> {
         Self::at(site, from, site.fresh()?)
     }
@@ -50,7 +50,7 @@ impl Pair {
         self.from.is_dir()
     }
 
-    /// `SRC/` of a tree: both programs take it for what is in it.
+    /// Returns the source; for a tree `SRC/`, which means the contents of SRC to both programs.
     fn source(&self) -> String {
         format!("{}{}", self.from.display(), if self.is_tree() { "/" } else { "" })
     }
@@ -71,7 +71,8 @@ impl Pair {
         command
     }
 
-    /// Both in turns. Each leaves the destination equal to the source, which is compared once: of a copy that was aged.
+    /// Runs both programs in turns. Each must leave the destination equal to the source, which is checked
+    /// once, with an aged copy.
     fn contest(
         &self,
         row: &str,
@@ -123,7 +124,7 @@ impl Pair {
 
 struct Found<'a> {
     contest: &'a Contest,
-    /// What rdcp's runs have sent over the loopback interface, in both directions.
+    /// Bytes that each run of rdcp sent over the loopback interface, in both directions.
     wire: Vec<f64>,
 }
 
@@ -137,7 +138,7 @@ impl Found<'_> {
         self.contest.compare(name, [OURS, THEIRS], |ours, rsync| Row::faster(name, target, &ours.values, &rsync.values))
     }
 
-    /// What went over the wire, in parts of what the file has.
+    /// Judges the bytes sent over the wire, in percent of the file's size.
     fn sent(&self, name: &str, limit: f64, of: u64) -> Row {
         let percent: Vec<f64> = self.wire.iter().map(|bytes| bytes * 100.0 / of as f64).collect();
         Row::limit(name, limit, "%", &percent)
@@ -154,7 +155,7 @@ pub fn small() -> Result<Vec<Row>> {
     })
 }
 
-/// The same tree by ssh itself, beyond what a login takes.
+/// Measures the same tree through ssh itself, beyond the time of a login.
 pub fn login() -> Result<Vec<Row>> {
     const ROUNDS: usize = 15;
     const MILLISECONDS_MAX: f64 = 120.0;
@@ -238,10 +239,10 @@ pub fn million() -> Result<Vec<Row>> {
 
 type Judge<'a> = &'a dyn Fn(&Found<'_>) -> Vec<Row>;
 
-/// A file and its copy, which is aged by `age`, given the copy and the number of the turn.
+/// Measures a file and its copy. `age` makes the copy old, given the copy and the number of the turn.
 fn of_a_file(row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>, judge: Judge<'_>) -> Result<Vec<Row>> {
     let bytes = size();
-    // A new file may be made beside the old.
+    // A new file may be made beside the old one.
     let site = Site::start(3 * bytes, 0)?;
     let pair = Pair::new(&site, site.scratch.random_file(bytes)?)?;
     of_a_pair(&pair, row, what, age, judge)
@@ -265,7 +266,7 @@ fn of_a_pair(
     pair.contest(row, &title, runs(), &make_old, judge)
 }
 
-/// Another one of every hundred pieces in each turn, one in each of as many equal parts.
+/// Changes one piece of every hundred, a different one in each turn: one piece in each of equal parts of the file.
 fn change_pieces(piece_bytes: u64) -> impl Fn(&File, u64) -> Result<()> {
     move |copy, turn| {
         let (pieces, count) = (size() / piece_bytes, size() / piece_bytes / CHANGED_IN);
@@ -287,7 +288,7 @@ pub fn delta() -> Result<Vec<Row>> {
     })
 }
 
-/// As `delta`, changed in the pages of a database.
+/// Like `delta`, with changes in pages as of a database.
 pub fn pages() -> Result<Vec<Row>> {
     of_a_file("sync-pages", "1 % of it changed in pages of 4 KiB", change_pieces(PAGE_BYTES), &|found| {
         vec![
@@ -297,10 +298,11 @@ pub fn pages() -> Result<Vec<Row>> {
     })
 }
 
-/// As `delta`, where the new file can share the old one's blocks; rsync's is written anew there as well.
+/// Like `delta`, on a file system where the new file can share blocks with the old one. rsync writes
+/// its file anew here, too.
 pub fn reflinked() -> Result<Vec<Row>> {
     let bytes = size();
-    // Beside the source, the old copy and a new one, and as much again for what the file system holds in memory.
+    // Room for the source, the old copy, a new copy, and as much again for what the file system holds in memory.
     let site = Site::start(4 * bytes, 0)?;
     let image = Image::within(&site.scratch, 3 * bytes + (1 << 30), &["mkfs.xfs", "-q", "-m", "reflink=1"])?;
     let pair = Pair::at(&site, site.scratch.random_file(bytes)?, image.path.join("copy"))?;

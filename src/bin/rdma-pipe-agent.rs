@@ -1,4 +1,4 @@
-//! See `rdma-pipe-agent --help`.
+//! The agent program. See `rdma-pipe-agent --help`.
 
 fn main() -> std::process::ExitCode {
     rdma_pipe::cli::agent::main()

@@ -1,16 +1,18 @@
 //! The pool: the fixed set of page-aligned buffers that a transfer uses, in one mapping.
 //!
-//! The mapping holds all payloads first, then a header slot for each. It is one mapping so that RDMA registers it once
-//! per protection domain, it is not inherited by children (MADV_DONTFORK, which verbs need as well: a copied page
-//! would part the process from the device), and it stays out of core dumps (MADV_DONTDUMP).
+//! The mapping holds all payloads first, then a header slot for each. A single mapping lets RDMA register it once per
+//! protection domain. Children do not inherit it (MADV_DONTFORK), which verbs require as well: a page copied on fork
+//! would no longer be the page that the device uses. It stays out of core dumps (MADV_DONTDUMP).
 //!
-//! A [`Buffer`] is the right to use one slot: it is not `Clone`, so that its holder has those bytes to itself.
+//! A [`Buffer`] is the right to use one slot. It is not `Clone`, so its holder has exclusive use of those bytes.
 //!
-//! A page takes memory from when it is first written to. A buffer that nobody has written to for a while gives its pages
-//! back ([`Buffer::give_back_if_idle`]): what a burst or a longer line has needed once is not kept to the end.
+//! A page takes memory only once it has been written to. A buffer that has not been written to for a while
+//! gives its pages back ([`Buffer::give_back_if_idle`]), so that memory needed for one burst or one longer
+//! line is not kept to the end.
 //!
-//! Two buffers may exchange the memory of their payloads ([`Buffer::exchange`]), so that what has arrived in one can be kept
-//! without being copied. This is not done where RDMA may be used, because the device knows each buffer by its address.
+//! Two buffers may exchange the memory of their payloads ([`Buffer::exchange`]), so that data that arrived
+//! in one can be kept without a copy. This is not done where RDMA may be used, because the device knows
+//! each buffer by its address.
 
 #![allow(unsafe_code, reason = "the mapping that buffers are made of")]
 
@@ -29,11 +31,12 @@ const HEADER_STRIDE: usize = 64;
 
 const _: () = assert!(CHUNK_HEADER_BYTES <= HEADER_STRIDE);
 
-/// Has all threads allocate from one arena where addresses are limited (`ulimit -v`): the C library takes 64 MiB of them for each
-/// further one, which a pool and stacks would lack. To be called before there are threads.
+/// Makes all threads allocate from one arena if address space is limited (`ulimit -v`). The C library
+/// reserves 64 MiB of addresses for each further arena, which the pool and stacks would lack. Must be called
+/// before threads are started.
 pub fn one_arena_if_limited() {
     if getrlimit(Resource::As).current.is_some() {
-        // SAFETY: it sets a number of the allocator's.
+        // SAFETY: the call only sets a parameter of the allocator.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 }
@@ -44,19 +47,20 @@ pub struct Pool {
     memory: MmapRaw,
     buffer_bytes: usize,
     count: u32,
-    /// No page has bytes of two buffers, so one buffer's pages can be given back.
+    /// Whether no page has bytes of two buffers, so that one buffer's pages can be given back.
     has_pages_of_their_own: bool,
-    /// A device may have its pages.
+    /// Whether a device may use the pages.
     is_pinned: AtomicBool,
 }
 
 impl Pool {
-    /// Maps a pool of `count` buffers of `buffer_bytes`, and hands out all its buffers. Where `buffer_bytes` is no multiple of
-    /// this system's page size (4 to 64 KiB; the peer may have another), no pages are given back before the whole pool is.
+    /// Maps a pool of `count` buffers of `buffer_bytes` each, and returns all its buffers. If `buffer_bytes` is
+    /// not a multiple of this system's page size (4 to 64 KiB; the peer's may differ), no pages are given back
+    /// before the whole pool is.
     ///
     /// # Errors
     ///
-    /// What mmap or madvise answered.
+    /// The error of mmap or madvise.
     pub fn new(count: u32, buffer_bytes: NonZeroUsize) -> Result<(Arc<Self>, Vec<Buffer>), Errno> {
         let buffer_bytes = buffer_bytes.get();
         let slot_bytes = buffer_bytes.checked_add(HEADER_STRIDE).ok_or(Errno::NOMEM)?;
@@ -88,13 +92,13 @@ impl Pool {
         self.buffer_bytes
     }
 
-    /// Has all pages stay where they are, and each buffer keep its memory, from now on: a device is to know them by where they
-    /// are in memory. To be called before anything is exchanged.
+    /// From now on, keeps all pages where they are, and each buffer with its memory, because a device will know them by
+    /// address. Must be called before any exchange.
     pub fn pin(&self) {
         self.is_pinned.store(true, Ordering::Relaxed);
     }
 
-    /// Start and length of the whole mapping, payloads and headers: what RDMA registers.
+    /// Start and length of the whole mapping, payloads and headers, which RDMA registers.
     pub fn mapping(&self) -> (NonNull<u8>, usize) {
         (NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is not at 0"), self.memory.len())
     }
@@ -116,14 +120,14 @@ impl Pool {
     }
 }
 
-/// What memory the payload of a buffer has.
+/// State of the memory behind a buffer's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
-    /// None: nothing has been written to it, or its pages have been given back.
+    /// No memory: the payload has not been written to, or its pages have been given back.
     None,
-    /// It has been written to since it was last asked whether it is idle.
+    /// Written to since the last check whether it is idle.
     InUse,
-    /// It has not.
+    /// Not written to since the last check.
     Idle,
 }
 
@@ -135,27 +139,27 @@ struct Payload {
 }
 
 impl Payload {
-    /// True if there were pages, and the system has them now.
+    /// Gives the pages back to the system. True if there were any, and the system has them now.
     fn give_back(&mut self) -> bool {
         if self.pages == Pages::None || !self.pool.may_give_back() {
             return false;
         }
         self.pages = Pages::None;
         let (start, length) = (self.slot as usize * self.pool.buffer_bytes, self.pool.buffer_bytes);
-        // SAFETY: the range is this slot's payload, whole pages (`may_give_back`) within the mapping, and this handle is
-        // the only one to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
+        // SAFETY: the range is this slot's payload, whole pages (`may_give_back`) within the mapping, and this handle
+        // is the only one to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
         unsafe { self.pool.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) }.is_ok()
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        // The mapping may stay for long, where other memory of it has been exchanged.
+        // The mapping may live on for long, if other parts of its memory have been exchanged.
         self.give_back();
     }
 }
 
-/// Exclusive use of one slot of a [`Pool`]: of its header, and of its payload or that of another slot.
+/// Exclusive use of one slot of a [`Pool`]: its header, and its own payload or that of another slot.
 pub struct Buffer {
     pool: Arc<Pool>,
     id: u32,
@@ -164,17 +168,17 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Its number within the pool, from 0.
+    /// Number of the buffer within the pool, from 0.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Whether the header says what the payload will be, and that has still to be read.
+    /// Whether the header already describes a payload that has still to be read.
     pub fn is_unread(&self) -> bool {
         self.is_unread
     }
 
-    /// See [`Buffer::is_unread`].
+    /// Sets what [`Buffer::is_unread`] returns.
     pub fn set_unread(&mut self, is_unread: bool) {
         self.is_unread = is_unread;
     }
@@ -186,7 +190,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(pool.payload_ptr(*slot), pool.buffer_bytes) }
     }
 
-    /// The whole payload area, to write.
+    /// The whole payload area, for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let Payload { pool, slot, pages } = &mut self.payload;
         *pages = Pages::InUse;
@@ -194,8 +198,8 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(pool.payload_ptr(*slot), pool.buffer_bytes) }
     }
 
-    /// Exchanges the memory of the two payloads, with what is in it. False, and nothing is done, where RDMA has a pool or the
-    /// payloads are not of one length.
+    /// Exchanges the memory of the two payloads, with its contents. Does nothing and returns false if RDMA uses a pool,
+    /// or if the payloads differ in length.
     pub fn exchange(&mut self, other: &mut Self) -> bool {
         let is_pinned = |buffer: &Self| buffer.payload.pool.is_pinned.load(Ordering::Relaxed);
         let is_possible = !is_pinned(self) && !is_pinned(other) && self.pool.buffer_bytes == other.pool.buffer_bytes;
@@ -205,15 +209,15 @@ impl Buffer {
         is_possible
     }
 
-    /// Gives the pages of the payload back to the system, unless RDMA has the pool or its buffers share pages: its bytes are zero
-    /// then. True if there were any.
+    /// Gives the pages of the payload back to the system, which makes its bytes zero, unless RDMA uses the pool or its
+    /// buffers share pages. True if there were any pages.
     pub fn give_back(&mut self) -> bool {
         self.payload.give_back()
     }
 
-    /// Gives the pages of the payload back to the system if it has not been written to since this was last called; its
-    /// bytes are zero then. To be called at intervals of a buffer whose content nobody wants any more. Does nothing where
-    /// RDMA has the pool or its buffers share pages. True if pages were given back.
+    /// Gives the pages of the payload back to the system, which makes its bytes zero, if the payload has not been
+    /// written to since the last call. To be called at intervals for a buffer whose content is no longer needed. Does
+    /// nothing if RDMA uses the pool or its buffers share pages. True if pages were given back.
     pub fn give_back_if_idle(&mut self) -> bool {
         match self.payload.pages {
             Pages::None => false,
@@ -237,8 +241,8 @@ impl Buffer {
         unsafe { &*self.pool.header_ptr(self.id).cast::<[u8; CHUNK_HEADER_BYTES]>() }
     }
 
-    /// Takes the header from where it landed: behind `payload_bytes` of payload, in the rest of the payload area and
-    /// then in the header slot.
+    /// Moves the header to its slot from where it landed: behind `payload_bytes` of payload, in the rest of the payload
+    /// area and then in the header slot.
     pub fn move_header_from(&mut self, payload_bytes: usize) {
         let mut header = [0; CHUNK_HEADER_BYTES];
         let within = CHUNK_HEADER_BYTES.min(self.payload().len() - payload_bytes);
@@ -247,7 +251,7 @@ impl Buffer {
         *self.header_mut() = header;
     }
 
-    /// The encoded chunk header, to write.
+    /// The encoded chunk header, for writing.
     pub fn header_mut(&mut self) -> &mut [u8; CHUNK_HEADER_BYTES] {
         // SAFETY: as in `header`; `&mut self` makes it exclusive.
         unsafe { &mut *self.pool.header_ptr(self.id).cast::<[u8; CHUNK_HEADER_BYTES]>() }
@@ -268,7 +272,8 @@ mod tests {
 
     const BYTES: usize = 16 << 10;
 
-    /// Bytes of the mapping that have memory, by /proc/self/pagemap: 8 bytes for each page, the last bit says it.
+    /// Number of bytes of the mapping that have memory, from /proc/self/pagemap: 8 bytes for each page, whose last bit
+    /// tells whether the page is present.
     fn resident(pool: &Pool) -> usize {
         const PAGE: usize = 4096;
         let (start, bytes) = pool.mapping();
@@ -311,7 +316,7 @@ mod tests {
         one[0].payload_mut().fill(2);
         assert_eq!(other[1].payload()[0], 1);
         assert!(resident(&one_pool) >= BYTES && resident(&other_pool) >= BYTES);
-        // Its memory goes with who has it.
+        // Exchanged memory is freed with the buffer that holds it.
         drop(other);
         assert_eq!(one[0].payload()[BYTES - 1], 2);
         assert!(resident(&one_pool) < BYTES, "but the header's page");
@@ -330,7 +335,7 @@ mod tests {
 
     #[test]
     fn buffers_that_share_a_page_keep_it() {
-        // As chunks of 96 KiB do where pages have 64 KiB.
+        // Chunks of 96 KiB do so on systems with pages of 64 KiB.
         let bytes = rustix::param::page_size() * 3 / 2;
         let (pool, mut buffers) = Pool::new(4, NonZeroUsize::new(bytes).expect("some")).expect("a pool");
         for buffer in &mut buffers {

@@ -1,5 +1,5 @@
-//! From one session's receiver to another's sender within this process: each chunk is copied once, from the buffer that
-//! it arrived in to one that goes out, with no pipe between.
+//! A relay from one session's receiver to another session's sender within this process. Each chunk is copied once, from
+//! the buffer that it arrived in to an outgoing one, without a pipe in between.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,23 +11,23 @@ use super::Buffer;
 /// How often an output that waits for input checks whether its transfer is over.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Where a receiver puts in what it has. Dropping it is the end of the stream.
+/// The receiver's end of a relay, where data goes in. Dropping it ends the stream.
 #[derive(Debug)]
 pub struct RelayInput {
     empty: Receiver<(Buffer, usize)>,
     full: Sender<(Buffer, usize)>,
 }
 
-/// Where a sender takes it out.
+/// The sender's end of a relay, where data comes out.
 #[derive(Debug)]
 pub struct RelayOutput {
     empty: Sender<(Buffer, usize)>,
-    /// What has been given and not been taken comes back at the end.
+    /// Takes back an empty buffer that the input has not used when the stream ends.
     untaken: Receiver<(Buffer, usize)>,
     full: Receiver<(Buffer, usize)>,
 }
 
-/// The output has been dropped.
+/// Error if the output has been dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
@@ -39,11 +39,11 @@ pub fn relay() -> (RelayInput, RelayOutput) {
 }
 
 impl RelayInput {
-    /// Passes on all of it; waits without end for a sender that stands still.
+    /// Passes on all bytes. Waits without limit while the sender stands still.
     ///
     /// # Errors
     ///
-    /// [`Gone`].
+    /// [`Gone`] if the output has been dropped.
     pub fn pass(&self, mut bytes: &[u8]) -> Result<(), Gone> {
         while !bytes.is_empty() {
             let (mut buffer, room) = self.empty.recv().map_err(|_| Gone)?;
@@ -62,9 +62,9 @@ impl RelayInput {
 }
 
 impl RelayOutput {
-    /// Has a buffer filled, with at most so many bytes; waits for something to fill it with until that comes, or the transfer is `over`. Gives it back
-    /// with the number of bytes in it, 0 at the end of the stream. `None` if the transfer is over, or the other end has
-    /// gone with the buffer.
+    /// Has a buffer filled with at most `bytes` bytes. Waits for data until some comes, or the transfer is `over`.
+    /// Returns the buffer and the number of bytes in it, 0 at the end of the stream. `None` if the transfer is over, or
+    /// if the other end is gone and has taken the buffer with it.
     pub fn fill(&self, buffer: Buffer, bytes: usize, over: &AtomicBool) -> Option<(Buffer, usize)> {
         let room = bytes.min(buffer.payload().len());
         self.empty.send((buffer, room)).ok()?;

@@ -1,16 +1,18 @@
 //! The spool: the part of a broadcast's stream that a node keeps in memory.
 //!
-//! What one session of this process receives, or what is read of a tree, goes in at the end; the node's own tree and the
-//! session to the host behind take it out, each at its own place. What none of them needs is let go.
+//! Data from one session of this process, or from reading a tree, goes in at the end. The local tree and the session to
+//! the next host in the chain take it out, each at its own position. Data that neither needs any more is let go.
 //!
-//! # What holds
+//! # Invariants
 //!
-//! * Kept is one range of the stream without gaps, in at most as many segments as there may be. Who puts more in waits.
-//! * Nothing is let go that the own tree has not written, that has not been sent, or below which the host behind has not
-//!   said that it needs nothing: that is what the host behind *it* has. So when the host behind dies, the one after it can
-//!   be sent all that it lacks.
-//! * At any time one session puts in and one takes out. Another that comes replaces it; what the one before does is void.
-//! * Who puts in or takes out waits no longer than its session lives.
+//! * The spool keeps one range of the stream without gaps, within its bound on memory. The input
+//!   waits while there is no room.
+//! * Data is let go only when the local tree has written it, it has been sent to the next host, and the next host has
+//!   said that it need not be kept. The next host says so once the host after it has the data. So if the next host
+//!   dies, the host after it can be sent everything that it lacks.
+//! * At any time one session puts data in, and one takes data out. A new session replaces the earlier one, whose
+//!   calls then have no effect.
+//! * No session waits in the spool after it is over.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -26,23 +28,24 @@ use segment::{Memory, Segment, room_for};
 
 mod segment;
 
-/// Segments of full length in the smallest spool.
+/// Minimum size of a spool, in segments of full length.
 const SEGMENTS_MIN: usize = 4;
 
-/// Who waits for room is woken when there is so much of the spool: a thread that sleeps and wakes for each segment costs
-/// more than what it does.
+/// An input that waits for room is woken when this fraction (1/8) of the spool is free. A thread that sleeps and wakes
+/// for each segment costs more than its work does.
 const ROOM_SHARE: usize = 8;
 
-/// How long a tree may stand still and fill the spool while the host behind waits for more.
+/// How long a tree may stand still with the spool full, while the next host waits for more.
 pub const LAG_MAX: Duration = Duration::from_secs(5);
 
-/// How long the host behind may take to say from where it wants the stream.
+/// How long the next host may take to say from which offset it wants the stream.
 const MARK_MAX: Duration = Duration::from_secs(30);
 
-/// How often those who wait check whether they still should.
+/// How often waiting threads check whether they should still wait.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The host before is told of what is no longer needed when it is so much of the spool more, or after so long.
+/// The previous host is told how far data is no longer needed whenever this fraction (1/8) of the spool has been
+/// added, or after this time.
 const MARK_SHARE: u64 = 8;
 const MARK_EVERY: Duration = Duration::from_millis(50);
 
@@ -51,37 +54,37 @@ fn emptied(mut buffer: Buffer) -> Buffer {
     buffer
 }
 
-/// The host behind.
+/// Positions of the next host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Next {
-    /// What is sent to it next, once it has said from where on.
+    /// Offset of the data to send next. `None` until the next host has said where to begin.
     reader: Option<u64>,
-    /// It has all below.
+    /// The next host has everything below this offset.
     passed: u64,
-    /// It needs nothing kept below.
+    /// The next host needs nothing kept below this offset.
     safe: u64,
 }
 
-/// Who is where. Offsets only.
+/// Positions of all parties, as offsets in the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Places {
-    /// Kept is what lies between these two.
+    /// The data between `start` and `end` is kept.
     start: u64,
     end: u64,
     has_ended: bool,
-    /// What the own tree takes next; none if it takes nothing, or nothing more.
+    /// Offset of the data that the local tree takes next. `None` if it takes none, or no more.
     tree: Option<u64>,
     next: Option<Next>,
 }
 
 impl Places {
-    /// Below this nothing needs to be kept.
+    /// Returns the offset below which nothing needs to be kept.
     fn floor(&self) -> u64 {
         let next = self.next.map_or(self.end, |next| next.reader.unwrap_or(u64::MAX).min(next.safe));
         next.min(self.tree.unwrap_or(self.end))
     }
 
-    /// Below this the host before needs to keep nothing for the sake of this one.
+    /// Returns the offset below which the previous host need not keep anything for this host.
     fn safe(&self) -> u64 {
         self.next.map_or(self.end, |next| next.passed)
     }
@@ -94,9 +97,10 @@ impl Places {
         };
     }
 
-    /// The host behind wants the stream from `from` on. False if that is not kept, or there is to be none behind.
+    /// Makes `from` the offset of the data to send next, as the next host asked. False if that data is not kept,
+    /// or there is no next host.
     fn send_from(&mut self, from: u64) -> bool {
-        // One that was taken away meanwhile: nobody would say again that it has gone.
+        // The next host was removed meanwhile. It is not added again here, because no second removal would follow.
         let Some(next) = &mut self.next else { return false };
         let is_kept = (self.start..=self.end).contains(&from);
         if is_kept {
@@ -109,36 +113,36 @@ impl Places {
 struct State {
     places: Places,
     segments: VecDeque<Arc<Segment>>,
-    /// What they take, in bytes.
+    /// Number of bytes that the segments take.
     used_bytes: usize,
-    /// Buffers for segments of full length: with memory, of segments that were let go, and without any.
+    /// Buffers for segments of full length: `spare` ones have memory, from segments let go; `blank` ones have none.
     spare: Vec<Buffer>,
     blank: Vec<Buffer>,
-    /// The session that puts in, and the one that takes out.
+    /// Numbers of the session that puts data in, and of the session that takes data out.
     input: u64,
     output: u64,
     marks: Marks,
-    /// What the host behind asked for is not kept.
+    /// Whether the next host asked for data that is not kept.
     is_refused: bool,
-    /// It waits for what comes, and the own tree does, and who puts in waits for room.
+    /// Whether the next host waits for data, the local tree waits for data, and the input waits for room.
     next_waits: bool,
     tree_waits: bool,
     input_waits: bool,
-    /// What the host before was told last, and when.
+    /// The last offset reported to the previous host, and when.
     said: Option<(u64, Instant)>,
-    /// Wakes the session that puts in.
+    /// Wakes the session that puts data in.
     wake: Option<Box<dyn Fn() + Send>>,
     is_behind: bool,
-    /// The own tree is never left behind for being slow.
+    /// Whether the local tree is never cut off for being slow.
     holds: bool,
     is_stopped: bool,
     has_news: bool,
-    /// What the own tree has taken, also after it takes no more.
+    /// How far the local tree has taken the stream; kept after it takes no more.
     written: u64,
     passed: u64,
 }
 
-/// A spool.
+/// The part of a broadcast's stream that a host keeps in memory, shared by the sessions and the local tree.
 pub struct Spool {
     state: Mutex<State>,
     bytes_max: usize,
@@ -146,66 +150,67 @@ pub struct Spool {
     has_more_for_tree: Condvar,
     has_more_for_next: Condvar,
     news: Condvar,
-    /// How long the own tree has waited for the stream, in microseconds.
+    /// How long the local tree has waited for the stream, in microseconds.
     idle_micros: AtomicU64,
 }
 
-/// How far everybody is.
+/// How far the host, its local tree and the next host are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpoolStatus {
-    /// The stream is here up to there.
+    /// Offset up to which the stream has arrived here.
     pub received: u64,
-    /// The own tree has taken it up to there.
+    /// Offset up to which the local tree has taken the stream.
     pub written: u64,
-    /// The host behind has it up to there.
+    /// Offset up to which the next host has the stream.
     pub passed: u64,
-    /// The end is here.
+    /// Whether the end of the stream has arrived.
     pub has_all: bool,
-    /// The own tree takes more.
+    /// Whether the local tree takes more.
     pub has_tree: bool,
-    /// The own tree was too slow for the others and takes no more.
+    /// Whether the local tree was too slow for the others and takes no more.
     pub is_behind: bool,
-    /// How long the own tree has waited for the stream, in microseconds.
+    /// How long the local tree has waited for the stream, in microseconds.
     pub idle_micros: u64,
 }
 
-/// The other end of something is gone: the session has ended, another has taken its place, or all of it was given up.
+/// Error if the session has ended, another session has taken its place, or the whole spool has been given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
-/// What the own tree is given.
+/// Result of [`Spool::take`], for the local tree.
 pub enum Taken {
-    /// The next of the stream.
+    /// The next part of the stream.
     Slice(Slice),
-    /// It has had all.
+    /// The tree has taken the whole stream.
     Ended,
-    /// It is to take no more.
+    /// The tree is to take no more.
     Gone,
 }
 
-/// What [`SpoolOutput::next`] has for the host behind.
+/// Result of [`SpoolOutput::next`], for the next host.
 #[derive(Debug)]
 pub enum Outgoing {
-    /// Some of the stream.
+    /// A part of the stream.
     Chunk(Chunk),
     /// The stream has ended.
     Ended,
-    /// What the host behind asked for is not kept.
+    /// The next host asked for data that is not kept.
     NotKept,
-    /// It has not said from where it wants the stream.
+    /// The next host has not said from which offset it wants the stream.
     Silent,
-    /// As [`Gone`].
+    /// See [`Gone`].
     Gone,
 }
 
 impl Spool {
-    /// A spool of at most so many bytes. `has_tree`: this host makes a tree of the stream; `has_next`: a host is behind it.
+    /// Makes a spool of at most `bytes` bytes. `has_tree`: whether this host makes a tree of the stream. `has_next`:
+    /// whether there is a next host.
     pub fn new(bytes: u64, has_tree: bool, has_next: bool) -> Arc<Self> {
         let mut places = Places { tree: has_tree.then_some(0), ..Places::default() };
         places.set_next(has_next);
         let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX).max(SEGMENTS_MIN * SEGMENT_BYTES);
         let count = u32::try_from(bytes_max / SEGMENT_BYTES).unwrap_or(u32::MAX);
-        // Where there is no such mapping, each segment has memory of its own.
+        // If this mapping cannot be made, each segment has memory of its own.
         let pool = Pool::new(count, const { NonZeroUsize::new(SEGMENT_BYTES).expect("not 0") });
         let blank = pool.map_or_else(|_| Vec::new(), |(_, buffers)| buffers);
         let state = State {
@@ -241,7 +246,7 @@ impl Spool {
         })
     }
 
-    /// Whoever puts in from now on, in place of whoever did.
+    /// Starts a session that puts data in, and replaces the earlier one.
     pub fn input(self: &Arc<Self>) -> SpoolInput {
         let mut state = self.state();
         state.input += 1;
@@ -250,7 +255,7 @@ impl Spool {
         SpoolInput { spool: Arc::clone(self), turn: state.input, from: state.places.end }
     }
 
-    /// Whoever takes out for the host behind from now on, in place of whoever did.
+    /// Starts a session that takes data out for the next host, and replaces the earlier one.
     pub fn output(self: &Arc<Self>) -> SpoolOutput {
         let mut state = self.state();
         state.output += 1;
@@ -262,7 +267,7 @@ impl Spool {
         SpoolOutput { spool: Arc::clone(self), turn: state.output, taken: AtomicU64::new(0) }
     }
 
-    /// Whether a host is behind this one.
+    /// Sets whether there is a next host.
     pub fn set_next(&self, is_there: bool) {
         let mut state = self.state();
         state.places.set_next(is_there);
@@ -270,17 +275,17 @@ impl Spool {
         self.wake_input(&state);
     }
 
-    /// The own tree takes no more. `is_behind`: it was too slow.
+    /// Makes the local tree take no more. `is_behind`: whether it was too slow.
     pub fn leave(&self, is_behind: bool) {
         self.cut_off(&mut self.state(), is_behind);
     }
 
-    /// Who puts in waits for the own tree however long it stands still.
+    /// Makes the input wait for the local tree, however long the tree stands still.
     pub fn hold(&self) {
         self.state().holds = true;
     }
 
-    /// Gives all of it up.
+    /// Gives up the whole spool.
     pub fn stop(&self) {
         self.state().is_stopped = true;
         for waiting in [&self.has_room, &self.has_more_for_tree, &self.has_more_for_next, &self.news] {
@@ -288,7 +293,7 @@ impl Spool {
         }
     }
 
-    /// How far everybody is.
+    /// Returns how far the host, its local tree and the next host are.
     pub fn status(&self) -> SpoolStatus {
         let state = self.state();
         SpoolStatus {
@@ -302,20 +307,20 @@ impl Spool {
         }
     }
 
-    /// What no receiver would say: the host behind has more than this one.
+    /// Sets a state that no real receiver would report: the next host has more than this host.
     #[cfg(test)]
     pub fn lie(&self, passed: u64) {
         self.state().places.next = Some(Next { reader: None, passed, safe: 0 });
     }
 
-    /// Waits until something has happened that others should know of, but no longer than this.
+    /// Waits until something has happened that others should know of, or `longest` has passed.
     pub fn wait_for_news(&self, longest: Duration) {
         let state = self.state();
         let waited = self.news.wait_timeout_while(state, longest, |state| !state.has_news && !state.is_stopped);
         waited.expect("no panics under it").0.has_news = false;
     }
 
-    /// The next of the stream for the own tree; waits for it.
+    /// Returns the next part of the stream for the local tree, and waits for it.
     pub fn take(self: &Arc<Self>) -> Taken {
         let mut state = self.state();
         let at = loop {
@@ -341,7 +346,7 @@ impl Spool {
         self.state.lock().expect("no panics under it")
     }
 
-    /// Lets go what nobody needs.
+    /// Lets go of data that is no longer needed.
     fn let_go(&self, state: &mut State) {
         let floor = state.places.floor();
         while state.segments.front().is_some_and(|segment| segment.end() <= floor) {
@@ -350,8 +355,8 @@ impl Spool {
                     state.used_bytes -= segment.room();
                     self.reclaim(state, segment.memory);
                 }
-                // The threads of a tree write it: memory is not free before that. They are not waited for once that
-                // tree is left behind.
+                // The tree's threads still write this segment, so its memory is not free yet. Once the tree has been
+                // cut off, the spool does not wait for them.
                 Err(held) if state.places.tree.is_some() => {
                     state.segments.push_front(held);
                     break;
@@ -367,7 +372,7 @@ impl Spool {
         }
     }
 
-    /// Has the session that puts in tell the host before what that need not keep, if it is much.
+    /// Wakes the input if the previous host should be told that much more data need not be kept.
     fn wake_input(&self, state: &State) {
         if let (Some(wake), Some((said, _))) = (&state.wake, state.said)
             && state.places.safe() >= said + self.mark_bytes()
@@ -380,12 +385,13 @@ impl Spool {
         self.bytes_max as u64 / MARK_SHARE
     }
 
-    /// Whether so much more memory can be had, beside that of segments and what was theirs.
+    /// Whether `bytes` more memory may be used, beside that of segments and of spare buffers.
     fn has_memory_for(&self, state: &State, bytes: usize) -> bool {
         state.used_bytes + state.spare.len() * SEGMENT_BYTES + bytes <= self.bytes_max
     }
 
-    /// A buffer for a segment of full length; for a shorter one, its memory is within the bounds then.
+    /// Returns a buffer for a segment of full length. For a shorter segment returns `None`, after freeing spare buffers
+    /// so that the segment's memory stays within the bound.
     fn buffer_for(&self, state: &mut State, bytes: usize) -> Option<Buffer> {
         if room_for(bytes) == SEGMENT_BYTES {
             return state.spare.pop().or_else(|| state.blank.pop());
@@ -398,7 +404,7 @@ impl Spool {
         None
     }
 
-    /// Keeps a buffer for another segment.
+    /// Keeps a segment's buffer for another segment.
     fn reclaim(&self, state: &mut State, memory: Memory) {
         let Memory::Whole(buffer, _) = memory else { return };
         if self.has_memory_for(state, SEGMENT_BYTES) {
@@ -408,12 +414,12 @@ impl Spool {
         }
     }
 
-    /// Wakes those who wait for more.
+    /// Wakes the local tree and the output if they wait for more data.
     fn tell_of_more(&self, state: &mut State) {
         if std::mem::take(&mut state.tree_waits) {
             self.has_more_for_tree.notify_all();
         }
-        // What is told of it stays until it has looked.
+        // `next_waits` stays set until the output's thread has looked.
         if state.next_waits {
             self.has_more_for_next.notify_all();
         }
@@ -438,12 +444,12 @@ impl Spool {
 }
 
 impl State {
-    /// The segment that an offset lies in.
+    /// Returns the index of the segment that contains this offset.
     fn find(&self, offset: u64) -> usize {
         self.segments.partition_point(|segment| segment.end() <= offset)
     }
 
-    /// The tree is what keeps the first segment, and the host behind waits for what would come behind the last.
+    /// Whether only the local tree keeps the first segment, while the next host waits for data after the last one.
     fn is_held_up_by_tree(&self) -> bool {
         let Some(first) = self.segments.front() else { return false };
         let without = Places { tree: None, ..self.places };
@@ -451,7 +457,7 @@ impl State {
     }
 }
 
-/// The end of the stream, where more is put in.
+/// The input of a spool: puts data in at the end of the stream.
 pub struct SpoolInput {
     spool: Arc<Spool>,
     turn: u64,
@@ -459,23 +465,23 @@ pub struct SpoolInput {
 }
 
 impl SpoolInput {
-    /// Puts in what comes next; waits for room until this session is `over`.
+    /// Appends `bytes` to the stream. Waits for room until this session is `over`.
     ///
     /// # Errors
     ///
-    /// [`Gone`]. Some of it may have been put in.
+    /// [`Gone`] if this session or the spool has ended. Some of the bytes may have been appended.
     pub fn append(&self, bytes: &[u8], over: &AtomicBool) -> Result<(), Gone> {
         bytes
             .chunks(SEGMENT_BYTES)
             .try_for_each(|piece| self.put(piece.len(), |spare| Memory::copy_of(piece, spare), over))
     }
 
-    /// As [`SpoolInput::append`], of the first `length` bytes in a buffer, which may have another content then: where that can be, they
-    /// are not copied, and the buffer gets other memory.
+    /// Like [`SpoolInput::append`], for the first `length` bytes of a buffer, whose content may change. If possible,
+    /// the bytes are not copied, and the buffer gets other memory instead.
     ///
     /// # Errors
     ///
-    /// As [`SpoolInput::append`].
+    /// As for [`SpoolInput::append`].
     pub fn append_from(&self, buffer: &mut Buffer, length: usize, over: &AtomicBool) -> Result<(), Gone> {
         if room_for(length) != SEGMENT_BYTES {
             return self.append(&buffer.payload()[..length], over);
@@ -494,7 +500,7 @@ impl SpoolInput {
         drop(state);
         let segment = Segment { start, memory: fill(spare) };
         state = spool.state();
-        // Only one whose turn it is moves the end.
+        // Only the session whose turn it is moves the end.
         if state.input != self.turn {
             spool.reclaim(&mut state, segment.memory);
             return Err(Gone);
@@ -507,11 +513,11 @@ impl SpoolInput {
         Ok(())
     }
 
-    /// The stream ends here.
+    /// Marks the end of the stream.
     ///
     /// # Errors
     ///
-    /// [`Gone`].
+    /// [`Gone`] if this session or the spool has ended.
     pub fn end(&self) -> Result<(), Gone> {
         let spool = &*self.spool;
         let mut state = spool.state();
@@ -524,7 +530,7 @@ impl SpoolInput {
         Ok(())
     }
 
-    /// What the host before is to be told now, if anything, as an answer.
+    /// Returns the answer that the previous host is to be sent now; `None` if none is due.
     pub fn next_mark(&self) -> Option<Vec<u8>> {
         let mut state = self.spool.state();
         if state.input != self.turn {
@@ -545,7 +551,7 @@ impl SpoolInput {
         Some(encode_mark(mark))
     }
 
-    /// Has `wake` called when there may be something to tell the host before. It must not wait.
+    /// Sets `wake`, to be called when there may be an answer for the previous host. `wake` must not block.
     pub fn on_mark(&self, wake: Box<dyn Fn() + Send>) {
         let mut state = self.spool.state();
         if state.input == self.turn {
@@ -567,7 +573,7 @@ impl SpoolInput {
             state.input_waits = true;
             let before = Instant::now();
             state = spool.has_room.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
-            // A process that was stopped meanwhile has not waited for that long.
+            // If the process was stopped meanwhile, that time does not count as waiting.
             let waited = before.elapsed().min(2 * LOOK_EVERY);
             stood_still = if state.is_held_up_by_tree() { stood_still + waited } else { Duration::ZERO };
             if stood_still >= LAG_MAX && !state.holds {
@@ -577,17 +583,18 @@ impl SpoolInput {
     }
 }
 
-/// Where the stream is taken out for the host behind.
+/// The output of a spool: takes data out for the next host.
 pub struct SpoolOutput {
     spool: Arc<Spool>,
     turn: u64,
-    /// What the session says that the host behind has of what it was sent.
+    /// Number of bytes sent that the next host has, as last reported by the session.
     taken: AtomicU64,
 }
 
 impl SpoolOutput {
-    /// The next of the stream, so many bytes at most; waits for it until this session is `over`. The first call waits for the host
-    /// behind to say from where on. It is the same again until [`SpoolOutput::pass`].
+    /// Returns the next part of the stream, at most `bytes_max` bytes. Waits for it until this session is
+    /// `over`. The first call waits for the next host to say where to begin. Returns the same part again
+    /// until [`SpoolOutput::pass`].
     pub fn next(&self, bytes_max: usize, over: &AtomicBool) -> Outgoing {
         let spool = &*self.spool;
         let asked = Instant::now();
@@ -613,22 +620,22 @@ impl SpoolOutput {
         let cut = state.segments[first].end();
         let can_step = |next: &Arc<Segment>| next.data().len().is_multiple_of(bytes_max);
         if cut < end && cut.is_multiple_of(PAGE_BYTES) && state.segments.get(first + 1).is_some_and(can_step) {
-            // From there on all that is sent at once lies in one piece, and can be sealed where it is.
+            // From this cut on, each chunk lies in one segment, so that it can be sealed in place.
             end = cut;
         }
         if end < state.places.end && end / PAGE_BYTES > at / PAGE_BYTES {
-            // Where pages begin for this host, they begin for the next.
+            // Page boundaries of this host are kept at the next host.
             end = end / PAGE_BYTES * PAGE_BYTES;
         }
         let segments = state.segments.range(first..).take_while(|segment| segment.start < end).cloned().collect();
         Outgoing::Chunk(Chunk { segments, at, end })
     }
 
-    /// A chunk has been copied: what follows it is next.
+    /// Records that a chunk has been copied: [`SpoolOutput::next`] goes on after it.
     ///
     /// # Errors
     ///
-    /// [`Gone`].
+    /// [`Gone`] if another session has taken the place of this one.
     pub fn pass(&self, chunk: Chunk) -> Result<(), Gone> {
         let end = chunk.end;
         drop(chunk);
@@ -638,16 +645,16 @@ impl SpoolOutput {
         if let Some(next) = state.places.next.as_mut().filter(|_| has_turn) {
             next.reader = Some(end);
         }
-        // Also what is not needed any more by another's word, and was only held by the chunk.
+        // The chunk may have been the last holder of segments that a mark has released meanwhile.
         spool.let_go(&mut state);
         has_turn.then_some(()).ok_or(Gone)
     }
 
-    /// Takes an answer of the host behind, as the peer sent it.
+    /// Takes in a mark of the next host, as the peer sent it.
     ///
     /// # Errors
     ///
-    /// Why no receiver would have sent it.
+    /// Fails if no receiver would have sent this mark.
     pub fn take_mark(&self, bytes: &[u8]) -> Result<(), BroadcastError> {
         let spool = &*self.spool;
         let mut state = spool.state();
@@ -656,7 +663,7 @@ impl SpoolOutput {
         }
         let reader = state.places.next.and_then(|next| next.reader);
         if reader.is_none() && state.marks.have_begun() {
-            // One that is refused, or not wanted any more, says more before it hears of that.
+            // A host that is refused or no longer wanted sends further marks until it learns of that.
             return Ok(());
         }
         match state.marks.take(bytes, reader.unwrap_or(0))? {
@@ -675,7 +682,7 @@ impl SpoolOutput {
         Ok(())
     }
 
-    /// The host behind has so many bytes of what this session has sent.
+    /// Records that the next host has `bytes` bytes of what this session has sent.
     pub fn note_taken(&self, bytes: u64) {
         let before = self.taken.swap(bytes, Ordering::Relaxed);
         if before == bytes {
@@ -686,7 +693,7 @@ impl SpoolOutput {
         if state.output != self.turn {
             return;
         }
-        // Of one that is not wanted any more, what it has does not count for who comes instead.
+        // What an unwanted host has does not count for the host that replaces it.
         if let Some(next) = state.places.next.as_mut().filter(|next| next.reader.is_some()) {
             next.passed += bytes - before;
             let passed = next.passed;
@@ -699,7 +706,7 @@ impl SpoolOutput {
     }
 }
 
-/// Some of the stream, with the own tree. It is let go when it is dropped.
+/// A part of the stream, held by the local tree. Dropping it lets it go.
 pub struct Slice {
     segment: Option<Arc<Segment>>,
     skip: usize,
@@ -717,7 +724,7 @@ impl Drop for Slice {
         let alone = self.segment.take().and_then(|segment| Arc::try_unwrap(segment).ok());
         let mut state = self.spool.state();
         if let Some(segment) = alone {
-            // The stream has gone on without this tree.
+            // The spool has dropped this segment already, because the tree was cut off.
             self.spool.reclaim(&mut state, segment.memory);
         }
         self.spool.let_go(&mut state);

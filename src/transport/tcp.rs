@@ -1,7 +1,8 @@
-//! TCP lanes: one socket, one thread that writes and one that reads, straight out of and into pool buffers.
+//! TCP lanes: one socket, with one thread that writes straight from pool buffers and one that reads straight into them.
 //!
-//! On the wire a chunk is its 48-byte header and its payload; a control frame is `F`, the number of chunks before it
-//! (one byte), its length (two bytes, little-endian) and its sealed bytes. Control frames go before waiting chunks, between two of them.
+//! On the wire a chunk is its 48-byte header and its payload. A control frame is `F`, the number of chunks before it
+//! (one byte), its length (two bytes, little-endian) and its sealed bytes. A control frame goes out ahead of waiting
+//! chunks, but never in the middle of a chunk.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -30,29 +31,29 @@ mod unsent;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use records::fuzz;
 
-/// Where records begin and control frames land; what of a payload lands here as well is copied out.
+/// Size of the buffer in which records begin and control frames land. Payload bytes that land there are copied out.
 const STAGING_BYTES: usize = RECORD_BYTES_MAX + CHUNK_HEADER_BYTES;
 
 /// How often a blocked write checks whether the lane is to end.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long a closing lane waits for its last frames to go and for the peer to close as well.
+/// How long a closing lane waits for its last frames to be sent and for the peer to close as well.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);
 
-/// What must come of a record that is not whole yet for the peer to count as heard. Heartbeats are far less: where bytes
-/// were lost on the way, they are all that comes to fill the gap.
+/// How many bytes of an incomplete record must arrive for the peer to count as heard. Heartbeats are far shorter: if
+/// bytes were lost on the way, only heartbeats arrive to fill the gap.
 const PART_HEARD_BYTES: usize = 4096;
 
 /// Silence after which the kernel probes the peer, and the time between probes. Only a stopped peer (^Z) is silent for
 /// longer than the session's heartbeat.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Unanswered probes after which the kernel gives the connection up.
+/// Number of unanswered probes after which the kernel gives the connection up.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Congestion control within a host, where there is no network to be fair to: one that does not pace, and that every
-/// kernel has and allows to everybody. BBR, where it is the system's choice, times each packet, which over loopback takes
-/// a third of the rate. Between hosts the choice is the system's.
+/// Congestion control for connections within a host, where there is no network to be fair to. Reno does not pace, and
+/// every kernel has it and allows it to every user. BBR, if it is the system's choice, times each packet, which over
+/// loopback costs a third of the rate. Between hosts, the system's choice applies.
 const WITHIN_HOST_CONGESTION: &str = "reno";
 
 /// A lane over one TCP socket.
@@ -68,7 +69,7 @@ struct Shared {
     /// Signalled when there is something to write, or the lane is to end.
     work: Condvar,
     born: Instant,
-    /// Milliseconds after `born` when bytes last came.
+    /// Milliseconds after `born` when bytes last arrived.
     heard_ms: AtomicU64,
     report: Report,
     inline: OnceLock<Arc<dyn Inline>>,
@@ -76,7 +77,7 @@ struct Shared {
 
 struct State {
     control: VecDeque<Vec<u8>>,
-    /// One that has been taken from there is being written.
+    /// Whether a frame taken from `control` is being written.
     is_writing_control: bool,
     chunks: VecDeque<(Buffer, u32)>,
     posted: Vec<Buffer>,
@@ -87,11 +88,11 @@ struct State {
 }
 
 impl TcpLane {
-    /// Makes a lane of a connected, authenticated socket in blocking mode.
+    /// Makes a lane from a connected, authenticated socket in blocking mode.
     ///
     /// # Errors
     ///
-    /// What the system answered to the socket options or to making the threads.
+    /// The system's error from setting the socket options or from starting the threads.
     pub fn start(socket: TcpStream, report: Report) -> std::io::Result<Self> {
         tune(&socket)?;
         socket.set_read_timeout(None)?;
@@ -137,11 +138,12 @@ impl TcpLane {
     }
 }
 
-/// Options for a connection that carries lanes: no delay for small frames, probes for a peer that is silent, and no pacing
-/// within a host.
+/// Sets the options of a connection that carries lanes: no delay for small frames, probes for a silent peer, and
+/// no pacing within a host.
 pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
-    // Some kernels lack these, and some filters of system calls refuse them. A session notices a silent peer without them.
+    // Some kernels lack these options, and some system-call filters refuse them. A session notices a
+    // silent peer without them.
     let _ = sockopt::set_socket_keepalive(socket, true);
     let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE);
@@ -152,8 +154,8 @@ pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a connection between these two stays within the host: then the system gives both ends the same address, or
-/// loopback ones. (Whether an address can be bound would not tell: `ip_nonlocal_bind` allows any.)
+/// Whether a connection between these two addresses stays within the host. If so, the system gives both ends the same
+/// address, or loopback addresses. (Trying to bind an address would not tell: `ip_nonlocal_bind` allows any.)
 pub fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
     let (local, peer) = (super::unmapped(local).ip(), super::unmapped(peer).ip());
     local == peer || peer.is_loopback()
@@ -260,7 +262,7 @@ impl Shared {
         self.state.lock().expect("no thread panics with the lane locked")
     }
 
-    /// Ends both threads: neither a read nor a write stays blocked on a socket that has been shut down.
+    /// Makes both threads end: no read or write stays blocked on a socket that has been shut down.
     fn fail(&self, mut state: MutexGuard<'_, State>, reason: LaneError) {
         let reason = if state.closing.is_some() { LaneError::Closed } else { reason };
         state.failure.get_or_insert(reason);
@@ -269,7 +271,7 @@ impl Shared {
         self.work.notify_all();
     }
 
-    /// A thread of the lane has ended; the last one reports.
+    /// Records that a thread of the lane has ended. The last thread reports `Down`.
     fn end(&self, reason: LaneError) {
         self.fail(self.lock(), reason);
         let mut state = self.lock();
@@ -305,7 +307,7 @@ impl Shared {
                     speed.note(&self.socket, wire_bytes, start.elapsed());
                     match written {
                         Ok(()) => (self.report)(LaneEvent::Sent(buffer)),
-                        // Goes back with the others.
+                        // Reported with the other buffers in `Down`.
                         Err(_) => self.lock().chunks.push_front((buffer, wire_bytes)),
                     }
                     written
@@ -316,7 +318,7 @@ impl Shared {
                 return LaneError::Os { what: "send", error };
             }
         }
-        // Let the peer read to the end, and close in its turn, before the socket goes.
+        // Before the socket is closed, lets the peer read to the end and close in its turn.
         let _ = self.socket.shutdown(Shutdown::Write);
         let mut state = self.lock();
         while let (Some(until), None) = (state.closing, &state.failure) {
@@ -374,10 +376,10 @@ impl Shared {
 
     fn read_loop(&self) -> LaneError {
         let mut staging = Staging { bytes: Box::new([0; STAGING_BYTES]), start: 0, end: 0 };
-        // The chunk whose payload is coming in, its length, and how much of it is there.
+        // The chunk whose payload is arriving, the payload's length, and how much of it has arrived.
         let mut current: Option<(Buffer, usize, usize)> = None;
         let mut chunks = 0;
-        // Bytes since as many were last counted as a sign of life.
+        // Bytes received since `PART_HEARD_BYTES` were last counted as a sign of life.
         let mut unheard = 0;
         loop {
             if let Err(error) = self.parse(&mut staging, &mut current, &mut chunks) {
@@ -430,7 +432,7 @@ impl Shared {
         self.heard_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Takes as many whole records as there are out of what has been received. `chunks` counts those of this connection.
+    /// Parses all whole records that have been received. `chunks` counts the chunks of this connection.
     fn parse(
         &self,
         staging: &mut Staging,
@@ -453,7 +455,7 @@ impl Shared {
             let record_bytes = record.bytes();
             match record {
                 Record::Chunk { header, wire_bytes } => {
-                    // The one posted last: it is the likeliest to be in the cache still.
+                    // Takes the buffer that was posted last, because it is the most likely to be still in the cache.
                     let mut buffer = self
                         .lock()
                         .posted

@@ -1,4 +1,4 @@
-//! The fuzz bodies of the transports, run as tests: over the corpus in `fuzz/corpus`, and over damaged copies of it.
+//! Runs the fuzz bodies of the transports as tests, over the corpus in `fuzz/corpus` and over damaged copies of it.
 
 #[path = "../../fuzz/corpus.rs"]
 pub(crate) mod runner;
@@ -7,7 +7,7 @@ use runner::Body;
 
 use super::{rdma, tcp};
 
-/// The targets of `fuzz/` that begin with `transport_`, and their bodies.
+/// The targets of `fuzz/` whose names begin with `transport_`, and their bodies.
 const TARGETS: &[(&str, Body)] = &[
     ("transport_rdma_control", rdma::fuzz::control_messages),
     ("transport_rdma_request", rdma::fuzz::request),

@@ -1,4 +1,4 @@
-//! A bundle's group over TCP: one connection, with blocking calls, as a TCP lane makes them.
+//! A TCP group of a bundle: one connection, with blocking calls like those of a TCP lane.
 
 use std::net::TcpStream;
 use std::thread;
@@ -14,7 +14,7 @@ use super::{
 use crate::fault::errno_of;
 use crate::transport::{LaneError, tcp};
 
-/// One connection.
+/// A group of one connection.
 pub struct TcpGroup {
     socket: TcpStream,
     poll: bool,
@@ -23,11 +23,11 @@ pub struct TcpGroup {
 }
 
 impl TcpGroup {
-    /// Takes a connected socket. `poll`: it is polled without end, instead of sleeping until something comes.
+    /// Takes a connected socket. `poll`: whether to poll the socket all the time instead of sleeping until data comes.
     ///
     /// # Errors
     ///
-    /// What the system answered to the socket's options.
+    /// The system's error from setting the socket options.
     pub fn new(socket: TcpStream, poll: bool) -> std::io::Result<Self> {
         tcp::tune(&socket)?;
         socket.set_nonblocking(false)?;
@@ -36,7 +36,8 @@ impl TcpGroup {
         Ok(Self { socket, poll, outgoing: Vec::new(), incoming: Vec::new() })
     }
 
-    /// Room for messages of this length. Not for the largest from the start: there may be thousands of connections.
+    /// Allocates buffers for messages of this run's length. Buffers for the largest length from the start would be too
+    /// much, because there may be thousands of connections.
     fn make_room(&mut self, plan: &Assignment) {
         let (out, back) = match plan.part {
             Task::Ask => (plan.message_bytes, plan.message_bytes),
@@ -54,7 +55,7 @@ impl TcpGroup {
     }
 }
 
-/// A socket with what ends a wait on it.
+/// A socket, with the conditions that end a wait on it.
 #[derive(Clone, Copy)]
 struct Wire<'a> {
     socket: &'a TcpStream,
@@ -68,7 +69,7 @@ impl Wire<'_> {
         if self.progress.is_stopped() { Err(LaneError::Closed) } else { Ok(()) }
     }
 
-    /// Whether a wait is to go on.
+    /// Fails if a wait must end.
     fn goes_on(&self) -> Result<(), LaneError> {
         self.check()?;
         if Instant::now() >= self.deadline {
@@ -91,7 +92,7 @@ impl Wire<'_> {
         Ok(())
     }
 
-    /// Receives something, or nothing after [`LOOK_AGAIN`] or a number of attempts.
+    /// Receives some bytes; returns 0 if none came within [`LOOK_AGAIN`], or within a number of attempts.
     fn receive(&self, target: &mut [u8]) -> Result<usize, LaneError> {
         let flags = if self.poll { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         self.check()?;
@@ -157,7 +158,7 @@ impl Wire<'_> {
     }
 
     fn answer(&self, message: &mut [u8]) -> Result<Measured, LaneError> {
-        // Without times: the end that asks has them, and here they would only cost.
+        // Takes no times: the asking end has them, and here they would only cost.
         let mut flow = Flow::default();
         let mut have = 0;
         while !self.progress.is_complete() {
@@ -229,7 +230,7 @@ impl Group for TcpGroup {
                 Ok(outcome)
             }
             Task::Answer => {
-                // The other end's number ends this; ours is of no use to it.
+                // The other end's number of messages ends this run. The other end does not need a number from here.
                 sent(0);
                 wire.answer(incoming)
             }

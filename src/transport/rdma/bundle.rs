@@ -1,19 +1,19 @@
 //! A bundle over RDMA: reliable queue pairs between two devices, many on one completion queue, for measurements.
 //!
-//! Each queue pair is asked for with a token of its own, which both ends derive from a seed that came over the session's
-//! sealed control frames, and which is accepted once: as the payload queue pair of a lane is.
+//! Each queue pair is requested with its own token. Both ends derive the tokens from a seed that came over the
+//! session's sealed control frames. A token is accepted once, as for the payload queue pair of a lane.
 //!
 //! # Coming up
 //!
-//! The end that connects resolves and connects `BATCH` identifiers at a time ([`Bundle::grow`]), the other accepts
-//! them ([`BundleListener::grow`]). When both have them all, the end that connected sends one short message on each, and the other
-//! waits for it: on iWARP it may not send before.
+//! The connecting end resolves and connects `BATCH` identifiers at a time ([`Bundle::grow`]), and the other end accepts
+//! them ([`BundleListener::grow`]). When both ends have all queue pairs, the connecting end sends one short message on
+//! each, and the other end waits for it: on iWARP the accepting end may not send before.
 //!
 //! # Memory
 //!
-//! Two slots to receive into and one to send from, whatever the number of queue pairs: messages that come one behind the
-//! other overwrite each other, as they do in perftest. In an echo only one is on its way at a time on each queue pair,
-//! and the two slots take turns, so that with one queue pair each message is intact while it is sent back.
+//! There are two slots to receive into and one to send from, whatever the number of queue pairs. Messages in sequence
+//! overwrite each other, as they do in perftest. In an echo only one message is on its way at a time on each queue
+//! pair, and the two slots take turns, so that with one queue pair each message is intact while it is sent back.
 
 mod run;
 
@@ -39,78 +39,79 @@ use super::{ConnectError, Endpoint, RegisterError, Wake, sleep_on, until};
 use crate::transport::Medium;
 use crate::transport::bundle::{Group, Settings};
 
-/// Identifiers that are resolved and connected at a time.
+/// Number of identifiers that are resolved and connected at a time.
 const BATCH: u32 = 32;
 
-/// Longest sleep while connections come up, so that a device that goes is noticed.
+/// Longest sleep while connections come up, so that the removal of a device is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Bytes that are asked to be sent inline: what perftest's latency tests ask for.
+/// Maximum size of an inline send, in bytes, as requested by perftest's latency tests.
 const INLINE_BYTES: u32 = 220;
 
-/// The least room in a send queue, so that not every message of an echo needs a completion.
+/// Minimum length of a send queue, so that not every message of an echo needs a completion.
 const SENDS_MIN: u32 = 16;
 
-/// Of so few connections each has a window of at least so many messages: a credit is a packet and its acknowledgement, and
-/// for every eighth message of 64 KiB that is a hundredth of all packets. A sweep needs the completion queue for more.
+/// Up to [`FEW`] connections have a window of at least [`WINDOW_MIN_OF_FEW`] messages each. A credit costs a packet and
+/// its acknowledgement; one for every eighth message of 64 KiB would be a hundredth of all packets. A sweep needs the
+/// completion queue's room for more connections.
 const FEW: u32 = 16;
 const WINDOW_MIN_OF_FEW: u32 = 128;
 
-/// Receives beyond what the account needs: for the greeting.
+/// Number of receives beyond those that the flow control needs: for the greeting.
 const SPARE: u32 = 2;
 
 const TOKEN_CONTEXT: &str = "rdma-pipe v1 measurement token";
 
-/// Numbers that follow from the settings, the same at both ends.
+/// Limits that follow from the settings, the same at both ends.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    /// Messages sent and not completed.
+    /// Maximum number of messages sent and not completed.
     depth: u32,
-    /// Messages sent and not credited.
+    /// Maximum number of messages sent and not credited.
     window: u32,
-    /// Messages that one credit stands for.
+    /// Number of messages that one credit stands for.
     credit: u32,
     receives: u32,
     sends: u32,
 }
 
 impl Account {
-    /// `connections`: how many are asked for, which share a completion queue.
+    /// `connections`: number of connections requested, which share a completion queue.
     fn new(depth: u16, connections: u32) -> Self {
         let depth = u32::from(depth);
         let window = if connections <= FEW { (2 * depth).max(WINDOW_MIN_OF_FEW) } else { 2 * depth };
         let credit = (window / 4).max(1);
         let credits = window / credit;
-        // Even, so that the two slots keep taking turns.
+        // An even number, so that the two slots keep taking turns.
         let receives = (window + credits + SPARE).next_multiple_of(2);
         Self { depth, window, credit, receives, sends: (depth + credits + SPARE).max(SENDS_MIN) }
     }
 
-    /// Completions that one queue pair may have waiting.
+    /// Maximum number of completions that one queue pair may have waiting.
     fn completions(&self) -> u32 {
         self.receives + self.sends
     }
 }
 
-/// Queue pairs that a device can have on one completion queue, at this depth, where `wanted` are asked for.
+/// Returns how many queue pairs of this depth a device can have on one completion queue, if `wanted` are requested.
 ///
 /// # Errors
 ///
-/// The device cannot be opened or asked.
+/// Fails if the device cannot be opened or queried.
 pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32) -> Result<u32, ConnectError> {
     let attributes = hold(endpoint.address)?.device.attributes()?;
     Ok((attributes.max_cqe / Account::new(depth, wanted).completions()).min(attributes.max_qp))
 }
 
-/// Queue pairs on one device, at either end.
+/// The queue pairs on one device, at either end.
 struct QueuePairs {
-    /// Before what its queue pairs are made of.
+    /// Declared first, because it must be dropped before the objects that its queue pairs are made of.
     group: RdmaGroup,
     maker: Maker,
     cm: Cm,
 }
 
-/// What they are made of.
+/// Makes queue pairs, and owns the objects that they share.
 struct Maker {
     settings: Settings,
     account: Account,
@@ -140,7 +141,7 @@ impl QueuePairs {
         Ok(Self { group, maker, cm })
     }
 
-    /// Waits until the new queue pairs, in their order, are established, and takes them.
+    /// Waits until the new queue pairs are established, and adds them in their order.
     fn establish(&mut self, new: Vec<QueuePair>, what: &'static str, deadline: Instant) -> Result<(), ConnectError> {
         let keys = new.iter().map(|queue_pair| queue_pair.id().key()).collect();
         self.cm.await_all(keys, EventKind::Established, what, deadline)?;
@@ -164,7 +165,7 @@ impl Maker {
         QueuePair::new(id, &self.domain, &self.queue, &self.region, depths)
     }
 
-    /// Posts all receives of connection `place`: before its first message may come.
+    /// Posts all receives of connection `place`. Must be called before its first message may come.
     fn post_receives(&self, queue_pair: &QueuePair, place: u32) -> Result<(), VerbsError> {
         for number in 0..self.account.receives {
             let slot = number % run::RECEIVE_SLOTS;
@@ -174,7 +175,7 @@ impl Maker {
     }
 }
 
-/// The token of one queue pair.
+/// Returns the token of one queue pair.
 fn token(seed: &[u8; 16], index: u32) -> [u8; 16] {
     let derived = blake3::derive_key(TOKEN_CONTEXT, &[&seed[..], &index.to_le_bytes()].concat());
     derived[..16].try_into().expect("half of it")
@@ -189,23 +190,23 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Prepares to connect from `local` to `remote`, where tokens are derived from `seed`.
+    /// Prepares to connect from `local` to `remote`, with tokens derived from `seed`.
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Limit`] where the device cannot do what the settings ask for.
+    /// [`ConnectError::Limit`] if the device cannot do what the settings require.
     pub fn new(local: &Endpoint, remote: SocketAddr, seed: [u8; 16], settings: Settings) -> Result<Self, ConnectError> {
         let account = Account::new(settings.depth, settings.connections_max);
         let pairs = QueuePairs::new(hold(local.address)?, local.medium, settings, account)?;
         Ok(Self { pairs, seed, local: local.address, remote })
     }
 
-    /// Connects until there are this many.
+    /// Connects until there are `connections` connections.
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Timeout`] when `deadline` passes, and why else a queue pair did not come up. Those that are up
-    /// stay.
+    /// [`ConnectError::Timeout`] if `deadline` passes; otherwise why a queue pair did not come up. Queue
+    /// pairs that are up are kept.
     pub fn grow(&mut self, connections: u32, deadline: Instant) -> Result<(), ConnectError> {
         let ends = (self.local, self.remote);
         while self.connections() < connections {
@@ -218,8 +219,8 @@ impl Bundle {
                 let pairs = &mut self.pairs;
                 let make = |id| pairs.maker.queue_pair(id);
                 let queue_pair = pairs.cm.connect(id, ends, &request, deadline, make)?;
-                // Not before: those of a queue pair that is given up would complete. The other end is silent until it
-                // has been greeted.
+                // Posted only now, because receives of a queue pair that was given up would complete. The other end is
+                // silent until it has been greeted.
                 pairs.maker.post_receives(&queue_pair, index)?;
                 new.push(queue_pair);
             }
@@ -228,44 +229,43 @@ impl Bundle {
         Ok(())
     }
 
-    /// Sends the first message on each new connection. To be called once the other end has them all.
+    /// Sends the first message on each new connection. To be called once the other end has all connections.
     ///
     /// # Errors
     ///
-    /// Why one was lost.
+    /// Why a connection was lost.
     pub fn greet(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         self.pairs.group.greet(deadline)
     }
 
-    /// All of them.
+    /// Returns all connections as one group.
     pub fn group(&mut self) -> &mut dyn Group {
         &mut self.pairs.group
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub fn connections(&self) -> u32 {
         self.pairs.connections()
     }
 
-    /// The medium.
+    /// Returns the medium.
     pub fn medium(&self) -> Medium {
         self.pairs.cm.medium
     }
 
-    /// Device and addresses, for a person.
+    /// Returns the device and addresses in readable form.
     pub fn describe(&self) -> String {
         format!("{}, {} > {}", self.pairs.cm.describe(), self.local, self.remote.ip())
     }
 }
 
-/// The accepting end of a bundle: listens at every address that counts, until the first request says which device it
-/// is to be.
+/// The accepting end of a bundle. Listens at every given address until the first request determines the device.
 pub struct BundleListener {
     pairs: Option<QueuePairs>,
     listeners: Vec<(Listener, Endpoint)>,
     arrivals: Arc<Arrivals>,
-    /// The connections to come, in their order: as many as the other end may ask for before it is known here that it
-    /// wants more.
+    /// Connections to come, in their order: as many as the other end may request before this end
+    /// learns that it wants more.
     expected: VecDeque<(Receiver<Id>, Expected)>,
     wake: Arc<Wake>,
     seed: [u8; 16],
@@ -273,11 +273,11 @@ pub struct BundleListener {
 }
 
 impl BundleListener {
-    /// Listens at each of `endpoints`, on a port of `ports` or else of the system's choice.
+    /// Listens at each of `endpoints`, on a port of `ports`, or of the system's choice if `None`.
     ///
     /// # Errors
     ///
-    /// Why it listens at none of them.
+    /// Why listening failed, if it failed at every endpoint.
     pub fn new(
         endpoints: &[Endpoint],
         ports: Option<&RangeInclusive<u16>>,
@@ -308,16 +308,17 @@ impl BundleListener {
         self.expected.push_back((came, expected));
     }
 
-    /// Where it listens, and on which port.
+    /// Returns the endpoints listened at, and the port of each.
     pub fn endpoints(&self) -> impl Iterator<Item = (&Endpoint, u16)> {
         self.listeners.iter().map(|(listener, endpoint)| (endpoint, listener.port()))
     }
 
-    /// Accepts until there are this many, or until the other end is `interrupted`: it has something else to say.
+    /// Accepts until there are `connections` connections, or until `interrupted` is true because the other end
+    /// has something else to say.
     ///
     /// # Errors
     ///
-    /// As [`Bundle::grow`]; [`ConnectError::Timeout`] also for the interruption.
+    /// As for [`Bundle::grow`]; [`ConnectError::Timeout`] also on interruption.
     pub fn grow(
         &mut self,
         connections: u32,
@@ -358,11 +359,12 @@ impl BundleListener {
             let mut known =
                 self.listeners.iter().filter_map(|(_, endpoint)| Some((endpoint, hold(endpoint.address).ok()?)));
             let (endpoint, held) = known.find(|(_, held)| held.device.has(&id)).ok_or(VerbsError::OtherDevice)?;
-            // As many as there may be, which may be more than will come: this device's own limit is met when it is.
+            // Allows for as many connections as there may be, which may be more than will come. If that exceeds the
+            // device's limit, the limit applies, and is reported when it is reached.
             let Settings { depth, connections_max: wanted, .. } = self.settings;
             let connections_max = wanted.min(connections_limit(endpoint, depth, wanted)?);
             let settings = Settings { connections_max, ..self.settings };
-            // As at the other end, which knows nothing of this limit.
+            // Computed as at the other end, which knows nothing of this limit.
             let account = Account::new(depth, wanted);
             self.pairs = Some(QueuePairs::new(held, endpoint.medium, settings, account)?);
         }
@@ -377,12 +379,12 @@ impl BundleListener {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Timeout`] when `deadline` passes, and why a connection was lost.
+    /// [`ConnectError::Timeout`] if `deadline` passes; otherwise why a connection was lost.
     pub fn await_greetings(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         self.pairs.iter_mut().try_for_each(|pairs| pairs.group.await_greetings(deadline))
     }
 
-    /// All that there are.
+    /// Returns all connections as one group; `None` if there are none yet.
     pub fn group(&mut self) -> Option<&mut dyn Group> {
         self.pairs.as_mut().map(|pairs| &mut pairs.group as &mut dyn Group)
     }
@@ -397,7 +399,7 @@ mod tests {
         for (depth, connections) in (1..=1024).flat_map(|depth| [(depth, 1), (depth, FEW + 1)]) {
             let account = Account::new(depth, connections);
             assert_eq!(account.receives % run::RECEIVE_SLOTS, 0, "the slots take turns");
-            // The other end's data, and credits for all of our own.
+            // The other end's messages, and credits for all of this end's messages.
             let credits = account.window / account.credit;
             assert!(account.receives >= account.window + credits, "{account:?}");
             assert!(account.sends >= account.depth + credits && account.credit <= account.window, "{account:?}");

@@ -1,4 +1,5 @@
-//! What connections from one device share: identifiers and their events, and when a completion queue is worth polling.
+//! Connection management that connections from one device share: identifiers, their events, and when a
+//! completion queue is worth polling.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -16,25 +17,25 @@ use super::request::Request;
 use super::{ConnectError, Wake, sleep_on, until};
 use crate::transport::{LaneError, Medium};
 
-/// Retries of a message that is not acknowledged. The session's heartbeat notices a dead path first.
+/// Number of retries of an unacknowledged message. The session's heartbeat notices a dead path first.
 const RETRY_COUNT: u8 = 7;
 
-/// Retries of a message that found no receive posted. Credits rule that out, so that few are needed and endless ones
-/// (7) would only hide a broken peer.
+/// Number of retries of a message that found no receive posted. Credits rule that out, so few are needed. Endless
+/// retries (7) would only hide a broken peer.
 const RNR_RETRY_COUNT: u8 = 3;
 
 /// How long an adapter waits for an acknowledgement: 4.096 µs × 2^16 = 0.27 s.
 const ACK_TIMEOUT_EXPONENT: u8 = 16;
 
-/// The same for software devices: 4.096 µs × 2^19 = 2.1 s. They lose nothing, but their acknowledgements wait for a
-/// processor as everything else does; with half a second rxe was seen to send the same packets again several times a
-/// second.
+/// The same for software devices: 4.096 µs × 2^19 = 2.1 s. They lose nothing, but their acknowledgements
+/// wait for a processor like everything else. With half a second, rxe was seen to send the same packets
+/// again several times a second.
 const ACK_TIMEOUT_EXPONENT_SOFTWARE: u8 = 19;
 
-/// Ports to connect from that are tried, where each is found to be taken.
+/// How many local ports are tried if each is found to be taken.
 const PORT_TRIES: u32 = 5;
 
-/// Longest sleep while events are awaited, so that a device that goes is noticed.
+/// Longest sleep while waiting for events, so that the removal of a device is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The connection manager's side of one connection, or of several that come up together.
@@ -55,12 +56,12 @@ impl Cm {
         Ok(Self { events: EventChannel::new()?, held, medium, wake, seen: HashSet::new() })
     }
 
-    /// An error if the device has gone.
+    /// Fails if the device has gone.
     pub(super) fn check(&self) -> Result<(), LaneError> {
         if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
     }
 
-    /// Identifiers of `count` connections from `local` to `remote`, address and route resolved.
+    /// Returns identifiers for `count` connections from `local` to `remote`, with address and route resolved.
     pub(super) fn resolve(
         &mut self,
         count: usize,
@@ -87,10 +88,11 @@ impl Cm {
         Ok(ids)
     }
 
-    /// Asks the peer to connect to the queue pair that `make` makes of `id`, or of a new identifier where `id` has been
-    /// given a port that is taken. Ends in [`EventKind::Established`].
+    /// Makes a queue pair from `id` with `make`, and asks the peer to connect to it. If `id` has been given a port that
+    /// is taken, a new identifier is used instead. Ends in [`EventKind::Established`].
     ///
-    /// iWARP's ports are TCP's, and the connection manager picks one without knowing of the sockets that hold it.
+    /// iWARP shares its ports with TCP, but the connection manager picks a port without knowing of
+    /// the sockets that hold it.
     pub(super) fn connect(
         &mut self,
         mut id: Id,
@@ -113,14 +115,14 @@ impl Cm {
         }
     }
 
-    /// Device and medium, for a person.
+    /// Returns device and medium in readable form.
     pub(super) fn describe(&self) -> String {
         let kind = if self.medium == Medium::RdmaHardware { "hardware" } else { "software" };
         let name = if self.held.device.is_iwarp() { "iWARP" } else { "RDMA" };
         format!("{name} over {} ({kind})", self.held.device.name())
     }
 
-    /// Takes over the identifier of a connect request, whose events come here from now on.
+    /// Takes over the identifier of a connect request, whose events arrive here from now on.
     pub(super) fn adopt(&self, mut id: Id) -> Result<Id, VerbsError> {
         id.migrate(&self.events)?;
         self.set_ack_timeout(&mut id);
@@ -129,7 +131,7 @@ impl Cm {
 
     fn set_ack_timeout(&self, id: &mut Id) {
         let is_software = self.medium == Medium::RdmaSoftware;
-        // iWARP has no such option: its timeouts are TCP's.
+        // iWARP has no such option, because its timeouts are TCP's.
         let _ = id.set_ack_timeout(if is_software { ACK_TIMEOUT_EXPONENT_SOFTWARE } else { ACK_TIMEOUT_EXPONENT });
     }
 
@@ -156,7 +158,7 @@ impl Cm {
         }
     }
 
-    /// Reads the events that have come. One connection's end is an end for all.
+    /// Reads the events that have arrived. If one connection ends, the call fails for all of them.
     pub(super) fn take_events(&mut self, what: &'static str) -> Result<(), ConnectError> {
         while let Some(event) = self.events.next_event()? {
             match event.kind {
@@ -184,7 +186,7 @@ pub(super) fn is_port_taken(error: &VerbsError) -> bool {
     error.errno() == Some(Errno::ADDRINUSE.raw_os_error())
 }
 
-/// An error if a device cannot do what is wanted of it.
+/// Fails if a device cannot do what is wanted of it.
 pub(super) fn within(what: &'static str, most: u32, wanted: u32) -> Result<(), ConnectError> {
     if wanted > most { Err(ConnectError::Limit { what, most, wanted }) } else { Ok(()) }
 }
@@ -200,8 +202,8 @@ impl Completions {
         Self { queue: Arc::clone(queue), is_armed: false }
     }
 
-    /// Whether it is time to sleep on the queue's channel. The first time this only asks for an event: what completed
-    /// before that makes none, so that the queue is to be polled once more.
+    /// Whether it is time to sleep on the queue's channel. The first call only asks for an event: completions before
+    /// that cause no event, so the queue must be polled once more.
     pub(super) fn may_sleep(&mut self) -> Result<bool, LaneError> {
         if self.is_armed {
             return Ok(true);
@@ -211,7 +213,7 @@ impl Completions {
         Ok(false)
     }
 
-    /// Takes the event that has made the channel readable; whether there was one.
+    /// Takes the event that has made the channel readable. Returns whether there was one.
     pub(super) fn take_event(&mut self) -> Result<bool, LaneError> {
         let taken = self.queue.take_event()?;
         self.is_armed &= !taken;

@@ -1,5 +1,5 @@
-//! Bringing up a connection: the control queue pair first, for the handshake; the payload queue pair when both ends
-//! have agreed.
+//! Brings up a connection: first the control queue pair, for the handshake, then the payload queue pair,
+//! when both ends have agreed.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -23,14 +23,14 @@ use super::{Adapters, Endpoint, LaneRequest, RegisterError, Unavailable, sleep_o
 use crate::fault::errno_of;
 use crate::transport::{Lane, LaneError, Medium, Report};
 
-/// How long the end that connected waits for an answer to its first message before it sends another.
+/// How long the connecting end waits for an answer to its first message before it sends another one.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 
-/// Handshake messages that may wait to be read.
+/// Maximum number of handshake messages that wait to be read.
 const INBOX_MAX: usize = 64;
 
-/// The words for a status of the connection manager: an error number below 0, or the reason in an InfiniBand REJ message,
-/// above it.
+/// Describes a status of the connection manager: an error number if negative, otherwise the reason in
+/// an InfiniBand REJ message.
 fn words(status: i32) -> String {
     match status {
         ..0 => std::io::Error::from_raw_os_error(status.saturating_neg()).to_string(),
@@ -46,15 +46,15 @@ pub enum ConnectError {
     /// The deadline passed.
     #[error("timed out: {0}")]
     Timeout(&'static str),
-    /// The peer refused, or nobody listens there.
+    /// The peer refused, or no program listens there.
     #[error("refused by the peer ({})", words(*.0))]
     Rejected(i32),
-    /// The address or the route to it cannot be resolved from here, or nothing answers there.
+    /// The address or the route to it cannot be resolved from here, or no host answers there.
     #[error("{what}: {}", words(*.status))]
     Unreachable {
-        /// The step.
+        /// The step that failed.
         what: &'static str,
-        /// The kernel's status, mostly a negative errno.
+        /// The kernel's status, usually a negative errno.
         status: i32,
     },
     /// This host has no RDMA.
@@ -63,20 +63,20 @@ pub enum ConnectError {
     /// The pool cannot be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// The device cannot do what the pool needs.
+    /// The device cannot do what the pool requires.
     #[error("the RDMA device allows {most} {what}, {wanted} are needed")]
     Limit {
-        /// The resource.
+        /// The limited resource.
         what: &'static str,
         /// The device's limit.
         most: u32,
-        /// What was wanted.
+        /// The amount that was wanted.
         wanted: u32,
     },
-    /// The connection was up and broke.
+    /// The connection was up and then broke.
     #[error(transparent)]
     Lost(#[from] LaneError),
-    /// A call failed here.
+    /// A local verbs call failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     /// The operating system refused a thread or a descriptor.
@@ -84,14 +84,14 @@ pub enum ConnectError {
     Os(Errno),
 }
 
-/// Connects to a listener, from `local`.
+/// Connects from `local` to a listener.
 ///
-/// The pool of `adapters` is registered on the device of `local` first, if that has not been done.
+/// First registers the pool of `adapters` on the device of `local`, if that has not been done yet.
 ///
 /// # Errors
 ///
-/// [`ConnectError::Timeout`] when `deadline` passes, whatever the kernel is still waiting for: its call, which may take
-/// minutes, is left to a thread that cleans up after it.
+/// [`ConnectError::Timeout`] if `deadline` passes, whatever the kernel is still waiting for. Its call, which may take
+/// minutes, is left to a thread that cleans up afterwards.
 pub fn connect(
     adapters: &Adapters,
     local: &Endpoint,
@@ -104,8 +104,8 @@ pub fn connect(
     by(deadline, move || dial(registered, &local, remote, &request, deadline))
 }
 
-/// Runs what connects on a thread of its own, since iWARP's connecting is a call that nothing can stop. What comes after
-/// `deadline` is dropped.
+/// Runs `bring_up` on a separate thread, because connecting on iWARP is a call that cannot be interrupted. A result
+/// that comes after `deadline` is dropped.
 fn by<T: Send + 'static>(
     deadline: Instant,
     bring_up: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
@@ -115,7 +115,8 @@ fn by<T: Send + 'static>(
         .name("rd-rdma-connect".to_owned())
         .spawn(move || drop(sender.send(bring_up())))
         .map_err(|error| ConnectError::Os(errno_of(&error)))?;
-    // The thread keeps the deadline itself where it can; it gets a moment to say what it was waiting for.
+    // Where possible, the thread itself observes the deadline. It gets a moment more, to report
+    // what it was waiting for.
     let outcome = receiver.recv_timeout(until(deadline) + Duration::from_millis(50));
     outcome.unwrap_or(Err(ConnectError::Timeout("connecting")))
 }
@@ -132,8 +133,8 @@ fn dial(
     let control = ControlQueue::new(control);
     let role = Role::Connecting { local: local.address, remote };
     let mut connection = Connection::new(control, kit, role);
-    // On iWARP the end that connected must be the first to send. The siw driver overlooks what arrives in the moment
-    // between its answer to the connect request and its taking over the socket, until more arrives.
+    // On iWARP the connecting end must be the first to send. The siw driver overlooks data that arrives after its
+    // answer to the connect request and before it takes over the socket, until more data arrives.
     while !connection.heard {
         connection.control.announce()?;
         let again = deadline.min(Instant::now() + ANNOUNCE_AGAIN);
@@ -149,7 +150,7 @@ fn dial(
     Ok(connection)
 }
 
-/// What a connection is made of, beside its queue pairs.
+/// The resources of a connection, except its queue pairs.
 pub(super) struct Kit {
     pub(super) cm: Cm,
     pub(super) completions: Completions,
@@ -175,12 +176,12 @@ impl Kit {
         Ok(Self { cm, completions, region, registered })
     }
 
-    /// Makes a queue pair of the identifier of a connect request.
+    /// Makes a queue pair from the identifier of a connect request.
     fn adopt(&self, id: Id, make: Make) -> Result<QueuePair, VerbsError> {
         make(self.cm.adopt(id)?, &self.registered, &self.completions.queue, &self.region)
     }
 
-    /// Connects a queue pair.
+    /// Makes a queue pair and connects it.
     fn connect(
         &mut self,
         ends @ (local, remote): (IpAddr, SocketAddr),
@@ -198,7 +199,7 @@ impl Kit {
     }
 }
 
-/// Makes one of a connection's two queue pairs.
+/// Function that makes one of a connection's two queue pairs.
 type Make = fn(Id, &Registered, &Arc<CompletionQueue>, &Arc<MessageRegion>) -> Result<QueuePair, VerbsError>;
 
 fn payload_queue_pair(
@@ -210,7 +211,7 @@ fn payload_queue_pair(
     QueuePair::new(id, registered.domain(), queue, region, payload_depths(registered.pool.count()))
 }
 
-/// Sends and receives of the payload queue pair: one of each for every buffer, and the greeting.
+/// Depths of the payload queue pair: one send and one receive for every buffer, and for the greeting.
 fn payload_depths(buffers: u32) -> Depths {
     Depths { sends: buffers + 1, receives: buffers + 1, segments: 2, inline_bytes: 0 }
 }
@@ -225,12 +226,12 @@ enum Role {
 ///
 /// Dropping it disconnects.
 pub struct Connection {
-    /// Before what it uses.
+    /// Declared first, because it must be dropped before the resources that it uses.
     control: ControlQueue,
     kit: Kit,
     role: Role,
     inbox: VecDeque<Vec<u8>>,
-    /// How often the peer has said that it is ready.
+    /// How many times the peer has said that it is ready.
     peer_ready: u8,
     greeted: bool,
     heard: bool,
@@ -248,7 +249,7 @@ impl Connection {
         Self { control, kit, role, inbox, peer_ready, greeted, heard }
     }
 
-    /// Accepts a request whose ticket was right, and waits until the peer has been heard.
+    /// Accepts a request with the right ticket, and waits until the peer has been heard.
     pub(super) fn accept(
         registered: Arc<Registered>,
         medium: Medium,
@@ -260,7 +261,7 @@ impl Connection {
         let control = kit.adopt(id, control::queue_pair)?;
         control.id().accept(&parameters(&[]))?;
         let mut connection = Self::new(ControlQueue::new(control), kit, Role::Accepting { arrivals });
-        // On iWARP nothing may be sent here before the end that connected has sent.
+        // On iWARP, nothing may be sent here before the connecting end has sent.
         while !connection.heard {
             connection.step("waiting for the peer's first message", deadline)?;
         }
@@ -268,7 +269,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The peer's address, as the kernel has it.
+    /// The peer's address, as known to the kernel.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.control.queue_pair().and_then(|queue_pair| queue_pair.id().peer_address())
     }
@@ -283,11 +284,11 @@ impl Connection {
         Ok(self.control.send_frame(message)?)
     }
 
-    /// The next handshake message.
+    /// Returns the next handshake message, and waits for it.
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Timeout`] when `deadline` passes, [`ConnectError::Lost`] when the connection breaks.
+    /// [`ConnectError::Timeout`] if `deadline` passes, [`ConnectError::Lost`] if the connection breaks.
     pub fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, ConnectError> {
         loop {
             if let Some(message) = self.inbox.pop_front() {
@@ -300,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Takes in what has happened, or sleeps until something has.
+    /// Handles what has happened, or sleeps until something happens.
     fn step(&mut self, what: &'static str, deadline: Instant) -> Result<(), ConnectError> {
         let mut completions = [WorkCompletion::default(); 16];
         let taken = self.kit.completions.queue.poll(&mut completions)?;
@@ -347,15 +348,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Brings up the payload queue pair, bound to this connection by `token` (a secret that both ends made of their
-    /// handshake, and that is accepted once), and makes a lane of both. Both ends call it, with the same token.
+    /// Brings up the payload queue pair, and makes a lane of both queue pairs. `token` binds the payload queue pair to
+    /// this connection: it is a secret that both ends made of their handshake, and it is accepted once. Both ends call
+    /// this, with the same token.
     ///
     /// Control frames that have arrived by now are the first that `report` gets.
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Timeout`] when `deadline` passes, whatever the kernel is still waiting for, as in [`connect`];
-    /// [`ConnectError::Lost`] when the connection breaks.
+    /// [`ConnectError::Timeout`] if `deadline` passes, whatever the kernel is still waiting for, as in [`connect`];
+    /// [`ConnectError::Lost`] if the connection breaks.
     pub fn into_lane(self, token: [u8; 16], deadline: Instant, report: Report) -> Result<Box<dyn Lane>, ConnectError> {
         match self.role {
             Role::Connecting { .. } => by(deadline, move || self.bring_up(token, deadline, report)),
@@ -388,7 +390,7 @@ impl Connection {
                 let payload = self.kit.adopt(id, payload_queue_pair)?;
                 control::receive_greeting(&payload)?;
                 payload.id().accept(&parameters(&[]))?;
-                // By now siw has taken over the socket, and overlooks no first message.
+                // By now siw has taken over the socket, and no longer overlooks a first message.
                 self.kit.cm.await_all(vec![payload.id().key()], EventKind::Established, "accepting", deadline)?;
                 self.control.send_ready()?;
                 while !self.greeted {
@@ -397,7 +399,7 @@ impl Connection {
                 payload
             }
         };
-        // The greeting of the end that connected completes some time later.
+        // The greeting that the connecting end has posted completes some time later.
         let greeting_posted = !self.greeted && matches!(self.role, Role::Connecting { .. });
         lane::start(self.control, payload, self.kit, self.inbox, greeting_posted, report).map_err(ConnectError::Os)
     }

@@ -1,14 +1,15 @@
-//! The control queue pair: whole messages, in order, and never one that finds no receive posted.
+//! The control queue pair: carries whole messages in order, and every message finds a posted receive.
 //!
 //! Each end posts [`SLOTS`] receives before the connection is up, and posts each again as soon as its message has been
-//! copied. Every message begins with the running total of receives posted again, so that the sender knows how many of
-//! its messages may be outstanding. A message that may not go yet waits in a queue.
+//! copied. Every message begins with the running total of reposted receives, which tells the sender how many of its
+//! messages may be outstanding. A message that may not be sent yet waits in a queue.
 //!
 //! # Invariants
 //!
-//! * `sent - peer_reposted <= SLOTS`; both are running totals, of messages, that wrap.
-//! * A frame is sent only while fewer than `SLOTS - RESERVED` are outstanding, so that both ends can always announce: an
-//!   end owes at most two announcements before the peer must have read the first (one for each half of `SLOTS`).
+//! * `sent - peer_reposted <= SLOTS`. Both are running totals of messages, which wrap.
+//! * A frame is sent only while fewer than `SLOTS - RESERVED` messages are outstanding, so that both ends
+//!   can always announce: an end owes at most two announcements before the peer must have read the first
+//!   (one for each half of `SLOTS`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,31 +22,32 @@ use rd_verbs::{
 use super::devices::Registered;
 use crate::transport::{CONTROL_QUEUE_MAX, LaneError};
 
-/// Receives, and sends, that each end has for control messages. Part of the protocol: both ends count on it.
+/// Number of receives, and of sends, that each end has for control messages. Part of the
+/// protocol: both ends rely on it.
 pub(super) const SLOTS: u32 = 32;
 
-/// Of those, what only announcements may use.
+/// Number of the [`SLOTS`] that only announcements may use.
 const RESERVED: u32 = 4;
 
-/// Unannounced receives that make an announcement of their own due.
+/// Number of unannounced receives at which a separate announcement is due.
 const ANNOUNCE_AT: u32 = SLOTS / 2;
 
-/// The running total (u32, little-endian), the kind (u8), and zeroes.
+/// Length of the prefix: the running total (u32, little-endian), the kind (u8), and zeros.
 const PREFIX_BYTES: usize = 8;
 
 const SLOT_BYTES: usize = (PREFIX_BYTES + CONTROL_BYTES_MAX).next_multiple_of(64);
 
-/// Memory that each connection registers beside the pool, in bytes: it counts as locked.
+/// Memory that each connection registers in addition to the pool, in bytes. It counts as locked memory.
 pub const CONNECTION_LOCKED_BYTES: usize = (2 * SLOTS as usize + 1) * SLOT_BYTES;
 
-/// The slot that the first message of the payload queue pair is sent from or received into.
+/// The slot for the first message of the payload queue pair, at both ends.
 const GREETING_SLOT: u32 = 2 * SLOTS;
 
 const KIND_ANNOUNCEMENT: u8 = 0;
 const KIND_FRAME: u8 = 1;
 const KIND_READY: u8 = 2;
 
-/// What a work request was posted for: its number says it.
+/// The purpose of a work request, encoded in its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     ControlReceive(u32),
@@ -81,7 +83,7 @@ impl Work {
     }
 }
 
-/// The account of one end.
+/// Flow control of one end.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     sent: u32,
@@ -107,14 +109,15 @@ impl Flow {
         self.reposted.wrapping_sub(self.announced) >= ANNOUNCE_AT
     }
 
-    /// Counts a message about to be sent; returns the total that it announces.
+    /// Counts a message that is about to be sent. Returns the total that the message announces.
     fn send(&mut self) -> u32 {
         self.sent = self.sent.wrapping_add(1);
         self.announced = self.reposted;
         self.reposted
     }
 
-    /// Takes in the total of a message that arrived. `None` if it cannot be: the peer is broken.
+    /// Records the total of a message that arrived. `None` if the total is impossible, which means
+    /// that the peer is broken.
     fn arrived(&mut self, total: u32) -> Option<()> {
         if total.wrapping_sub(self.peer_reposted) > self.outstanding() {
             return None;
@@ -128,12 +131,12 @@ impl Flow {
     }
 }
 
-/// What every control message begins with.
+/// The beginning of every control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Prefix {
-    /// Receives that its sender has posted again, modulo 2^32.
+    /// Number of receives that the message's sender has reposted, modulo 2^32.
     total: u32,
-    /// `KIND_…`.
+    /// One of the `KIND_…` constants.
     kind: u8,
 }
 
@@ -145,7 +148,7 @@ impl Prefix {
         bytes
     }
 
-    /// Reads the prefix of a message of `message_bytes`, which has a body as its kind demands.
+    /// Decodes the prefix of a message of `message_bytes`. Fails if the message's length does not suit its kind.
     fn decode(bytes: &[u8], message_bytes: usize) -> Result<Self, LaneError> {
         let [t0, t1, t2, t3, kind, 0, 0, 0] = *bytes else {
             return Err(LaneError::Framing("control message without its prefix"));
@@ -162,33 +165,34 @@ impl Prefix {
     }
 }
 
-/// A message that arrived.
+/// A control message that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Only the running total.
+    /// Carries only the running total.
     Announcement,
     Frame(Vec<u8>),
-    /// The accepting end waits for the payload queue pair's request; the second time, for its first message.
+    /// The accepting end waits for the connect request of the payload queue pair. The second time, it waits for the
+    /// first message on that queue pair.
     Ready,
 }
 
-/// Memory for the control messages of one connection, and for the payload queue pair's greeting.
+/// Allocates memory for the control messages of one connection, and for the payload queue pair's greeting.
 pub(super) fn message_region(domain: &Arc<ProtectionDomain>) -> Result<Arc<MessageRegion>, VerbsError> {
     MessageRegion::new(domain, 2 * SLOTS + 1, SLOT_BYTES).map(Arc::new)
 }
 
-/// Posts the receive for the greeting. Before any other receive, since it is the first message.
+/// Posts the receive for the greeting. Must be the first receive posted, because the greeting is the first message.
 pub(super) fn receive_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
     payload.receive_message(Work::Greeting.encode(), GREETING_SLOT)
 }
 
-/// Sends the greeting. On iWARP the end that connected must be the first to send.
+/// Sends the greeting. On iWARP the connecting end must be the first to send.
 pub(super) fn send_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
     let length = payload.messages().write(GREETING_SLOT, &[&[0; PREFIX_BYTES]]);
     payload.send_message(Work::Greeting.encode(), GREETING_SLOT, length)
 }
 
-/// Makes a control queue pair of `id`, and posts its receives.
+/// Makes a control queue pair from `id`, and posts its receives.
 pub(super) fn queue_pair(
     id: Id,
     registered: &Registered,
@@ -203,20 +207,20 @@ pub(super) fn queue_pair(
     Ok(queue_pair)
 }
 
-/// The control queue pair with its account.
+/// The control queue pair with its flow control.
 pub(super) struct ControlQueue {
     queue_pair: Option<QueuePair>,
-    /// Nothing is posted any more.
+    /// Whether nothing is posted any more.
     ending: bool,
     flow: Flow,
     free_slots: Vec<u32>,
     backlog: VecDeque<Vec<u8>>,
-    /// Work requests that have not completed.
+    /// Number of work requests that have not completed.
     posted: usize,
 }
 
 impl ControlQueue {
-    /// The account of a queue pair that [`queue_pair`] has made.
+    /// Takes a queue pair that [`queue_pair`] has made.
     pub(super) fn new(queue_pair: QueuePair) -> Self {
         Self {
             queue_pair: Some(queue_pair),
@@ -228,34 +232,34 @@ impl ControlQueue {
         }
     }
 
-    /// The queue pair, until it is taken.
+    /// The queue pair; `None` once it has been taken.
     pub(super) fn queue_pair(&self) -> Option<&QueuePair> {
         self.queue_pair.as_ref()
     }
 
-    /// From now on nothing is posted, and what is given to be sent is dropped. What has arrived can still be read.
+    /// From now on, posts nothing and drops frames given to be sent. Messages that have arrived can still be read.
     pub(super) fn begin_end(&mut self) {
         self.ending = true;
         self.backlog.clear();
     }
 
-    /// Takes the queue pair, and with it the last of what holds the device.
+    /// Takes the queue pair, which is the last object here that holds the device.
     pub(super) fn take_queue_pair(&mut self) -> Option<QueuePair> {
         self.begin_end();
         self.queue_pair.take()
     }
 
-    /// Work requests that have not completed.
+    /// Number of work requests that have not completed.
     pub(super) fn posted(&self) -> usize {
         self.posted
     }
 
-    /// Whether everything given to be sent has been sent.
+    /// Whether all frames given to be sent have been sent.
     pub(super) fn is_flushed(&self) -> bool {
         self.backlog.is_empty() && self.free_slots.len() == SLOTS as usize
     }
 
-    /// Whether a frame waits for the peer to post receives.
+    /// Whether a frame waits until the peer posts receives.
     pub(super) fn has_frames_waiting(&self) -> bool {
         !self.backlog.is_empty()
     }
@@ -276,8 +280,8 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Sends a message that carries only the total, if there is room for one. On iWARP the end that connected must be
-    /// the first to send.
+    /// Sends a message that carries only the running total, if there is room for one. On iWARP the connecting end
+    /// must be the first to send.
     pub(super) fn announce(&mut self) -> Result<(), LaneError> {
         if self.flow.may_announce() && !self.free_slots.is_empty() {
             self.post(KIND_ANNOUNCEMENT, &[])?;
@@ -302,7 +306,7 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Takes in a send or receive of this queue pair that has completed well, and sends what may be sent now.
+    /// Handles a successful completion of this queue pair, and sends what may be sent now.
     pub(super) fn completed(&mut self, completion: &WorkCompletion) -> Result<Option<Message>, LaneError> {
         self.note_done();
         let message = match Work::of(completion) {
@@ -325,8 +329,8 @@ impl ControlQueue {
         Ok(message)
     }
 
-    /// Counts a send or receive of this queue pair that has completed, be it that it failed or was flushed. A device may
-    /// say so of one that it had refused.
+    /// Counts a completed send or receive of this queue pair, also if it failed or was flushed. A device may report the
+    /// completion of a work request that it had refused.
     pub(super) fn note_done(&mut self) {
         self.posted = self.posted.saturating_sub(1);
     }
@@ -365,14 +369,14 @@ mod tests {
         assert_eq!(numbers.len(), all.len());
     }
 
-    /// Both ends send as much as they may, with messages delivered and read in an order drawn from the seed: no more
+    /// Both ends send as much as they may, and messages are delivered and read in an order drawn from the seed. No more
     /// than `SLOTS` are ever outstanding, and neither end ever stands still.
     #[test]
     fn both_ends_always_get_on() {
         for seed in 1..=200u64 {
             let mut random = seed;
             let mut ends = [Flow::default(), Flow::default()];
-            // What each end has sent and the other not read: the totals.
+            // The totals that each end has sent and the other has not read.
             let mut wires = [VecDeque::new(), VecDeque::new()];
             let mut frames_left = [3000u32, if seed % 3 == 0 { 0 } else { 3000 }];
             let mut steps = 0;

@@ -21,21 +21,21 @@ use crate::transport::{Medium, Pool};
 const ENODEV: i32 = Errno::NODEV.raw_os_error();
 const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
 
-/// How often a device's presence is looked up. The kernel announces a removal only to those connected through
-/// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go. Not more
-/// often: each check interrupts a thread that polls a queue all the time.
+/// How often the presence of a device is checked. The kernel announces a removal only to processes connected through
+/// rdma_cm. Depending on the order in which its modules were loaded, even these are not told before they have released
+/// the device. More frequent checks would not be free: each one interrupts a thread that polls a queue all the time.
 const PRESENCE_CHECK: Duration = Duration::from_millis(300);
 
-/// How often a device that is going is tried to be closed, until its last user has let go.
+/// How often closing a removed device is tried, until its last user has released it.
 const RELEASE_RETRY: Duration = Duration::from_millis(5);
 
-/// After this long it is tried less often: something still has it.
+/// How long a device may stay in use before closing it is tried less often.
 const RELEASE_PROMPTLY: Duration = Duration::from_secs(2);
 
-/// Vendors that the software devices made up: siw, rxe, and rxe of old.
+/// Vendor numbers that the software devices invented: siw, rxe, and old versions of rxe.
 const SOFTWARE_VENDORS: [u32; 3] = [0x0062_6d74, 0x00ff_ffff, 0];
 
-/// An address of this host that has an RDMA device behind it.
+/// An address of this host that belongs to an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// The kernel's name of the device, such as `mlx5_0`.
@@ -44,14 +44,14 @@ pub struct Endpoint {
     pub medium: Medium,
     /// The address.
     pub address: IpAddr,
-    /// Leading bits of the address that name its subnet.
+    /// Number of leading bits of the address that identify its subnet.
     pub prefix_bits: u8,
-    /// Rate of its port in megabits per second; 0 if unknown. Software devices make theirs up.
+    /// Rate of the port in megabits per second; 0 if unknown. Software devices invent theirs.
     pub rate_mbps: u32,
 }
 
 impl Endpoint {
-    /// As it is offered to a peer, listened on at `port`.
+    /// Returns the endpoint as it is offered to a peer, listening on `port`.
     pub fn offered(&self, port: u16) -> Offered {
         Offered {
             hardware: self.medium == Medium::RdmaHardware,
@@ -65,13 +65,13 @@ impl Endpoint {
 /// Why this host has no RDMA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
-    /// No libraries, or no support in the kernel.
+    /// The libraries or the kernel's support are missing.
     #[error(transparent)]
     NotInstalled(#[from] LoadError),
     /// There is no RDMA device.
     #[error("no RDMA device")]
     NoDevice,
-    /// There is a device, but no address of this host reaches it.
+    /// There is a device, but no address of this host belongs to it.
     #[error("no RDMA device has an IP address")]
     NoAddress,
     /// Something else failed.
@@ -89,19 +89,20 @@ impl From<VerbsError> for Unavailable {
     }
 }
 
-/// Every RDMA-capable address of this host: of all interfaces that are up, but loopback and IPv6 link-local.
+/// Returns every RDMA-capable address of this host: addresses of all interfaces that are up, except loopback
+/// and IPv6 link-local ones.
 ///
-/// Takes some milliseconds. The devices found stay open, and watched, until they go or the process ends.
+/// Takes some milliseconds. The devices found stay open and watched until they go or the process ends.
 ///
 /// # Errors
 ///
-/// Why there is none, in words for a person.
+/// Why there is no such address, in readable words.
 pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
     let channel = EventChannel::new()?;
     let mut found = Vec::new();
     for interface in interface_addresses()? {
         let mut probe = Id::new(&channel)?;
-        // What has no device behind it answers ENODEV, EINVAL or success without a device.
+        // For an address without a device, binding fails with ENODEV or EINVAL, or succeeds without a device.
         if probe.bind(SocketAddr::new(interface.address, 0)).is_err() || !probe.has_device() {
             continue;
         }
@@ -122,15 +123,15 @@ pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
     if !found.is_empty() {
         return Ok(found);
     }
-    // librdmacm itself remembers a device that has gone until there is another.
+    // sysfs is checked, because librdmacm itself remembers a removed device until there is another one.
     let any = std::fs::read_dir("/sys/class/infiniband_verbs")
         .is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| entry.path().is_dir())));
     Err(if any { Unavailable::NoAddress } else { Unavailable::NoDevice })
 }
 
-/// Called when a device goes. Everything made on it must be dropped at once.
+/// Called when a device goes. Everything made on the device must be dropped at once.
 pub(super) trait Subscriber: Send + Sync {
-    /// Called from the watching thread; must not block for longer than it takes to drop a few verbs objects.
+    /// Called from the watching thread. Must not block for longer than dropping a few verbs objects takes.
     fn device_gone(&self, device: &str);
 }
 
@@ -140,7 +141,7 @@ impl Subscriber for Wake {
     }
 }
 
-/// A device in use. An owner subscribes, or does not keep it for long.
+/// A device in use. Its owner must subscribe, or must not keep it for long.
 #[derive(Clone)]
 pub(super) struct Held {
     pub(super) device: Arc<Device>,
@@ -158,20 +159,20 @@ impl Held {
         self.watch.gone.load(Ordering::Acquire)
     }
 
-    /// From now on `subscriber` is called when the device goes; if that has happened already, at once.
+    /// From now on, calls `subscriber` when the device goes. If it has gone already, calls `subscriber` at once.
     pub(super) fn subscribe(&self, subscriber: &Arc<impl Subscriber + 'static>) {
         let weak: Weak<dyn Subscriber> = Arc::downgrade(subscriber) as _;
         let mut subscribers = lock(&self.watch.subscribers);
         subscribers.retain(|known| known.strong_count() > 0);
         subscribers.push(weak);
-        // Under the lock: the watching thread sets `gone` before it takes the list.
+        // Checked while the list is locked, because the watching thread sets `gone` before it takes the list.
         if self.is_gone() {
             drop(subscribers);
             subscriber.device_gone(&self.device.name());
         }
     }
 
-    /// Has the device treated as gone: for a caller that learns it before the watching thread.
+    /// Has the device treated as gone, for a caller that learns of the removal before the watching thread.
     pub(super) fn report_gone(&self) {
         if !self.watch.gone.swap(true, Ordering::AcqRel)
             && let Ok(registry) = registry()
@@ -181,18 +182,18 @@ impl Held {
     }
 }
 
-/// One open device.
+/// An open device in the registry.
 struct Entry {
     held: Held,
-    /// Where the identifier that holds the device open has its events.
+    /// Event channel of the identifier that holds the device open.
     channel: Arc<EventChannel>,
     name: String,
-    /// Its directory in sysfs. The first thing to go with the device.
+    /// The device's directory in sysfs, which is the first thing to vanish when the device goes.
     sysfs_path: String,
 }
 
 impl Entry {
-    /// Whether anything says that the device is going.
+    /// Whether any source says that the device is going.
     fn has_gone(&self) -> bool {
         let mut gone = self.held.is_gone();
         while let Ok(Some(event)) = self.channel.next_event() {
@@ -205,7 +206,7 @@ impl Entry {
     }
 }
 
-/// The open devices of this process. librdmacm keeps one context for each device, so there is one list.
+/// The open devices of this process. There is one list, because librdmacm keeps one context for each device.
 struct Registry {
     open: Mutex<Vec<Entry>>,
     wake: Wake,
@@ -226,7 +227,7 @@ fn registry() -> Result<&'static Registry, VerbsError> {
     Ok(known.insert(registry))
 }
 
-/// Opens the device that has this address, or takes the one that is open.
+/// Opens the device that has this address, or returns it if it is open already.
 pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
     let registry = registry()?;
     let mut open = lock(&registry.open);
@@ -237,13 +238,13 @@ pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
         if entry.held.device.is_same(&device) {
             return Ok(entry.held.clone());
         }
-        // Another device of that name: the one known here has gone.
+        // Another device has this name now, so the known device has gone.
         entry.held.report_gone();
     }
     let device = Arc::new(device);
     let sysfs_path = device.sysfs_path();
     if !exists(&sysfs_path) {
-        // Its removal has begun, and rdma_cm has not heard of it yet.
+        // The device's removal has begun, but rdma_cm does not know of it yet.
         return Err(VerbsError::Call { call: "rdma_bind_addr", errno: ENODEV });
     }
     let watch = Arc::new(Watch { gone: AtomicBool::new(false), subscribers: Mutex::new(Vec::new()) });
@@ -258,7 +259,7 @@ fn exists(path: &str) -> bool {
     std::path::Path::new(path).exists()
 }
 
-/// The watching thread: lives as long as the process.
+/// Body of the watching thread, which lives as long as the process.
 fn watch(registry: &Registry) {
     let mut going: Vec<(Instant, Arc<Device>)> = Vec::new();
     loop {
@@ -281,7 +282,7 @@ fn watch(registry: &Registry) {
                 (_, false) => RELEASE_RETRY,
             };
         }
-        // Not under the lock on the list: a subscriber may be opening another device.
+        // The list is unlocked here, because a subscriber may be opening another device.
         for entry in gone {
             entry.held.watch.gone.store(true, Ordering::Release);
             let subscribers = std::mem::take(&mut *lock(&entry.held.watch.subscribers));
@@ -292,7 +293,7 @@ fn watch(registry: &Registry) {
         }
         going = going.into_iter().filter_map(|(since, device)| Some((since, device.release().err()?))).collect();
 
-        // Duplicates of what is held, since the list may change while this thread sleeps.
+        // Clones of the handles, because the list may change while this thread sleeps.
         let sources: Vec<(Arc<Device>, Arc<EventChannel>)> = lock(&registry.open)
             .iter()
             .map(|entry| (Arc::clone(&entry.held.device), Arc::clone(&entry.channel)))
@@ -311,15 +312,15 @@ fn watch(registry: &Registry) {
 /// Why the pool could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// The limit on locked memory is too small.
+    /// The limit on locked memory is too low.
     #[error("registering {wanted_bytes} bytes with the RDMA device passes the locked-memory limit of {limit_bytes}")]
     MemoryLock {
-        /// RLIMIT_MEMLOCK, soft, in bytes.
+        /// The soft RLIMIT_MEMLOCK, in bytes.
         limit_bytes: u64,
-        /// What was to be registered, in bytes.
+        /// Number of bytes to be registered.
         wanted_bytes: u64,
     },
-    /// There is no such device any more.
+    /// The device no longer exists.
     #[error("RDMA device {0} is gone")]
     DeviceGone(String),
     /// Something else failed.
@@ -328,7 +329,7 @@ pub enum RegisterError {
 }
 
 impl RegisterError {
-    /// A failed registration. The kernel answers ENOMEM where the limit is passed.
+    /// Converts a failed registration. The kernel returns ENOMEM if the limit is exceeded.
     pub(super) fn registering(error: VerbsError, wanted_bytes: usize) -> Self {
         match (error.errno(), getrlimit(Resource::Memlock).current) {
             (Some(ENOMEM), Some(limit_bytes)) => Self::MemoryLock { limit_bytes, wanted_bytes: wanted_bytes as u64 },
@@ -337,9 +338,9 @@ impl RegisterError {
     }
 }
 
-/// One pool, registered on each device when that is first used: a protection domain and one region for each.
+/// One pool, registered on each device when the device is first used, with a protection domain and one region for each.
 ///
-/// What is on a device is dropped when the device goes.
+/// When a device goes, everything on it is dropped.
 pub struct Adapters {
     pool: Arc<Pool>,
     registered: Arc<RegisteredDevices>,
@@ -350,13 +351,13 @@ struct RegisteredDevices(Mutex<HashMap<String, Arc<Registered>>>);
 
 impl Subscriber for RegisteredDevices {
     fn device_gone(&self, device: &str) {
-        // Out of the lock before it is dropped.
+        // Dropped after the lock has been released.
         let registered = lock(&self.0).remove(device);
         drop(registered);
     }
 }
 
-/// The pool on one device.
+/// The pool's registration on one device.
 pub(super) struct Registered {
     region: MemoryRegion,
     pub(super) pool: Arc<Pool>,
@@ -374,22 +375,22 @@ impl Registered {
 }
 
 impl Adapters {
-    /// For this pool; nothing is registered yet.
+    /// Takes a pool. Nothing is registered yet.
     pub fn new(pool: Arc<Pool>) -> Self {
         pool.pin();
         Self { pool, registered: Arc::default() }
     }
 
-    /// Registers the pool on an endpoint's device now, to learn early whether that is allowed.
+    /// Registers the pool on an endpoint's device now, so that the caller learns early whether that is allowed.
     ///
     /// # Errors
     ///
-    /// [`RegisterError::MemoryLock`] asks for a smaller pool or a higher limit.
+    /// [`RegisterError::MemoryLock`] if a smaller pool or a higher limit is needed.
     pub fn register(&self, endpoint: &Endpoint) -> Result<(), RegisterError> {
         self.on(endpoint).map(drop)
     }
 
-    /// The pool as it is registered on an endpoint's device.
+    /// Returns the pool's registration on an endpoint's device.
     pub(super) fn on(&self, endpoint: &Endpoint) -> Result<Arc<Registered>, RegisterError> {
         let mut registered = lock(&self.registered.0);
         if let Some(known) = registered.get(&endpoint.device)
@@ -408,14 +409,14 @@ impl Adapters {
         let pool = Arc::clone(&self.pool);
         let new = Arc::new(Registered { region, pool, held: held.clone() });
         registered.insert(held.device.name(), Arc::clone(&new));
-        // Subscribing may call back at once, into the lock held here.
+        // Unlocked first, because subscribing may call back at once and take the same lock.
         drop(registered);
         held.subscribe(&self.registered);
         Ok(new)
     }
 }
 
-/// A panic elsewhere leaves these maps whole: each change is one call.
+/// Locks a map, even after a panic elsewhere: the maps stay consistent, because each change is one call.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
 //! The lane: two connected queue pairs, one completion queue, and the thread that polls it.
 //!
-//! Work is posted from the owner's thread. Completions, connection events and the end of the lane are the lane
-//! thread's, and it alone reports.
+//! The owner's thread posts work. The lane thread handles completions, connection events and the end of the
+//! lane, and it alone reports.
 //!
 //! # Invariants
 //!
-//! * A buffer that is posted is in `Shared::slots`, under its number, and nowhere else.
-//! * The queue pairs are destroyed before a buffer that was posted on them is given back without its completion.
-//! * No verbs object outlives the lane thread: when that has reported `Down`, the device may go.
+//! * A posted buffer is in `Shared::slots`, under its number, and nowhere else.
+//! * The queue pairs are destroyed before a buffer posted on them is given back without its completion.
+//! * No verbs object outlives the lane thread. Once that thread has reported `Down`, the device may go.
 
 #![allow(unsafe_code, reason = "what is posted must outlive its completion: proved here")]
 
@@ -30,16 +30,17 @@ use super::{ConnectError, Wake, sleep_on};
 use crate::fault::errno_of;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report, unmapped};
 
-/// Completions taken at once.
+/// Maximum number of completions taken at once.
 const BATCH: usize = 32;
 
-/// Longest sleep of the lane thread; it is woken before for all that matters.
+/// Longest sleep of the lane thread. Every event that matters wakes it earlier.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// How long `close` waits for control frames to be sent.
 const CLOSE_FLUSH: Duration = Duration::from_millis(100);
 
-/// How long a disconnected queue pair gets to give its work back, before it is moved to its error state, and after.
+/// How long a disconnected queue pair may take to return its work requests, both before and after it is
+/// moved to its error state.
 const DRAIN: Duration = Duration::from_millis(50);
 
 struct Shared {
@@ -49,20 +50,20 @@ struct Shared {
     control: Mutex<ControlQueue>,
     /// The addresses of this end and of the other.
     way: Option<[IpAddr; 2]>,
-    /// By buffer number: what is posted, and payload bytes of it.
+    /// For each buffer number: the posted buffer, and the number of payload bytes posted.
     slots: Vec<Mutex<Option<(Buffer, u32)>>>,
-    /// Chunks that are being sent.
+    /// Number of chunks that are being sent.
     sending: AtomicUsize,
-    /// Bytes of chunks that have been sent, and of those that have come.
+    /// Number of bytes of chunks that have been sent or received.
     moved_bytes: AtomicU64,
-    /// Work requests of the payload queue pair that have not completed.
+    /// Number of work requests of the payload queue pair that have not completed.
     posted: AtomicUsize,
     wake: Arc<Wake>,
     closing: AtomicBool,
-    /// Why the lane must end, found on the owner's thread.
+    /// Why the lane must end, as found on the owner's thread.
     failure: Mutex<Option<LaneError>>,
     started: Instant,
-    /// Microseconds after `started`.
+    /// Time when the peer was last heard, in microseconds after `started`.
     last_heard_us: AtomicU64,
 }
 
@@ -71,14 +72,14 @@ enum Payload {
         queue_pair: QueuePair,
         registered: Arc<Registered>,
     },
-    /// The lane is ending: buffers are kept for its last event.
+    /// The lane is ending. Buffers are kept for its last event.
     Ending,
     /// The last event has been reported.
     Reported,
 }
 
-/// Makes a lane of a connection: its two queue pairs, the control frames that have arrived already, and whether the
-/// greeting has still to complete.
+/// Makes a lane from a connection's two queue pairs. `frames` are control frames that have already arrived, and
+/// `greeting_posted` tells whether the greeting has still to complete.
 pub(super) fn start(
     control: ControlQueue,
     payload: QueuePair,
@@ -182,9 +183,9 @@ impl Drop for RdmaLane {
 
 impl Shared {
     /// Posts a buffer: the first `payload_bytes` of its payload, then its header slot. If the lane is ending, its last
-    /// event gives the buffer back; once that has been reported, this call does.
+    /// event gives the buffer back. Once that event has been reported, this call gives the buffer back.
     fn post(&self, mut buffer: Buffer, work: fn(u32) -> Work, payload_bytes: u32) -> Result<(), Buffer> {
-        // Until it has been posted: the lane thread must not collect the buffers in between.
+        // Locked until the buffer has been posted, so that the lane thread does not collect the buffers in between.
         let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
         if matches!(*payload, Payload::Reported) {
             return Err(buffer);
@@ -202,7 +203,7 @@ impl Shared {
             Segment { address: payload_at, length: payload_bytes, local_key },
             Segment { address: header_at, length: CHUNK_HEADER_BYTES as u32, local_key },
         ];
-        // A length of 0 in a segment means 2 GiB to some adapters.
+        // Some adapters take a segment of length 0 to mean 2 GiB.
         let segments = if payload_bytes == 0 { &segments[1..] } else { &segments[..] };
         self.posted.fetch_add(1, Ordering::AcqRel);
         let work = work(number);
@@ -210,7 +211,7 @@ impl Shared {
             self.sending.fetch_add(1, Ordering::Relaxed);
         }
         let outcome = match work {
-            // SAFETY: the buffer is the only handle to these bytes; it lies in `slots` until the lane thread has
+            // SAFETY: the buffer is the only handle to these bytes. It stays in `slots` until the lane thread has
             // polled this completion or dropped the queue pair. The pool stays mapped by `registered`.
             Work::ChunkSend(_) => unsafe { queue_pair.send(work.encode(), segments) },
             // SAFETY: as above.
@@ -223,25 +224,27 @@ impl Shared {
         Ok(())
     }
 
-    /// A work request has completed, or was refused. As a connection ends a device may say both of one, so this may count
-    /// too much: the lane is ending then, and no buffer is given back for the count's sake.
+    /// Counts a work request that has completed or was refused. When a connection ends, a device may report
+    /// both for the same request, so this may count too many. Then the lane is ending, and no buffer is given
+    /// back because of the count.
     fn note_done(&self) {
         let _ = self.posted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |posted| posted.checked_sub(1));
     }
 
-    /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.
+    /// A separate function, so that its lock is not held while the buffer is reported, because the owner
+    /// may post it again at once.
     fn take_buffer(&self, number: u32) -> Option<(Buffer, u32)> {
         lock(&self.slots[number as usize]).take()
     }
 
-    /// Has the lane thread end the lane. The first reason counts.
+    /// Makes the lane thread end the lane. The first reason counts.
     fn fail(&self, error: LaneError) {
         lock(&self.failure).get_or_insert(error);
         self.wake.wake();
     }
 }
 
-/// The lane thread's own.
+/// State owned by the lane thread.
 struct Poller {
     shared: Arc<Shared>,
     kit: Kit,
@@ -258,14 +261,14 @@ impl Poller {
         self.end(reason);
     }
 
-    /// Handles completions and events until the lane must end; returns why.
+    /// Handles completions and events until the lane must end. Returns the reason.
     fn serve(&mut self) -> LaneError {
         loop {
             let taken = match self.poll_batch() {
                 Ok(taken) => taken,
                 Err(reason) => return reason,
             };
-            // Also while completions flow without end.
+            // Checked even while completions keep coming.
             if let Some(reason) = self.must_end() {
                 return reason;
             }
@@ -296,7 +299,7 @@ impl Poller {
         }
     }
 
-    /// Whether a flag says that the lane must end. Costs no system call, since it is asked after every batch.
+    /// Why the lane must end, if a flag says so. Makes no system call, because it is called after every batch.
     fn must_end(&mut self) -> Option<LaneError> {
         if let Err(reason) = self.kit.cm.check() {
             return Some(reason);
@@ -319,7 +322,8 @@ impl Poller {
         let taken = self.kit.completions.queue.poll(&mut completions)?;
         let mut outcome = Ok(taken);
         for completion in &completions[..taken] {
-            // All of a batch is handled, also behind one that ends the lane: they have been taken from the queue.
+            // The whole batch is handled, even after a completion that ends the lane, because it has
+            // been taken from the queue.
             let handled = self.complete(completion);
             if outcome.is_ok()
                 && let Err(reason) = handled
@@ -335,18 +339,18 @@ impl Poller {
         if !completion.is_success() {
             match work {
                 Work::ControlReceive(_) | Work::ControlSend(_) => lock(&self.shared.control).note_done(),
-                // The buffer stays in its slot, for the last event.
+                // The buffer stays in its slot for the last event.
                 _ => self.shared.note_done(),
             }
-            // A flushed one only says that the queue pair had ended before, and that is the peer's doing: our own end
-            // begins by leaving this loop.
+            // A flushed completion only says that the queue pair had ended before. That was the peer's doing, because
+            // this end begins to end the lane by leaving this loop.
             return Err(match completion.is_flushed() {
                 true => LaneError::PeerClosed,
                 false => LaneError::Completion(completion.reason()),
             });
         }
         let is_receive = matches!(work, Work::ControlReceive(_) | Work::ChunkReceive(_));
-        // A send completes when the peer's adapter has acknowledged it, but on iWARP when TCP has taken it.
+        // A send completes when the peer's adapter has acknowledged it; on iWARP, when TCP has taken it.
         if is_receive || !self.kit.cm.held.device.is_iwarp() {
             let now = u64::try_from(self.shared.started.elapsed().as_micros()).unwrap_or(u64::MAX);
             self.shared.last_heard_us.store(now, Ordering::Relaxed);
@@ -384,7 +388,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Ends the lane: both queue pairs are disconnected, drained and destroyed, then the last event is reported.
+    /// Ends the lane: disconnects, drains and destroys both queue pairs, then reports the last event.
     fn end(mut self, reason: LaneError) {
         let reason = match (reason, self.kit.cm.check()) {
             (LaneError::PeerClosed | LaneError::Completion(_), Err(gone)) => gone,
@@ -396,10 +400,10 @@ impl Poller {
             std::mem::replace(&mut *payload, Payload::Ending)
         };
         lock(&self.shared.control).begin_end();
-        // A device that is going is not waited for: destroying the queue pairs ends all work on them, too.
+        // A device that is going is not waited for, because destroying the queue pairs also ends all work on them.
         let device_gone = matches!(reason, LaneError::DeviceGone(_));
         self.on_queue_pairs(&payload, |queue_pair| {
-            // It fails where the peer was first, which is as good.
+            // Disconnecting fails if the peer was first, which is just as good.
             let _ = queue_pair.id().disconnect();
         });
         if !self.drain(if device_gone { Duration::ZERO } else { DRAIN }) && !device_gone {
@@ -413,7 +417,7 @@ impl Poller {
         drop(control);
 
         let Self { shared, kit, report, .. } = self;
-        // Everything on the device goes before the event, which its owner may take as leave to wait for the device.
+        // Everything on the device is dropped before the event, after which the owner may wait for the device.
         drop(kit);
         let buffers = {
             let mut payload = shared.payload.write().unwrap_or_else(PoisonError::into_inner);
@@ -432,8 +436,8 @@ impl Poller {
         }
     }
 
-    /// Polls until everything posted has come back, or for that `time`; whether it has. What completed well before the
-    /// end is still reported.
+    /// Polls until all posted work has come back, or `time` has passed. Returns whether all has come back. Work that
+    /// completed successfully before the end is still reported.
     fn drain(&mut self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
@@ -454,7 +458,7 @@ impl Poller {
     }
 }
 
-/// What a failed connection says of the lane.
+/// Converts the failure of a connection to the reason why its lane ended.
 fn ended_by(error: ConnectError) -> LaneError {
     match error {
         ConnectError::Lost(reason) => reason,

@@ -1,4 +1,4 @@
-//! Listening on one endpoint: requests without the right ticket are rejected before anything is made for them.
+//! Listens on one endpoint. Requests without the right ticket are rejected before anything is made for them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,22 +21,22 @@ use super::{Adapters, Connection, Endpoint, LaneRequest, Wake, sleep_on};
 use crate::fault::errno_of;
 use crate::transport::Medium;
 
-/// Connections that may be coming up at once; further requests are rejected.
+/// Maximum number of connections that are coming up at once. Further requests are rejected.
 const HALF_OPEN_MAX: usize = 8;
 
-/// A connection that has not come up by then is dropped.
+/// How long a connection may take to come up before it is dropped.
 const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connect requests that the kernel keeps until they are accepted.
+/// Maximum number of connect requests that the kernel keeps until they are accepted.
 const BACKLOG: u16 = 128;
 
-/// Ports of the system's choice that are tried: on iWARP one may be taken by a TCP listener that rdma_cm cannot see.
+/// How many ports of the system's choice are tried. On iWARP, a TCP listener that rdma_cm cannot see may hold a port.
 const EPHEMERAL_TRIES: usize = 8;
 
-/// Longest sleep of the listening thread; it is woken before for all that matters.
+/// Longest sleep of the listening thread. Every event that matters wakes it earlier.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Given each new connection and what it said of itself.
+/// Called with each new connection and its request.
 pub type OnIncoming = Box<dyn Fn(Connection, LaneRequest) + Send + Sync>;
 
 /// Listens on one endpoint until it is dropped or the device goes.
@@ -46,7 +46,7 @@ pub struct Listener {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the listener shares with its threads. Nothing of the device: that goes with the threads.
+/// What the listener shares with its threads. It holds nothing of the device, whose objects belong to the threads.
 struct Shared {
     stop: AtomicBool,
     ended: AtomicBool,
@@ -54,7 +54,7 @@ struct Shared {
     arrivals: Arc<Arrivals>,
 }
 
-/// What a listener for lanes has beside.
+/// The additional state of a listener for lanes.
 struct Lanes {
     registered: Arc<Registered>,
     half_open: AtomicUsize,
@@ -62,10 +62,10 @@ struct Lanes {
     on_incoming: OnIncoming,
 }
 
-/// Starts listening on `local`, on a port of `ports` or else of the system's choice.
+/// Starts listening on `local`, on a port of `ports`, or of the system's choice if `None`.
 ///
-/// `on_incoming` is called for each connection that came with `ticket`, on a thread of its own, so that it may block.
-/// At most 8 connections are coming up at a time.
+/// `on_incoming` is called for each connection that came with `ticket`, on a separate thread, so that it may block. At
+/// most 8 connections are coming up at a time.
 ///
 /// # Errors
 ///
@@ -83,11 +83,11 @@ pub fn listen(
     Listener::start(held, local, ports.as_ref(), Arc::default(), Some(lanes))
 }
 
-/// An identifier that listens at `address`, on a port of `ports` or else of the system's choice.
+/// Returns an identifier that listens at `address`, on a port of `ports`, or of the system's choice if `None`.
 ///
 /// # Errors
 ///
-/// Why it does not; EADDRINUSE if no port is free.
+/// Why listening failed; EADDRINUSE if no port is free.
 fn listening(
     events: &Arc<EventChannel>,
     address: IpAddr,
@@ -135,11 +135,11 @@ impl Listener {
         Ok(Self { address, shared, thread: Some(thread) })
     }
 
-    /// Listens on `local` for single queue pairs, which `arrivals` expects.
+    /// Listens on `local` for single queue pairs that `arrivals` expects.
     ///
     /// # Errors
     ///
-    /// As [`listen`].
+    /// As for [`listen`].
     pub(super) fn for_queue_pairs(
         local: &Endpoint,
         ports: Option<&RangeInclusive<u16>>,
@@ -148,12 +148,12 @@ impl Listener {
         Self::start(hold(local.address)?, local, ports, Arc::clone(arrivals), None)
     }
 
-    /// The port it listens on: rdma_cm's port space, which on iWARP is TCP's.
+    /// The port listened on, in rdma_cm's port space, which on iWARP is TCP's.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Whether it still listens; not once its device has gone.
+    /// Whether the listener still listens. It stops when its device goes.
     pub fn is_listening(&self) -> bool {
         !self.shared.ended.load(Ordering::Acquire)
     }
@@ -169,14 +169,14 @@ impl Drop for Listener {
     }
 }
 
-/// What the listening thread owns.
+/// State owned by the listening thread.
 struct Service {
-    /// Before its channel and device.
+    /// Declared first, because it must be dropped before its channel and device.
     _id: Id,
     events: Arc<EventChannel>,
     held: Held,
     medium: Medium,
-    /// `None` where single queue pairs are awaited and no lanes.
+    /// `None` if only single queue pairs are awaited, and no lanes.
     lanes: Option<Arc<Lanes>>,
     shared: Arc<Shared>,
 }
@@ -191,7 +191,8 @@ impl Service {
                     sleep_on([self.events.as_fd(), shared.wake.as_fd()], IDLE);
                     shared.wake.clear();
                 }
-                // Reading an event failed for one connection's sake; do not spin if it stays so.
+                // Reading an event failed because of one connection. The sleep avoids a busy
+                // loop if the error persists.
                 Err(_) => {
                     sleep_on([shared.wake.as_fd()], Duration::from_millis(10));
                 }
@@ -223,7 +224,7 @@ impl Service {
             return id.reject();
         }
         let (medium, shared) = (self.medium, Arc::clone(&self.shared));
-        // If no thread can be had, the request is dropped with the closure, and so rejected.
+        // If no thread can be started, the request is dropped with the closure, which rejects it.
         let _ = std::thread::Builder::new().name("rd-rdma-accept".to_owned()).spawn(move || {
             let deadline = Instant::now() + HALF_OPEN_TIMEOUT;
             let registered = Arc::clone(&place.0.registered);
@@ -231,7 +232,7 @@ impl Service {
             if let Ok(connection) = accepted
                 && !shared.stop.load(Ordering::Acquire)
             {
-                // Its place is taken until it has authenticated: the ticket travels in clear.
+                // The place stays taken until the connection has authenticated, because the ticket travels in clear.
                 (place.0.on_incoming)(connection, hello);
             }
             drop(place);
@@ -239,7 +240,7 @@ impl Service {
     }
 }
 
-/// One of the places for connections that are coming up.
+/// One of the [`HALF_OPEN_MAX`] places for connections that are coming up.
 struct HalfOpen(Arc<Lanes>);
 
 impl Drop for HalfOpen {
@@ -248,7 +249,7 @@ impl Drop for HalfOpen {
     }
 }
 
-/// Connections that wait for the request of a queue pair, by its token.
+/// Connections that wait for the connect request of a queue pair, by the request's token.
 #[derive(Default)]
 pub(super) struct Arrivals(Mutex<HashMap<[u8; 16], Awaiting>>);
 
@@ -258,13 +259,15 @@ struct Awaiting {
 }
 
 impl Arrivals {
-    /// From now on a request with `token` goes to `post`, and `wake` is woken. One request; further ones are rejected.
+    /// From now on, sends a request with `token` to `post` and wakes `wake`. This holds for one request;
+    /// further ones are rejected.
     pub(super) fn expect(self: &Arc<Self>, token: [u8; 16], post: Sender<Id>, wake: Arc<Wake>) -> Expected {
         lock(&self.0).insert(token, Awaiting { post, wake });
         Expected { arrivals: Arc::clone(self), token }
     }
 
-    /// Hands a request on; one without a known token is rejected as it is dropped.
+    /// Passes a request to the connection that waits for it. A request with an unknown token is
+    /// rejected when it is dropped.
     fn deliver(&self, token: &[u8; 16], id: Id) {
         let awaiting = lock(&self.0).remove(token);
         if let Some(Awaiting { post, wake }) = awaiting
@@ -275,7 +278,7 @@ impl Arrivals {
     }
 }
 
-/// A request to come. Dropping it ends the waiting.
+/// A request that is expected. Dropping this ends the waiting.
 pub(super) struct Expected {
     arrivals: Arc<Arrivals>,
     token: [u8; 16],

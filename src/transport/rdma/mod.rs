@@ -1,27 +1,28 @@
 //! The RDMA transport: reliable queue pairs over rdma_cm, on InfiniBand, RoCE and iWARP.
 //!
-//! A lane is two queue pairs. The *control* queue pair carries control frames and has receives of its own; the
-//! *payload* queue pair carries chunks, each one SEND of two segments (payload, header slot), received into the same
-//! two, so that a payload lands page-aligned where its owner wants it. Only SEND and RECV are used and memory is
-//! registered for local writes, so that no key to it ever leaves the process.
+//! A lane is two queue pairs. The *control* queue pair carries control frames and has receives of its own. The
+//! *payload* queue pair carries chunks. Each chunk is one SEND of two segments (payload, header slot) and is received
+//! into the same two, so that a payload lands page-aligned where its owner wants it. Only SEND and RECV are used, and
+//! memory is registered for local writes only, so that no key to it ever leaves the process.
 //!
-//! No message ever finds no receive posted (which would cost a retry on RoCE and the connection on iWARP): payload is
-//! credited by the session above, control messages by `control`, which counts receives below the lane.
+//! Every message finds a posted receive; otherwise RoCE would need a retry, and iWARP would lose the connection. The
+//! session above the lane credits payload. `control`, which counts receives below the lane, credits control messages.
 //!
 //! # Files
 //!
-//! * `devices`: the process's open devices, what watches them, and the pool registered on them.
-//! * `pairs`: which of our addresses to try with which of the peer's.
-//! * `path`: what an endpoint's packets can be.
-//! * `cm`: identifiers, their events, and completion queues. `request`: what travels with a connect request. `control`: the control queue pair.
-//! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
+//! * `devices`: the process's open devices, the thread that watches them, and the pool registered on them.
+//! * `pairs`: which local addresses to try with which of the peer's addresses.
+//! * `path`: MTU of an endpoint's port.
+//! * `cm`: identifiers, their events, and completion queues. `request`: private data of a connect request.
+//!   `control`: the control queue pair.
+//! * `connection`, `listener`: bringing up a lane from the connecting and the accepting end. `lane`: the lane.
 //! * `bundle`: many queue pairs on one completion queue, for measurements.
 //!
 //! # When a device goes
 //!
-//! The kernel does not finish removing a device while anyone has it open. So one thread watches every device that this
-//! process has opened. When one goes it calls all subscribers: they drop what they have on it, and once
-//! nothing is left the device itself is closed. When it is back, [`endpoints`] finds it again.
+//! The kernel does not finish removing a device while any process has it open. So one thread watches every device that
+//! this process has opened. When a device goes, that thread calls all subscribers, which drop everything they have on
+//! it. Once nothing is left, the device itself is closed. When the device is back, [`endpoints`] finds it again.
 
 pub mod bundle;
 mod cm;
@@ -49,7 +50,7 @@ pub mod fuzz {
     pub use super::control::fuzz::control_messages;
     pub use super::request::fuzz::request;
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// The checked-in corpus: target, name and bytes of each seed.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         [super::control::fuzz::seeds(), super::request::fuzz::seeds()].concat()
     }
@@ -64,7 +65,7 @@ use rustix::io::Errno;
 
 use super::LaneError;
 
-/// Something that a thread sleeping in `poll` can be woken by.
+/// An eventfd that wakes a thread sleeping in `poll`.
 pub(crate) struct Wake(OwnedFd);
 
 impl Wake {
@@ -74,7 +75,7 @@ impl Wake {
     }
 
     fn wake(&self) {
-        // It fails only when its counter is full, and then the thread is awake anyway.
+        // Writing fails only if the counter is full, and then the thread is awake anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -89,7 +90,7 @@ impl AsFd for Wake {
     }
 }
 
-/// Sleeps until one of `descriptors` is readable or `timeout` has passed. Returns which are readable.
+/// Sleeps until one of `descriptors` is readable or `timeout` has passed. Returns which descriptors are readable.
 fn sleep_on<const N: usize>(descriptors: [BorrowedFd<'_>; N], timeout: Duration) -> [bool; N] {
     let mut list = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     sleep(&mut list, timeout);
@@ -100,16 +101,16 @@ fn sleep_on<const N: usize>(descriptors: [BorrowedFd<'_>; N], timeout: Duration)
 fn sleep(list: &mut [PollFd<'_>], timeout: Duration) {
     let timeout =
         Timespec { tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: timeout.subsec_nanos().into() };
-    // An error (EINTR) is a wake-up for nothing, which all callers allow.
+    // An error (EINTR) is a spurious wake-up, which all callers allow.
     let _ = poll(list, Some(&timeout));
 }
 
-/// What is left until `deadline`.
+/// Returns the time left until `deadline`.
 fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// A failed verbs call as the end of a lane.
+/// Converts a failed verbs call to the reason why a lane ended.
 impl From<VerbsError> for LaneError {
     fn from(error: VerbsError) -> Self {
         match error {

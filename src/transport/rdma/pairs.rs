@@ -1,4 +1,4 @@
-//! Which of our addresses to try with which of the peer's.
+//! Which local addresses to try with which of the peer's addresses.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use rd_proto::control::Endpoint as Offered;
 use super::Endpoint;
 use crate::transport::{Medium, same_subnet};
 
-/// Every pair of a local and a remote endpoint that could connect, the best first.
+/// Returns every pair of a local and a remote endpoint that could connect, best first.
 ///
-/// A pair in one subnet comes before one that needs a router, then hardware at both ends before software, then the
-/// faster (by its slower end; an unknown rate is the slowest), then the one to the address that was `reached` by TCP. Otherwise
-/// the order given is kept. IPv4 and IPv6 never pair.
+/// The order is: pairs in one subnet before pairs that need a router; then hardware at both ends before software; then
+/// the faster pair, by its slower end, with an unknown rate slowest; then the pair whose remote address TCP has
+/// `reached`. Equal pairs keep the order given. IPv4 and IPv6 never pair.
 pub fn pairs<'a>(
     local: &'a [Endpoint],
     remote: &'a [Offered],
@@ -77,7 +77,7 @@ mod tests {
         ];
         let order = order(&ours, &theirs);
         assert_eq!(order[..3], ["fast0 10.7.0.2:1", "slow0 10.8.0.2:1", "rxe0 10.9.0.2:1"]);
-        // Through a router: hardware first, faster first, and the software device last of all.
+        // Through a router: hardware first, the faster pair first, and the software device last of all.
         assert_eq!(order[3], "fast0 10.8.0.2:1");
         assert!(order[7..].iter().all(|pair| pair.starts_with("rxe0")), "{order:?}");
     }

@@ -1,20 +1,20 @@
-//! What an endpoint's packets can be, for reports.
+//! The MTU of an endpoint's port, for reports.
 
 use super::Endpoint;
 use super::devices::hold;
 
-/// The properties of an endpoint's port that bound its packets.
+/// The properties of an endpoint's port that limit the size of its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortMtu {
-    /// The MTU in use, in bytes of payload; of no meaning on iWARP.
+    /// The MTU in use, in bytes of payload; meaningless on iWARP.
     pub mtu_bytes: u32,
-    /// The largest MTU that the port can have, in bytes of payload.
+    /// The largest MTU that the port supports, in bytes of payload.
     pub mtu_max_bytes: u32,
-    /// RDMA over TCP, whose segments are the packets.
+    /// Whether the device is iWARP, that is, RDMA over TCP, whose segments are the packets.
     pub is_iwarp: bool,
 }
 
-/// Asks the device of an endpoint; `None` where it has gone.
+/// Asks the device of an endpoint; `None` if the device is gone.
 pub fn port_mtu(endpoint: &Endpoint) -> Option<PortMtu> {
     let held = hold(endpoint.address).ok()?;
     let port = held.device.port().ok()?;

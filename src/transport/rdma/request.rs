@@ -1,8 +1,8 @@
-//! What travels in the private data of a connect request: at most 56 bytes, zero-padded on the way by some transports.
+//! The private data of a connect request: at most 56 bytes, which some transports pad with zeros.
 
 use subtle::ConstantTimeEq;
 
-/// Private data of a connect request, in bytes.
+/// Length of a connect request's private data, in bytes.
 pub(super) const REQUEST_BYTES: usize = 40;
 
 const MAGIC: [u8; 4] = *b"rdpC";
@@ -10,14 +10,14 @@ const VERSION: u8 = 1;
 const KIND_CONTROL: u8 = 1;
 const KIND_PAYLOAD: u8 = 2;
 
-/// What a connection's first queue pair says of itself when it asks to connect.
+/// The connect request of a connection's first queue pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LaneRequest {
-    /// What the listener told its peer over the bootstrap channel; a request without it is rejected unseen.
+    /// The secret that the listener told its peer over the bootstrap channel. A request without it is rejected unseen.
     pub ticket: [u8; 16],
-    /// Which lane of the session this is to be.
+    /// The session's lane that this connection is to become.
     pub index: u16,
-    /// Which generation of that lane.
+    /// The generation of that lane.
     pub generation: u32,
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Debug for LaneRequest {
     }
 }
 
-/// A connect request: for a connection's first queue pair, or for its second.
+/// A connect request for a connection's first or second queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Request {
     Control(LaneRequest),
@@ -59,7 +59,7 @@ impl Request {
         bytes
     }
 
-    /// Reads a request of a peer; `None` for anything that is not exactly one, but for zeroes behind it.
+    /// Decodes a peer's request. `None` unless the bytes are exactly one request, followed only by zeros.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (request, padding) = bytes.split_at_checked(REQUEST_BYTES)?;
         let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);

@@ -1,4 +1,4 @@
-//! What a spool keeps: segments of the stream, and chunks of it that are to be sent.
+//! The contents of a spool: segments of the stream, and chunks of it that are about to be sent.
 
 use std::sync::Arc;
 
@@ -6,26 +6,27 @@ use rd_proto::broadcast::PAGE_BYTES;
 
 use crate::transport::Buffer;
 
-/// Bytes of one segment at most: a chunk's.
+/// Maximum number of bytes in a segment, which is also that of a chunk.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 
-/// The memory that a segment gets is a multiple of this. Chunks are short on a slow line: if they took much more than they hold, a
-/// spool would be full with much less than its bytes, and who is only waiting for another would be taken for slow.
+/// Memory is allotted to segments in multiples of this, in bytes. On a slow line chunks are short. If each took much
+/// more memory than it holds, the spool would be full long before it held its number of bytes, and a host that only
+/// waits for another would be judged slow.
 const ROOM_STEP: usize = 16 << 10;
 
-/// Some of the stream, which never changes.
+/// A part of the stream, which never changes.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub start: u64,
     pub memory: Memory,
 }
 
-/// What a segment is in. Bytes begin at a page, so that they can be written from where they are.
+/// Memory of a segment. The data begins at a page boundary, so that it can be written from where it is.
 #[derive(Debug)]
 pub(super) enum Memory {
-    /// A segment that takes as much room as one of full length, in a buffer: so many bytes of it.
+    /// A buffer and the number of bytes used in it, for a segment that takes as much room as one of full length.
     Whole(Buffer, usize),
-    /// Any other: behind so many bytes that are not used.
+    /// Memory of any other segment. The first `skip` bytes are not used.
     Part { bytes: Vec<u8>, skip: usize },
 }
 
@@ -59,18 +60,18 @@ impl Segment {
         self.start + self.data().len() as u64
     }
 
-    /// What it takes of the spool, in bytes.
+    /// Number of bytes that the segment takes of the spool.
     pub fn room(&self) -> usize {
         room_for(self.data().len())
     }
 }
 
-/// The memory for so many bytes.
+/// Number of bytes of memory for a segment of `bytes` bytes.
 pub(super) fn room_for(bytes: usize) -> usize {
     bytes.next_multiple_of(ROOM_STEP)
 }
 
-/// Some of the stream that is to be sent: at least one byte.
+/// A part of the stream that is to be sent: at least one byte.
 #[derive(Debug)]
 pub struct Chunk {
     pub(super) segments: Vec<Arc<Segment>>,
@@ -79,17 +80,17 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Bytes of it.
+    /// Number of bytes in the chunk.
     pub fn length(&self) -> usize {
         (self.end - self.at) as usize
     }
 
-    /// The bytes, where they lie in one piece.
+    /// The bytes, if they lie in one piece.
     pub fn whole(&self) -> Option<&[u8]> {
         self.pieces().next().filter(|piece| piece.len() == self.length())
     }
 
-    /// Copies it to the beginning of `target`.
+    /// Copies the chunk to the beginning of `target`.
     pub fn copy_to(&self, target: &mut [u8]) {
         let mut rest = target;
         for piece in self.pieces() {

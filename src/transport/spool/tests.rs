@@ -3,7 +3,7 @@ use std::thread;
 use super::*;
 use crate::tree::sync_tests::Maker;
 
-/// A seed from the environment, or a new one; printed.
+/// Returns a seed from the environment, or a new one, and prints it.
 fn seed() -> u64 {
     let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64));
@@ -35,7 +35,7 @@ fn offset_of(mark: &[u8]) -> u64 {
     u64::from_le_bytes(mark.try_into().expect("8 bytes"))
 }
 
-/// Copies the next of the stream, as a session does.
+/// Copies the next part of the stream, as a session does.
 fn fill(output: &SpoolOutput, target: &mut [u8], over: &AtomicBool) -> Result<usize, Outgoing> {
     match output.next(target.len(), over) {
         Outgoing::Chunk(chunk) => {
@@ -58,10 +58,11 @@ fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
         let spool = Spool::new(segments * SEGMENT_BYTES as u64, has_tree, has_next);
         let (mut input, mut output) = (spool.input(), None::<SpoolOutput>);
         let (mut end, mut tree, mut held) = (0, 0, VecDeque::new());
-        // What the host behind has asked for and been sent, and what it said last, and what was said for it.
+        // Offsets: up to where data was sent, where the next host's session began, what the next host asked to be kept,
+        // and up to where the previous host may let go.
         let (mut sent, mut session_from, mut kept, mut said) = (0, 0, 0, 0);
         let mut target = vec![0; 2 << 20];
-        // Of a session that receives; where RDMA has its pool, nothing is exchanged.
+        // Buffers of a session that receives. If RDMA uses its pool, nothing is exchanged.
         let bytes = NonZeroUsize::new(SEGMENT_BYTES).expect("not 0");
         let (pool, mut buffers) = Pool::new(1, bytes).expect("a pool");
         if random.below(4) == 0 {
@@ -105,7 +106,7 @@ fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
                     output.take_mark(&encode_mark(kept)).expect("within what was sent");
                 }
                 10 if has_next => {
-                    // The host behind has died. The one behind it has at least what it was said to have.
+                    // The next host has died. The host behind it has at least as much as was reported for it.
                     let from = kept + random.below(end - kept + 1);
                     assert!(spool.state().places.start <= kept, "case {case}: {:?}", spool.state().places);
                     output = Some(begun(&spool, from));
@@ -119,7 +120,7 @@ fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
                         said = mark;
                     }
                     if random.below(8) == 0 {
-                        // The host before has died.
+                        // The previous host has died.
                         input = spool.input();
                         assert_eq!(input.next_mark().map(|mark| offset_of(&mark)), Some(end));
                     }
@@ -218,7 +219,7 @@ fn who_waits_is_released_when_its_session_is_over() {
     assert_eq!(spool.status().received, (SEGMENTS_MIN * SEGMENT_BYTES) as u64);
 }
 
-/// Takes all that comes for the host behind until there is no more for a while; how much that was.
+/// Takes everything that comes for the next host, until nothing comes for a while. Returns the number of bytes.
 fn pass_on(spool: &Arc<Spool>, lasting: Duration) -> u64 {
     let (output, over) = (begun(spool, 0), AtomicBool::new(false));
     let (mut bytes, mut target) = (0, vec![0; 1 << 20]);
@@ -241,7 +242,7 @@ fn a_tree_that_stands_still_is_left_behind() {
     let spool = Spool::new(0, true, true);
     let over = AtomicBool::new(false);
     let input = spool.input();
-    // It has taken some, and writes it for ever.
+    // The tree has taken a segment, and never finishes writing it.
     let piece = vec![1; SEGMENT_BYTES];
     input.append(&piece, &over).expect("room");
     let Taken::Slice(_held) = spool.take() else { panic!("there is some") };
@@ -281,7 +282,8 @@ fn a_slow_tree_is_not_left_behind_by_the_node_alone() {
     assert!(spool.status().is_behind && matches!(spool.take(), Taken::Gone));
 }
 
-/// Whatever the length of chunks, a spool holds nearly as much as it may: the chain judges by that who waits for whom.
+/// Whatever the length of chunks, a spool holds nearly as much as it may. The chain judges by that
+/// which host waits for which.
 #[test]
 fn short_chunks_fill_a_spool_as_well_as_long_ones() {
     let bytes_max = 32 << 20;

@@ -1,4 +1,4 @@
-//! Connecting by one interface of several.
+//! Connects through a given interface.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-/// Connects to `peer` from the address `local` by its interface, whatever the routes say.
+/// Connects to `peer` from the address `local` through its interface, regardless of the routes.
 ///
 /// # Errors
 ///
-/// What the system answered; a timeout after `within`, which is not 0.
+/// The system's error; a timeout after `within`, which must not be 0.
 pub fn connect_from(interface: &str, local: IpAddr, peer: SocketAddr, within: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(peer), Type::STREAM, None)?;
-    // Since Linux 5.7 everybody may; before, the routes decide, which they do right for networks that differ.
+    // Since Linux 5.7 every user may bind to a device. On older kernels the routes decide, which is
+    // right if the networks differ.
     let _ = socket.bind_device(Some(interface.as_bytes()));
     socket.bind(&SocketAddr::new(local, 0).into())?;
     socket.connect_timeout(&peer.into(), within)?;

@@ -1,4 +1,4 @@
-//! What the system has measured of a connection.
+//! What the kernel has measured about a connection.
 
 #![allow(unsafe_code, reason = "TCP_INFO, which no crate has")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rd_proto::session::LaneState;
 
-/// The system's struct tcp_info (linux/tcp.h) as far as it is used: it is only ever made longer.
+/// The beginning of the kernel's struct tcp_info (linux/tcp.h), as far as it is used. Later kernels only append to it.
 #[repr(C)]
 struct Info {
     _flags_to_rcv_mss: [u32; 6],
@@ -21,9 +21,9 @@ struct Info {
     bytes_received: u64,
 }
 
-/// How a connection does (tcp(7)); `None` where the system does not tell.
+/// Returns the state of a connection (tcp(7)); `None` if the kernel does not tell.
 pub(super) fn state(socket: &TcpStream) -> Option<LaneState> {
-    // SAFETY: a structure of numbers, for which zeros are a value.
+    // SAFETY: a structure of numbers, for which all zeros are a valid value.
     let mut info: Info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the call writes at most `length` bytes of
@@ -34,7 +34,7 @@ pub(super) fn state(socket: &TcpStream) -> Option<LaneState> {
     (failed == 0 && info.rtt > 0).then(|| LaneState {
         round_trip: Some(Duration::from_micros(info.rtt.into())),
         is_unanswered: info.unacked > 0,
-        // What a kernel is too old to count is never answered by it: then nothing is concluded.
+        // A kernel too old to count these bytes returns a shorter structure. Then there is no count.
         moved_bytes: (length as usize == size_of::<Info>()).then(|| info.bytes_acked.wrapping_add(info.bytes_received)),
     })
 }

@@ -1,4 +1,4 @@
-//! What a TCP connection carries, as a function of its bytes: chunks and control frames, one behind the other.
+//! The format of a TCP connection, as a function of its bytes: chunks and control frames in sequence.
 
 use rd_proto::frame::{CHUNK_HEADER_BYTES, CONTROL_BYTES_MAX};
 
@@ -7,26 +7,26 @@ use crate::transport::LaneError;
 /// First byte of a control record.
 const CONTROL_KIND: u8 = b'F';
 
-/// First byte of a chunk: its header's magic.
+/// First byte of a chunk: the magic of its header.
 const CHUNK_KIND: u8 = b'C';
 
-/// Bytes before a control frame: kind, number of chunks so far (modulo 256), length.
+/// Number of bytes before a control frame: kind, number of chunks so far (modulo 256), length.
 const CONTROL_PREFIX_BYTES: usize = 4;
 
-/// Bytes that hold any record but a chunk's payload.
+/// Maximum number of bytes in a record, not counting a chunk's payload.
 pub(super) const RECORD_BYTES_MAX: usize = CONTROL_BYTES_MAX + CONTROL_PREFIX_BYTES;
 
-/// What stands at the front of the bytes that have been received.
+/// The record at the front of the received bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Record<'a> {
-    /// A chunk's header; `wire_bytes` of payload come behind it. Nothing but its first byte has been checked.
+    /// A chunk's header; `wire_bytes` of payload follow. Only the header's first byte has been checked.
     Chunk { header: &'a [u8; CHUNK_HEADER_BYTES], wire_bytes: usize },
     /// A whole control frame, sealed: 1 to [`CONTROL_BYTES_MAX`] bytes.
     Control(&'a [u8]),
 }
 
 impl Record<'_> {
-    /// Bytes that it takes up, without a chunk's payload.
+    /// Number of bytes that the record takes up, without a chunk's payload.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Chunk { .. } => CHUNK_HEADER_BYTES,
@@ -35,7 +35,7 @@ impl Record<'_> {
     }
 }
 
-/// A control frame as it is sent. The number of chunks is put in when it goes, by [`set_chunks`].
+/// Encodes a control frame. [`set_chunks`] fills in the number of chunks when the frame is sent.
 pub(super) fn control_record(sealed: &[u8]) -> Vec<u8> {
     let mut record = Vec::with_capacity(CONTROL_PREFIX_BYTES + sealed.len());
     record.extend([CONTROL_KIND, 0]);
@@ -44,17 +44,17 @@ pub(super) fn control_record(sealed: &[u8]) -> Vec<u8> {
     record
 }
 
-/// Says in a control record how many chunks went before it on this connection, modulo 256.
+/// Sets how many chunks, modulo 256, went before this control record on its connection.
 pub(super) fn set_chunks(record: &mut [u8], chunks: u8) {
     record[1] = chunks;
 }
 
-/// Reads the record at the front of `staged`; `None` while it is not whole. `chunks` have come before it on this
-/// connection, modulo 256. At most [`RECORD_BYTES_MAX`] bytes are ever needed.
+/// Reads the record at the front of `staged`; `None` while the record is incomplete. `chunks` is the number of chunks
+/// before it on this connection, modulo 256. At most [`RECORD_BYTES_MAX`] bytes are ever needed.
 ///
 /// # Errors
 ///
-/// [`LaneError::Framing`]: whatever follows cannot be read.
+/// [`LaneError::Framing`] if the record is invalid; then nothing after it can be read either.
 pub(super) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>>, LaneError> {
     match staged.first() {
         None => Ok(None),
@@ -69,7 +69,8 @@ pub(super) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>
                 return Err(LaneError::Framing("a control frame of a bad length"));
             }
             if prefix[1] != chunks {
-                // Nothing else would tell: the lane is alive, and a chunk that never comes is waited for.
+                // Nothing else would reveal this: the lane is alive, but the session would wait for
+                // a chunk that never comes.
                 return Err(LaneError::Framing("chunks are missing or repeated"));
             }
             Ok(staged[CONTROL_PREFIX_BYTES..].get(..length).map(Record::Control))

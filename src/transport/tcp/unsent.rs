@@ -1,8 +1,8 @@
-//! How much waits in a socket before it is on its way.
+//! Limits how much data waits unsent in a socket.
 //!
-//! What the kernel has taken can be neither called back nor overtaken. Its buffer may hold megabytes, which on a slow line
-//! is the work of many seconds: a frame that says that this end gives up would come after all of it. So the buffer is kept
-//! short (TCP_NOTSENT_LOWAT), except on a lane that has been seen to be fast: there a long one costs no time.
+//! Data that the kernel has taken can be neither called back nor overtaken. The socket's buffer may hold megabytes,
+//! which take many seconds on a slow line: a frame that says that this end gives up would arrive after all of them. So
+//! the buffer is kept short (TCP_NOTSENT_LOWAT), unless the lane has proved fast: then a long buffer costs no time.
 
 #![allow(unsafe_code, reason = "TCP_NOTSENT_LOWAT, which no crate has")]
 
@@ -10,19 +10,19 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// What may wait unsent on a lane that is slow, or not known yet, in bytes.
+/// Maximum number of unsent bytes on a lane that is slow, or whose speed is not known yet.
 const UNSENT_BYTES_MAX: libc::c_uint = 32 << 10;
 
-/// The system's own limit: none, unless it is set (`tcp_notsent_lowat`).
+/// Leaves the limit to the system, which has none unless `tcp_notsent_lowat` is set.
 const SYSTEMS_OWN: libc::c_uint = 0;
 
-/// A lane is fast while it takes so many bytes in [`STRETCH`]: 8 MiB/s.
+/// Number of bytes that a lane must take within [`STRETCH`] to be fast: 8 MiB/s.
 const STRETCH_BYTES: u64 = 4 << 20;
 
-/// Time spent writing after which it is judged at the latest.
+/// Maximum time spent writing before the lane is judged.
 const STRETCH: Duration = Duration::from_millis(500);
 
-/// How fast a lane has been lately.
+/// How fast a lane has been recently.
 #[derive(Debug)]
 pub(super) struct Speed {
     bytes: u64,
@@ -31,20 +31,20 @@ pub(super) struct Speed {
 }
 
 impl Speed {
-    /// Of a new lane.
+    /// Returns the speed of a new lane, whose unsent data is limited.
     pub(super) fn new(socket: &TcpStream) -> Self {
         limit_unsent(socket, UNSENT_BYTES_MAX);
         Self { bytes: 0, time: Duration::ZERO, is_fast: false }
     }
 
-    /// So many bytes have been written, which took so long.
+    /// Records that `bytes` bytes have been written in `time`.
     pub(super) fn note(&mut self, socket: &TcpStream, bytes: u32, time: Duration) {
         if let Some(is_fast) = self.judge(bytes, time) {
             limit_unsent(socket, if is_fast { SYSTEMS_OWN } else { UNSENT_BYTES_MAX });
         }
     }
 
-    /// Whether the lane is fast, where that has changed.
+    /// Returns whether the lane is fast; `None` if that has not changed.
     fn judge(&mut self, bytes: u32, time: Duration) -> Option<bool> {
         self.bytes += u64::from(bytes);
         self.time += time;
@@ -58,7 +58,7 @@ impl Speed {
     }
 }
 
-/// Has writes wait while more than this is unsent. Where the system does not know that, they do not.
+/// Makes writes wait while more than `bytes` bytes are unsent. On systems without this option, writes do not wait.
 fn limit_unsent(socket: &TcpStream, bytes: libc::c_uint) {
     let length = size_of_val(&bytes) as libc::socklen_t;
     // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the option's value is `length` bytes that
@@ -83,7 +83,7 @@ mod tests {
         let mut speed = Speed { bytes: 0, time: Duration::ZERO, is_fast: false };
         let ms = Duration::from_millis;
         let mib = 1 << 20;
-        // What the buffers on the way take at once proves nothing.
+        // Data that buffers on the way take at once proves nothing.
         assert_eq!((speed.judge(mib, ms(0)), speed.judge(mib, ms(0))), (None, None));
         assert_eq!((speed.judge(mib, ms(300)), speed.judge(mib, ms(300))), (None, None), "3 MiB, and then 0.6 s: slow");
         assert_eq!([0; 4].map(|_| speed.judge(mib, ms(100))), [None, None, None, Some(true)]);

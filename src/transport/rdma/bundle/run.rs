@@ -1,4 +1,4 @@
-//! What one thread does with its queue pairs in a run.
+//! A run of one thread's queue pairs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,37 +18,37 @@ use crate::transport::bundle::{
     record_half,
 };
 
-/// Slots that messages are received into, in turns.
+/// Number of slots that messages are received into, in turns.
 pub(super) const RECEIVE_SLOTS: u32 = 2;
 
-/// The slot that messages are sent from, where they are not sent back.
+/// The slot that messages are sent from, unless they are sent back from where they arrived.
 const SEND_SLOT: u32 = RECEIVE_SLOTS;
 
 pub(super) const SLOTS: u32 = RECEIVE_SLOTS + 1;
 
-/// Bytes of a credit, and of a greeting. What they say is in their length.
+/// Length of a credit, and of a greeting. The length alone carries the meaning.
 pub(super) const CREDIT_BYTES: usize = 8;
 
-/// The same, where messages have that length themselves.
+/// Length of a credit if the messages themselves are [`CREDIT_BYTES`] long.
 const CREDIT_BYTES_OTHER: usize = 4;
 
-/// Completions taken at once.
+/// Maximum number of completions taken at once.
 const COMPLETIONS: usize = 32;
 
-/// Messages sent between two polls of the completion queue.
+/// Maximum number of messages sent between two polls of the completion queue.
 const BURST: usize = 64;
 
-/// Bytes that a group has on their way at most, however deep its queues are: many times what any link holds, and little
-/// enough to arrive soon when the time of a run is up.
+/// Maximum number of bytes that a group has on their way, however deep its queues are. It is many times what any link
+/// holds, and little enough to arrive soon after the time of a run is up.
 const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
 
-/// Empty polls between two checks whether the run is over.
+/// Number of empty polls between two checks whether the run is over.
 const SPINS: u32 = 1024;
 
-/// What a work request was posted for: its number says it.
+/// The purpose of a work request, encoded in its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// On the queue pair in this place, into this slot.
+    /// A receive on the queue pair in this place, into this slot.
     Receive {
         place: u32,
         slot: u32,
@@ -75,20 +75,20 @@ impl Work {
     }
 }
 
-/// One queue pair with its account.
+/// A queue pair with its flow control.
 struct Pair {
     queue_pair: QueuePair,
-    /// Sends posted, and those of them that are known to have completed.
+    /// Numbers of sends posted, and of sends known to have completed.
     posted: u64,
     retired: u64,
-    /// Signalled sends: all sends and all messages up to it.
+    /// For each signalled send that has not completed: the numbers of sends and of messages posted up to it.
     signalled: VecDeque<(u64, u64)>,
-    /// Messages of this run: posted, and known to have completed.
+    /// Numbers of messages of this run that were posted, and that are known to have completed.
     messages: u64,
     completed: u64,
-    /// Credits of this run that have come.
+    /// Number of credits of this run that have arrived.
     credits: u64,
-    /// Messages received that no credit has gone out for.
+    /// Number of messages received for which no credit has been sent.
     owed: u32,
     is_ready: bool,
     sent_at: Option<Instant>,
@@ -105,23 +105,23 @@ impl Pair {
         self.outstanding() < depth && self.messages < window
     }
 
-    /// Whether a completion is asked for often enough if the next send asks for none.
+    /// Whether the next send must ask for a completion.
     fn signal_is_due(&self, every: u64) -> bool {
         let last = self.signalled.back().map_or(self.retired, |&(posted, _)| posted);
         self.posted + 1 - last >= every
     }
 
-    /// Its last send asked for no completion.
+    /// Whether the last send asked for no completion.
     fn is_loose(&self) -> bool {
         self.signalled.back().map_or(self.retired, |&(posted, _)| posted) < self.posted
     }
 
-    /// All messages have completed, and all credits for them have come.
+    /// Whether all messages have completed, and all credits for them have arrived.
     fn is_settled(&self, account: &Account) -> bool {
         self.completed == self.messages && self.credits == self.messages / u64::from(account.credit)
     }
 
-    /// Posts a send. `message`: it is one of the run's, not a credit.
+    /// Posts a send. `message`: whether it is a message of the run, rather than a credit.
     fn send(&mut self, place: u32, slot: u32, bytes: usize, message: bool, signal: bool) -> Result<(), LaneError> {
         self.queue_pair.send_message_inline(Work::Send { place }.encode(), slot, bytes as u32, signal)?;
         self.posted += 1;
@@ -132,8 +132,8 @@ impl Pair {
         Ok(())
     }
 
-    /// A send that asked for it has completed, and with it all before. Returns how many messages of the run were among
-    /// them.
+    /// Records that a signalled send has completed, and with it all sends before. Returns how many messages of
+    /// the run were among them.
     fn sent(&mut self) -> u64 {
         let Some((posted, messages)) = self.signalled.pop_front() else { return 0 };
         self.retired = posted;
@@ -143,7 +143,7 @@ impl Pair {
     }
 }
 
-/// Queue pairs on one completion queue.
+/// The queue pairs on one completion queue.
 pub(super) struct RdmaGroup {
     pairs: Vec<Pair>,
     account: Account,
@@ -183,7 +183,7 @@ impl RdmaGroup {
         });
     }
 
-    /// Sends a short message on each connection that has not had one, and waits until all have gone.
+    /// Sends a greeting on each connection that has not had one, and waits until all of them have been sent.
     pub(super) fn greet(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         for (place, pair) in self.pairs.iter_mut().enumerate().filter(|(_, pair)| !pair.greeted) {
             pair.send(place as u32, SEND_SLOT, CREDIT_BYTES, false, true)?;
@@ -200,7 +200,7 @@ impl RdmaGroup {
         Ok(())
     }
 
-    /// Waits for that message on each connection that has not had one.
+    /// Waits for the greeting on each connection that has not had one.
     pub(super) fn await_greetings(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         while self.pairs.iter().any(|pair| !pair.greeted) {
             self.step("waiting for the first messages", deadline, |group, work, _| {
@@ -235,7 +235,7 @@ impl RdmaGroup {
         Ok(())
     }
 
-    /// Takes completions, all of which are successful.
+    /// Takes completions. Fails if one of them is not successful.
     fn take(&self, completions: &mut [WorkCompletion]) -> Result<usize, LaneError> {
         let taken = self.completions.queue.poll(completions)?;
         for completion in &completions[..taken] {
@@ -254,12 +254,14 @@ impl RdmaGroup {
         if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
     }
 
-    /// Asks for an event, the first time; sleeps until it comes, the second time. Returns whether it is worth polling now.
+    /// The first call asks for an event, and the second sleeps until it comes. Returns whether the
+    /// queue is worth polling now.
     fn sleep(&mut self) -> Result<bool, LaneError> {
         if !self.completions.may_sleep()? {
             return Ok(true);
         }
-        // Not until the device goes as well: each descriptor costs, and that is noticed soon enough.
+        // The removal of the device does not wake this sleep. A further descriptor would cost time, and the
+        // removal is noticed soon enough.
         let [readable] = sleep_on([self.completions.queue.channel().as_fd()], LOOK_AGAIN);
         if readable && self.completions.take_event()? {
             return Ok(true);
@@ -268,8 +270,8 @@ impl RdmaGroup {
         Ok(false)
     }
 
-    /// Nothing has completed: sleeps, or goes on polling. Returns whether time has passed in
-    /// which nothing happened. The clock is read only then: on some hosts that is slower than sending a message.
+    /// Called if nothing has completed: sleeps, or goes on polling. Returns whether some time has passed without any
+    /// completion. The clock is read only then, because on some hosts that is slower than sending a message.
     fn idle(&mut self, deadline: Instant) -> Result<bool, LaneError> {
         if self.poll {
             self.spins = self.spins.wrapping_add(1);
@@ -359,7 +361,7 @@ impl RdmaGroup {
                         let over = enough || now.duration_since(start) >= plan.duration;
                         let room = pair.outstanding() < u64::from(self.account.sends);
                         if !over && room && plan.verify.is_none() {
-                            // The next goes first: counting this one can wait.
+                            // The next message is sent first, because counting this one can wait.
                             pair.sent_at = Some(now);
                             let signal = pair.signal_is_due(signal_every);
                             pair.send(place, SEND_SLOT, plan.message_bytes, true, signal)?;
@@ -385,13 +387,14 @@ impl RdmaGroup {
     }
 
     fn answer(&mut self, plan: &Assignment, progress: &Progress, deadline: Instant) -> Result<Measured, LaneError> {
-        // Without times: the end that asks has them, and here they would only cost.
+        // Takes no times: the asking end has them, and here they would only cost.
         let mut flow = Flow::default();
         let signal_every = u64::from(self.account.sends) / 2;
         let mut completions = [WorkCompletion::default(); COMPLETIONS];
-        // With several connections, messages of all of them land in the same slots: then only their length comes back.
+        // With several connections, messages of all of them land in the same slots. Then only
+        // their length is sent back.
         let intact = self.pairs.len() == 1;
-        // Messages that the queue has no room to send back yet.
+        // Messages that the send queue has no room to send back yet.
         let mut late: VecDeque<(u32, u32)> = VecDeque::new();
         while !progress.is_complete() || !late.is_empty() {
             let taken = self.take(&mut completions)?;
@@ -425,7 +428,7 @@ impl RdmaGroup {
                 let signal = pair.signal_is_due(signal_every);
                 let from = if intact { slot } else { SEND_SLOT };
                 pair.send(place, from, plan.message_bytes, true, signal)?;
-                // Behind the send: the message that may come now uses the other slot's receive.
+                // Posted after the send: the message that may arrive now uses the receive of the other slot.
                 self.post_receive(place, slot)?;
             }
             if came > 0 {
@@ -480,7 +483,7 @@ impl RdmaGroup {
                     let quota = quota(place);
                     let pair = &mut self.pairs[place as usize];
                     pair.is_ready = false;
-                    // When the time is up, one more message asks for a completion that stands for all before it.
+                    // When the time is up, one more message asks for a completion, which covers all sends before it.
                     if pair.messages >= quota || expired && !pair.is_loose() {
                         continue;
                     }
@@ -498,7 +501,7 @@ impl RdmaGroup {
                     tell_sent(sent.flow.messages);
                 }
             }
-            // The other end waits for the credits of all that it has sent.
+            // The other end waits for the credits of everything that it has sent.
             let owes = |pair: &Pair| pair.owed >= self.account.credit;
             if !sending && (!receives || progress.is_complete() && !self.pairs.iter().any(owes)) {
                 break;
@@ -555,7 +558,7 @@ impl RdmaGroup {
         Ok(Measured { sent: sent.flow, received: received.flow, ..Measured::default() })
     }
 
-    /// Sends the credits that are due and fit the queue; the others go when there is room.
+    /// Sends the credits that are due and fit the send queue. The others are sent when there is room.
     fn pay(&mut self, place: u32, credit_bytes: usize) -> Result<(), LaneError> {
         let Account { credit, sends, .. } = self.account;
         let pair = &mut self.pairs[place as usize];

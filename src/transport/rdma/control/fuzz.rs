@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Two control messages, the first as long as the first byte says, that arrive where ten have been sent.
+/// Receives two control messages at an end that has sent ten. The first byte of the input is the
+/// length of the first message.
 pub fn control_messages(bytes: &[u8]) {
     let Some((&first_bytes, rest)) = bytes.split_first() else { return };
     let (first, second) = rest.split_at(rest.len().min(usize::from(first_bytes)));
@@ -20,7 +21,7 @@ pub fn control_messages(bytes: &[u8]) {
     }
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// The checked-in corpus: target, name and bytes of each seed.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let message = |total, kind, body: &[u8]| [&Prefix { total, kind }.encode()[..], body].concat();
     let pair = |first: Vec<u8>, second: Vec<u8>| [&[first.len() as u8][..], &first, &second].concat();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Private data of a connect request: one that is taken is, but for its padding, what we would have sent.
+/// Decodes the private data of a connect request. A valid request equals its own encoding, except for padding.
 pub fn request(bytes: &[u8]) {
     let Some(request) = Request::decode(bytes) else { return };
     let encoded = request.encode();
@@ -10,7 +10,7 @@ pub fn request(bytes: &[u8]) {
     assert_eq!(Request::decode(&encoded), Some(request));
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// The checked-in corpus: target, name and bytes of each seed.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let hello = LaneRequest { ticket: *b"ticket-of-16-oct", index: 0x0102, generation: 0x0304_0506 };
     let padded = [&Request::Payload(*b"token-of-16-octs").encode()[..], &[0; 16]].concat();

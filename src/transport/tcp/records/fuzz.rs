@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// What a connection said: its chunks as their payload's length and what of it came, its frames, how it failed.
+/// Everything read from a connection: for each chunk the payload's length and how much of it arrived, the
+/// control frames, and the error.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     chunks: Vec<(usize, usize)>,
@@ -10,7 +11,7 @@ struct Heard {
     error: Option<LaneError>,
 }
 
-/// Reads a connection that gives `step` bytes at a time.
+/// Reads a connection that delivers `step` bytes at a time.
 fn read(bytes: &[u8], step: usize) -> Heard {
     let (mut heard, mut chunks, mut start, mut missing) = (Heard::default(), 0_u8, 0_usize, 0_usize);
     let mut end = 0;
@@ -55,7 +56,7 @@ fn read(bytes: &[u8], step: usize) -> Heard {
     heard
 }
 
-/// All that one connection brings. It must mean the same however the bytes come in.
+/// Reads all records of one connection. The result must be the same however the bytes are split.
 pub fn records(bytes: &[u8]) {
     let whole = read(bytes, bytes.len());
     for step in [1, 7, 64, 1000] {
@@ -63,7 +64,7 @@ pub fn records(bytes: &[u8]) {
     }
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// The checked-in corpus: target, name and bytes of each seed.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut header = [0; CHUNK_HEADER_BYTES];
     header[0] = CHUNK_KIND;

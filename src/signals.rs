@@ -1,5 +1,7 @@
 //! Passes signals to this process on as events.
 
+#![allow(unsafe_code, reason = "signals are looked at and set")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -172,6 +174,13 @@ pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
     let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     signals.retain(|signal| ignored >> (signal - 1) & 1 == 0);
     signals
+}
+
+/// Has the kernel keep how children end. A process that was started with SIGCHLD ignored, as some launchers and daemons
+/// leave it, could not learn that. To be called before there are other threads.
+pub(crate) fn hear_of_children() {
+    // SAFETY: there is no handler to replace, and no thread that counts on the old setting.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
 /// Stops this process, as ^Z on a terminal does, until it is continued. If several threads ask at

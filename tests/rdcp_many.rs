@@ -202,6 +202,37 @@ fn each_host_is_synchronized() {
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
+/// A host that gets its copy later has the source's contents: of a file that had others of the same length, and of one
+/// that is all there is.
+#[test]
+fn a_late_copy_is_the_source() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    lab.script("late", "case $1 in h2) sleep 6 ;; esac\nexec sh -c \"exec $2\"");
+    let small = lab.join("src/small9");
+    let runs = [("tree", lab.join("src")), ("one", small.clone())].map(|(name, source)| {
+        let at = |host: usize| lab.join(&format!("{name}{host}"));
+        for host in 1..=2 {
+            fs::create_dir_all(at(host).join("src/sub")).expect("directories");
+        }
+        for file in ["large", "sub/f3000001"] {
+            let other: Vec<u8> = noise(lab.join("src").join(file).metadata().expect("there").len() as usize);
+            fs::write(at(2).join("src").join(file), other.iter().rev().copied().collect::<Vec<_>>()).expect("a file");
+        }
+        let mut command = lab.command(rdcp(), "late", AGENT);
+        let to = |host: usize| lab.there(&format!("h{host}"), &format!("{name}{host}/"));
+        let command = command.arg("-r").arg(source).arg(to(1)).arg("--to").arg(to(2));
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+    });
+    for mut run in runs {
+        run.wait().expect(0);
+    }
+    (1..=2).for_each(|host| lab.is_equal("src", &format!("tree{host}/src")));
+    for host in 1..=2 {
+        assert_eq!(fs::read(lab.join(&format!("one{host}/small9"))).expect("there"), fs::read(&small).expect("there"));
+    }
+}
+
 /// The only host hangs: whom the copy waits for is said, once, and not to who wants to hear nothing.
 #[test]
 fn a_host_that_does_not_answer_is_named() {

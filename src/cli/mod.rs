@@ -85,6 +85,7 @@ fn begin() {
     // This also concerns helpers, because they hold what is given to a command.
     key::conceal_memory();
     one_arena_if_limited();
+    signals::hear_of_children();
 }
 
 /// Runs the whole program: the command by whose name it was called, or `rdma-pipe COMMAND ARGUMENT...`.

@@ -175,15 +175,15 @@ impl Launcher {
         if self.0.is_apart() {
             command_line.process_group(0);
         }
-        // The interrupt key is for this process, which has the agents end what they do and tell what is left of it; ssh
-        // would be gone by then.
-        // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and is all that is.
-        unsafe {
-            command_line.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_IGN) {
-                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
-                _ => Ok(()),
-            })
+        // The keys that interrupt and quit are meant for this process, which has the agents end what they do and report
+        // what is left of it. ssh would be gone by then.
+        // SAFETY: the call takes no memory.
+        let ignore = |signal| match unsafe { libc::signal(signal, libc::SIG_IGN) } {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
         };
+        // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and is all that is.
+        unsafe { command_line.pre_exec(move || ignore(libc::SIGINT).and_then(|()| ignore(libc::SIGQUIT))) };
         let mut child = command_line.spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::termios::{LocalModes, tcgetattr};
 
-use super::launching::{AgentChoice, HELLO_MAX, Heard, NotBegun, Remote};
+use super::launching::{AgentChoice, HELLO_MAX, Heard, NotBegun, Remote, SIGNAL_MAX};
 use super::{Job, Link, Update};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
+use crate::signals;
 
 /// So many hosts need no more open files than any process may have.
 const HOSTS_FEW: usize = 64;
@@ -21,6 +22,9 @@ const LONG: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 const LATE_AFTER: Duration = Duration::from_secs(5);
 const NAMED_MAX: usize = 8;
+
+/// How long a signal to this process is waited for once a host is lost.
+const SIGNAL_GRACE: Duration = Duration::from_millis(20);
 
 impl Job {
     /// Whether one more host may log in now.
@@ -268,6 +272,31 @@ impl Job {
             )?;
         }
         Ok(())
+    }
+
+    /// Returns `update`, or the signal to this process that it follows from: a closed terminal, Ctrl-\ or a job manager
+    /// signals a whole process group. A launcher in that group may end, and be missed, before this process has passed its own
+    /// signal on.
+    pub(super) fn after_signals(&mut self, update: Update) -> Update {
+        if !matches!(update, Update::Gone(..)) || self.signals.is_none() || self.is_signalled {
+            return update;
+        }
+        let (grace, deadline) = (Instant::now() + SIGNAL_GRACE, Instant::now() + SIGNAL_MAX);
+        while signals::since_end().is_none() {
+            if Instant::now() >= grace {
+                return update;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        while !self.is_signalled
+            && let Ok((host, heard)) = self.heard.recv_deadline(deadline)
+        {
+            self.hear(host, heard);
+        }
+        match self.updates.iter().position(|update| matches!(update, Update::Signal(_))) {
+            Some(at) => std::mem::replace(&mut self.updates[at], update),
+            None => update,
+        }
     }
 
     /// As [`Job::check`], but that nothing has been begun that could be stopped for a while.

@@ -72,11 +72,12 @@ pub(super) const HELLO_MAX: Duration = Duration::from_secs(120);
 /// How long one counts among those that log in at once without anything being heard of it.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-/// Exit codes of a launcher that was ended by a signal which this process may have been sent too: SIGHUP, SIGINT, SIGTERM.
-const SIGNALLED: [i32; 3] = [129, 130, 143];
+/// Exit codes of a launcher that was ended by a signal which this process may have been sent too: SIGHUP, SIGINT, SIGQUIT,
+/// SIGTERM.
+const SIGNALLED: [i32; 4] = [129, 130, 131, 143];
 
 /// How long our own is waited for then.
-const SIGNAL_MAX: Duration = Duration::from_millis(100);
+pub(super) const SIGNAL_MAX: Duration = Duration::from_millis(100);
 
 /// How often to check whether a launcher that is done has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

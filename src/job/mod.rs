@@ -197,6 +197,8 @@ pub(crate) struct Job {
     fails_alone: bool,
     /// While signals are taken.
     signals: Option<Forwarding>,
+    /// Whether a signal to this process has been heard.
+    is_signalled: bool,
     /// Damages what goes through the channels, where a drill asks for that.
     tamper: Option<examine::drill::Tamper>,
 }
@@ -224,8 +226,21 @@ impl Job {
         let agent = Box::new(Agent::new(say, tell, Arc::new(|| {}), false, tells_stderr));
         let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
         let (hops, ends, updates) = Default::default();
-        let (entries, fails_alone, tamper, signals) = (None, false, None, None);
-        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries, fails_alone, tamper, signals }
+        Self {
+            setup,
+            hosts,
+            hops,
+            ends,
+            ends_begun: 0,
+            post,
+            heard,
+            updates,
+            entries: None,
+            fails_alone: false,
+            signals: None,
+            is_signalled: false,
+            tamper: None,
+        }
     }
 
     /// The number of a host, which is started if it is a new one and not too many are starting. `name`: empty for this host.
@@ -386,7 +401,7 @@ impl Job {
         let mut unheeded = 0;
         loop {
             if let Some(update) = self.updates.pop_front() {
-                return Some(update);
+                return Some(self.after_signals(update));
             }
             // What has been heard by then comes first: nobody is late who has only not been listened to.
             if self.heard.is_empty() && self.arrivals_due().is_some_and(|due| due <= Instant::now()) {
@@ -459,7 +474,10 @@ impl Job {
             Heard::Gone => self.lose(host, None),
             Heard::Broken(failure) => self.lose(host, Some(failure)),
             Heard::EntriesTaken(end, taken) => self.note_entries_taken(end, taken),
-            Heard::Signal(number) => self.updates.push_back(Update::Signal(number)),
+            Heard::Signal(number) => {
+                self.is_signalled = true;
+                self.updates.push_back(Update::Signal(number));
+            }
             Heard::Join(joiner) => self.updates.push_back(Update::Join(joiner)),
         }
     }

@@ -276,13 +276,15 @@ impl Basis {
     /// # Errors
     ///
     /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile,
-    /// or if a block of a file without holes is known neither from the sender nor from the old file. Otherwise the error of writing or of `check_stored`.
+    /// or if a block of a file without holes is known neither from the sender nor from the old file. Otherwise the error
+    /// of writing or of `check_stored`.
     pub fn fill(
         &self,
         target: &OwnedFd,
         check_stored: impl Fn(&[u8], u64) -> Result<(), Errno> + Sync,
     ) -> Result<(), Errno> {
-        let blocks = std::mem::take(&mut *self.blocks());
+        // They stay: whether the older file is the new one may be asked again.
+        let blocks = self.blocks().clone();
         let missing: Vec<_> =
             blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Promised(_))).collect();
         if !self.keeps_holes && blocks.contains(&Block::Unknown) {

@@ -36,7 +36,11 @@ impl Held {
         if self.job.is_some() || matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty() || batch.has_listed()) {
             return Some(job);
         }
-        self.job = Some(job);
+        // The chunk goes back to the session, which waits for all of them before it ends.
+        self.job = Some(match job {
+            Job::Make(chunk, batch) => Job::Make(Arc::new((*chunk).as_ref().to_vec()), batch),
+            other => other,
+        });
         None
     }
 

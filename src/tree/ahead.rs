@@ -46,8 +46,8 @@ const JOBS_MAX: usize = 2 * (ENTRIES_AHEAD + DIRECTORIES_AHEAD * ENTRIES_OF_DIRE
 /// whether the thread waited for a disk.
 const ASKED_AFTER: Duration = Duration::from_micros(30);
 
-/// For a file server the kernel counts no reads. A thread that waits for one sleeps this long in an entry, as it may
-/// also do for another thread. So this has to happen more than `SLOW_ENTRIES` times within `SLOW_AMONG` entries.
+/// For a file server the kernel counts no reads. A thread that waits for a server sleeps this long in an entry, but it
+/// may also do so because of another thread. So more than `SLOW_ENTRIES` of `SLOW_AMONG` entries must be that slow.
 const SLOW: Duration = Duration::from_micros(100);
 const SLOW_ENTRIES: u64 = 3;
 const SLOW_AMONG: u64 = 16;

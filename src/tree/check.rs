@@ -332,7 +332,7 @@ impl<'a> Checker<'a> {
         CheckError::Directory(fault.into_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str()))
     }
 
-    /// Lists a directory. `above`: the directory that contains it, of which it was the last entry passed.
+    /// Lists a directory. `above` is the directory that contains it, whose last passed entry it is.
     fn list(&self, directory: OwnedFd, path: &[u8], above: Option<&Level>) -> Result<Level, Fault> {
         let mut names = Names::default();
         for_each_of_kind(&directory, |name, kind| {

@@ -27,7 +27,7 @@ pub const STACK_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 ///
-/// Those of [`Walk::new`].
+/// The errors of [`Walk::new`].
 pub fn count(
     roots: Vec<Root>,
     options: TreeOptions,

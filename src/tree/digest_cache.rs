@@ -240,7 +240,7 @@ impl DigestCache {
         Ok(Self { file, key: key.ok_or(Unusable::Busy)?, state })
     }
 
-    /// Returns the digest of a file with these metadata. `at` is the file, or a directory of the same file system.
+    /// Returns the digest of a file with this metadata. `at` is the file, or a directory of the same file system.
     pub fn get(&self, at: impl AsFd, stat: &Stat) -> Option<Digest> {
         let mut state = self.state();
         let known = self.known(&mut state, at, stat)?;
@@ -250,8 +250,8 @@ impl DigestCache {
         (self.checksum(&slot[..40]) == slot[40..]).then(|| slot[24..40].try_into().expect("16 bytes"))
     }
 
-    /// Records the digest of a file that was read from the time `began` on. The file had these metadata then and still
-    /// has them. Failures to write the cache are ignored.
+    /// Records the digest of a file that was read from the time `began` on. The file had this metadata then and still
+    /// has it. Failures to write the cache are ignored.
     pub fn put(&self, began: SystemTime, at: impl AsFd, stat: &Stat, digest: Digest) {
         let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
         let changed = u64::try_from(stat.st_ctime).map(|seconds| Duration::new(seconds, stat.st_ctime_nsec as u32));

@@ -89,7 +89,7 @@ pub struct Change {
     /// Path from the destination on. For a single source, path from that source on, and empty for the source itself.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
-    /// What was done.
+    /// What was done with the entry.
     #[n(1)]
     pub effect: Effect,
     /// Kind of the entry.
@@ -103,7 +103,7 @@ pub struct Change {
     pub leads_to: Option<Vec<u8>>,
 }
 
-/// What was done.
+/// What was done with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Effect {

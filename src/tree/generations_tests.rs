@@ -1,4 +1,4 @@
-//! `--link-dest` and what keeps generations apart, walk and sink together.
+//! `--link-dest`, and the rules that keep generations apart: walk and sink together.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

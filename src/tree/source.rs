@@ -144,7 +144,7 @@ pub enum Next {
     /// Nothing yet: ranges that other threads have read must be settled first, or other threads are copying. The caller
     /// asks again after that.
     Later,
-    /// Nothing more.
+    /// Nothing: everything has been given out.
     Ended,
 }
 
@@ -167,7 +167,7 @@ impl TreeSource {
     ///
     /// # Errors
     ///
-    /// Those of [`Walk::new`].
+    /// The errors of [`Walk::new`].
     pub fn new(
         roots: Vec<Root>,
         part_bytes: usize,

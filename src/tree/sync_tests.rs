@@ -722,7 +722,7 @@ fn a_dry_run_brings_no_contents() {
     assert!(sent.ends_with(b"!") && !sent.windows(8).any(|bytes| bytes == b"contents"), "{}", sent.escape_ascii());
 }
 
-/// A walk that has listed as many files as may wait goes on although none of them is wanted.
+/// A walk that has listed as many files as may wait goes on even if none of them is wanted.
 #[test]
 fn a_walk_at_its_limit_goes_on_when_all_is_there() {
     const FILES: usize = LISTED_MAX + 500;

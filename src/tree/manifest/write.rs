@@ -72,7 +72,7 @@ impl Target {
     }
 }
 
-/// What has been written.
+/// Totals of what has been written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Number of entries in the manifest.

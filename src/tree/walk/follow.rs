@@ -47,7 +47,8 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
     Ok(if options.copy_dirlinks && is_directory() { Treatment::Followed } else { Treatment::Copied })
 }
 
-/// Whether an entry leads to a directory that the walk is in, so that the walk would not end. Listed paths always end.
+/// Whether an entry is a followed link to a directory that the walk is in, so that the walk would not end. A link that
+/// is followed for listed paths is not such a loop, because the list ends.
 pub fn is_loop(place: &Place, entry: &Entry<'_>, stat: &rustix::fs::Stat) -> bool {
     entry.follow && entry.way.is_none() && is_entered(place, stat)
 }

@@ -28,7 +28,7 @@ use crate::tree::{Fault, IS_LEFTOVER, stats};
 pub(super) enum Step {
     /// This many bytes were written.
     Wrote(usize),
-    /// Nothing was written, and the entry is done with.
+    /// Nothing was written, and the entry is finished.
     Passed,
     /// The target has no room for the record.
     Full,

@@ -73,7 +73,7 @@ pub struct Whereabouts {
 }
 
 impl Whereabouts {
-    /// Creates the place of a path whose first `root_bytes` bytes are SRC; `None` if all of it is SRC, which is no
+    /// Splits a path whose first `root_bytes` bytes are SRC. `None` means that all of it is SRC, which is not a
     /// directory.
     pub fn new(path: OsString, root_bytes: Option<usize>) -> Self {
         let path = path.into_vec();

@@ -1,11 +1,11 @@
-//! Reading ahead where a tree is cold: what comes next is opened, and brought into the page cache, by threads of their own,
-//! since a disk or a file server does many of such requests in the time of one. A walk does so with what it sends, a sink with
-//! what is there already, and a check with what it compares.
+//! Reads ahead where a tree is cold. Threads open the entries that come next and bring them into the page cache,
+//! because a disk or a file server handles many such requests in the time of one. A walk does so with what it sends, a
+//! sink with what exists already, and a check with what it compares.
 //!
-//! No more than a hint. It changes nothing of what is done, and what fails here is met, and reported, by who comes to it. It
-//! begins once somebody has waited for an entry, and ends when nobody has for [`WARM_AFTER`] entries: a tree in memory is
-//! read as without it. Threads, not an io_uring: to open a file of which nothing is in memory the kernel gives such a request to
-//! a thread as well.
+//! Reading ahead is only a hint and changes nothing in what is done. Failures are met and reported by the thread that
+//! comes to the entry. It begins once a thread has waited for an entry, and ends when none has for [`WARM_AFTER`]
+//! entries, so a tree in memory is read as without it. It uses threads, not an io_uring: the kernel gives a request to
+//! open a file of which nothing is in memory to a thread as well.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -25,71 +25,73 @@ use crate::fs::open_quietly;
 use crate::fs::partial::for_each_of_kind;
 use crate::fs::waits::{ThreadWaits, waits_of_thread};
 
-/// Requests that wait for a device at once; more are on their way, as reading is not waited for.
+/// Number of requests that wait for a device at once. More are on their way, because no thread waits for contents.
 const THREADS: usize = 16;
 const STACK_BYTES: usize = 128 << 10;
 
-/// How far ahead entries of a directory are looked at: with files of the largest size that travels in a record they take
-/// 32 MiB of the page cache.
+/// How far ahead entries of a directory are examined. With files of the largest size that travels in a record, this
+/// takes 32 MiB of the page cache.
 const ENTRIES_AHEAD: usize = 256;
 
-/// Directories next to come that are entered, and so many of the first entries of each; none of one with more names.
+/// Number of next directories that are entered, and of first entries handed out in each. A directory with more than
+/// `NAMES_MAX` names is left alone.
 pub(super) const DIRECTORIES_AHEAD: usize = 8;
 pub(super) const ENTRIES_OF_DIRECTORY: usize = 64;
 const NAMES_MAX: usize = 1024;
 
-/// What has been handed out and not begun.
+/// Maximum number of jobs that have been handed out and not begun.
 const JOBS_MAX: usize = 2 * (ENTRIES_AHEAD + DIRECTORIES_AHEAD * ENTRIES_OF_DIRECTORY);
 
-/// No entry in memory takes as long, unless another thread has the processor: then it is asked whether a disk was.
+/// No entry in memory takes this long, unless another thread has the processor. After this time the kernel is asked
+/// whether the thread waited for a disk.
 const ASKED_AFTER: Duration = Duration::from_micros(30);
 
-/// Of a file server the kernel counts no reads. There a thread sleeps as long in an entry, as it may for another thread: so this has
-/// to happen more than so many times within so many entries.
+/// For a file server the kernel counts no reads. A thread that waits for a server sleeps this long in an entry, but it
+/// may also do so because of another thread. So more than `SLOW_ENTRIES` of `SLOW_AMONG` entries must be that slow.
 const SLOW: Duration = Duration::from_micros(100);
 const SLOW_ENTRIES: u64 = 3;
 const SLOW_AMONG: u64 = 16;
 
-/// Entries in which nobody has slept after which the tree is taken for warm.
+/// Number of entries without a wait after which the tree counts as warm.
 const WARM_AFTER: u64 = 1024;
 
-/// What reads ahead of those that come to the entries of one tree.
+/// Reads ahead of the threads that come to the entries of one tree.
 #[derive(Debug)]
 pub(super) struct Ahead {
     shared: Arc<Shared>,
-    /// Once it has been needed.
+    /// Queue of jobs, once it has been needed.
     jobs: OnceLock<Sender<Job>>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Files of up to so many bytes are read.
+    /// Maximum size of files that are read, in bytes.
     bytes_max: u64,
-    /// Extended attributes will be asked for.
+    /// Whether extended attributes will be asked for.
     has_xattrs: bool,
-    /// Entries that have been passed, and the first that is not looked at ahead.
+    /// Number of entries passed, and the first entry that is not read ahead.
     passed: AtomicU64,
     until: AtomicU64,
-    /// The first entry of those among which slow ones are counted, and how many are.
+    /// First of the entries among which slow ones are counted, and the number of slow ones.
     slow_since: AtomicU64,
     slow: AtomicU64,
-    /// There is nobody to read for.
+    /// Whether no thread needs entries read ahead any more.
     is_over: AtomicBool,
 }
 
-/// When a thread had done its last entry, and what it had waited for by then.
+/// When a thread finished its last entry, and what it had waited for by then.
 #[derive(Debug)]
 pub(super) struct Pace {
     since: Instant,
     waits: ThreadWaits,
 }
 
-/// What has been handed out of a directory.
+/// Entries of a directory that have been handed out.
 #[derive(Debug, Default)]
 pub(in crate::tree) struct HandedOut {
-    /// How many of its names.
+    /// Number of names handed out.
     names: usize,
-    /// Which of them are directories that have not been come to.
+    /// Which of these names are directories that have not been passed.
     directories: VecDeque<usize>,
 }
 
@@ -98,14 +100,14 @@ struct Job {
     at: Arc<OwnedFd>,
     name: CString,
     what: What,
-    /// Contents will be read, not only looked at.
+    /// Whether contents will be read, and not only metadata.
     is_read: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum What {
     File,
-    /// With how many of its entries.
+    /// A directory with this many of its entries.
     Directory(usize),
 }
 
@@ -116,15 +118,15 @@ impl Drop for Ahead {
 }
 
 impl Pace {
-    /// The thread that calls goes on.
+    /// Begins to measure the calling thread.
     pub fn begin() -> Self {
         Self { since: Instant::now(), waits: waits_of_thread() }
     }
 }
 
 impl HandedOut {
-    /// That of a directory that has been entered, as the entry of this number of one from which this has been handed out, with
-    /// so many `entries` of each directory.
+    /// Returns what has been handed out of a directory that is being entered. The directory is entry `number` of the
+    /// directory to which `above` belongs. There, `entries` entries of each directory have been handed out.
     pub fn of_entered(above: &Self, number: usize, names: &Names, entries: usize) -> Self {
         let is_seen = above.directories.contains(&number) && names.upcoming(NAMES_MAX).is_none();
         Self { names: if is_seen { entries } else { 0 }, ..Self::default() }
@@ -132,7 +134,7 @@ impl HandedOut {
 }
 
 impl Ahead {
-    /// For one who reads files of up to `bytes_max` one by one.
+    /// Reads ahead for a caller that reads files of up to `bytes_max` bytes one by one.
     pub fn new(bytes_max: usize, has_xattrs: bool) -> Self {
         let shared = Shared {
             bytes_max: bytes_max as u64,
@@ -146,24 +148,25 @@ impl Ahead {
         Self { shared: Arc::new(shared), jobs: OnceLock::new() }
     }
 
-    /// Whether what comes next is to be handed out.
+    /// Whether the next entries are to be handed out.
     pub fn is_on(&self) -> bool {
         self.shared.passed.load(Relaxed) < self.shared.until.load(Relaxed) && !self.shared.is_over.load(Relaxed)
     }
 
-    /// The calling thread is done with an entry.
+    /// Records that the calling thread has finished an entry.
     pub fn passed(&self, pace: &mut Pace) {
         self.shared.passed.fetch_add(1, Relaxed);
         self.went_on(pace);
     }
 
-    /// The calling thread has done something with one that was passed before.
+    /// Records that the calling thread has done something with an entry that was passed before.
     pub fn went_on(&self, pace: &mut Pace) {
         self.shared.went_on(pace);
     }
 
-    /// Hands out what follows the current one of a directory's names, `passed` of which have been, but for what
-    /// `is_left_out`; of a directory among them so many `entries`. `is_read`: with their contents.
+    /// Hands out what follows the current one of a directory's names, of which `passed` have been passed, except for
+    /// names that are left out. Of each directory among them, hands out `entries` entries. `is_read`: contents are read
+    /// as well.
     pub fn look(
         &self,
         at: &Arc<OwnedFd>,
@@ -172,7 +175,7 @@ impl Ahead {
         (is_read, entries): (bool, usize),
         is_left_out: impl Fn(&CStr, FileType) -> bool,
     ) {
-        // The current one stays: when it is entered it is asked whether it was handed out.
+        // The current directory stays: when it is entered, the walk asks whether it was handed out.
         while handed.directories.front().is_some_and(|&directory| directory < passed) {
             handed.directories.pop_front();
         }
@@ -199,7 +202,7 @@ impl Ahead {
         }
     }
 
-    /// Hands out a file; false if there are as many as can be.
+    /// Hands out a file. Returns false if the queue is full.
     pub fn look_at(&self, at: &Arc<OwnedFd>, name: &CStr, is_read: bool) -> bool {
         self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), what: What::File, is_read })
     }
@@ -216,7 +219,7 @@ impl Ahead {
         }
     }
 
-    /// From here on somebody has just slept.
+    /// Behaves from here on as if a thread had just slept.
     #[cfg(test)]
     pub fn stay_on(&self) {
         self.shared.until.store(u64::MAX, Relaxed);
@@ -248,7 +251,7 @@ fn work(shared: &Shared, jobs: &Receiver<Job>, sender: &WeakSender<Job>) {
         }
         let mut pace = Pace::begin();
         match job.what {
-            // Whatever fails, others will meet.
+            // Failures are met by the thread that comes to the entry.
             What::File if job.is_read => drop(job.read(shared)),
             What::File => drop(statat(&job.at, &job.name, AtFlags::SYMLINK_NOFOLLOW)),
             What::Directory(entries) => drop(job.list(entries, sender)),
@@ -272,7 +275,7 @@ impl Shared {
         pace.since = now;
     }
 
-    /// One more entry was slow. Whether several are, not to the number when others count as well.
+    /// Counts one more slow entry. Returns whether several are slow, approximately if other threads count as well.
     fn is_often_slow(&self) -> bool {
         let passed = self.passed.load(Relaxed);
         if passed.saturating_sub(self.slow_since.load(Relaxed)) > SLOW_AMONG {
@@ -282,7 +285,7 @@ impl Shared {
         self.slow.fetch_add(1, Relaxed) >= SLOW_ENTRIES
     }
 
-    /// Somebody had to wait for an entry.
+    /// Records that a thread had to wait for an entry.
     fn is_cold(&self) {
         self.until.fetch_max(self.passed.load(Relaxed) + WARM_AFTER, Relaxed);
     }
@@ -290,7 +293,7 @@ impl Shared {
 
 impl Job {
     fn open(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // Nothing is waited for, nor read of what has been put in its place.
+        // Does not block, and does not follow a link that has taken the entry's place.
         let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
         open_quietly(&self.at, &*self.name, flags)
     }
@@ -314,7 +317,7 @@ impl Job {
         let mut names: Vec<(CString, FileType)> = Vec::new();
         for_each_of_kind(&directory, |name, kind| {
             names.push((name.to_owned(), kind));
-            // Too many: it is left to those who come to it.
+            // A directory with too many names is left to the thread that comes to it.
             if names.len() > NAMES_MAX { Err(Errno::TOOBIG) } else { Ok(()) }
         })?;
         names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
@@ -329,7 +332,7 @@ impl Job {
     }
 }
 
-/// Trees that are cold, for tests.
+/// Cold trees, for tests.
 #[cfg(test)]
 pub(super) mod cold {
     use std::fs::{self, File};
@@ -340,10 +343,10 @@ pub(super) mod cold {
     use super::*;
     use crate::fs::direct::cached_pages;
 
-    /// What each file has.
+    /// Size of each file, in bytes.
     pub const FILE_BYTES: u64 = 5000;
 
-    /// A tree on the disk of which nothing is in the page cache.
+    /// Makes a tree on the disk of which nothing is in the page cache.
     pub fn tree(directories: usize, files: usize) -> tempfile::TempDir {
         let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
         let top = tempfile::tempdir_in(beside).expect("a directory");

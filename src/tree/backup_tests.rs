@@ -29,7 +29,7 @@ fn read(path: PathBuf) -> String {
 #[test]
 fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
     for is_local in [true, false] {
-        // What is deleted, and what is replaced, in a directory that was a file.
+        // An entry is deleted, or replaced, in a directory that was a file.
         for is_replaced in [false, true] {
             let scratch = scratch();
             let top = scratch.path();
@@ -46,7 +46,7 @@ fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
             assert_eq!(read(top.join("kept/x")), "precious");
             assert_eq!(read(top.join("to/x/file")), "older");
             assert_eq!(read(top.join("to/other")), "1");
-            // Moved away, it is not in the way any more.
+            // Moved away, the backup is no longer in the way.
             fs::rename(top.join("kept/x"), top.join("moved")).expect("renamed");
             assert_eq!(copy(top, &options(), is_local).failed, 0);
             assert_eq!(read(top.join("kept/x/file")), "older");
@@ -88,7 +88,7 @@ fn the_newer_backup_takes_the_place_of_one_of_its_name() {
     }
 }
 
-/// What is deleted at the end has DIR made in a directory that is done.
+/// A deletion at the end makes DIR in a directory that is finished.
 #[test]
 fn a_backup_at_the_end_leaves_the_times_of_directories() {
     for (directory, is_local) in
@@ -115,7 +115,7 @@ fn a_backup_at_the_end_leaves_the_times_of_directories() {
     }
 }
 
-/// What a moved file becomes later is not to become of its backup, and in place it has one name.
+/// Later changes of a moved file must not reach its backup. In place, the file has one name.
 #[test]
 fn a_moved_file_and_its_backup_are_two() {
     for (is_local, bytes) in [(true, 5_000), (false, 5_000), (true, 700_000), (false, 700_000)] {

@@ -1,8 +1,8 @@
 //! Compares a directory with a manifest, without the tree that it was copied from.
 //!
-//! One thread walks the directory in the manifest's order beside the manifest, so neither is held in memory: the names
-//! of the directories on the way are. It opens files by the descriptors of their directories and follows no link. Other
-//! threads read and hash.
+//! One thread walks the directory beside the manifest, in the manifest's order. So neither is held in memory, except
+//! for the names of the directories on the way. The thread opens files by the descriptors of their directories, and
+//! follows no link. Other threads read and hash.
 
 use std::cmp::Ordering::{Equal, Less};
 use std::ffi::{CStr, CString, OsStr};
@@ -31,41 +31,41 @@ use super::walk::INLINE_BYTES_MAX;
 use crate::fs::partial::for_each_of_kind;
 use crate::fs::{io_fact, plain_fact};
 
-/// In what an entry differs from its line.
+/// How an entry differs from its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Aspect {
-    /// It is not there.
+    /// The entry does not exist.
     #[n(0)]
     Missing,
-    /// It is there and not in the manifest; nor is what it holds.
+    /// The entry exists, but neither it nor its contents are in the manifest.
     #[n(1)]
     Extra,
-    /// It is something else, such as a directory.
+    /// The entry is of another kind, such as a directory.
     #[n(2)]
     Type,
-    /// Its permissions.
+    /// The permissions.
     #[n(3)]
     Mode,
-    /// Its size.
+    /// The size.
     #[n(4)]
     Size,
-    /// The time of its last change.
+    /// The time of last modification.
     #[n(5)]
     Time,
-    /// What it leads to.
+    /// The target of a symbolic link.
     #[n(6)]
     Target,
-    /// The device that it stands for.
+    /// The numbers of a device.
     #[n(7)]
     Device,
-    /// Its contents, at the same size.
+    /// The contents, at the same size.
     #[n(8)]
     Contents,
 }
 
 impl Aspect {
-    /// Its name for people and programs.
+    /// Returns the aspect's name for people and programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -81,51 +81,51 @@ impl Aspect {
     }
 }
 
-/// Aspects in which one entry may differ at once.
+/// Maximum number of aspects in which one entry may differ at once.
 pub const ASPECTS_MAX: usize = 9;
 
 /// What has been found about one entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Finding {
-    /// It differs.
+    /// The entry differs.
     #[n(0)]
     Differs {
-        /// Its path from the directory on, empty for that itself.
+        /// Path from the directory on; empty for the directory itself.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
-        /// In what.
+        /// Aspects in which the entry differs.
         #[n(1)]
         aspects: Vec<Aspect>,
     },
-    /// It could not be compared.
+    /// The entry could not be compared.
     #[n(1)]
     Unreadable {
-        /// Its path, as above.
+        /// Path, as above.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
-        /// The error's number.
+        /// Error number.
         #[n(1)]
         errno: i32,
     },
 }
 
-/// What has been compared.
+/// Totals of a comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Entries of the manifest.
+    /// Number of entries in the manifest.
     pub entries: u64,
-    /// Entries that differ, are missing or extra.
+    /// Number of entries that differ, are missing or extra.
     pub differing: u64,
-    /// Entries that could not be compared.
+    /// Number of entries that could not be compared.
     pub unreadable: u64,
     /// Bytes of contents that were read.
     pub bytes: u64,
 }
 
-/// Why nothing, or not all, was compared.
+/// Why nothing was compared, or not everything.
 #[derive(Debug)]
 pub enum CheckError {
-    /// The manifest is none, or cannot be read.
+    /// The manifest is not valid, or cannot be read.
     Manifest(ManifestError),
     /// The directory cannot be read.
     Directory(IoFact),
@@ -137,14 +137,14 @@ impl From<ManifestError> for CheckError {
     }
 }
 
-/// Takes findings, from any thread.
+/// Receives findings, from any thread.
 pub type Tell<'a> = &'a (dyn Fn(Finding) + Sync);
 
-/// Compares what is in `directory` with a manifest, until `stop` is set.
+/// Compares the contents of `directory` with a manifest, until `stop` is set.
 ///
 /// # Errors
 ///
-/// [`CheckError`]. What has been found before has been told.
+/// [`CheckError`]. Findings before the error have been reported.
 pub fn check(
     manifest: impl BufRead,
     directory: &Path,
@@ -199,7 +199,7 @@ struct Checker<'a> {
     unreadable: AtomicU64,
     bytes: AtomicU64,
     has_failed: AtomicBool,
-    /// What is cold is read ahead, unless the disk itself is asked, by threads enough.
+    /// Reads ahead if the tree is cold. Not needed for reading from the disk itself, which enough threads do.
     ahead: Option<Ahead>,
 }
 
@@ -207,19 +207,19 @@ struct Checker<'a> {
 struct Level {
     directory: Arc<OwnedFd>,
     names: Names,
-    /// How many of them have been passed, and what has been handed out.
+    /// Number of names that have been passed, and what has been handed out.
     passed: usize,
     handed_out: HandedOut,
-    /// The length of its path.
+    /// Length of the directory's path.
     path_bytes: usize,
 }
 
-/// A file that is read, beside its descriptor.
+/// What is expected of a file that is being read, beside its descriptor.
 struct Expected {
     path: Vec<u8>,
     size: u64,
     digest: [u8; 32],
-    /// In what else it differs.
+    /// Other aspects in which the file differs.
     aspects: Vec<Aspect>,
 }
 
@@ -305,7 +305,7 @@ impl<'a> Checker<'a> {
                     Err(fault) => Some(fault.errno().unwrap_or(Errno::IO)),
                 },
                 Ok(None) => None,
-                // It was there a moment ago.
+                // The entry existed a moment ago.
                 Err(Errno::NOENT) => {
                     self.differs(&path, vec![Aspect::Missing]);
                     None
@@ -314,7 +314,7 @@ impl<'a> Checker<'a> {
             };
             if let Some(error) = unread {
                 self.fail(&path, error);
-                // Nobody knows whether what is below it is missing.
+                // It is not known whether the entries below are missing.
                 path.push(b'/');
                 while expected.take_if(|entry| entry.path.starts_with(&path)).is_some() {
                     expected = next(&mut manifest)?;
@@ -332,7 +332,7 @@ impl<'a> Checker<'a> {
         CheckError::Directory(fault.into_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str()))
     }
 
-    /// `above`: the directory that it is in, of which it was the last entry that was passed.
+    /// Lists a directory. `above` is the directory that contains it, whose last passed entry it is.
     fn list(&self, directory: OwnedFd, path: &[u8], above: Option<&Level>) -> Result<Level, Fault> {
         let mut names = Names::default();
         for_each_of_kind(&directory, |name, kind| {
@@ -348,7 +348,7 @@ impl<'a> Checker<'a> {
         Ok(Level { directory, names, passed: 0, handed_out, path_bytes: path.len() })
     }
 
-    /// Compares an entry, or has its contents read. A directory is returned, to be walked.
+    /// Compares an entry, or queues its contents to be read. Returns the entry if it is a directory, to be walked.
     fn compare(
         &self,
         level: &Level,
@@ -370,7 +370,7 @@ impl<'a> Checker<'a> {
         let mut entered = None;
         match entry.kind {
             Kind::Directory => {
-                // Also of one that cannot be looked into.
+                // Reported even if the directory cannot be opened.
                 self.differs(&entry.path, std::mem::take(&mut aspects));
                 entered = Some(open(OFlags::DIRECTORY)?);
             }
@@ -380,14 +380,14 @@ impl<'a> Checker<'a> {
                     aspects.push(Aspect::Target);
                 }
             }
-            // What is not as long is not the same.
+            // A file of another length differs anyway.
             Kind::File { size, digest } if stat.st_size as u64 == size => {
                 let file = open(OFlags::empty())?;
-                // Another one may have taken its place.
+                // Another file may have taken its place.
                 if crate::fs::identity(&fstat(&file)?) != crate::fs::identity(&stat) {
                     return Err(Errno::STALE);
                 }
-                // Before it waits for those that read.
+                // Measured before this thread waits for the threads that read.
                 if let Some((ahead, mut pace)) = pace {
                     ahead.passed(&mut pace);
                 }
@@ -401,7 +401,7 @@ impl<'a> Checker<'a> {
         Ok(entered)
     }
 
-    /// A file has been read, or could not be.
+    /// Compares the digest of a file that has been read, or reports why it could not be read.
     fn take(&self, mut expected: Expected, found: Result<blake3::Hash, Errno>) {
         match found {
             Ok(found) => {
@@ -416,7 +416,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// In what an entry differs from its line, as far as its inode tells: the type alone, where that is another.
+/// Returns how an entry differs from its line, as far as its inode tells. If the type differs, returns only the type.
 fn aspects(entry: &Entry, stat: &Stat) -> Vec<Aspect> {
     let kind = match entry.kind {
         Kind::File { .. } => FileType::RegularFile,
@@ -432,7 +432,7 @@ fn aspects(entry: &Entry, stat: &Stat) -> Vec<Aspect> {
     }
     let device = (major(stat.st_rdev), minor(stat.st_rdev));
     let differs = [
-        // That of a link means nothing.
+        // The mode of a link means nothing.
         (kind != FileType::Symlink && stat.st_mode & 0o7777 != entry.mode, Aspect::Mode),
         ((stat.st_mtime, stat.st_mtime_nsec as u32) != entry.modified, Aspect::Time),
         (matches!(entry.kind, Kind::File { size, .. } if size != stat.st_size as u64), Aspect::Size),

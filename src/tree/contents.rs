@@ -1,7 +1,7 @@
-//! Whole files that are read to be hashed: by several threads, a large file's ranges side by side.
+//! Whole files that are read to be hashed, by several threads. Ranges of a large file are read in parallel.
 //!
-//! What is read is what the disk has stored, unless the page cache will do: past the page cache where the file system
-//! allows that, else after what the cache holds has been written and dropped.
+//! The data comes from the disk, unless the page cache is acceptable. It is read past the page cache if the file system
+//! allows that, otherwise after the cached data has been written and dropped.
 
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -20,13 +20,13 @@ use super::manifest::digest::RangeDigest;
 use crate::fs::direct::{ALIGNMENT, reopen};
 use crate::fs::read_up_to;
 
-/// What one thread reads at a time of a large file.
+/// Bytes of a large file that one thread reads at a time.
 pub(super) const RANGE_BYTES: usize = 1 << 20;
 
-/// What it hashes at a time of what is cached: it stays in the processor's cache.
+/// Bytes of cached data that are hashed at a time, few enough to stay in the processor's cache.
 const CACHED_BYTES: usize = 256 << 10;
 
-/// Threads that wait for a disk: as many as most disks need to be busy.
+/// Number of threads that wait for a disk: as many as most disks need to be busy.
 const DISK_THREADS: usize = 16;
 
 /// Where contents are read from.
@@ -34,27 +34,27 @@ const DISK_THREADS: usize = 16;
 pub enum Medium {
     /// The disk.
     Disk,
-    /// The page cache, where it has them.
+    /// The page cache, for data that it has.
     Cache,
 }
 
-/// A file that is being read, and what it is read for.
+/// A file that is being read, and the purpose of reading it.
 pub(super) struct Contents<T> {
     file: OwnedFd,
-    /// The same, past the page cache.
+    /// The same file, opened to bypass the page cache.
     direct: Option<OwnedFd>,
     size: u64,
     digest: RangeDigest,
-    /// Bytes that have not been read.
+    /// Number of bytes that have not been read.
     left: AtomicU64,
     /// Taken when the outcome is known.
     purpose: Mutex<Option<T>>,
 }
 
-/// A range of a file, by its first byte.
+/// A range of a file, given by its first byte.
 pub(super) type Job<T> = (Arc<Contents<T>>, u64);
 
-/// How many threads [`work`].
+/// Returns how many threads run [`work`].
 pub(super) fn threads(medium: Medium) -> usize {
     match medium {
         Medium::Disk => crate::processors().max(DISK_THREADS),
@@ -62,7 +62,7 @@ pub(super) fn threads(medium: Medium) -> usize {
     }
 }
 
-/// Has the first `size` bytes of a file read.
+/// Queues the first `size` bytes of a file to be read.
 pub(super) fn read<T>(jobs: &Sender<Job<T>>, file: OwnedFd, size: u64, medium: Medium, purpose: T) {
     let direct = match medium {
         Medium::Disk if size > 0 => {
@@ -78,7 +78,7 @@ pub(super) fn read<T>(jobs: &Sender<Job<T>>, file: OwnedFd, size: u64, medium: M
     let contents = Arc::new(Contents { file, direct, size, digest, left, purpose });
     let mut at = 0;
     loop {
-        // The threads take jobs as long as there is one who gives them.
+        // The threads take jobs as long as there is a sender.
         let _ = jobs.send((Arc::clone(&contents), at));
         at += RANGE_BYTES as u64;
         if at >= size {
@@ -87,9 +87,9 @@ pub(super) fn read<T>(jobs: &Sender<Job<T>>, file: OwnedFd, size: u64, medium: M
     }
 }
 
-/// Reads and hashes until nobody gives more to do. `done` is called with what each file was read for, the file, and its
-/// digest or why there is none; once `is_stopped`, it is not.
-/// Waits for a disk are reported to `ahead`.
+/// Reads and hashes until no sender of jobs is left. `done` is called with each file's purpose, the file, and its
+/// digest or the reason why there is none. It is not called once `is_stopped`. Waits for a disk are reported to
+/// `ahead`.
 pub(super) fn work<T>(
     queue: &Receiver<Job<T>>,
     ahead: Option<&Ahead>,
@@ -122,12 +122,12 @@ impl<T> Contents<T> {
         self.purpose.lock().expect("no panics under it")
     }
 
-    /// Nothing of it has failed.
+    /// Whether no range of the file has failed.
     fn is_wanted(&self) -> bool {
         self.purpose().is_some()
     }
 
-    /// Reads a range. The last one gives the file's digest.
+    /// Reads a range. The last range returns the file's digest.
     fn take(&self, buffer: &mut [u8], at: u64) -> Result<Option<Hash>, Errno> {
         let length = (self.size - at).min(RANGE_BYTES as u64) as usize;
         let whole = self.hash(buffer, at, length)?;
@@ -141,7 +141,7 @@ impl<T> Contents<T> {
         whole.map_or_else(|| self.digest.finish(read), Ok).map(Some)
     }
 
-    /// Of a file that is no longer than one range the digest is known then.
+    /// Hashes a range. Returns the file's digest if the file is no longer than one range.
     fn hash(&self, buffer: &mut [u8], at: u64, length: usize) -> Result<Option<Hash>, Errno> {
         let is_whole = self.size <= RANGE_BYTES as u64;
         if let Some(direct) = &self.direct {
@@ -172,13 +172,13 @@ impl<T> Contents<T> {
     }
 }
 
-/// Has what is read next come from the disk, where that can be done.
+/// Makes the next reads come from the disk, as far as possible.
 fn evict(file: &OwnedFd) {
     let _ = fdatasync(file);
     let _ = fadvise(file, 0, None::<NonZeroU64>, Advice::DontNeed);
 }
 
-/// Reads a range past the page cache; ENODATA where the file has become shorter.
+/// Reads a range past the page cache. ENODATA if the file has become shorter.
 fn read_direct(file: &OwnedFd, buffer: &mut [u8], at: u64, length: usize) -> Result<(), Errno> {
     let room = length.next_multiple_of(ALIGNMENT);
     let mut done = 0;
@@ -188,7 +188,7 @@ fn read_direct(file: &OwnedFd, buffer: &mut [u8], at: u64, length: usize) -> Res
             count => {
                 let count = count?;
                 done += count;
-                // Behind the end of the file nothing is aligned.
+                // A read that ends off alignment has reached the end of the file.
                 if done < length && (count == 0 || !done.is_multiple_of(ALIGNMENT)) {
                     return Err(Errno::NODATA);
                 }

@@ -1,7 +1,7 @@
-//! Counts what a copy will come to, beside the copy, for somebody who watches it.
+//! Counts what a copy will amount to, in parallel with the copy, for a user who watches its progress.
 //!
-//! It takes a fiftieth of one processor, at the lowest priority. It need not be exact: what cannot be read is left out,
-//! and what changes meanwhile too. The copy's own walk corrects it in the end.
+//! Counting takes a fiftieth of one processor, at the lowest priority. The result need not be exact: entries that
+//! cannot be read, or that change meanwhile, are not counted. The copy's own walk corrects the totals in the end.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use super::root::Root;
 use super::walk::Walk;
 use crate::options::TreeOptions;
 
-/// Entries between two reports of what was met, and between two pauses.
+/// Number of entries between two reports, and between two pauses.
 const REPORT_EVERY: u64 = 256;
 
-/// It pauses for so many times as long as it has worked: on tmpfs it meets some 25,000 entries a second.
+/// Length of a pause as a multiple of the time worked before it. On tmpfs this counts some 25,000 entries a second.
 const PAUSE_TIMES: u32 = 49;
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The stack of a thread that counts, in bytes.
+/// Stack size of a counting thread, in bytes.
 pub const STACK_BYTES: usize = 1 << 20;
 
-/// Counts what lies below `roots`, until `is_over`.
+/// Counts what lies below `roots` until `is_over` returns true.
 ///
 /// # Errors
 ///
-/// Those of [`Walk::new`].
+/// The errors of [`Walk::new`].
 pub fn count(
     roots: Vec<Root>,
     options: TreeOptions,
     progress: &Progress,
     is_over: &dyn Fn() -> bool,
 ) -> Result<(), IoFact> {
-    // Of this thread alone, as Linux has it.
+    // On Linux this sets the priority of the calling thread alone.
     let _ = rustix::process::setpriority_process(None, 19);
     let mut walk = Walk::new(roots, 0, options)?;
     let mut until = worked();
@@ -52,7 +52,7 @@ pub fn count(
     }
 }
 
-/// Processor time that this thread has taken.
+/// Returns the processor time that the calling thread has used.
 fn worked() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::options::{Rule, Rules};
 
-    /// Counted in a thread of its own, since its priority is lowered.
+    /// Counts in a thread of its own, because the thread's priority is lowered.
     fn counted(roots: &[Root], options: TreeOptions, is_over: bool) -> Progress {
         let progress = Progress::default();
         let (counting, roots) = (&progress, roots.to_vec());

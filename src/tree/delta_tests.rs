@@ -1,4 +1,4 @@
-//! Large files that have changed in places, with `--sync`: what is sent of them, and what becomes of what is there.
+//! Large files that have changed in places, with `--sync`: what is sent of them, and what becomes of the older file.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,18 +14,18 @@ use crate::options::TreeOptions;
 
 const BLOCK: u64 = 64 << 10;
 
-/// Copies the directories that the files are in.
+/// Copies the directories that contain the files.
 fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
     sync_tests::copy(from.parent().expect("one"), to.parent().expect("one"), options, is_local)
 }
 
-/// Where a file and its copy are.
+/// Returns the paths of a file and of its copy.
 fn paths(scratch: &Path) -> (PathBuf, PathBuf) {
     fs::create_dir(scratch.join("from")).expect("a directory");
     (scratch.join("from/file"), scratch.join("to/file"))
 }
 
-/// A file of 20 MiB and a bit; with holes, every other MiB is one.
+/// Makes a file of a little over 20 MiB. With `has_holes`, every other MiB is a hole.
 fn make(path: &Path, maker: &mut Maker, has_holes: bool) -> u64 {
     const MIB: u64 = 1 << 20;
     let (file, size) = (File::create(path).expect("a file"), 20 * MIB + 12_345);
@@ -49,7 +49,7 @@ fn change(path: &Path, maker: &mut Maker, count: usize) {
     }
 }
 
-/// Gives a file another time of change than any other has.
+/// Gives a file a time of modification that no other file has.
 fn touch(path: &Path, maker: &mut Maker) {
     let time = UNIX_EPOCH + Duration::from_nanos(maker.below(1 << 60));
     File::options().write(true).open(path).expect("it").set_modified(time).expect("a time");
@@ -65,7 +65,7 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
         let options = TreeOptions { in_place, ..sync() };
         copy(&from, &to, &options, is_local);
         let before = fs::metadata(&to).expect("it");
-        // Also at the other end, also longer and shorter there, and never twice with the same time.
+        // The destination changes as well, also in length, and no time occurs twice.
         change(&from, &mut maker, 5);
         change(&to, &mut maker, 5);
         let to_size = [size, size - 3 * BLOCK - 7, size + BLOCK + 1, size / 2][maker.below(4) as usize];
@@ -81,17 +81,17 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
         if has_holes && !in_place {
             assert!(after.blocks() * 512 < size * 3 / 4, "{what}: {} blocks", after.blocks());
         }
-        // Each change is in one block or two.
+        // Each change lies in one block or two.
         let missing = size.saturating_sub(to_size);
         let is_compared = in_place || !is_local;
         assert!(!is_compared || sent.bytes <= missing + 21 * BLOCK, "{what}: {} sent", sent.bytes);
-        // Nothing but the time.
+        // Changes only the time.
         touch(&from, &mut maker);
         let (sent, report) = copy(&from, &to, &options, is_local);
         assert!(!is_compared || (sent.bytes, report.files) == (0, 0), "{what}: {sent:?} {report:?}");
         assert_eq!(fs::metadata(&to).expect("it").ino() == after.ino(), is_compared, "{what}");
         if has_holes && !in_place {
-            // An image that has been trimmed takes less here as well.
+            // An image that has been trimmed takes less room in the copy as well.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             fallocate(File::options().write(true).open(&from).expect("it"), flags, 4 * BLOCK, 300 * BLOCK)
                 .expect("a hole");
@@ -119,11 +119,12 @@ fn an_appended_file_sends_its_end() {
         let (sent, report) = copy(&from, &to, &options, false);
         assert_eq!(report.failed, 0, "{report:?}");
         assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"));
-        // The last block that was there is not whole.
+        // The last block of the older file is not whole.
         assert!(sent.bytes <= more.len() as u64 + BLOCK, "{} sent", sent.bytes);
         assert_eq!(fs::metadata(&to).expect("it").ino() == before, in_place || append_verify);
         if append_verify {
-            // Not what is longer there, or as long and another one; what was not the same becomes so.
+            // A file at least as long at the destination stays, whatever it contains. A shorter one becomes that of the
+            // source.
             touch(&from, &mut maker);
             change(&to, &mut maker, 3);
             let there = fs::read(&to).expect("it");

@@ -1,23 +1,24 @@
-//! Digests of files that an earlier comparison has read (`--digest-cache`), so that the next need not read them.
+//! Digests of files that an earlier comparison has read (`--digest-cache`), so that the next one need not read them.
 //!
-//! A record is believed only of a file that has the same size, time of last modification and time of last change of its
-//! inode, in nanoseconds, as when it was read. A file that had changed within two seconds before is not recorded: it might
-//! change again without getting another time. Nor is one on a file system of which the kernel does not keep those times
-//! ([`TIMEKEEPERS`]). What is written through a shared mapping that was dirty already gets no other time before it has been
-//! written back, on tmpfs never: the guide says so.
+//! A record is valid only for a file with the same size, time of last modification and time of last change of its
+//! inode, in nanoseconds, as when it was read. A file that had changed within two seconds before is not recorded,
+//! because it might change again without getting another time. Nor is a file on a file system whose times the kernel
+//! does not keep ([`TIMEKEEPERS`]). Data written through a shared mapping that was already dirty changes no time before
+//! it is written back, on tmpfs never. The guide says so.
 //!
 //! # Format
 //!
-//! A head of 4096 bytes: [`MAGIC`], a key of 32 random bytes, and the checksum of both. Behind it [`BUCKETS`] buckets of 4096
-//! bytes, most of them holes, each with [`SLOTS`] records of 48 bytes: the inode's number, a fingerprint of all by which a
-//! file is known, the digest, and a checksum. Files of neighbouring inode numbers share a bucket. Fingerprints and checksums
-//! are the beginnings of BLAKE3 with the head's key.
+//! The head has 4096 bytes: [`MAGIC`], a key of 32 random bytes, and the checksum of both. [`BUCKETS`] buckets of 4096
+//! bytes follow, most of them holes. Each bucket has [`SLOTS`] records of 48 bytes: the inode's number, a fingerprint
+//! of everything that identifies the file, the digest, and a checksum. Files with neighbouring inode numbers share a
+//! bucket. Fingerprints and checksums are the beginnings of BLAKE3 with the head's key.
 //!
 //! # Invariants
 //!
-//! * A record that is damaged, or that two processes have written at once, does not have its checksum, and is none.
-//! * Who uses the file holds a shared lock on it, and who makes it anew an exclusive one. Nobody waits for a lock.
-//! * Nobody but its owner may write to it.
+//! * A record that is damaged, or that two processes have written at once, fails its checksum and is ignored.
+//! * A process that uses the file holds a shared lock on it. A process that makes the file anew holds an exclusive
+//!   lock. No process waits for a lock.
+//! * Only the file's owner may write to it.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
@@ -42,34 +43,34 @@ use crate::fs::accounts::own_home;
 use crate::fs::{hash16, plain_fact};
 use crate::options::TreeOptions;
 
-/// Begins the file; the last number is the format's.
+/// First bytes of the file. The last number is the version of the format.
 const MAGIC: &[u8; 24] = b"rdma-pipe digest cache 1";
 
-/// What every format has in common.
+/// Length of the part that all versions of the format have in common.
 const MAGIC_COMMON: usize = 22;
 
 const HEAD_BYTES: usize = 4096;
 const HEAD_USED_BYTES: usize = MAGIC.len() + 32 + 16;
 
-/// So many of them take 512 MiB with 11 million records, if they are full.
+/// Number of buckets. Full buckets take 512 MiB and have 11 million records.
 const BUCKETS: u64 = 1 << 17;
 
 const BUCKET_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 48;
 const SLOTS: usize = BUCKET_BYTES / SLOT_BYTES;
 
-/// Inode numbers of which the files share a bucket.
+/// Number of inode numbers whose files share a bucket.
 const INODES_PER_BUCKET: u64 = 64;
 
-/// Buckets in memory.
+/// Number of buckets in memory.
 const KEPT_BUCKETS: usize = 64;
 
-/// A file that has changed so short a time before it was read is not recorded.
+/// A file that had changed less than this long before it was read is not recorded.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// File systems that give an inode another time with each change, by statfs(2)'s numbers: ext2 to ext4, XFS, Btrfs, F2FS, ZFS,
-/// bcachefs, tmpfs, overlays of these, NFS, Ceph and Lustre. An image that is read only (squashfs, iso9660) may have the times,
-/// numbers and device of another one, and of FUSE it is not known.
+/// File systems that give an inode another time with each change, by the numbers of statfs(2): ext2 to ext4, XFS,
+/// Btrfs, F2FS, ZFS, bcachefs, tmpfs, overlays of these, NFS, Ceph and Lustre. A read-only image (squashfs, iso9660)
+/// may have the times, numbers and device of another image. For FUSE it is not known.
 const TIMEKEEPERS: [u32; 11] = [
     0xef53,
     0x5846_5342,
@@ -84,13 +85,13 @@ const TIMEKEEPERS: [u32; 11] = [
     0x0bd0_0bd0,
 ];
 
-/// Times that it is opened again while another process may be making it.
+/// Maximum number of attempts to open the cache while another process may be making it.
 const TRIES_MAX: u64 = 40;
 
-/// The digest of a file's contents, as answers have it; of a large file that of the digests of its blocks.
+/// The digest of a file's contents, as answers have it. For a large file, the digest of the digests of its blocks.
 pub(super) type Digest = [u8; 16];
 
-/// Why a file is no cache for us.
+/// Why a file cannot be used as the cache.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
     #[error("is not used: {}", printable(&.0.to_string()))]
@@ -109,11 +110,11 @@ impl From<Errno> for Unusable {
     }
 }
 
-/// The digest that is kept of a large file: that of the digests of its blocks, which both ends know once they have compared
-/// them.
+/// The digest that is kept for a large file: the digest of the digests of its blocks. Both ends know these once they
+/// have compared them.
 #[derive(Debug, Default)]
 pub(super) struct OfBlocks {
-    /// It is large, and few files need one.
+    /// In a box, because a hasher is large and few files need one.
     hasher: Option<Box<Hasher>>,
     block_bytes: u64,
     blocks: u64,
@@ -121,7 +122,7 @@ pub(super) struct OfBlocks {
 }
 
 impl OfBlocks {
-    /// Takes the digests of the next blocks.
+    /// Adds the digests of the next blocks.
     pub fn add(&mut self, block_bytes: u64, digests: &[answer::Digest]) {
         self.is_void |= self.blocks > 0 && self.block_bytes != block_bytes;
         (self.block_bytes, self.blocks) = (block_bytes, self.blocks + digests.len() as u64);
@@ -133,7 +134,7 @@ impl OfBlocks {
         }
     }
 
-    /// That of a file of `size` bytes, if these were all of its blocks, and as long as they mostly are.
+    /// Returns the digest of a file of `size` bytes, if these were all of its blocks and had the usual length.
     pub fn finish(&self, size: u64) -> Option<Digest> {
         let is_usual = self.block_bytes == block_bytes(size, BLOCK_BYTES_MIN);
         let is_all = !self.is_void && is_usual && self.blocks == size.div_ceil(self.block_bytes);
@@ -141,7 +142,7 @@ impl OfBlocks {
     }
 }
 
-/// A cache that is open.
+/// An open cache.
 #[derive(Debug)]
 pub(super) struct DigestCache {
     file: File,
@@ -151,21 +152,21 @@ pub(super) struct DigestCache {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the place that their numbers give them.
+    /// Buckets, each at the index that its number gives.
     buckets: Vec<Option<(u64, Box<[u8; BUCKET_BYTES]>)>>,
-    /// What file systems are called, by their device numbers, which may be others after the next boot; `None` where times tell
-    /// nothing.
+    /// Identities of file systems by device number, because the device number may change with the next boot. `None` if
+    /// the times of the file system tell nothing.
     systems: Vec<(u64, Option<u64>)>,
 }
 
-/// By what a file is known.
+/// What identifies a file.
 struct Known {
     inode: u64,
     bucket: u64,
     fingerprint: [u8; 16],
 }
 
-/// Where the cache is, unless a file is named: in the user's directory for caches.
+/// Returns where the cache is unless a file is named: in the user's directory for caches.
 fn default_path() -> Option<PathBuf> {
     let told = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = told.or_else(|| Some(PathBuf::from(own_home()?).join(".cache")));
@@ -173,7 +174,7 @@ fn default_path() -> Option<PathBuf> {
 }
 
 impl DigestCache {
-    /// The one that options ask for; or why there is none, as a fact about its path.
+    /// Returns the cache that the options ask for, or why there is none, as a fact about its path.
     pub fn asked(options: &TreeOptions) -> (Option<Arc<Self>>, Option<IoFact>) {
         let Some(path) = options.digest_cache.as_ref().filter(|_| options.checksum) else { return (None, None) };
         match Self::open(Path::new(OsStr::from_bytes(path))) {
@@ -182,23 +183,23 @@ impl DigestCache {
         }
     }
 
-    /// Opens the cache, and makes it if it is missing. An empty `path` is the usual place.
+    /// Opens the cache, and makes it if it is missing. An empty `path` means the usual place.
     ///
     /// # Errors
     ///
-    /// Its path and why it is not used. It is left as it is then.
+    /// Fails with the path of the cache and the reason why it is not used. The file is then left as it is.
     pub fn open(path: &Path) -> Result<Self, (PathBuf, Unusable)> {
         let is_default = path.as_os_str().is_empty();
         let none = || (PathBuf::from("~/.cache/rdma-pipe/digests"), Errno::NOENT.into());
         let path = if is_default { default_path().ok_or_else(none)? } else { path.to_owned() };
         if let (true, Some(above)) = (is_default, path.parent()) {
-            // Agents are kept there too, and run from no directory that others may enter.
+            // Agents are kept there too, and do not run from a directory that others may enter.
             let _ = DirBuilder::new().recursive(true).mode(0o700).create(above);
         }
         let mut tries = 0;
         loop {
             match Self::open_at(&path) {
-                // Two that find it missing are in each other's way.
+                // Two processes that find the cache missing block each other.
                 Err(Unusable::Busy) if tries < TRIES_MAX => {
                     tries += 1;
                     let jitter = u64::from(std::process::id()) * tries % 16;
@@ -227,7 +228,7 @@ impl DigestCache {
         let mut key = read_head(&file)?;
         if key.is_none() {
             lock(FlockOperation::NonBlockingLockExclusive)?;
-            // Somebody may have made it meanwhile.
+            // Another process may have made the cache meanwhile.
             key = read_head(&file)?;
             if key.is_none() {
                 key = Some(make(&file)?);
@@ -239,7 +240,7 @@ impl DigestCache {
         Ok(Self { file, key: key.ok_or(Unusable::Busy)?, state })
     }
 
-    /// The digest of a file of which the metadata are these; `at`: the file, or a directory of the same file system.
+    /// Returns the digest of a file with this metadata. `at` is the file, or a directory of the same file system.
     pub fn get(&self, at: impl AsFd, stat: &Stat) -> Option<Digest> {
         let mut state = self.state();
         let known = self.known(&mut state, at, stat)?;
@@ -249,8 +250,8 @@ impl DigestCache {
         (self.checksum(&slot[..40]) == slot[40..]).then(|| slot[24..40].try_into().expect("16 bytes"))
     }
 
-    /// Records what was read of a file, from the time `began` on, that had these metadata then and has them still. A cache
-    /// that cannot be written is none.
+    /// Records the digest of a file that was read from the time `began` on. The file had this metadata then and still
+    /// has it. Failures to write the cache are ignored.
     pub fn put(&self, began: SystemTime, at: impl AsFd, stat: &Stat, digest: Digest) {
         let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
         let changed = u64::try_from(stat.st_ctime).map(|seconds| Duration::new(seconds, stat.st_ctime_nsec as u32));
@@ -284,7 +285,7 @@ impl DigestCache {
     }
 
     fn known(&self, state: &mut State, at: impl AsFd, stat: &Stat) -> Option<Known> {
-        // It marks a free slot.
+        // Inode number 0 marks a free slot.
         if stat.st_ino == 0 {
             return None;
         }
@@ -294,7 +295,7 @@ impl DigestCache {
                 let is_kept = fstatfs(&at).is_ok_and(|system| TIMEKEEPERS.contains(&(system.f_type as u32)));
                 let named = fstatvfs(&at).map_or(0, |system| system.f_fsid);
                 let system = is_kept.then_some(if named == 0 { stat.st_dev } else { named });
-                // A tree has few.
+                // A tree spans few file systems.
                 state.systems.truncate(KEPT_BUCKETS);
                 state.systems.insert(0, (stat.st_dev, system));
                 system
@@ -320,7 +321,7 @@ impl DigestCache {
         Some(Known { inode: stat.st_ino, bucket, fingerprint })
     }
 
-    /// A bucket, from memory or the file; empty where the file ends before it.
+    /// Returns a bucket from memory or from the file. The bucket is empty if the file ends before it.
     fn bucket<'a>(&self, state: &'a mut State, number: u64) -> Option<&'a mut [u8; BUCKET_BYTES]> {
         let place = &mut state.buckets[number as usize % KEPT_BUCKETS];
         if !matches!(place, Some((kept, _)) if *kept == number) {
@@ -336,7 +337,8 @@ impl DigestCache {
     }
 }
 
-/// The key of a cache that is whole; none where it is to be made anew: it is empty, damaged, or of another format.
+/// Returns the key of an intact cache. `None` if the cache is to be made anew: it is empty, damaged, or of another
+/// format.
 fn read_head(file: &File) -> Result<Option<[u8; 32]>, Unusable> {
     let mut head = [0; HEAD_USED_BYTES];
     let length = file.metadata()?.len().min(HEAD_USED_BYTES as u64) as usize;
@@ -355,7 +357,7 @@ fn read_head(file: &File) -> Result<Option<[u8; 32]>, Unusable> {
     Ok(is_whole.then(|| said[MAGIC.len()..].try_into().expect("32 bytes")))
 }
 
-/// Makes it anew, with nothing in it.
+/// Makes the cache anew, without records.
 fn make(file: &File) -> Result<[u8; 32], Unusable> {
     let mut head = [0; HEAD_BYTES];
     head[..MAGIC.len()].copy_from_slice(MAGIC);
@@ -415,7 +417,7 @@ mod tests {
         let shown = fs::metadata(&path).expect("it");
         assert_eq!(shown.mode() & 0o777, 0o600);
         assert!(shown.blocks() <= 32, "{} blocks: it is sparse", shown.blocks());
-        // A later state takes the place of the earlier one.
+        // A later state replaces the earlier one.
         let mut later = file;
         later.st_ctime += 1;
         cache.put(SystemTime::now(), at(), &later, [8; 16]);
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!(cache.get(at(), &file), Some([7; 16]));
     }
 
-    /// Every byte of a record, and every length that the file may be cut to.
+    /// Covers every byte of a record, and every length to which the file may be cut.
     #[test]
     fn what_is_damaged_is_ignored() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -509,7 +511,7 @@ mod tests {
         assert_eq!(fs::metadata(at("open")).expect("it").len(), 0);
     }
 
-    /// It is made anew only where nobody uses it.
+    /// The cache is made anew only if no process uses it.
     #[test]
     fn who_uses_it_keeps_it() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -528,7 +530,7 @@ mod tests {
     fn a_full_bucket_takes_the_place_of_an_old_record() {
         let scratch = tempfile::tempdir().expect("a directory");
         let cache = DigestCache::open(&scratch.path().join("cache")).expect("made");
-        // Of so many file systems, or after so many rounds, that all fall into one bucket.
+        // Inode numbers that all fall into one bucket, as with many file systems or after many rounds.
         let inode = |number: u64| {
             let mut stat = stat();
             stat.st_ino = 64 + number % 64 + number / 64 * 64 * BUCKETS;
@@ -542,7 +544,7 @@ mod tests {
         assert!((SLOTS / 2..=SLOTS).contains(&kept), "{kept}");
     }
 
-    /// The digest that is kept of data.
+    /// Returns the digest that is kept for data.
     fn digest_of(data: &[u8]) -> Digest {
         let short = |data: &[u8]| hash16(&blake3::hash(data));
         if data.len() <= INLINE_BYTES_MAX {
@@ -557,7 +559,8 @@ mod tests {
         of_blocks.finish(data.len() as u64).expect("all blocks")
     }
 
-    /// A cache that lies is believed by `-c`, which shows that nothing is read, and by `--check` it is not even opened.
+    /// `-c` believes a cache with wrong digests, which shows that nothing is read. `--check` does not even open the
+    /// cache.
     #[test]
     fn it_saves_reading_and_nobody_else_trusts_it() {
         let scratch = sync_tests::scratch();
@@ -585,7 +588,7 @@ mod tests {
             cache.put(SystemTime::now(), &file, &fstat(&file).expect("it"), digest_of(data));
         };
         let read = |side: &str, name: &str| fs::read(at(side).join(name)).expect("it");
-        // At the receiver's end the small one, at both the large one.
+        // The small file at the receiver's end, the large file at both ends.
         put("to", "small", &read("from", "small"));
         put("to", "large", &read("from", "large"));
         put("from", "large", &read("from", "large"));
@@ -595,12 +598,12 @@ mod tests {
         let dry = TreeOptions { dry_run: true, ..options.clone() };
         let (_, report) = sync_tests::copy(&at("from"), &at("to"), &dry, false);
         assert_eq!((report.files, report.same), (1, 1), "of a large file the contents are compared then");
-        // At the sender's.
+        // The small file at the sender's end.
         put("to", "small", b"something else");
         assert_eq!(copy(&TreeOptions { dry_run: true, ..options.clone() }), 0);
         put("from", "small", b"something else");
         assert_eq!(copy(&options), 0);
-        // Without it both are sent.
+        // Without the cache both files are sent.
         assert!(copy(&TreeOptions { digest_cache: None, ..options }) > 5000);
         assert_eq!(read("to", "small"), read("from", "small"));
         assert_eq!(read("to", "large"), read("from", "large"));

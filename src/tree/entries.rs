@@ -1,8 +1,8 @@
-//! Entries of a tree that an end tells its caller of while the tree is copied: what has become of each.
+//! Entries of a tree that an end reports to its caller while the tree is copied: what has become of each.
 //!
-//! They go to the caller in messages, over the control channel. A caller that prints them may wait for its reader; so an
-//! end may have [`WINDOW`] messages on their way that the caller has not taken, and those that have more to tell wait.
-//! Neither end ever holds a list of the tree.
+//! The entries reach the caller in messages over the control channel. A caller that prints them may wait for its
+//! reader. So an end may have [`WINDOW`] messages on the way that the caller has not taken, and threads with more to
+//! report wait. Neither end ever holds a list of the tree.
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -13,41 +13,42 @@ use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX};
 use super::check::{ASPECTS_MAX, Finding};
 use super::manifest;
 
-/// Bytes of the entries of one message, unless a single one has more.
+/// Maximum bytes of the entries of one message, unless a single entry has more.
 pub const MESSAGE_BYTES: usize = 64 << 10;
 
-/// Messages that may be on their way to the caller, or wait there to be taken.
+/// Maximum number of messages that are on their way to the caller, or wait there to be taken.
 pub const WINDOW: u32 = 4;
 
-/// Entries of one message, since each counts for a few bytes at least.
+/// Maximum number of entries in one message, because each counts for at least a few bytes.
 pub const ENTRIES_MAX: usize = MESSAGE_BYTES / OVERHEAD_BYTES + 1;
 
-/// Bytes of an entry's path and of what it leads to, together. A path is not bounded by what a system call takes: each
-/// directory is opened from the one that it lies in.
+/// Maximum bytes of an entry's path and of what it leads to, together. A path is not bounded by what a system call
+/// takes, because each directory is opened from the directory that it lies in.
 pub const NAMES_BYTES_MAX: usize = DEPTH_MAX * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX;
 
-/// What an entry takes beside its names, in bytes, as it is counted.
+/// Number of bytes that an entry counts for besides its names.
 const OVERHEAD_BYTES: usize = 96;
 
-/// How often those who wait for the caller look whether they still should.
+/// How often threads that wait for the caller check whether they still should.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What is reported of one entry.
+/// Report on one entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Entry {
-    /// It has been made, changed or deleted, or would be.
+    /// The entry has been made, changed or deleted, or would be.
     #[n(0)]
     Changed(#[n(0)] Change),
-    /// It is there now, for the manifest: its path is from the directory of the destination on.
+    /// The entry exists now, for the manifest. Its path is relative to the destination directory.
     #[n(1)]
     Listed(#[n(0)] manifest::Entry),
-    /// It has been compared with a manifest, and differs.
+    /// The entry has been compared with a manifest, and differs.
     #[n(2)]
     Compared(#[n(0)] Finding),
 }
 
 impl Entry {
-    /// Puts the name of its source in front of its path; that of a source whose contents are meant is empty.
+    /// Puts the name of the entry's source in front of its path. `root` is empty for a source whose contents are
+    /// copied.
     pub fn place_in(&mut self, root: &[u8]) {
         let place = |path: &mut Vec<u8>| match (root.is_empty(), path.is_empty()) {
             (true, true) => path.push(b'.'),
@@ -62,7 +63,7 @@ impl Entry {
         }
     }
 
-    /// Bytes of its names.
+    /// Returns the bytes of the entry's names.
     pub fn names_bytes(&self) -> usize {
         match self {
             Self::Changed(change) => change.path.len() + change.leads_to.as_ref().map_or(0, Vec::len),
@@ -71,7 +72,7 @@ impl Entry {
         }
     }
 
-    /// Whether an end can have said that.
+    /// Whether a correct end can have reported this.
     pub fn is_valid(&self) -> bool {
         let is_valid = match self {
             Self::Changed(_) | Self::Compared(Finding::Unreadable { .. }) => true,
@@ -85,45 +86,45 @@ impl Entry {
 /// What has become of an entry of the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Change {
-    /// Where it is, from the destination on; of a single source, from that on, and empty for that itself.
+    /// Path from the destination on. For a single source, path from that source on, and empty for the source itself.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
-    /// What was done.
+    /// What was done with the entry.
     #[n(1)]
     pub effect: Effect,
-    /// What it is.
+    /// Kind of the entry.
     #[n(2)]
     pub kind: FileKind,
-    /// In what it differs from what was there: bits of [`differs`]; `None` where nothing of its kind was.
+    /// How the entry differs from what was there: bits of [`differs`]; `None` if nothing of its kind was there.
     #[n(3)]
     pub differs: Option<u16>,
-    /// What a symbolic link leads to, or the path of the file that a hard link is to, as `path`.
+    /// Target of a symbolic link, or path of the file to which a hard link leads, in the form of `path`.
     #[cbor(n(4), with = "minicbor::bytes")]
     pub leads_to: Option<Vec<u8>>,
 }
 
-/// What was done.
+/// What was done with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Effect {
-    /// Its contents were sent, or copied.
+    /// The contents were sent, or copied.
     #[n(0)]
     Transferred,
-    /// It was made at the destination from its record alone.
+    /// The entry was made at the destination from its record alone.
     #[n(1)]
     Made,
-    /// It became another name of a file.
+    /// The entry became another name of a file.
     #[n(2)]
     Linked,
-    /// It stayed, with other metadata.
+    /// The entry stayed, with other metadata.
     #[n(3)]
     Kept,
-    /// It was deleted.
+    /// The entry was deleted.
     #[n(4)]
     Deleted,
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum FileKind {
@@ -144,9 +145,9 @@ pub enum FileKind {
     Special,
 }
 
-/// What an entry may differ in.
+/// How an entry may differ, as bits.
 pub mod differs {
-    /// The contents, where those were compared; or what a link leads to.
+    /// The contents, if they were compared, or the target of a link.
     pub const CONTENTS: u16 = 1;
     /// The size.
     pub const SIZE: u16 = 2;
@@ -164,17 +165,17 @@ pub mod differs {
     pub const XATTRS: u16 = 128;
 }
 
-/// Sends entries to the caller; does not wait.
+/// Sends entries to the caller, without waiting.
 pub type SendEntries = Box<dyn Fn(Vec<Entry>) + Send + Sync>;
 
-/// The entries of one end on their way to its caller.
+/// The entries of one end, on their way to its caller.
 pub struct EntryStream {
     send: SendEntries,
     waiting: Mutex<Waiting>,
-    /// Messages that may be sent.
+    /// Number of messages that may be sent.
     credit: Mutex<u32>,
     more: Condvar,
-    /// Whether nobody should wait for the caller any more.
+    /// Returns whether no thread should wait for the caller any more.
     is_over: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
 }
 
@@ -186,18 +187,19 @@ struct Waiting {
 }
 
 impl EntryStream {
-    /// One on which nothing has been told.
+    /// Creates a stream without entries.
     pub fn new(send: SendEntries) -> Self {
         let (waiting, more, is_over) = Default::default();
         Self { send, waiting, credit: Mutex::new(WINDOW), more, is_over }
     }
 
-    /// From now on those who wait for the caller go on once `is_over`, and what they tell is dropped.
+    /// From now on, threads stop waiting for the caller once `is_over` returns true, and the entries that they report
+    /// are dropped.
     pub fn end_when(&self, is_over: impl Fn() -> bool + Send + Sync + 'static) {
         let _ = self.is_over.set(Box::new(is_over));
     }
 
-    /// Tells of an entry; waits while the caller has too much to take.
+    /// Reports an entry. Waits while the caller has too much to take.
     pub fn tell(&self, entry: Entry) {
         let bytes = entry.names_bytes() + OVERHEAD_BYTES;
         let mut waiting = self.waiting();
@@ -208,21 +210,21 @@ impl EntryStream {
         waiting.entries.push(entry);
     }
 
-    /// Sends what has been told, unless that would have to wait.
+    /// Sends the reported entries, unless that would have to wait.
     pub fn send_waiting(&self) {
-        // Held, it is by somebody who waits for the caller.
+        // If the lock is held, its holder waits for the caller.
         let Ok(mut waiting) = self.waiting.try_lock() else { return };
         if *self.credit() > 0 {
             self.send(&mut waiting);
         }
     }
 
-    /// Waits until all that has been told is sent.
+    /// Waits until all reported entries are sent.
     pub fn flush(&self) {
         self.send(&mut self.waiting());
     }
 
-    /// The caller has taken so many messages.
+    /// Records that the caller has taken this many messages.
     pub fn taken(&self, messages: u32) {
         let mut credit = self.credit();
         *credit = credit.saturating_add(messages).min(WINDOW);
@@ -273,7 +275,7 @@ mod tests {
         (Arc::new(EntryStream::new(Box::new(move |entries| drop(send.send(entries))))), sent)
     }
 
-    /// The longest entry, and as many of the shortest as come together, fit a message.
+    /// The longest entry fits into a message, and so do as many of the shortest as are sent together.
     #[test]
     fn messages_are_bounded_and_lose_nothing() {
         let (stream, sent) = stream();
@@ -317,7 +319,7 @@ mod tests {
         }
         std::thread::sleep(3 * LOOK_AGAIN);
         assert_eq!(sent.len(), WINDOW as usize);
-        // It does not wait for what a thread waits for.
+        // This call does not wait for what the thread waits for.
         stream.send_waiting();
         assert!(!thread.is_finished());
         over.store(true, Ordering::Relaxed);
@@ -335,7 +337,7 @@ mod tests {
         assert!(sent.is_empty());
         stream.send_waiting();
         assert_eq!(sent.try_recv(), Ok(vec![entry(b"a".to_vec())]));
-        // No more credit is given than there is.
+        // Credit never exceeds the window.
         stream.taken(u32::MAX);
         assert_eq!(*stream.credit(), WINDOW);
     }

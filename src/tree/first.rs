@@ -1,16 +1,16 @@
-//! The first of many facts, in memory that does not grow with the tree.
+//! The first of many facts, kept in memory that does not grow with the tree.
 
 use std::ops::Deref;
 
 use rd_proto::control::IoFact;
 
-/// How many are kept. The others are only counted, by the caller.
+/// Maximum number of facts kept. The caller only counts the others.
 pub const FIRST_MAX: usize = 10_000;
 
-/// Bytes of their paths and words together.
+/// Maximum size of the facts' paths and details together, in bytes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// As many of the first as fit, in their order.
+/// The first facts that fit, in order.
 #[derive(Clone, Debug, Default)]
 pub struct First {
     facts: Vec<IoFact>,
@@ -18,7 +18,7 @@ pub struct First {
 }
 
 impl First {
-    /// Keeps this one, if there is room for it.
+    /// Keeps a fact if there is room for it.
     pub fn keep(&mut self, fact: IoFact) {
         let bytes = fact.path.len() + fact.detail.len();
         if self.facts.len() < FIRST_MAX && self.bytes + bytes <= BYTES_MAX {

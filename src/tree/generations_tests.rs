@@ -1,4 +1,4 @@
-//! `--link-dest` and what keeps generations apart, walk and sink together.
+//! `--link-dest`, and the rules that keep generations apart: walk and sink together.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -25,7 +25,7 @@ fn inode(path: impl AsRef<Path>) -> u64 {
     fs::symlink_metadata(path).expect("it").ino()
 }
 
-/// A file's source, its first generation, and where the second will be.
+/// A source, its first generation, and the place of the second.
 struct Generation {
     scratch: tempfile::TempDir,
 }
@@ -65,7 +65,7 @@ fn what_is_unchanged_is_linked_and_nothing_of_it_is_sent() {
         for name in ["a", "b", "d/large"] {
             assert_eq!(inode(tree.path("1").join(name)), inode(tree.path("2").join(name)), "{name}");
         }
-        // Also beside a DST that is there, by an absolute path, and as the second of two.
+        // Also with an existing DST, with an absolute path, and with the second of two paths.
         let absolute = tree.path("1").into_os_string().into_string().expect("UTF-8");
         let (sent, report) = tree.copy("3", &linking(&["../none", &absolute]), is_local);
         assert_eq!((sent.bytes, report.without.len()), (0, 1), "{report:?}");
@@ -94,7 +94,7 @@ fn other_metadata_means_a_new_file_and_leaves_the_older_one() {
         assert_eq!(sent.bytes, 0, "copied within the host");
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
         assert_eq!(picture(&tree.path("1")), before);
-        // And once more, onto names that the third generation has linked to the second.
+        // Once more, onto names that the third generation has linked to the second.
         tree.copy("3", &linking(&["../2"]), is_local);
         let second = picture(&tree.path("2"));
         for name in ["small", "large"] {
@@ -147,7 +147,7 @@ fn with_checksum_only_equal_contents_are_linked() {
     }
 }
 
-/// Who can write to an older generation leads no copy out of it.
+/// A user who can write to an older generation cannot lead a copy out of it.
 #[test]
 fn no_link_within_a_generation_is_followed() {
     let tree = Generation::new();
@@ -167,7 +167,7 @@ fn no_link_within_a_generation_is_followed() {
     assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
 }
 
-/// An earlier copy may have put a link into DST, and who made it would have what it leads to changed by a later one.
+/// An earlier copy may have put a link into DST. Its author must not have the link's target changed by a later copy.
 #[test]
 fn no_link_in_dst_is_followed_to_an_older_generation() {
     for is_local in [false, true] {
@@ -187,7 +187,7 @@ fn no_link_in_dst_is_followed_to_an_older_generation() {
             assert_ne!(inode(tree.path("to/shadow")), inode(tree.path("outside/shadow")), "{path}");
             fs::remove_file(tree.path("to/shadow")).expect("it");
         }
-        // What is beside DST is the user's.
+        // Entries beside DST belong to the user.
         symlink("outside", tree.path("latest")).expect("a link");
         for path in ["../latest", "d/../../latest"] {
             tree.copy("to", &linking(&[path]), is_local);
@@ -214,7 +214,7 @@ fn a_relative_path_stays_relative_where_dst_is_missing() {
     }
 }
 
-/// Random trees change; each generation stays as it was made.
+/// Random trees change, and each generation stays as it was made.
 #[test]
 fn no_generation_is_changed_by_later_ones() {
     for seed in 0..40 {
@@ -233,7 +233,7 @@ fn no_generation_is_changed_by_later_ones() {
             let checksum = seed % 3 == 0;
             let options = TreeOptions { delete: true, checksum, ..linking(&older) };
             let to = scratch.path().join(&name);
-            // Begun with another state of the source, as one that was interrupted.
+            // Some generations begin with another state of the source, like those that were interrupted.
             for _ in 0..1 + maker.below(2) {
                 maker.change(&from);
                 let (sent, report) = copy_as_dst(&from, &to, &options, is_local);
@@ -265,7 +265,7 @@ fn the_link_latest_leads_to_the_last_generation_that_is_whole() {
         assert_eq!(latest(), Some("one".into()));
         let one = picture(&tree.path("to/one"));
         tree.write("from/changed", b"22");
-        // One that is not the last session of its copy changes nothing.
+        // A session that is not the last of its copy does not switch `latest`.
         let mut options = snapshot("two");
         options.generations.session.is_dst = true;
         let (sent, report) = copy(&tree.path("from"), &tree.path("to/two"), &options, is_local);
@@ -273,7 +273,7 @@ fn the_link_latest_leads_to_the_last_generation_that_is_whole() {
         let (sent, _) = tree.copy("to/two", &snapshot("two"), is_local);
         assert_eq!((sent.bytes, latest()), (0, Some("two".into())), "it goes on in the same generation");
         assert_eq!(inode(tree.path("to/one/same")), inode(tree.path("to/two/same")));
-        // By an absolute link, as scripts make it.
+        // With an absolute link, as scripts make it.
         fs::remove_file(tree.path("to/latest")).expect("it");
         symlink(tree.path("to/two"), tree.path("to/latest")).expect("a link");
         let (sent, report) = tree.copy("to/three", &snapshot("three"), is_local);
@@ -289,7 +289,7 @@ fn a_latest_that_is_none_is_not_followed_or_replaced() {
     fs::create_dir_all(tree.path("to")).expect("a directory");
     tree.write("from/file", b"file");
     tree.copy("outside", &sync(), false);
-    // It leads out of DST.
+    // The link leads out of DST.
     symlink("../outside", tree.path("to/latest")).expect("a link");
     let (sent, report) = tree.copy("to/one", &snapshot("one"), false);
     assert_eq!((sent.bytes, report.without.len()), (4, 1), "{report:?}");
@@ -305,7 +305,7 @@ fn a_latest_that_is_none_is_not_followed_or_replaced() {
     assert_eq!(fs::read(tree.path("to/latest")).expect("it"), b"precious");
 }
 
-/// What an interrupted run had made of a new tree is not sent again, and what the source has no more goes.
+/// What an interrupted run has made of a new tree is not sent again, and what the source no longer has is removed.
 #[test]
 fn a_new_tree_that_was_interrupted_goes_on() {
     let tree = Generation::new();
@@ -340,7 +340,7 @@ fn a_new_tree_that_was_interrupted_goes_on() {
     assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/one")));
 }
 
-/// What the source has no more by the time that a generation is gone on with is not part of it, whatever kind of entry it was.
+/// Entries that the source no longer has when a generation is resumed do not stay in it, whatever kind they were.
 #[test]
 fn an_unfinished_generation_becomes_what_the_source_is_by_then() {
     for is_local in [false, true] {
@@ -368,7 +368,7 @@ fn an_unfinished_generation_becomes_what_the_source_is_by_then() {
     }
 }
 
-/// The same where several entries come into it, with several sessions: what one has brought is not removed by the next.
+/// The same for several entries that come in several sessions: no session removes what an earlier one has brought.
 #[test]
 fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
     for is_local in [false, true] {
@@ -393,7 +393,7 @@ fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
         fs::remove_file(tree.path("a/d/file")).expect("it");
         tree.write("a/d/new", b"4");
         tree.write("to/one/a file", b"of a source that is not named any more");
-        // Those of one name are merged.
+        // Sources of one name are merged.
         run(&["a/d", "b/d"], false);
         let listed = picture(&tree.path("to/one")).into_keys().collect::<Vec<_>>();
         assert_eq!(listed, ["d", "d/new", "d/other"].map(PathBuf::from));
@@ -402,7 +402,8 @@ fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
     }
 }
 
-/// A kill between the switch of `latest` and the end leaves the marker of what is whole; it goes before `latest` leads on.
+/// A kill between the switch of `latest` and the end leaves the marker of a whole generation. The marker is removed
+/// before `latest` is switched again.
 #[test]
 fn a_marker_of_what_latest_leads_to_is_no_mark_any_more() {
     let tree = Generation::new();
@@ -417,13 +418,13 @@ fn a_marker_of_what_latest_leads_to_is_no_mark_any_more() {
     assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 3, "two generations and the link");
 }
 
-/// Without its marker, what an interrupted run has left of a generation would be taken for one that is whole.
+/// Without its marker, the remains of an interrupted generation would be taken for a whole one.
 #[test]
 fn a_generation_that_is_not_whole_stays_marked_when_another_is() {
     let tree = Generation::new();
     tree.write("from/file", b"file");
     fs::create_dir_all(tree.path("to/half/d")).expect("a directory");
-    // What was to become one has no name of its own yet where the source is what the generation becomes.
+    // Where the source itself becomes the generation, an unfinished generation has no name of its own yet.
     let nameless = tree.path("to").join(name_beside(b"cut", PARTIAL));
     fs::create_dir(&nameless).expect("a directory");
     fs::set_permissions(&nameless, fs::Permissions::from_mode(0o700)).expect("ours");
@@ -441,7 +442,8 @@ fn a_generation_that_is_not_whole_stays_marked_when_another_is() {
     }
 }
 
-/// It was missing, or not whole, when it was looked at, and another run has finished it since: that one does not change any more.
+/// The generation was missing, or not whole, when this run looked, and another run has finished it since. It does not
+/// change any more.
 #[test]
 fn a_generation_that_another_run_has_finished_meanwhile_stays() {
     let tree = Generation::new();
@@ -474,7 +476,7 @@ fn a_dry_run_knows_further_names_of_what_would_be_linked() {
         tree.write("from/a", b"contents");
         fs::hard_link(tree.path("from/a"), tree.path("from/b")).expect("a link");
         tree.copy("one", &sync(), is_local);
-        // Which fails where one entry would not be made.
+        // This call fails if an entry would not be made.
         tree.copy("two", &TreeOptions { dry_run: true, ..linking(&["../one"]) }, is_local);
         assert!(!tree.path("two").exists());
         tree.copy("two", &linking(&["../one"]), is_local);

@@ -1,8 +1,8 @@
-//! Trees within one host: the walk of a tree and the sink of one, joined in this process.
+//! Trees within one host: the walk of a tree and the sink of a tree, joined in this process.
 //!
-//! The thread that copies walks. It reads small files into chunks of records, as for another host, and the sink's threads
-//! make the entries. Large files are copied by the sink's threads, range by range; where a file system can, they share
-//! their blocks with the source, or are copied by the server that has both.
+//! The copying thread walks. It reads small files into chunks of records, as for another host, and the sink's threads
+//! make the entries. The sink's threads also copy large files, range by range. Where the file system can, large files
+//! share their blocks with the source, or are copied by the server that has both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use super::source::{Next, TreeSource};
 use crate::fs::direct::Tally;
 use crate::fs::source::Part;
 
-/// Bytes of a chunk: what the walk needs to take files of 128 KiB into their records.
+/// Size of a chunk in bytes, large enough for the walk to take files of 128 KiB into their records.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
-/// A chunk is handed on when it has so many bytes, so that the sink is not long without work.
+/// A chunk is handed on when it has this many bytes, so that the sink is not without work for long.
 const DUE_BYTES: usize = 128 << 10;
 
-/// Chunks at work.
+/// Number of chunks in use.
 const CHUNKS: usize = 8;
 
-/// Records; given back for more of them when their entries have been made.
+/// A chunk of records. Its buffer is given back for more records when its entries have been made.
 struct Chunk {
     bytes: Vec<u8>,
     length: usize,
@@ -42,11 +42,11 @@ impl Drop for Chunk {
     }
 }
 
-/// Copies all of `source`. Ends early when `stop` is set. `tick` is called some times a second.
+/// Copies all of `source`. Ends early when `stop` is set. `tick` is called several times a second.
 ///
 /// # Errors
 ///
-/// [`Refused`]: what stopped all of it. What has been published stays.
+/// [`Refused`]: what stopped the copy. Published files are kept.
 pub fn copy(
     source: &Arc<TreeSource>,
     sink: &mut TreeSink,
@@ -94,7 +94,8 @@ fn give(
     }
 }
 
-/// What tells the source that nothing is there of a file: within a host, comparing takes longer than copying.
+/// Returns the function by which the sink answers the source: that nothing of a file exists. Within a host, comparing
+/// takes longer than copying.
 pub fn answer(source: &Arc<TreeSource>) -> SendAnswer {
     let source = Arc::clone(source);
     Box::new(move |answer| source.handle_answer(answer).expect("the sink of this process keeps to the protocol"))
@@ -127,7 +128,7 @@ mod tests {
         std::iter::repeat_with(next).take(bytes).collect()
     }
 
-    /// Copies `from` to the name `copy` in `to`; `tick` is given what stops it.
+    /// Copies `from` to the name `copy` in `to`. `tick` gets the flag that stops the copy.
     fn copied(from: &Path, to: &Path, mut tick: impl FnMut(&AtomicBool)) -> Result<Report, Refused> {
         let roots = vec![Root::new(from, "copy")];
         let source = Arc::new(
@@ -141,7 +142,7 @@ mod tests {
         copy(&source, &mut sink, &stop, move || tick(&told))
     }
 
-    /// Files of lengths around those at which they are treated in another way.
+    /// Files of lengths around those at which the treatment of a file changes.
     fn tree(directory: &Path) -> Vec<(String, Vec<u8>)> {
         let lengths = [0, 1, 4096, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, CHUNK_BYTES, RANGE_BYTES + 5];
         let files: Vec<(String, Vec<u8>)> = lengths.iter().map(|&bytes| (format!("f{bytes}"), noise(bytes))).collect();
@@ -154,7 +155,7 @@ mod tests {
     }
 
     fn directories() -> (TempDir, TempDir) {
-        // Of two kinds of file systems the kernel copies nothing from one to the other: what is read is written.
+        // The kernel copies nothing between two kinds of file systems, so the data is read and written.
         (TempDir::new().expect("a directory"), TempDir::new_in("/dev/shm").expect("a directory"))
     }
 
@@ -225,7 +226,7 @@ mod tests {
         let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");
         let mut target = vec![0; CHUNK_BYTES];
         loop {
-            // The caller sees the stop only after the last record.
+            // The caller notices the stop only after the last record.
             let stop = Arc::new(AtomicBool::new(true));
             match source.next(&mut target, DUE_BYTES, &Tally::default()) {
                 Next::Part(part) => {
@@ -259,7 +260,7 @@ mod tests {
         let stop = Arc::default();
         let mut is_shrunk = false;
         let report = copy(&source, &mut sink, &stop, || {
-            // When it has been announced, as the eighth entry, and none of it been read.
+            // When the file has been announced, as the eighth entry, and none of it has been read.
             if !is_shrunk && source.sent().entries >= 8 {
                 is_shrunk = true;
                 fs::File::options().write(true).open(&large).expect("it").set_len(10).expect("shorter");

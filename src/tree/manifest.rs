@@ -1,7 +1,7 @@
-//! Manifests: what a tree consists of, as a text that a person can read and a program cannot misread.
+//! Manifests: what a tree consists of, as text that people can read and programs cannot misread.
 //!
 //! The first line is [`FIRST_LINE`], the last `end` and the number of entries, so that a file that was cut is noticed.
-//! Between them is a line for each entry, of six fields with a tab between them:
+//! Between them is one line for each entry, with six fields separated by tabs:
 //!
 //! ```text
 //! f 0644 1234 1700000000.123456789 BLAKE3 PATH
@@ -9,15 +9,16 @@
 //! l 0777 - 1700000000.000000000 TARGET PATH
 //! ```
 //!
-//! Type (`f`ile, `d`irectory, `l`ink, `p` for FIFO, `s`ocket, `c`haracter and `b`lock device), mode, size of a file, time
-//! of the last change, contents (of a device `MAJOR:MINOR`), path. Seconds are rounded down, also before 1970. Paths are
-//! relative to the tree's directory, which is `.` itself. In paths and targets a backslash and a line's end are written
-//! as b3sum does, `\\` and `\n`, other control characters and what is no UTF-8 as `\r`, `\t`, `\x1b`.
+//! The fields are: type (`f`ile, `d`irectory, `l`ink, `p` for FIFO, `s`ocket, `c`haracter and `b`lock device), mode,
+//! size of a file, time of last modification, contents (`MAJOR:MINOR` for a device), path. Seconds are rounded down,
+//! also before 1970. Paths are relative to the tree's directory, which itself is `.`. In paths and targets a backslash
+//! and a newline are written as b3sum does, `\\` and `\n`. Other control characters, and bytes that are not UTF-8, are
+//! written as `\r`, `\t`, `\x1b`.
 //!
-//! Entries stand in the order of a walk: siblings sorted as bytes, a directory before what is in it. So no entry comes
+//! Entries are in the order of a walk: siblings sorted as bytes, a directory before its contents. So no entry comes
 //! twice, and a tree can be compared with its manifest without holding either in memory.
 //!
-//! A manifest may come from anywhere: every line must be written as [`Entry::write`] writes it.
+//! A manifest may come from any source, so every line must be exactly as [`Entry::write`] writes it.
 
 use std::cmp::Ordering;
 use std::io::{BufRead, Read as _};
@@ -32,19 +33,19 @@ pub mod write;
 /// The first line, with the format's version.
 pub const FIRST_LINE: &[u8] = b"rdcp manifest 1";
 
-/// The longest line: each byte of path and target may take four.
+/// Maximum length of a line: each byte of path and target may take four bytes.
 const LINE_BYTES_MAX: usize = 4 * ((DEPTH_MAX + 1) * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX) + 256;
 
 const NO_MODE: &str = "has no mode";
 const NO_TIME: &str = "has no time";
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Kind {
     /// A regular file.
     #[n(0)]
     File {
-        /// Bytes.
+        /// Size in bytes.
         #[n(0)]
         size: u64,
         /// BLAKE3 of its contents.
@@ -74,56 +75,57 @@ pub enum Kind {
 /// An entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Entry {
-    /// From the tree's directory on; empty for that itself.
+    /// Path from the tree's directory on; empty for the directory itself.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
     /// Permission bits.
     #[n(1)]
     pub mode: u32,
-    /// Seconds and nanoseconds of the last change.
+    /// Time of last modification, in seconds and nanoseconds.
     #[n(2)]
     pub modified: (i64, u32),
-    /// What it is.
+    /// Kind of the entry.
     #[n(3)]
     pub kind: Kind,
 }
 
-/// Why a file is no manifest.
+/// Why a file is not a valid manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// Its first line is another one.
+    /// The first line is not that of a manifest.
     #[error("it does not begin with the line 'rdcp manifest 1'")]
     NoManifest,
-    /// It has no last line.
+    /// The last line is missing.
     #[error("it ends after line {0} without its last line: it was cut")]
     Cut(u64),
-    /// A line that cannot be taken.
+    /// A line is not valid.
     #[error("line {0} {1}")]
     Line(u64, &'static str),
 }
 
-/// The order of entries: by their names, one after the other.
+/// Compares paths in the order of entries: name by name.
 pub fn order(one: &[u8], other: &[u8]) -> Ordering {
-    // No name has a zero, so that what is in a directory comes before the next name that begins as the directory's.
+    // No name has a zero byte, so the contents of a directory come before a later name that begins with the directory's
+    // name.
     key(one).cmp(key(other))
 }
 
-/// Bytes that sort as [`order`] does.
+/// Returns bytes by which paths sort as [`order`] compares them.
 fn key(path: &[u8]) -> impl Iterator<Item = u8> {
     path.iter().map(|&byte| if byte == b'/' { 0 } else { byte })
 }
 
 impl Entry {
-    /// What `stat` says of an entry; `kind` adds the rest.
+    /// Creates an entry from `stat`; `kind` adds the rest.
     pub fn new(path: Vec<u8>, stat: &Stat, kind: Kind) -> Self {
         let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
         Self { path, mode: stat.st_mode & 0o7777, modified, kind }
     }
 
-    /// Appends its line, with the line's end.
+    /// Appends the entry's line, including the newline.
     pub fn write(&self, line: &mut Vec<u8>) {
         let device = |(major, minor): (u32, u32)| format!("{major}:{minor}").into_bytes();
         let (letter, size, contents) = match &self.kind {
@@ -149,11 +151,11 @@ impl Entry {
         line.push(b'\n');
     }
 
-    /// Checks what anybody may have said of it.
+    /// Checks an entry that may come from any source.
     ///
     /// # Errors
     ///
-    /// What cannot be.
+    /// Fails with the reason why the entry is not valid.
     pub fn check(&self) -> Result<(), &'static str> {
         let mut names = 0;
         let mut is_path = || self.path.split(|&byte| byte == b'/').inspect(|_| names += 1).all(is_name);
@@ -172,17 +174,17 @@ impl Entry {
         }
     }
 
-    /// Bytes of its names.
+    /// Returns the bytes of the entry's names.
     pub fn names_bytes(&self) -> usize {
         let target = if let Kind::Symlink(target) = &self.kind { target.len() } else { 0 };
         self.path.len() + target
     }
 
-    /// Reads a line without its end.
+    /// Parses a line without its newline.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// Fails with what is wrong with the line.
     pub fn parse(line: &[u8]) -> Result<Self, &'static str> {
         let fields: Vec<&[u8]> = line.split(|&byte| byte == b'\t').collect();
         let [letter, mode, size, modified, contents, path] = fields[..] else { return Err("has not six fields") };
@@ -215,12 +217,12 @@ impl Entry {
         entry.check()?;
         let mut again = Vec::with_capacity(line.len() + 1);
         entry.write(&mut again);
-        // One way of writing each entry: none can be there twice, and nothing is there that was not read.
+        // Each entry has exactly one form, so none can be there twice, and a line has nothing that was not read.
         if again.strip_suffix(b"\n") == Some(line) { Ok(entry) } else { Err("is not written as it must be") }
     }
 }
 
-/// What a name is written as.
+/// Escapes a name for a line.
 fn escape(name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(name.len());
     let hex = |out: &mut Vec<u8>, bytes: &[u8]| {
@@ -244,7 +246,7 @@ fn escape(name: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The name that is written so; `None` where nothing is.
+/// Reads a name that was escaped; `None` if the text is not a valid escaped name.
 fn unescape(text: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.iter().copied();
@@ -267,7 +269,7 @@ fn unescape(text: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Reads a manifest, entry by entry.
+/// Reads a manifest entry by entry.
 pub struct Reader<R> {
     stream: R,
     line: Vec<u8>,
@@ -282,7 +284,7 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     ///
-    /// [`ManifestError::NoManifest`], or what reading answered.
+    /// [`ManifestError::NoManifest`], or the error of reading.
     pub fn new(stream: R) -> Result<Self, ManifestError> {
         let mut reader = Self { stream, line: Vec::new(), number: 0, entries: 0, last: None, is_over: false };
         match reader.next_line() {
@@ -292,11 +294,11 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The next entry; `None` behind the last, when the whole file has been found to be in order.
+    /// Returns the next entry; `None` after the last, when the whole file has been found to be valid.
     ///
     /// # Errors
     ///
-    /// [`ManifestError`]; nothing more can be read then.
+    /// [`ManifestError`]. After that nothing more can be read.
     #[allow(clippy::should_implement_trait, reason = "an iterator may be asked again after an error")]
     pub fn next(&mut self) -> Result<Option<Entry>, ManifestError> {
         if self.is_over {
@@ -326,7 +328,7 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(entry))
     }
 
-    /// Whether there was one more. A line that was cut is none.
+    /// Reads the next line. Returns false at the end. A line that was cut is an error.
     fn next_line(&mut self) -> Result<bool, ManifestError> {
         self.line.clear();
         let read = (&mut self.stream).take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut self.line)?;
@@ -348,7 +350,7 @@ impl<R: BufRead> Reader<R> {
 pub mod fuzz {
     use super::{Entry, FIRST_LINE, Kind, Reader, order};
 
-    /// Reads a manifest; what can be read is in order, leads nowhere else, and is written as it was.
+    /// Reads a manifest. The entries that can be read are in order, lead nowhere else, and are written as they were.
     pub fn manifest(bytes: &[u8]) {
         let Ok(mut reader) = Reader::new(bytes) else { return };
         let mut again = [FIRST_LINE, b"\n"].concat();
@@ -368,7 +370,7 @@ pub mod fuzz {
         }
     }
 
-    /// One of each kind.
+    /// One entry of each kind.
     pub fn sample() -> Vec<Entry> {
         let entry = |path: &[u8], mode, modified, kind| Entry { path: path.to_vec(), mode, modified, kind };
         vec![
@@ -382,7 +384,7 @@ pub mod fuzz {
         ]
     }
 
-    /// The bytes of a manifest.
+    /// Returns the bytes of a manifest.
     pub fn written(entries: &[Entry]) -> Vec<u8> {
         let mut bytes = [FIRST_LINE, b"\n"].concat();
         entries.iter().for_each(|entry| entry.write(&mut bytes));
@@ -390,7 +392,7 @@ pub mod fuzz {
         bytes
     }
 
-    /// Seeds: target, name, bytes.
+    /// Returns the seeds: target, name, bytes.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         vec![
             ("tree_manifest", "all", written(&sample())),

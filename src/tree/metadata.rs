@@ -1,8 +1,8 @@
-//! Metadata of entries: read for their records, and set on what is made of them, in the one order in which no step undoes
+//! Metadata of entries: read for their records, and set on their copies in the one order in which no step undoes
 //! another.
 //!
-//! A change of owner clears setuid, setgid and capabilities, so it comes first. `user.` attributes want write permission,
-//! and setting an ACL changes the mode, so the mode comes after them. Times come last.
+//! A change of owner clears setuid, setgid and capabilities, so it comes first. `user.` attributes need write
+//! permission, and setting an ACL changes the mode, so the mode comes after them. Times come last.
 
 use std::ffi::CStr;
 
@@ -22,33 +22,33 @@ use crate::options::{Chmod, TreeOptions};
 const SET_IDS: u32 = 0o6000;
 const SET_GID: u32 = 0o2000;
 
-/// An owner or group that is not known yet: no file has this one.
+/// Stands for an owner or group that is not known yet. No file has this number.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
-/// What no record has room for.
+/// Why extended attributes do not fit into a record.
 const TOO_LARGE: &str =
     "has extended attributes of more than 128 KiB, too many to be copied; --no-xattrs leaves them out";
 
-/// File capabilities: what set-user-ID root is, in parts.
+/// File capabilities: the rights of set-user-ID root, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Reads the metadata of entries, changed as was asked for, and keeps its buffers.
+/// Reads the metadata of entries, with the requested changes, and keeps its buffers.
 #[derive(Default)]
 pub(super) struct Reader {
     chmod: Chmod,
     named: Option<Named>,
-    /// The list and a value of extended attributes.
+    /// Buffer for the list of extended attributes and for one value.
     buffer: Vec<u8>,
-    /// The extended attributes of an entry, encoded.
+    /// Extended attributes of the entry, encoded.
     xattrs: Vec<u8>,
-    /// Its extensions, encoded.
+    /// Extensions of the entry, encoded.
     extensions: Vec<u8>,
 }
 
 impl Reader {
     /// # Errors
     ///
-    /// What is wrong with `--chmod`.
+    /// Fails with what is wrong with `--chmod`.
     pub fn new(options: &TreeOptions) -> Result<Self, &'static str> {
         let chmod = match &options.chmod[..] {
             [] => Chmod::default(),
@@ -58,8 +58,8 @@ impl Reader {
         Ok(Self { chmod, named, buffer: Vec::new(), xattrs: Vec::new(), extensions: Vec::new() })
     }
 
-    /// The metadata of an entry: one call where it has no attributes. Where they are not asked for, the mode is without
-    /// what it says by an ACL that is not sent.
+    /// Reads the metadata of an entry, in one call if the entry has no attributes. If attributes are not wanted, the
+    /// mode is without the permissions that it takes from an ACL, because the ACL is not sent.
     pub fn read(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
         self.xattrs.clear();
         self.extensions.clear();
@@ -68,7 +68,8 @@ impl Reader {
             self.read_xattrs(entry)?;
         } else if mode & 0o070 != 0
             && FileType::from_raw_mode(stat.st_mode) != FileType::Symlink
-            // As for the list of attributes: hardly any entry has one, and the kernel makes a buffer as large as ours.
+            // As for the list of attributes: hardly any entry has an ACL, and the kernel allocates a buffer as large as
+            // ours.
             && entry.xattr(ACCESS_ACL_NAME, &mut [0]) == Err(Errno::RANGE)
         {
             self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
@@ -99,9 +100,9 @@ impl Reader {
     }
 
     fn read_xattrs(&mut self, entry: Object<'_>) -> Result<(), Fault> {
-        // Hardly any entry has attributes, and the kernel makes a buffer as large as ours for each call.
-        // A name has more than the one byte; rustix answers 0 for no buffer. NOENT: there is no /proc to name it by; links and
-        // FIFOs hardly ever have any.
+        // Hardly any entry has attributes, and the kernel allocates a buffer as large as ours for each call. So the
+        // first call has one byte, which is too short for any name; without a buffer rustix answers 0. ENOENT means
+        // that there is no /proc by which to name the entry; links and FIFOs hardly ever have attributes.
         let has_none = |listed| matches!(listed, Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOENT));
         if has_none(entry.list_xattrs(&mut [0])) {
             return Ok(());
@@ -114,9 +115,9 @@ impl Reader {
             let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
             let length = match entry.xattr(name, value) {
                 Ok(length) => length,
-                // It is gone, or is listed for others to read.
+                // The attribute has gone, or is listed although only others may read it.
                 Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
-                // Of a directory that may be entered and not read.
+                // A directory that may be entered but not read.
                 Err(Errno::ACCESS) if matches!(entry, Object::Path(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
@@ -147,7 +148,7 @@ impl OwnedMetadata {
     }
 }
 
-/// What an entry has before anything is set.
+/// State of an entry before its metadata is set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Current {
     /// Number of the owner.
@@ -156,16 +157,16 @@ pub(super) struct Current {
     pub gid: u32,
     /// Permissions.
     pub mode: u32,
-    /// It is a directory.
+    /// Whether the entry is a directory.
     pub is_directory: bool,
-    /// It was made in a directory that gives ACLs.
+    /// Whether the entry was made in a directory that gives ACLs to its entries.
     pub gets_acl: bool,
-    /// It was there before, and may have ACLs and attributes.
+    /// Whether the entry existed before, so that it may have ACLs and attributes.
     pub was_there: bool,
 }
 
 impl Current {
-    /// What `stat` tells.
+    /// Creates the state from `stat`.
     pub fn new(stat: &Stat, gets_acl: bool, was_there: bool) -> Self {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let mode = stat.st_mode & 0o7777;
@@ -173,7 +174,7 @@ impl Current {
     }
 }
 
-/// What could not be set, as bits.
+/// Parts of the metadata, as bits.
 pub(super) mod parts {
     pub const OWNER: u8 = 1;
     pub const ACL: u8 = 2;
@@ -185,32 +186,32 @@ pub(super) mod parts {
 /// Metadata that could not be set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unset {
-    /// Bits of [`parts`].
+    /// Parts that could not be set, as bits of [`parts`].
     pub parts: u8,
-    /// What the first call answered that failed.
+    /// Error of the first call that failed.
     pub error: Errno,
-    /// Whose the entry is.
+    /// Owner of the entry.
     pub owner: u32,
 }
 
-/// What became of it: all is tried, whatever fails.
+/// Result of setting metadata. Every part is tried, whatever fails.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub(super) struct Applied {
     pub unset: Option<Unset>,
-    /// The file system has no such extended attributes.
+    /// Whether the file system does not support some extended attributes.
     pub is_unsupported: bool,
 }
 
 impl Applied {
-    /// Takes note of a call that was to set this part.
+    /// Records the result of a call that was to set this part.
     pub fn note(&mut self, part: u8, set: Result<(), Errno>) {
         if let Err(error) = set {
             self.unset.get_or_insert(Unset { parts: 0, error, owner: UNKNOWN }).parts |= part;
         }
     }
 
-    /// The same, of an entry of this owner.
+    /// Records that the entry has this owner.
     pub fn of(mut self, owner: u32) -> Self {
         if let Some(unset) = &mut self.unset {
             unset.owner = owner;
@@ -219,7 +220,7 @@ impl Applied {
     }
 }
 
-/// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
+/// Returns the mode for a copy of an entry with this `metadata`. If modes are not kept, only `permitted` bits remain.
 pub(super) fn mode(options: &TreeOptions, metadata: &Metadata<'_>, permitted: u32) -> u32 {
     if options.acls() {
         return metadata.mode;
@@ -229,25 +230,27 @@ pub(super) fn mode(options: &TreeOptions, metadata: &Metadata<'_>, permitted: u3
     if options.mode { mode } else { mode & permitted }
 }
 
-/// Sets metadata, as far as it was asked for and we may.
+/// Sets metadata, as far as that was asked for and is permitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setter {
-    /// Who sets it.
+    /// User that sets the metadata.
     user: u32,
     is_root: bool,
-    /// What is set was read by this process, as this user.
+    /// Whether the metadata was read by this process, as the same user.
     is_local: bool,
 }
 
 impl Setter {
-    /// One for this process, whose rights are asked for once. `is_local`: what is set was read by this process.
+    /// Creates a setter for this process, whose rights are determined once. `is_local`: this process has read the
+    /// metadata.
     pub fn new(is_local: bool) -> Self {
         let user = rustix::process::geteuid();
         Self { user: user.as_raw(), is_root: user.is_root(), is_local }
     }
 
-    /// Owner and group that an entry is to have which has these now: each the source's, or that of `--chown`, where it was
-    /// asked for and we may, and stays else. Those who are not root give what is theirs to the groups that they are in.
+    /// Returns the owner and group that an entry with the `current` ones is to have. Each is the source's, or that of
+    /// `--chown`, if that was asked for and is permitted; otherwise it stays. Users who are not root give their own
+    /// entries to groups that they are in.
     pub fn owner(self, options: &TreeOptions, metadata: &Metadata<'_>, current: (u32, u32)) -> (u32, u32) {
         let (user, group) =
             options.chown.as_deref().map_or(("", ""), |chown| chown.split_once(':').unwrap_or((chown, "")));
@@ -258,7 +261,7 @@ impl Setter {
         (uid, gid)
     }
 
-    /// What is set on an entry with these options, once it has this owner and group.
+    /// Returns the rights that an entry gets with these options, once it has this owner and group.
     pub fn rights<'a>(
         self,
         options: &'a TreeOptions,
@@ -266,7 +269,7 @@ impl Setter {
         owner: (u32, u32),
         is_directory: bool,
     ) -> Rights<'a> {
-        // A set-ID file runs with its owner's rights: they are not to become another owner's.
+        // A set-ID file runs with its owner's rights, which must not become those of another owner.
         let is_sources = options.owner && options.chown.is_none();
         let may_lend = options.mode && is_sources && owner == (metadata.uid, metadata.gid);
         Rights { options, setter: self, may_lend, is_directory, group: owner.1 }
@@ -274,11 +277,12 @@ impl Setter {
 
     /// Sets `metadata` as far as the `options` ask for it, and the permission bits `mode` (none on a symbolic link).
     ///
-    /// Setuid and setgid of a file are left out where owner or group are not the source's, or were not to be kept:
-    /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep users, and
-    /// only groups that they are in: that the sender gives a file to just them is no reason to have it run with their
-    /// rights. A directory's lend none, and stay. The group's permissions are left out where the source has an ACL that
-    /// could not be set: they are that ACL's mask then, and the group may have less.
+    /// Setuid and setgid of a file are left out if its owner or group is not the source's, or was not to be kept: they
+    /// would lend another user's rights. The same goes for file capabilities. Users who are not root do not keep users,
+    /// and keep only groups that they are in. If the sender happens to give a file to just that user, this is no reason
+    /// to let the file run with the user's rights. The bits of a directory lend no rights, and stay. The group's
+    /// permissions are left out if the source has an ACL that could not be set. They are then the mask of that ACL, and
+    /// the group may have fewer permissions.
     pub fn apply(
         self,
         options: &TreeOptions,
@@ -292,13 +296,14 @@ impl Setter {
         let wanted = self.owner(options, metadata, owner);
         if owner != wanted {
             if let Some(mode) = mode.filter(|_| current.was_there) {
-                // The new group is never to have more than in the end, which an ACL may say. What the owner may is still needed.
+                // The new group must never have more permissions than in the end, which an ACL may define. The owner's
+                // are still needed.
                 let own = if current.is_directory { 0o700 } else { 0 };
                 let _ = object.set_mode(current.mode & (mode | 0o7700) & !0o070 | own);
             }
             match object.set_owner(wanted.0, wanted.1) {
                 Ok(()) => owner = wanted,
-                // As cp has it: it is not for them to say who is in which group.
+                // As in cp: users who are not root do not decide who is in which group.
                 Err(Errno::PERM | Errno::INVAL) if !self.is_root => {}
                 failed => applied.note(parts::OWNER, failed),
             }
@@ -306,7 +311,7 @@ impl Setter {
         let rights = self.rights(options, metadata, owner, current.is_directory);
         let mut lost_acl = false;
         if options.xattrs {
-            // Those that the source has as well are replaced in one step.
+            // Attributes that the source has as well are replaced in one step.
             let of_source = |kept: &[u8]| metadata.xattrs.iter().any(|(name, _)| name == kept);
             if options.acls() && (current.gets_acl || current.was_there) {
                 remove_acls(object, of_source);
@@ -332,44 +337,44 @@ impl Setter {
     }
 }
 
-/// What of a source's rights its copy gets: as it is set, so it is compared.
+/// The rights that a copy gets of its source's. Copies are compared by the same rules by which they are set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rights<'a> {
     options: &'a TreeOptions,
     setter: Setter,
-    /// It may run with its owner's rights.
+    /// Whether the copy may run with its owner's rights.
     may_lend: bool,
     is_directory: bool,
-    /// The group that the entry has.
+    /// Group of the entry.
     group: u32,
 }
 
 impl Rights<'_> {
-    /// The mode that is set for this one.
+    /// Returns the mode that is set if this one is wanted.
     pub fn mode(self, mode: u32) -> u32 {
         let Setter { is_root, is_local, .. } = self.setter;
         if !self.options.mode {
             return mode;
         }
         if self.is_directory {
-            // The kernel drops it without a word where the group is not one of the user's, as with rsync.
+            // The kernel silently drops setgid if the group is not one of the user's, as with rsync.
             let keeps_group = mode & SET_GID == 0 || is_root || is_own_group(self.group);
             return if keeps_group { mode } else { mode & !SET_GID };
         }
         if self.may_lend && (is_root || is_local) { mode } else { mode & !SET_IDS }
     }
 
-    /// Whether an extended attribute is set where the source has it.
+    /// Whether an extended attribute is set if the source has it.
     pub fn may_set(self, name: &[u8]) -> bool {
         match () {
             () if ACLS.contains(&name) => self.options.acls(),
-            // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
+            // Other names of `system.` are not attributes but entrances to a file system (CIFS, NFS).
             () if is_privileged(name) => self.setter.is_root && (self.may_lend || name != CAPABILITY),
             () => is_users(name),
         }
     }
 
-    /// Whether an extended attribute that was there is taken away where the source does not have it.
+    /// Whether an extended attribute that was there is removed if the source does not have it.
     pub fn may_remove(self, name: &[u8]) -> bool {
         is_users(name) || ACLS.contains(&name) && self.options.acls()
     }
@@ -383,7 +388,7 @@ fn is_privileged(name: &[u8]) -> bool {
     name.starts_with(b"security.") || name.starts_with(b"trusted.")
 }
 
-/// Whether an access ACL was not set. `may_set`: whether an attribute may be.
+/// Sets extended attributes for which `may_set` holds. Returns whether an access ACL could not be set.
 fn set_xattrs(
     object: Object<'_>,
     xattrs: Xattrs<'_>,
@@ -392,7 +397,7 @@ fn set_xattrs(
     applied: &mut Applied,
 ) -> bool {
     let mut lost_acl = false;
-    // ACLs last: they may take from a user the right to set the others.
+    // ACLs come last, because they may take away the right to set the others.
     let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
     for (name, value) in are_acls(false).chain(are_acls(true)) {
         let is_acl = ACLS.contains(&name);
@@ -402,14 +407,14 @@ fn set_xattrs(
         if let Err(error) = set_xattr(object, name, value, may_open) {
             lost_acl |= name == ACCESS_ACL;
             if is_acl {
-                // Nor is it to keep one that is not the source's.
+                // The entry must not keep an ACL that is not the source's.
                 remove_acls(object, |other| other != name);
             }
             if error == Errno::OPNOTSUPP {
                 applied.is_unsupported = true;
             } else if !(is_privileged(name) && error == Errno::PERM) {
-                // Root of a container may set few of the privileged ones; cp ignores that, too.
-                // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
+                // Root of a container may set few of the privileged attributes; cp ignores that, too. No room for an
+                // attribute does not mean a full disk: ext4 reports ENOSPC for attributes longer than a block.
                 let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
                 applied.note(if is_acl { parts::ACL } else { parts::ATTRIBUTES }, Err(error));
             }
@@ -418,8 +423,9 @@ fn set_xattrs(
     lost_acl
 }
 
-/// Sets an extended attribute. `user.` attributes want write permission, which a file of ours lacks where the default ACL
-/// of its directory denies it to owners: with `may_open`, it gets that, and the caller sets the mode afterwards.
+/// Sets an extended attribute. `user.` attributes need write permission. A new file lacks that if the default ACL of
+/// its directory denies it to owners. With `may_open`, the file gets the permission, and the caller sets the mode
+/// afterwards.
 fn set_xattr(object: Object<'_>, name: &[u8], value: &[u8], may_open: bool) -> Result<(), Errno> {
     match object.set_xattr(name, value) {
         Err(Errno::ACCESS) if may_open => {

@@ -1,4 +1,4 @@
-//! Trees: the walk over one that is sent, the sink of one that is received, and both joined for copies within a host.
+//! Trees: the walk that sends a tree, the sink that receives one, and both joined for copies within a host.
 
 mod ahead;
 #[cfg(test)]
@@ -53,21 +53,21 @@ use crate::fault::shown_path;
 use crate::fs::{identity, io_fact, plain_fact};
 use crate::options::TreeOptions;
 
-/// Whether a failure to write is one that every further file would meet: the destination is full, over its quota,
-/// read-only or broken.
+/// Whether every further file would meet the same failure to write: the destination is full, over its quota, read-only
+/// or broken.
 fn stops_everything(error: Errno) -> bool {
     matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO)
 }
 
-/// Whether a symbolic link in `directory` with this target leads to what `old` describes, itself no link: put in its
-/// place it would lead to itself, and what was there be lost.
+/// Whether a symbolic link in `directory` with this target leads to what `old` describes, which is not a link itself.
+/// Put in the place of `old`, the link would lead to itself, and the old contents would be lost.
 fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &Stat) -> bool {
     FileType::from_raw_mode(old.st_mode) != FileType::Symlink
         && statat(directory, target, AtFlags::empty()).is_ok_and(|found| identity(&found) == identity(old))
 }
 
-/// Whether a symbolic link with this target leads out of the tree in which it lies so many directories deep, as
-/// rsync sees it: an absolute one does, and one with `..` behind anything else, or more than one at its end, might.
+/// Whether a symbolic link leads out of its tree, as rsync sees it. The link lies `depth` directories deep. An absolute
+/// target leads out. A target with `..` after any other name, or with more than one `..` at its end, might.
 fn leads_out(target: &[u8], depth: usize) -> bool {
     let (mut rest, mut up) = (target, 0);
     while let Some(below) = rest.strip_prefix(b"../") {
@@ -78,8 +78,8 @@ fn leads_out(target: &[u8], depth: usize) -> bool {
     target.is_empty() || target.starts_with(b"/") || may_return || up + usize::from(rest == b"..") > depth
 }
 
-/// How deep that is below so many levels, the top among them: with `--sync`, what is copied under its own name is a directory
-/// of the tree, to rsync, as what is below it is.
+/// Returns the depth of a link below `levels` levels, including the top, as rsync counts it. With `--sync`, a directory
+/// that is copied under its own name counts as a directory of the tree, like those below it.
 fn depth_of_link(options: &TreeOptions, levels: usize, is_renamed: bool) -> usize {
     levels.saturating_sub(if options.sync && !options.contents && !is_renamed { 1 } else { 2 })
 }
@@ -88,12 +88,12 @@ fn depth_of_link(options: &TreeOptions, levels: usize, is_renamed: bool) -> usiz
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
     System(Errno),
-    /// What explains it is added.
+    /// With an explanation.
     Explained(Errno, &'static str),
-    /// It is about this path, which is not the entry's; what explains it is added.
+    /// About this path, which is not the entry's, with an explanation.
     At(Errno, Vec<u8>, String),
     Detail(&'static str),
-    /// The destination takes its name for another one that has come, which may be there already.
+    /// The destination does not distinguish the name from another that is copied, which may be there already.
     TakenFor(Option<Vec<u8>>),
 }
 
@@ -130,7 +130,7 @@ impl Fault {
     }
 }
 
-/// What is said of a temporary name that was asked for by name.
+/// What is reported of a temporary name that the user asked for.
 const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: copy the file itself again";
 
 /// Why a file is not written in place.
@@ -143,5 +143,5 @@ const IS_UNKNOWN: &str =
 /// Why nothing is deleted.
 const SOURCE_IS_EMPTY: &str = "was not emptied: the source is empty (not mounted?); --force-empty deletes all the same";
 
-/// Why a further name is not made.
+/// Why a further name of an entry is not made.
 const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";

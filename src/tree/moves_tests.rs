@@ -74,7 +74,7 @@ fn what_was_renamed_is_linked_and_nothing_of_it_is_sent() {
         trees.write("kept", b"kept");
         trees.copy(&moving(), is_local);
         let before = ["deep/small", "deep/large", "file"].map(|name| inode(trees.to("b").join(name)));
-        // In front of the old name, and behind it.
+        // Sorted before the old name, and after it.
         for to in ["a", "c/d"] {
             let from = if to == "a" { "b" } else { "a" };
             trees.rename(from, to);
@@ -95,7 +95,7 @@ fn where_the_old_name_stays_the_new_one_is_a_file_of_its_own() {
             trees.write("b/large", &vec![3; 3 << 20]);
             trees.copy(&moving(), is_local);
             cp(&trees.from("b"), &trees.from(to));
-            // One more, so that the same file is wanted twice.
+            // Once more, so that the same file is wanted twice.
             cp(&trees.from("b"), &trees.from("d"));
             let (sent, _) = trees.copy(&moving(), is_local);
             assert_eq!(sent.bytes, 0, "to {to}, local {is_local}");
@@ -104,7 +104,7 @@ fn where_the_old_name_stays_the_new_one_is_a_file_of_its_own() {
                 let inodes = [to, "b", "d"].map(|directory| inode(trees.to(directory).join(name)));
                 assert!(inodes[0] != inodes[1] && inodes[1] != inodes[2] && inodes[0] != inodes[2], "{inodes:?}");
             }
-            // Without --delete the old name stays in any case.
+            // Without --delete the old name always stays.
             trees.rename("b", "e");
             let options = TreeOptions { delete: false, delete_after: false, ..moving() };
             let (sent, _) = trees.copy(&options, is_local);
@@ -158,7 +158,7 @@ fn nothing_is_taken_for_moved_that_is_not_proven() {
     }
 }
 
-/// As logs are: each gets the name of the next.
+/// As with rotated logs: each file gets the name of the next.
 #[test]
 fn names_that_move_up_send_only_what_is_new() {
     let trees = Trees::new();
@@ -189,7 +189,7 @@ fn a_moved_file_with_other_metadata_is_copied_and_one_with_other_names_too() {
     trees.are_equal();
 }
 
-/// Ten thousand files, each top directory renamed.
+/// Ten thousand files, with every top directory renamed.
 #[test]
 fn a_tree_of_renamed_directories_sends_no_contents() {
     let trees = Trees::new();
@@ -210,7 +210,7 @@ fn a_tree_of_renamed_directories_sends_no_contents() {
     trees.are_equal();
 }
 
-/// Random trees with random renames become what a plain copy makes of them.
+/// Random trees with random renames end as a plain copy makes them.
 #[test]
 fn random_renames_end_as_a_copy_does() {
     for seed in 0..60 {
@@ -236,7 +236,7 @@ fn random_renames_end_as_a_copy_does() {
     }
 }
 
-/// Renames, copies or hard-links some entry to somewhere else.
+/// Renames, copies or hard-links an entry to another place.
 fn shuffle(maker: &mut Maker, top: &Path) {
     let mut all: Vec<PathBuf> = picture(top).into_keys().collect();
     all.sort();
@@ -261,7 +261,8 @@ fn shuffle(maker: &mut Maker, top: &Path) {
     }
 }
 
-/// The old name is at the source as well, and gets another time while it is copied: its contents are proven once more.
+/// The source still has the old name, and that file gets another time while it is copied. Its contents are proven once
+/// more.
 #[test]
 fn what_gets_another_time_while_it_is_copied_is_copied_once_more() {
     for is_local in [false, true] {
@@ -270,7 +271,7 @@ fn what_gets_another_time_while_it_is_copied_is_copied_once_more() {
         trees.copy(&moving(), is_local);
         let old = trees.to("a");
         fs::rename(trees.to("b"), &old).expect("renamed");
-        // While another transfer holds the name that it is written under, it has been opened and is not copied yet.
+        // While another transfer holds the partial name, the old file has been opened and is not copied yet.
         let top = fs::File::open(trees.to("")).expect("there");
         let (held, _) = partial::open(&top, &name_beside(b"b", PARTIAL), false).expect("made");
         let options = TreeOptions { delete: false, delete_after: false, ..moving() };

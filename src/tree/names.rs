@@ -11,33 +11,33 @@ use super::Fault;
 use crate::fault::errno_of;
 use crate::fs::sort::{Sorted, Sorter};
 
-/// Names that are held in memory, in bytes; of a directory with more of them all are sorted in a temporary file.
+/// Maximum bytes of names held in memory. If a directory has more, all its names are sorted in a temporary file.
 const MEMORY_BYTES_MAX: usize = 1 << 20;
 
-/// How many names beyond the current one are known where they are in a file.
+/// Number of names from the current one on that are in memory, if all names are in a file.
 const UPCOMING_MAX: usize = 512;
 
-/// What the error number is about.
+/// Explains the error number.
 const NO_ROOM: &str =
     "its names do not fit in memory, and cannot be sorted in the temporary directory: let TMPDIR name one with room";
 
-/// The names of one directory, each with what the directory says of its kind; sorted, and without an allocation for each.
-/// Memory is bounded, however many there are.
+/// The names of one directory, each with its kind as the directory reports it. They are sorted, and need no allocation
+/// each. Memory is bounded, however many names there are.
 #[derive(Default)]
 pub struct Names {
-    /// For each: its kind, its length, the name, a zero.
+    /// For each name: its kind, its length, the name, a zero byte.
     bytes: Vec<u8>,
-    /// Where each begins.
+    /// Where each name begins.
     order: Vec<u32>,
-    /// How many have been passed.
+    /// Number of names passed.
     next: usize,
-    /// All of them, where there are many.
+    /// All names, if there are many.
     many: Option<Box<Many>>,
 }
 
 enum Many {
     Sorting(Sorter),
-    /// The current one is the first of `upcoming`.
+    /// The current name is the first of `upcoming`.
     Sorted {
         names: Sorted,
         upcoming: VecDeque<(FileType, CString)>,
@@ -46,11 +46,11 @@ enum Many {
 }
 
 impl Names {
-    /// Adds a name, of at most 255 bytes.
+    /// Adds a name of at most 255 bytes.
     ///
     /// # Errors
     ///
-    /// There is no room for so many, neither in memory nor in a temporary file.
+    /// Fails if there is no room for more names, neither in memory nor in a temporary file.
     pub fn push(&mut self, kind: FileType, name: &CStr) -> Result<(), Fault> {
         if let Some(Many::Sorting(sorter)) = self.many.as_deref_mut() {
             return sorter.push(name.to_bytes(), &[bits(kind)]).map_err(no_room);
@@ -70,12 +70,12 @@ impl Names {
         Ok(())
     }
 
-    /// Sorts the names, to be read from the first on, and takes out those that are there twice, as may be in a directory
-    /// that changes.
+    /// Sorts the names, so that they are read from the first on. Removes duplicates, which a directory may report while
+    /// it changes.
     ///
     /// # Errors
     ///
-    /// The temporary file cannot be written or read; there are no names then.
+    /// Fails if the temporary file cannot be written or read. Then there are no names.
     pub fn sort(&mut self) -> Result<(), Fault> {
         if let Some(many) = self.many.take() {
             let Many::Sorting(sorter) = *many else {
@@ -99,13 +99,13 @@ impl Names {
         &self.bytes[start + 2..start + 2 + usize::from(self.bytes[start + 1])]
     }
 
-    /// Kind and name of the entry that comes next.
+    /// Returns kind and name of the current entry.
     pub fn current(&self) -> Option<(FileType, &CStr)> {
         self.upcoming(0)
     }
 
-    /// Kind and name of the one that comes so many after the current one. Of those in a file no more than the next
-    /// [`UPCOMING_MAX`] are known.
+    /// Returns kind and name of the entry `distance` places after the current one. Of names in a file, no more than the
+    /// next [`UPCOMING_MAX`] are known.
     pub fn upcoming(&self, distance: usize) -> Option<(FileType, &CStr)> {
         match self.many.as_deref() {
             Some(Many::Sorted { upcoming, .. }) => upcoming.get(distance).map(|(kind, name)| (*kind, &**name)),
@@ -114,11 +114,11 @@ impl Names {
         }
     }
 
-    /// Passes the current one.
+    /// Passes the current name.
     ///
     /// # Errors
     ///
-    /// The temporary file cannot be read: no more names come.
+    /// Fails if the temporary file cannot be read. Then no more names come.
     pub fn advance(&mut self) -> Result<(), Fault> {
         match self.many.as_deref_mut() {
             Some(Many::Sorted { upcoming, passed, .. }) => {
@@ -145,7 +145,7 @@ impl Names {
         Ok(())
     }
 
-    /// The name that was passed last; empty where none was.
+    /// Returns the name passed last; empty if there is none.
     pub fn passed(&self) -> &[u8] {
         match self.many.as_deref() {
             Some(Many::Sorted { passed, .. }) => passed.to_bytes(),
@@ -173,7 +173,7 @@ fn no_room(error: io::Error) -> Fault {
 mod tests {
     use super::*;
 
-    /// Few of them and many come alike: sorted, once each, with their kinds.
+    /// Few and many names come out alike: sorted, once each, with their kinds.
     #[test]
     fn names_come_sorted_in_memory_and_from_a_file() {
         for (count, is_many) in [(0, false), (1, false), (1000, false), (200_000, true)] {
@@ -186,7 +186,7 @@ mod tests {
                 names.push(kind(number), &name(number)).expect("taken");
                 expected.push((name(number), kind(number)));
             }
-            // A directory that changes may say one twice.
+            // A directory may report a name twice while it changes.
             for number in 0..count.min(10) {
                 names.push(kind(number), &name(number)).expect("taken");
             }

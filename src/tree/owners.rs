@@ -1,7 +1,7 @@
-//! Owners and groups between hosts: names go with the records, and each host has its own numbers for them.
+//! Owners and groups between hosts: records carry names, and each host has its own numbers for them.
 //!
-//! Root keeps its number, as does what has no name at the sender or a name that the receiver does not know. Names come from
-//! the peer: no more than [`NAMES_MAX`] different ones are looked up, each once.
+//! Root keeps its number. So does an owner that has no name at the sender, or a name that the receiver does not know.
+//! Names come from the peer, so at most [`NAMES_MAX`] different names are looked up, each once.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,13 +11,13 @@ use rd_proto::tree::{Extension, Extensions, Record};
 use crate::fs::accounts;
 use crate::options::TreeOptions;
 
-/// Different names, or numbers, that are looked up in one copy; what comes after them keeps its number.
+/// Maximum number of different names, or numbers, that are looked up in one copy. Later ones keep their numbers.
 const NAMES_MAX: usize = 1 << 16;
 
 type Names = HashMap<u32, Option<Vec<u8>>>;
 type Numbers = HashMap<Vec<u8>, Option<u32>>;
 
-/// The sender's names, as far as it has met them.
+/// Names at the sender, as far as they have been looked up.
 #[derive(Default)]
 pub(super) struct Named {
     users: Names,
@@ -46,23 +46,23 @@ fn name(names: &mut Names, number: u32, look_up: fn(u32) -> Option<Vec<u8>>) -> 
     names.entry(number).or_insert_with(|| look_up(number)).as_deref()
 }
 
-/// The receiver's numbers.
+/// Numbers at the receiver.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    /// Names have numbers here.
+    /// Whether names are looked up here.
     by_name: bool,
-    /// `--chown`: what all get.
+    /// `--chown`: user and group that all entries get.
     user: Option<u32>,
     group: Option<u32>,
     known: Mutex<(Numbers, Numbers)>,
 }
 
 impl Owners {
-    /// As the options ask for it.
+    /// Creates the numbers that the options ask for.
     ///
     /// # Errors
     ///
-    /// What is wrong with `--chown`.
+    /// Fails with what is wrong with `--chown`.
     pub fn new(options: &TreeOptions) -> Result<Self, &'static str> {
         let by_name = options.owner && !options.numeric_ids;
         let mut owners = Self { by_name, ..Self::default() };
@@ -83,7 +83,7 @@ impl Owners {
         }
     }
 
-    /// Gives a record from the sender the owners that its entry is to have here.
+    /// Replaces the owners in a record from the sender by those that its entry gets here.
     pub fn localize(&self, record: &mut Record<'_>) {
         let Some(metadata) = record.metadata_mut() else { return };
         if self.by_name {
@@ -114,7 +114,7 @@ fn own(numbers: &mut Numbers, name: &[u8], look_up: fn(&[u8]) -> Option<u32>, nu
     *number = found.unwrap_or(*number);
 }
 
-/// The number of a name or number; `Some(None)` where there is neither.
+/// Returns the number of a name or number; `Some(None)` if the text is empty.
 fn number(text: &str, look_up: fn(&[u8]) -> Option<u32>) -> Option<Option<u32>> {
     match text {
         "" => Some(None),

@@ -1,8 +1,8 @@
-//! A tree as one stream of bytes, and such a stream as a tree again: `docs/PROTOCOL.md`, "The stream of a broadcast".
+//! Packs a tree into one stream of bytes, and unpacks the stream: `docs/PROTOCOL.md`, "The stream of a broadcast".
 //!
-//! Who packs reads all of a tree, whatever its receivers have: nobody answers. Who unpacks takes the stream in pieces of any
-//! lengths. Data of large files is handed on where it lies, and so are records that lie in one piece; others are gathered,
-//! one packet at a time.
+//! The packer reads all of a tree, whatever its receivers have, because no receiver answers. The unpacker takes the
+//! stream in pieces of any length. It hands on data of large files where it lies, and records as well if they lie in
+//! one piece. Other records are gathered, one packet at a time.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
@@ -15,42 +15,42 @@ use super::source::{Next, TreeSource};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::source::Part;
 
-/// Bytes of a part, as the source is to be made for it.
+/// Length of the parts that the source must be made for, in bytes.
 pub const PART_BYTES: usize = PACKET_BYTES_MAX;
 
-/// Data of a packet, so that with its head it fills whole segments where it begins with one.
+/// Bytes of data in a packet. With its head, such a packet fills whole segments if it begins with a segment.
 const DUE_BYTES: usize = PACKET_BYTES_MAX - PAGE_BYTES as usize;
 
-/// What stands before the data in a reader's buffer: room for a head, and what lies between.
+/// Bytes before the data in a reader's buffer: room for a head, and for padding.
 const ROOM_BYTES: usize = 2 * PAGE_BYTES as usize;
 
-/// Threads that read the source: while one waits for a disk, the other can read what is cached.
+/// Number of threads that read the source: while one waits for a disk, the other can read what is cached.
 const READERS: usize = 2;
 
 /// A piece of the stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Its bytes.
+    /// Bytes of the piece.
     pub bytes: &'a [u8],
-    /// The part that it is made of: item, position and data. None at the end.
+    /// The part from which the piece is made: item, position and data. `None` at the end.
     pub part: Option<(u32, u64, &'a [u8])>,
 }
 
-/// Who puts its part in next, and where.
+/// Which part goes into the stream next, and at which offset.
 struct Line<P> {
     sequence: u64,
     offset: u64,
-    /// Takes the stream; false if there is nobody left to take it.
+    /// Takes the stream. Returns false if no receiver is left.
     put: P,
     is_over: bool,
 }
 
-/// Packs all of a source that has been made for [`PART_BYTES`] and [waits for no answers](TreeSource::unanswered). `put`
-/// takes the stream, piece by piece; false ends it. What was read is counted by `tally`.
+/// Packs all of a source that is made for [`PART_BYTES`] and [waits for no answers](TreeSource::unanswered). `put`
+/// takes the stream piece by piece. If `put` returns false, packing ends. `tally` counts what was read.
 ///
 /// # Errors
 ///
-/// What the system answered to making a thread.
+/// Fails with the system's error if a thread cannot be made.
 pub fn pack(source: &TreeSource, tally: &Tally, put: impl FnMut(Packet<'_>) -> bool + Send) -> std::io::Result<()> {
     let line = Mutex::new(Line { sequence: 0, offset: 0, put, is_over: false });
     let moved = Condvar::new();
@@ -107,7 +107,7 @@ impl<P: FnMut(Packet<'_>) -> bool> Line<P> {
     }
 }
 
-/// A part, which begins with a page, so that it can be read past the page cache; and room for its head.
+/// A buffer for a part and its head. The part begins with a page, so that it can be read past the page cache.
 struct AlignedBytes {
     memory: Vec<u8>,
     skip: usize,
@@ -124,7 +124,7 @@ impl AlignedBytes {
         &mut self.memory[self.skip..][..PART_BYTES]
     }
 
-    /// The head, the padding, and the data behind it.
+    /// Returns the head, the padding, and the data after them.
     fn with_head(&mut self, head: &Head, padding: usize, length: usize) -> &[u8] {
         let start = self.skip - padding - HEAD_BYTES;
         self.memory[start..start + HEAD_BYTES].copy_from_slice(&head.encode());
@@ -133,12 +133,12 @@ impl AlignedBytes {
     }
 }
 
-/// Reads what is not in the page cache, as far as that goes in one read.
+/// Reads data that is not in the page cache, as far as one read goes.
 fn read_cold(cold: &Cold, target: &mut [u8]) -> Result<usize, Errno> {
     pread(&*cold.file, cold.hole(target), cold.hole_offset())
 }
 
-/// Takes a stream apart.
+/// Takes a packed stream apart.
 #[derive(Default)]
 pub struct Unpacker {
     order: Order,
@@ -157,13 +157,13 @@ enum Expects {
         position: u64,
         length: usize,
     },
-    /// So much of a large file.
+    /// The rest of a range of a large file, in bytes.
     Range {
         item: u32,
         position: u64,
         left: usize,
     },
-    /// Records of so many bytes in all.
+    /// Records of `length` bytes in all.
     Records {
         position: u64,
         length: usize,
@@ -177,10 +177,10 @@ impl Default for Expects {
     }
 }
 
-/// What is said of a stream that is none.
+/// Error for a stream that is not a packed tree.
 const BROKEN: Refused = Refused::Data("the stream of the broadcast is no tree");
 
-/// A part of what is held.
+/// A range of a shared buffer.
 struct Piece {
     whole: Bytes,
     range: Range<usize>,
@@ -193,12 +193,12 @@ impl AsRef<[u8]> for Piece {
 }
 
 impl Unpacker {
-    /// Takes the next of the stream, and hands on what is in it: item, position and data, as for
+    /// Takes the next piece of the stream, and hands its parts to `push`: item, position and data, as for
     /// [`TreeSink::push`](super::sink::TreeSink::push).
     ///
     /// # Errors
     ///
-    /// That it is no packed tree, or what `push` has answered. Nothing more is to be taken then.
+    /// Fails if the stream is not a packed tree, or with the error of `push`. Nothing more must be taken after that.
     pub fn take(
         &mut self,
         whole: &Bytes,
@@ -260,7 +260,7 @@ impl Unpacker {
         Ok(())
     }
 
-    /// Bytes of the stream that have been taken.
+    /// Returns how many bytes of the stream have been taken.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -272,7 +272,7 @@ impl Unpacker {
 }
 
 impl Expects {
-    /// What follows a head that ends at this offset of the stream.
+    /// Returns what follows a head that ends at this offset of the stream.
     fn after(head: &Head, end: u64) -> Self {
         match (*head, head.padding(end)) {
             (Head::End, _) => Self::default(),

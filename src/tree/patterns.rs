@@ -1,19 +1,21 @@
-//! Patterns that exclude entries from a copy, as rsync has them: the first that matches decides.
+//! Patterns that exclude entries from a copy, as in rsync: the first that matches decides.
 //!
-//! A pattern without a slash, but for one at the end, matches a name in any directory. With one it matches the end of a
-//! path, and with one in front a whole path, counted from the transfer's root: with the name of SRC, unless SRC ends in a
-//! slash. `*`, `?` and `[…]` match no slash, `**` matches anything. A slash at the end matches directories only, and `/***`
-//! a directory with all in it. A backslash escapes only in a pattern that has a wildcard.
+//! A pattern without a slash, except at its end, matches a name in any directory. With a slash inside it matches the
+//! end of a path. With a slash in front it matches a whole path, counted from the transfer's root: this includes the
+//! name of SRC, unless SRC ends in a slash. `*`, `?` and `[…]` match no slash, `**` matches anything. A slash at the
+//! end matches directories only, and `/***` a directory with everything in it. A backslash escapes only in a pattern
+//! that has a wildcard.
 //!
-//! Characters are those of UTF-8, where rsync has bytes; a byte that belongs to none is one by itself, so names of any
-//! bytes can be matched. A pattern that could never match, or not as it looks, is refused.
+//! Characters are those of UTF-8, whereas rsync uses bytes. A byte that belongs to no character counts as one by
+//! itself, so names of any bytes can be matched. A pattern that could never match, or not in the way it appears to, is
+//! refused.
 //!
-//! All positions in a pattern that a path may have led to are followed at once: the time is bounded by the product of both
-//! lengths.
+//! All positions in a pattern that a path may have led to are followed at once. So the time is bounded by the product
+//! of both lengths.
 
 use crate::options::Rule;
 
-/// Patterns in their order; the first that matches decides.
+/// Patterns in order. The first that matches decides.
 #[derive(Debug, Default)]
 pub struct Patterns(Vec<Pattern>);
 
@@ -22,9 +24,10 @@ struct Pattern {
     tokens: Vec<Token>,
     is_include: bool,
     only_directories: bool,
-    /// It begins with `**`, which also matches nothing in front of the slash that comes before a path.
+    /// Whether the pattern begins with `**`. The stars may match nothing in front of the slash that comes before a
+    /// path.
     begins_with_stars: bool,
-    /// It ends with `***`, and the slash before those also matches the end of a directory.
+    /// Whether the pattern ends with `***`. The slash before the stars also matches the end of a directory.
     ends_with_stars: bool,
 }
 
@@ -32,13 +35,13 @@ struct Pattern {
 enum Token {
     /// This character.
     One(u32),
-    /// `?`: any but a slash.
+    /// `?`: any character but a slash.
     Any,
-    /// `[…]`: any of these ranges, or any other, but no slash.
+    /// `[…]`: a character in these ranges, or outside them if negated, but no slash.
     Class { negated: bool, ranges: Vec<(u32, u32)> },
     /// `*`: any number of characters without a slash.
     Star,
-    /// In front of a pattern that is not anchored: any number of whole directories.
+    /// Any number of whole directories, in front of a pattern that is not anchored.
     Directories,
     /// `**`: any characters.
     Everything,
@@ -46,7 +49,7 @@ enum Token {
 
 const SLASH: u32 = b'/' as u32;
 
-/// The characters of bytes. Bytes that belong to none follow the largest character there is.
+/// Returns the characters of bytes. Bytes that belong to no character get numbers above the largest character.
 fn characters(bytes: &[u8]) -> Vec<u32> {
     let chunks = bytes.utf8_chunks();
     chunks
@@ -62,21 +65,21 @@ fn is(character: u32, byte: u8) -> bool {
 }
 
 impl Patterns {
-    /// Adds one. `is_include`: what it matches is not excluded.
+    /// Adds a pattern. `is_include`: entries that match the pattern are not excluded.
     ///
     /// # Errors
     ///
-    /// Why it is refused.
+    /// Fails with the reason why the pattern is refused.
     fn push(&mut self, pattern: &[u8], is_include: bool) -> Result<(), &'static str> {
         self.0.push(Pattern::new(pattern, is_include)?);
         Ok(())
     }
 
-    /// Those of these rules.
+    /// Creates the patterns of these rules.
     ///
     /// # Errors
     ///
-    /// The first rule that is refused, and why.
+    /// Fails with the first rule that is refused, and the reason.
     pub fn new(rules: &[Rule]) -> Result<Self, (&Rule, &'static str)> {
         let mut patterns = Self::default();
         for rule in rules {
@@ -85,7 +88,7 @@ impl Patterns {
         Ok(patterns)
     }
 
-    /// Whether there are none.
+    /// Whether there are no patterns.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -158,10 +161,10 @@ fn parse(text: &[u32], tokens: &mut Vec<Token>) -> Result<(), &'static str> {
 
 const UNCLOSED: &str = "has a [ that is not closed; write \\[ for the character";
 
-/// What is in brackets, from behind the first on.
+/// Parses what is in brackets, from after the opening bracket on.
 fn parse_class(text: &[u32], at: &mut usize) -> Result<Token, &'static str> {
     let first = |text: &[u32], at: usize| text.get(at).copied().ok_or(UNCLOSED);
-    // The next character, and whether it may have a meaning.
+    // Returns the next character, and whether it may have a special meaning.
     let next = |at: &mut usize| {
         let is_escaped = is(first(text, *at)?, b'\\');
         let character = first(text, *at + usize::from(is_escaped))?;
@@ -208,7 +211,7 @@ fn parse_class(text: &[u32], at: &mut usize) -> Result<Token, &'static str> {
     Ok(Token::Class { negated, ranges })
 }
 
-/// The characters of a class such as `digit`, as the C locale has it.
+/// Returns the characters of a class such as `digit`, as in the C locale.
 fn named_class(name: &[u32]) -> Result<&'static [(u8, u8)], &'static str> {
     let name: String = name.iter().filter_map(|&one| char::from_u32(one)).collect();
     Ok(match name.as_str() {
@@ -229,13 +232,13 @@ fn named_class(name: &[u32]) -> Result<&'static [(u8, u8)], &'static str> {
 }
 
 impl Token {
-    /// Whether it can stand for nothing.
+    /// Whether the token can match nothing.
     fn is_optional(&self) -> bool {
         matches!(self, Self::Star | Self::Directories | Self::Everything)
     }
 }
 
-/// The places in a pattern that the characters so far may have led to: before each token, and behind the last.
+/// Positions in a pattern to which the characters so far may have led: before each token, and after the last.
 #[derive(Default)]
 struct Places {
     now: Vec<bool>,
@@ -244,7 +247,7 @@ struct Places {
 
 impl Places {
     fn match_all(&mut self, tokens: &[Token], path: &[u32]) -> bool {
-        // Most patterns end in characters, and most names in others.
+        // Most patterns end in a literal character, and most names end in another.
         if let Some(&Token::One(last)) = tokens.last()
             && path.last() != Some(&last)
         {
@@ -270,7 +273,7 @@ impl Places {
                     Token::Star if !is_slash => enter(&mut self.next, tokens, at),
                     Token::Everything => enter(&mut self.next, tokens, at),
                     Token::Directories => {
-                        // What follows is at the beginning of a name.
+                        // The rest of the pattern is at the beginning of a name.
                         self.next[at] = true;
                         if is_slash {
                             enter(&mut self.next, tokens, at + 1);
@@ -286,7 +289,7 @@ impl Places {
     }
 }
 
-/// Comes to a place, and past what can stand for nothing.
+/// Enters a position, and the positions after tokens that can match nothing.
 fn enter(places: &mut [bool], tokens: &[Token], mut at: usize) {
     places[at] = true;
     while tokens.get(at).is_some_and(Token::is_optional) {
@@ -327,11 +330,11 @@ mod tests {
             (b"a/***", &[b"a/b", b"x/a/b/c"], &[b"a", b"ab"]),
             (b"?", &[b"a", b"x/a", "\u{e4}".as_bytes(), b"\xe4"], &[b"ab", b""]),
             (b"a?b", &[b"axb"], &[b"a/b"]),
-            // What would be another thing in a file of patterns.
+            // Patterns that would have another meaning in a file of patterns.
             (b"#*#", &[b"#a#", b"x/##"], &[b"a", b"#a"]),
             (b"!a", &[b"!a"], &[b"a"]),
             (b"a ", &[b"a "], &[b"a", b"a\\ "]),
-            // Without a wildcard a backslash is a character.
+            // Without a wildcard a backslash is an ordinary character.
             (b"a\\b", &[b"a\\b"], &[b"ab"]),
             (b"a\\b*", &[b"abc"], &[b"a\\bc"]),
             (b" ", &[b" "], &[b""]),
@@ -339,7 +342,7 @@ mod tests {
             (b"a\nb", &[b"a\nb"], &[b"a", b"b"]),
             (b"{a,b}", &[b"{a,b}"], &[b"a", b"b"]),
             (b"\\*", &[b"*"], &[b"a"]),
-            // Bytes that are no UTF-8.
+            // Bytes that are not UTF-8.
             (b"\xfe*", &[b"\xfe", b"\xfe\xff", b"x/\xfea"], &[b"\xff", "\u{fffd}".as_bytes()]),
             (b"*.\xe4", &[b"a.\xe4"], &[b"a.\xe5", "a.\u{e4}".as_bytes()]),
             (b"[\xe0-\xef]", &[b"\xe4"], &[b"a", b"\xf0"]),
@@ -371,7 +374,7 @@ mod tests {
 
     #[test]
     fn the_first_pattern_that_matches_decides() {
-        // Directories and files of one kind, the way that rsync's manual teaches.
+        // Files of one kind and all directories, the way that rsync's manual teaches.
         let rules = [(&b"*/"[..], true), (b"*.c", true), (b"*", false)];
         let mut patterns = Patterns::default();
         rules.iter().for_each(|(pattern, is_include)| patterns.push(pattern, *is_include).expect("a pattern"));

@@ -1,5 +1,5 @@
-//! Copies over earlier ones without `--sync`: what digests prove to be there is not sent, and the outcome is that of a copy of
-//! all.
+//! Copies over earlier ones without `--sync`. Data that digests prove to be there is not sent, and the result is the
+//! same as that of a full copy.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +33,7 @@ fn the_outcome_is_that_of_a_copy_of_all() {
             all_bytes += sent.bytes;
             let (sent, report) = copy(&from, &other, &comparing(), false);
             sent_bytes += sent.bytes;
-            // A directory that is in the way of a file stays there.
+            // A directory in the place of a file stays.
             assert_eq!(whole.failed, report.failed, "seed {seed}, round {round}: {:?}", report.failures);
             assert_eq!(picture(&one), picture(&other), "seed {seed}, round {round}");
         }
@@ -65,7 +65,7 @@ fn contents_decide_and_nothing_else() {
         (sent.bytes, report.same)
     };
     assert_eq!(again(), (4095, 3));
-    // Size and time say nothing.
+    // Size and time decide nothing.
     for name in ["record", "large"] {
         let mut data = fs::read(from.join(name)).expect("it");
         data[50_000] ^= 1;
@@ -81,10 +81,10 @@ fn contents_decide_and_nothing_else() {
         (4095 + 100_000 + 1..4095 + 100_000 + (1 << 20)).contains(&sent_bytes),
         "{sent_bytes}: a block of the large one"
     );
-    // The time alone.
+    // Changes only the time.
     ["block", "record", "large"].iter().for_each(|name| set_time(&from.join(name), 1_000_000_000));
     assert_eq!(again(), (4095, 3));
-    // What has another name there becomes a file of its own, as ever.
+    // A file that has another name at the destination becomes a file of its own, as always.
     fs::hard_link(to.join("record"), scratch.path().join("aside")).expect("a link");
     set_time(&from.join("record"), 1_111_111_111);
     assert_eq!(again(), (4095 + 100_000, 2));
@@ -92,7 +92,7 @@ fn contents_decide_and_nothing_else() {
     assert_eq!((aside.nlink(), aside.mtime()), (1, 1_000_000_000));
 }
 
-/// Nothing is asked below a directory that the receiver has made: contents travel at once.
+/// Nothing is asked below a directory that the receiver has made: contents are sent at once.
 #[test]
 fn what_is_new_is_not_asked_for() {
     let scratch = scratch();
@@ -104,6 +104,6 @@ fn what_is_new_is_not_asked_for() {
     }
     let (sent, report) = copy(&from, &to, &comparing(), false);
     assert_eq!((sent.bytes, report.files, report.failed), (3000 * 5000, 3000, 0));
-    // A verdict is a byte; some were listed before it was known that the directory is new.
+    // A verdict is a byte. Some files were listed before the sender knew that the directory is new.
     assert!(report.stats.answered_bytes < 2000, "{} bytes of answers", report.stats.answered_bytes);
 }

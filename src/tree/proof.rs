@@ -1,16 +1,17 @@
-//! What a tree is, in digests that every host can compute of what it has: so a copy is proven against the source also
-//! where another host gave it.
+//! Describes a tree by digests that every host can compute from its own copy. So a copy is proven against the source
+//! even if another host supplied it.
 //!
 //! * The *outline* is BLAKE3 over the records in the order of the walk, which is the same on every host: names, kinds,
-//!   sizes, targets, and of the metadata what the options keep.
-//! * The *contents* are a sum over all regular files, since those are finished in any order: the path, size and BLAKE3 of
-//!   each, stretched to 1024 numbers of 16 bits, and these added (LtHash). Sums in which an attacker chooses the terms
-//!   need to be that long: to find others with the same sum is as hard as finding short vectors of a lattice.
+//!   sizes, targets, and the metadata that the options keep.
+//! * The *contents* are a sum over all regular files, because these are finished in any order. The path, size and
+//!   BLAKE3 of each file are stretched to 1024 numbers of 16 bits, and these are added (LtHash). A sum whose terms an
+//!   attacker chooses needs to be that long. To find other terms with the same sum is then as hard as finding short
+//!   vectors of a lattice.
 //!
-//! Nothing here grows with the tree but the names of the directories on the way to an entry.
+//! Nothing here grows with the tree except the names of the directories on the way to an entry.
 //!
-//! Owners are a digest of their own, because only root can give files to others: a host where an agent is not root
-//! neither has them as the source does, nor could be given a wrong one.
+//! Owners have a digest of their own, because only root can give files to others. A host whose agent is not root does
+//! not have the owners of the source, and could not be given wrong ones either.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -24,7 +25,7 @@ use crate::options::TreeOptions;
 const FILE_CONTEXT: &str = "rdma-pipe v2 file of a proven tree";
 const TREE_CONTEXT: &str = "rdma-pipe v2 proven tree";
 
-/// Numbers in the sum of the contents.
+/// Number of numbers in the sum of the contents.
 const LANES: usize = 1024;
 
 /// Kinds of entries in an outline.
@@ -35,24 +36,25 @@ const SYMLINK: u8 = 4;
 const HARD_LINK: u8 = 5;
 const SPECIAL: u8 = 6;
 
-/// What a tree is.
+/// Digests that describe a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct TreeProof {
-    /// Of everything but owners and what else only root can set.
+    /// Digest of everything except owners and other metadata that only root can set.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub entries: [u8; 32],
-    /// Of those.
+    /// Digest of that metadata.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub rights: [u8; 32],
 }
 
-/// What a tree that is received must be.
+/// What is expected of a received tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Expected {
-    /// What it must be.
+    /// Proof that the tree must have.
     #[n(0)]
     pub proof: TreeProof,
-    /// Another one is refused; else it is only told that it is another. The source itself gives what it has now.
+    /// Whether a tree with another proof is refused. If not, a difference is only reported: the source itself sends
+    /// what it has now.
     #[n(1)]
     pub is_bound: bool,
 }
@@ -82,7 +84,7 @@ impl Contents {
     }
 }
 
-/// The records of a tree, in their order.
+/// The records of a tree, in order.
 #[derive(Debug)]
 pub struct Outline {
     entries: blake3::Hasher,
@@ -100,7 +102,7 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Of a tree that is sent with these options.
+    /// Creates the outline of a tree that is sent with these options.
     pub fn new(options: &TreeOptions) -> Self {
         Self {
             entries: blake3::Hasher::new(),
@@ -118,10 +120,10 @@ impl Outline {
         }
     }
 
-    /// Takes the next record. Not those that bring the contents of a file that was listed before.
+    /// Adds the next record. Records that bring the contents of a file listed before must not be added.
     pub fn take(&mut self, record: &Record<'_>) {
         match *record {
-            // Only names: a receiver that deletes has to know them.
+            // Such a record is only a name, which a receiver that deletes has to know.
             Record::Symlink { .. } if !self.keeps_links => {}
             Record::Symlink { target, .. } if !self.keeps_absolute_links && target.starts_with(b"/") => {}
             Record::Special { .. } if !self.keeps_specials => {}
@@ -155,7 +157,7 @@ impl Outline {
                 self.entries.update(&device.0.to_le_bytes()).update(&device.1.to_le_bytes());
                 self.describe(&metadata, true, self.keeps_times);
             }
-            // They bring contents, or say what becomes of what is in the outline already.
+            // These records bring contents, or say what becomes of entries that are in the outline already.
             Record::Wanted { .. }
             | Record::Same { .. }
             | Record::Differs { .. }
@@ -188,7 +190,7 @@ impl Outline {
             self.entries.update(&metadata.modified.nanoseconds.to_le_bytes());
         }
         if self.keeps_owner {
-            // Numbers differ between hosts where names are the same.
+            // Numbers may differ between hosts on which the names are the same.
             let (mut user, mut group) = (None, None);
             for extension in metadata.extensions.iter() {
                 match extension {
@@ -205,7 +207,7 @@ impl Outline {
             }
         }
         if self.keeps_xattrs {
-            // File systems list them in any order.
+            // File systems list attributes in any order.
             let mut all: Vec<_> = metadata.xattrs.iter().collect();
             all.sort_unstable();
             for (name, value) in all {
@@ -220,7 +222,7 @@ impl Outline {
         self.rights.update(b".");
     }
 
-    /// What the tree is, with the contents of its files.
+    /// Returns the proof of the tree with the contents of its files.
     pub fn finish(&self, contents: &Contents) -> TreeProof {
         let mut hasher = blake3::Hasher::new_derive_key(TREE_CONTEXT);
         hasher.update(self.entries.finalize().as_bytes());
@@ -231,33 +233,33 @@ impl Outline {
     }
 }
 
-/// With its length, so that two fields cannot be taken for two others.
+/// Hashes a field with its length, so that two fields cannot be taken for two others.
 fn put(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
 }
 
-/// A large file of which not all has come.
+/// A large file that has not arrived completely.
 struct Open {
     path: Vec<u8>,
     size: u64,
     digest: RangeDigest,
 }
 
-/// Computes what a tree is from the parts that are sent of it.
+/// Computes the proof of a tree from the parts in which it is sent.
 pub struct Summing {
     outline: Outline,
     contents: Contents,
-    /// The directories that have been entered.
+    /// Names of the directories that have been entered.
     names: Vec<Vec<u8>>,
-    /// The name of a single root is none of the tree's: each host may give it another.
+    /// Whether there is a single root. Its name is not part of the tree, because each host may give it another name.
     is_single: bool,
     large: BTreeMap<u32, Open>,
-    /// Nothing can be said of it.
+    /// Whether the tree cannot be described.
     is_void: bool,
 }
 
 impl Summing {
-    /// Of so many roots, sent with these options.
+    /// Prepares for this many roots that are sent with these options.
     pub fn new(roots: usize, options: &TreeOptions) -> Self {
         Self {
             outline: Outline::new(options),
@@ -269,7 +271,7 @@ impl Summing {
         }
     }
 
-    /// Takes the next part, as [`TreeSink::push`](super::sink::TreeSink::push) would.
+    /// Takes the next part, like [`TreeSink::push`](super::sink::TreeSink::push).
     pub fn take(&mut self, item: u32, position: u64, data: &[u8]) {
         if item > 0 {
             if let Some(open) = self.large.get(&item) {
@@ -303,7 +305,8 @@ impl Summing {
 
     fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) {
         let Some(Open { path, size, digest }) = self.large.remove(&item).filter(|_| is_intact) else { return };
-        // What has not arrived is a hole. A file in so many pieces that not all of them were kept cannot be described.
+        // Data that has not arrived is a hole. A file in so many pieces that not all of them were kept cannot be
+        // described.
         let mut holes = 0;
         let found = digest.finish(|target, _| {
             holes += target.len() as u64;
@@ -315,7 +318,7 @@ impl Summing {
         self.contents.add(&path, size, digest.as_bytes());
     }
 
-    /// What the tree is; `None` if that cannot be said.
+    /// Returns the proof of the tree; `None` if the tree cannot be described.
     pub fn finish(&self) -> Option<TreeProof> {
         (!self.is_void).then(|| self.outline.finish(&self.contents))
     }

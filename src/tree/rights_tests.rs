@@ -13,14 +13,14 @@ use rustix::fs::{XattrFlags, lsetxattr};
 use super::sync_tests::{copy, copy_as_dst, scratch, sync};
 use crate::options::TreeOptions;
 
-/// The place of a test that is run as another user.
+/// Variable that names the place of a test that is run as another user.
 const PLACE: &str = "RD_TEST_PLACE_OF_RIGHTS";
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// As with rsync: a time that counts as the same stays.
+/// As with rsync, a time that counts as the same stays.
 #[test]
 fn what_differs_in_its_mode_alone_keeps_a_time_within_the_window() {
     for is_local in [true, false] {
@@ -45,13 +45,13 @@ fn what_differs_in_its_mode_alone_keeps_a_time_within_the_window() {
     }
 }
 
-/// As rsync -rt has it, with --chown.
+/// As with rsync -rt and --chown.
 #[test]
 fn owner_and_group_are_decided_each_by_itself() {
     if !is_root() {
         return eprintln!("not run: it takes root");
     }
-    // What is asked for; what a new file gets, and one of 5:6 that is the same but for that.
+    // The options, the owner of a new file, and the owner of a file of 5:6 that is otherwise the same.
     let cases = [
         (false, None, (0, 0), (5, 6)),
         (false, Some(":77"), (0, 77), (5, 77)),
@@ -99,7 +99,7 @@ fn changed(path: &Path) -> (i64, i64) {
     (stat.ctime(), stat.ctime_nsec())
 }
 
-/// Nothing is set again, and an earlier generation is linked to.
+/// Checks that nothing is set again, and that an earlier generation is linked to.
 fn is_settled(top: &Path, options: &TreeOptions, is_local: bool, what: &str) {
     let (from, to) = (top.join("from"), top.join(format!("to-{is_local}")));
     assert_eq!(copy(&from, &to, options, is_local).1.failed, 0, "{what}");
@@ -114,7 +114,7 @@ fn is_settled(top: &Path, options: &TreeOptions, is_local: bool, what: &str) {
     assert_eq!(inode(&next), inode(&to), "{what}: it is linked");
 }
 
-/// A file and a directory that may set their user and group.
+/// Makes a file with setuid and setgid, and a directory with setgid.
 fn make(from: &Path) {
     fs::create_dir_all(from.join("d")).expect("directories");
     fs::write(from.join("f"), "contents").expect("a file");
@@ -135,7 +135,7 @@ fn set_id_bits_that_are_left_out_do_not_differ() {
             let scratch = scratch();
             make(&scratch.path().join("from"));
             is_settled(scratch.path(), &options, is_local, what);
-            // A directory's lends nobody rights, as rsync has it.
+            // Setgid on a directory lends no rights, so it stays, as with rsync.
             for (name, expected) in [("f", 0o755), ("d", 0o2755)] {
                 let mode = fs::metadata(scratch.path().join(format!("to-{is_local}/{name}"))).expect("there").mode();
                 assert_eq!(mode & 0o7777, expected, "{what}: {name}");
@@ -174,7 +174,7 @@ fn what_only_root_may_set_does_not_differ_for_others() {
     }
 }
 
-/// The other half of that one.
+/// The part of the test above that runs as another user.
 #[test]
 fn as_another_user() {
     let Some(place) = std::env::var_os(PLACE) else { return };
@@ -183,7 +183,7 @@ fn as_another_user() {
     }
 }
 
-/// Those that root sets are compared as ever, and so are the user's.
+/// Attributes that root sets are compared like any other, and so are the user's.
 #[test]
 fn attributes_that_are_set_are_compared() {
     for (name, is_roots) in [("user.test", false), ("security.test", true)] {

@@ -1,4 +1,4 @@
-//! What is sent: files and trees, each under a name.
+//! Files and trees that are sent, each under a name.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -11,34 +11,36 @@ use minicbor::{Decode, Encode};
 /// A file or tree to send.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Root {
-    /// Where it is.
+    /// Path at the source.
     #[n(0)]
     pub path: ByteVec,
-    /// Its name at the destination.
+    /// Name at the destination.
     #[n(1)]
     pub name: ByteVec,
-    /// Only these of a directory are sent.
+    /// If set, only these paths below the directory are sent.
     #[n(2)]
     pub only: Option<Only>,
 }
 
-/// Paths below a directory that are to be copied, and nothing else of it.
+/// Paths below a directory to which a copy is limited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Only {
-    /// Relative to it; a directory that ends in a slash is copied with its entries.
+    /// Paths relative to the directory. A directory whose path ends in a slash is copied with its entries.
     #[n(0)]
     pub paths: Vec<ByteVec>,
-    /// Directories are copied with everything in them.
+    /// Whether directories are copied with everything in them.
     #[n(1)]
     pub recursive: bool,
-    /// They are where a watch has seen something change: one that has gone is no failure, one that is a link by now is copied
-    /// as a link, and what a pattern leaves out nothing below it brings back.
+    /// Whether the paths are those where a watch has seen a change. A path that has gone is then no failure. A path
+    /// that is a link by now is copied as a link. If a pattern leaves out a directory, listed paths below it are left
+    /// out as well.
     #[n(2)]
     pub is_watched: bool,
 }
 
 impl Only {
-    /// The same in parts of so many bytes, each of paths that lie beside each other.
+    /// Splits the paths into batches of at most `bytes_max` bytes. Each batch has paths that are neighbours in the
+    /// tree.
     pub fn batches(&self, bytes_max: usize) -> VecDeque<Self> {
         let mut paths: Vec<&ByteVec> = self.paths.iter().collect();
         paths.sort_by(|one, other| one.split(|&byte| byte == b'/').cmp(other.split(|&byte| byte == b'/')));
@@ -54,20 +56,20 @@ impl Only {
         batches
     }
 
-    /// Whether the directory itself is one of them.
+    /// Whether the directory itself is one of the paths.
     pub fn is_root(&self) -> bool {
         self.paths.iter().any(|path| path.split(|&byte| byte == b'/').all(|name| [&b""[..], b"."].contains(&name)))
     }
 }
 
 impl Root {
-    /// What is at `path`, under a name.
+    /// Creates a root that sends what is at `path` as `name`.
     pub fn new(path: impl AsRef<OsStr>, name: impl AsRef<OsStr>) -> Self {
         let bytes = |text: &OsStr| ByteVec::from(text.as_bytes().to_vec());
         Self { path: bytes(path.as_ref()), name: bytes(name.as_ref()), only: None }
     }
 
-    /// Where it is.
+    /// Returns the path at the source.
     pub fn path(&self) -> &Path {
         Path::new(OsStr::from_bytes(&self.path))
     }

@@ -1,18 +1,18 @@
-//! Trees as sources: the records of one walk, beside the data of the large files that it meets.
+//! Trees as sources: the records of one walk, together with the data of the large files that the walk finds.
 //!
-//! Any number of workers ask for parts. One of them at a time walks, the others read large files, so that neither kind
-//! waits for the other. A worker that finds nothing to do sleeps until another has made something.
+//! Any number of workers ask for parts. One worker at a time walks while the others read large files, so that neither
+//! waits for the other. A worker without work sleeps until another has made some.
 //!
 //! # Invariants
 //!
-//! * Sequences are dense over all parts: one is taken, under the lock, when a part's content is settled, and the part
-//!   is then given out.
-//! * The sequences of records ascend as their positions do: only the worker that has the [`Walk`] takes them.
-//! * A large file is read only after the chunk that announces it has its sequence, and its end is recorded only after
-//!   all that was read of it has.
+//! * Sequences are dense over all parts. A sequence is taken, under the lock, when the content of a part is settled,
+//!   and the part is then given out.
+//! * The sequences of records ascend as their positions do, because only the worker that has the [`Walk`] takes them.
+//! * A large file is read only after the chunk that announces it has its sequence. The end of the file is recorded only
+//!   after everything that was read of it has a sequence.
 //! * The last part holds records, and nothing is being read when it is made.
-//! * No worker waits while a range that was read elsewhere has arrived and is not settled, or other work for workers has
-//!   been announced: the waiting worker may be the one that must do it.
+//! * No worker waits while a range that was read elsewhere has arrived and is not settled, or while other work for
+//!   workers has been announced. The waiting worker may be the one that has to do this work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -35,78 +35,80 @@ use crate::fs::holes::{data_from, hash_sparse};
 use crate::fs::source::{Part, check_unchanged};
 use crate::options::TreeOptions;
 
-/// While the walk cannot go on, ends of large files wait until there are so many, so that they do not take a chunk each.
+/// While the walk cannot go on, ends of large files wait until there are this many, so that they do not take a chunk
+/// each.
 const FINISHED_DUE: usize = OPEN_MAX / 2;
 
-/// They also go out when the files have filled so many parts: what has arrived whole is then soon published.
+/// The ends also go out once the files have filled this many parts, so that files that arrived whole are soon
+/// published.
 const FINISHED_DUE_PARTS: u64 = 16;
 
-/// Large files whose ranges are sent in turns. A file system lets one write at a time into a file, so those of one alone are
-/// written no faster than by one processor.
+/// Number of large files whose ranges are sent in turns. A file system allows one write into a file at a time, so a
+/// single file is written no faster than one processor can write.
 const FILES_AT_ONCE: usize = 4;
 
 /// Bytes of a large file that are copied within a host as one piece of work.
 const LOCAL_BYTES: usize = 32 << 20;
 
-/// How long a copy within a host waits while all threads are busy with large files, before it shows how far it is.
+/// How long a copy within a host waits, while all threads are busy with large files, before it reports its progress.
 const LOCAL_WAIT: Duration = Duration::from_millis(50);
 
-/// A tree, or several, given out in parts.
+/// One or several trees, given out in parts.
 pub struct TreeSource {
     shared: Mutex<Shared>,
-    /// The walk is free, or there is something to read or to record.
+    /// Signalled when the walk is free, or there is something to read or to record.
     changed: Condvar,
     cancelled: AtomicBool,
     part_bytes: usize,
     progress: Arc<Progress>,
-    /// Large files are not read, but copied by the caller.
+    /// Whether the caller copies large files, so that they are not read here.
     is_local: bool,
-    /// Nobody answers: everything is sent.
+    /// Whether no receiver answers, so that everything is sent.
     is_unanswered: bool,
     cache: Option<Arc<DigestCache>>,
 }
 
 struct Shared {
-    /// None while a worker walks.
+    /// `None` while a worker walks.
     walk: Option<Box<Walk>>,
     state: WalkState,
     /// Large files that have not been given out whole, or of which parts are being read.
     files: BTreeMap<u32, Reading>,
-    /// Those that have more to give, in the order in which they were announced.
+    /// Files with more to give out. New files come last, and the first few take turns.
     ready: VecDeque<u32>,
-    /// Large files whose ends are to be recorded, and the data that they had.
+    /// Large files whose ends are to be recorded, and the bytes of data that they had.
     finished: Vec<Finished>,
     finished_bytes: u64,
-    /// The number of the last large file that was announced.
+    /// Number of the last large file that was announced.
     announced: u32,
     listed: Listed,
     sequence: u64,
     /// Bytes of records given out.
     records_bytes: u64,
     sent: Sent,
-    /// Ranges that were read elsewhere and are not settled, and other work that is not done.
+    /// Number of ranges that were read elsewhere and are not settled, and of other work that has not been taken up.
     arrived: usize,
 }
 
 /// A large file that is being read.
 struct Reading {
     file: Arc<LargeFile>,
-    /// Where the next part begins, unless a hole does.
+    /// Where the next part begins, unless a hole begins there.
     next: u64,
     /// A range that is known to be data.
     data: Range<u64>,
-    /// Parts that are being read.
+    /// Number of parts that are being read.
     in_flight: usize,
     data_bytes: u64,
     failure: Option<IoFact>,
-    /// What the receiver has of it already, where that is waited for.
+    /// What the receiver already has of the file, if the source waits for that information.
     blocks: Option<Blocks>,
-    /// Ranges that the receiver has, but not the same.
+    /// Ranges of which the receiver has other data.
     again: Vec<Range<u64>>,
-    /// Bytes that it has, the same, and the digest of all its blocks.
+    /// Bytes of which the receiver has the same data, and the digest of all blocks of the file.
     same_bytes: u64,
     of_blocks: OfBlocks,
-    /// It has not been read before then.
+    /// Time before which the file has not been read.
     began: SystemTime,
 }
 
@@ -118,30 +120,31 @@ enum Piece {
     Compare { range: Range<u64>, hash: [u8; 16] },
 }
 
-/// What a worker is to do next.
+/// What a worker does next.
 enum Task {
     Walk(Box<Walk>, Come),
     Read(Arc<LargeFile>, Piece),
     Finish(Reading),
-    /// To settle what has arrived.
+    /// Settle what has arrived.
     Settle,
-    /// To ask again: there was nothing to do for as long as was to be waited.
+    /// Ask again, because there was nothing to do for as long as the worker may wait.
     Wait,
     Nothing,
 }
 
-/// What a worker got.
+/// What a worker gets.
 #[derive(Debug)]
 pub enum Next {
-    /// A part, which is in the target.
+    /// A part, which is now in the target.
     Part(Part),
-    /// A range that is not in the page cache, to be read into the target as it says, and then settled.
+    /// A range that is not in the page cache. The caller reads it into the target as `Cold` says, and then settles it.
     Cold(FileRange, Cold),
-    /// A range that is to be copied within this host, and then told of by [`TreeSource::copied`].
+    /// A range that the caller copies within this host, and then reports with [`TreeSource::copied`].
     Copy(FileRange),
-    /// Nothing, as others have read ranges that must be settled first, or are copying. To be asked again after that.
+    /// Nothing yet: ranges that other threads have read must be settled first, or other threads are copying. The caller
+    /// asks again after that.
     Later,
-    /// Nothing more.
+    /// Nothing: everything has been given out.
     Ended,
 }
 
@@ -150,21 +153,21 @@ pub enum Next {
 pub struct FileRange {
     /// The file.
     pub file: Arc<LargeFile>,
-    /// Where the range begins in it, and at the destination.
+    /// Position of the range in the file, and at the destination.
     pub position: u64,
-    /// Bytes in it.
+    /// Length of the range in bytes.
     pub length: usize,
-    /// The number of its part, where that was planned.
+    /// Sequence of the range's part, if the range was planned.
     sequence: Option<u64>,
 }
 
 impl TreeSource {
-    /// Prepares to send `roots` in parts of at most `part_bytes`. An entry whose record does not fit into a part is a
-    /// failure: 256 KiB are enough for any, 8 KiB for all without extended attributes.
+    /// Prepares to send `roots` in parts of at most `part_bytes`. An entry whose record does not fit into a part fails:
+    /// 256 KiB are enough for any entry, 8 KiB for any entry without extended attributes.
     ///
     /// # Errors
     ///
-    /// Those of [`Walk::new`].
+    /// The errors of [`Walk::new`].
     pub fn new(
         roots: Vec<Root>,
         part_bytes: usize,
@@ -201,24 +204,26 @@ impl TreeSource {
         })
     }
 
-    /// For a copy within this host, by one thread: large files are not read, but given out in ranges to be copied.
+    /// For a copy within this host by one thread: large files are not read, but given out in ranges to be copied.
     #[must_use]
     pub fn local(self) -> Self {
         Self { is_local: true, ..self }
     }
 
-    /// For receivers that do not answer: everything is sent, whatever they have. The options must not be those of `--sync`.
+    /// For receivers that do not answer: everything is sent, whatever they have. The options must not be those of
+    /// `--sync`.
     #[must_use]
     pub fn unanswered(self) -> Self {
         Self { is_unanswered: true, ..self }
     }
 
-    /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file; or
-    /// says how to read what the page cache has not. It stops at `bytes`, but for what is left of a record then.
+    /// Fills `target`, which has the length of a part, with the next part: records (item 0) or data of a large file.
+    /// For data that is not in the page cache, says how to read it. A part ends at `bytes`, except for the rest of a
+    /// record.
     ///
-    /// Meant to be called by several threads at once. Waits only while others must finish something first, and not while
-    /// anything has arrived that is not settled. [`Next::Ended`] once all has been given out, and after
-    /// [`TreeSource::cancel`].
+    /// Several threads may call this at once. A call waits only while other threads must finish something first, and
+    /// not while anything has arrived that is not settled. Returns [`Next::Ended`] once everything has been given out,
+    /// and after [`TreeSource::cancel`].
     pub fn next(&self, target: &mut [u8], bytes: usize, tally: &Tally) -> Next {
         let (range_bytes, wait) = match self.is_local {
             true => (LOCAL_BYTES, LOCAL_WAIT),
@@ -253,7 +258,7 @@ impl TreeSource {
         }
     }
 
-    /// Reads a range, or says how; nothing if it could not be read and has no number.
+    /// Reads a range, or says how to read it. `None` if the range could not be read and has no sequence.
     fn read(&self, range: FileRange, target: &mut [u8], tally: &Tally) -> Option<Next> {
         let file = &range.file;
         match file.bypass.read(&file.file, &file.path, range.position, target, range.length, tally) {
@@ -262,9 +267,9 @@ impl TreeSource {
         }
     }
 
-    /// Takes the next range of a large file, of at most `bytes`, for who reads it just before it is sent; `None` where
-    /// [`TreeSource::next`] has something else to do, or would have to ask the system. It has its number from here on, so
-    /// [`TreeSource::read_cached`] or [`TreeSource::read_planned`] must follow.
+    /// Takes the next range of a large file, of at most `bytes`, for a caller that reads it just before it is sent.
+    /// `None` if [`TreeSource::next`] has something else to do, or would have to ask the system. The range has its
+    /// sequence from here on, so [`TreeSource::read_cached`] or [`TreeSource::read_planned`] must follow.
     pub fn plan(&self, bytes: usize) -> Option<Part> {
         let mut guard = self.shared();
         let shared = &mut *guard;
@@ -274,7 +279,7 @@ impl TreeSource {
         {
             return None;
         }
-        // Files that have been planned whole leave the line.
+        // Files that have been planned whole leave the queue.
         while let Some(reading) = shared.ready.front().and_then(|item| shared.files.get(item))
             && reading.in_flight > 0
             && reading.is_given_out()
@@ -289,7 +294,7 @@ impl TreeSource {
         Some(Part { item, sequence: shared.take_sequence(), position, length, is_final: false })
     }
 
-    /// Reads a planned range if that takes no waiting for a disk; false if it does, or fails.
+    /// Reads a planned range if that needs no wait for a disk. Returns false if it does, or if reading fails.
     pub fn read_cached(&self, part: &Part, target: &mut [u8], tally: &Tally) -> bool {
         let range = self.planned(part);
         let file = &range.file;
@@ -300,7 +305,7 @@ impl TreeSource {
         is_read
     }
 
-    /// Reads a planned range, or says how. Where it cannot be read, the part that has its number has no bytes.
+    /// Reads a planned range, or says how to read it. If the range cannot be read, its part has no bytes.
     pub fn read_planned(&self, part: &Part, target: &mut [u8], tally: &Tally) -> Next {
         self.read(self.planned(part), target, tally).expect("its number is taken")
     }
@@ -310,25 +315,25 @@ impl TreeSource {
         FileRange { file, position: part.position, length: part.length, sequence: Some(part.sequence) }
     }
 
-    /// A range has been copied, or `outcome` is why it could not be read.
+    /// Records that a range has been copied; `outcome` says if it could not be read.
     pub fn copied(&self, range: &FileRange, outcome: Result<(), IoFact>) {
         self.account(range, outcome);
         self.changed.notify_all();
     }
 
-    /// A range has been read elsewhere, and somebody is about to be asked to settle it.
+    /// Announces a range that has been read elsewhere, and that a worker is about to be asked to settle.
     pub fn note_arrival(&self) {
         self.shared().arrived += 1;
         self.changed.notify_all();
     }
 
-    /// Other work, whose arrival [`Self::note_arrival`] has noted, has been taken up.
+    /// Records that other work, which [`Self::note_arrival`] has announced, has been taken up.
     pub fn note_taken(&self) {
         self.shared().arrived -= 1;
     }
 
-    /// Takes a range whose arrival has been noted, and of which `outcome` is what the direct read answered. `None` if it
-    /// could not be read: the file has failed then, and the target is free again.
+    /// Settles a range that has been announced. `outcome` is the result of the direct read. `None` if the range could
+    /// not be read. Then the file has failed, and the target is free again.
     pub fn settle(
         &self,
         range: &FileRange,
@@ -343,11 +348,11 @@ impl TreeSource {
         self.account(range, outcome)
     }
 
-    /// Takes an answer of the receiver, as the peer sent it.
+    /// Takes an answer of the receiver, as it arrived.
     ///
     /// # Errors
     ///
-    /// Why no receiver would have sent it.
+    /// Fails with the reason why no correct receiver would have sent the answer.
     pub fn handle_answer(&self, answer: Answer) -> Result<(), &'static str> {
         let mut shared = self.shared();
         let (item, block_bytes, is_last, digests) = match answer {
@@ -368,7 +373,7 @@ impl TreeSource {
             }
         };
         let Some(reading) = shared.files.get_mut(&item) else {
-            // One that could not be read is over before the receiver has told all.
+            // A file that could not be read may be finished before the receiver has sent all its digests.
             let was_announced = (1..=shared.announced).contains(&item);
             return if was_announced { Ok(()) } else { Err("digests of a file that was not announced") };
         };
@@ -385,20 +390,21 @@ impl TreeSource {
         Ok(())
     }
 
-    /// What has been given out so far.
+    /// Returns what has been given out so far.
     pub fn sent(&self) -> Sent {
         self.shared().sent.clone()
     }
 
-    /// With `--remove-source-files`, once all has been given out: what was sent, to be removed when the receiver has answered.
+    /// Returns the list of sent entries once everything has been given out, with `--remove-source-files`. They are
+    /// removed when the receiver has answered.
     pub fn take_spent(&self) -> Option<Spent> {
         self.shared().walk.as_mut()?.take_spent()
     }
 
-    /// Ends all of it early: [`TreeSource::next`] returns `None`, to those that wait in it and from now on.
+    /// Ends the transfer early: waiting and later calls of [`TreeSource::next`] return [`Next::Ended`].
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
-        // With the lock, or one who has just looked and is about to wait would not hear of it.
+        // Under the lock, because a worker that has just checked and is about to wait would miss the signal.
         let _shared = self.shared();
         self.changed.notify_all();
     }
@@ -407,8 +413,8 @@ impl TreeSource {
         self.shared.lock().expect("no panic with it locked")
     }
 
-    /// Finds something to do, or waits until there is something, for so long. The walk goes first, as it makes work for
-    /// others. `bytes`: the most of a range.
+    /// Finds a task, or waits up to `patience` for one. The walk goes first, because it makes work for other workers.
+    /// `bytes`: maximum length of a range.
     fn task(&self, bytes: usize, patience: Duration) -> Task {
         let mut shared = self.shared();
         loop {
@@ -438,7 +444,7 @@ impl TreeSource {
         }
     }
 
-    /// Makes a chunk of records, unless there is nothing to record, and has the large files in it read.
+    /// Makes a chunk of records, unless there is nothing to record, and queues the large files that it announces.
     fn walk(&self, mut walk: Box<Walk>, come: Come, target: &mut [u8], bytes: usize) -> Option<Part> {
         let began = SystemTime::now();
         let filled = walk.fill(target, bytes, come, &self.cancelled);
@@ -489,7 +495,8 @@ impl TreeSource {
         part
     }
 
-    /// Accounts for a part that was read, or could not be. A number that was taken must come: then with nothing.
+    /// Accounts for a part that was read, or could not be. A sequence that was taken must be sent, if only without
+    /// data.
     fn account(&self, range: &FileRange, outcome: Result<(), IoFact>) -> Option<Part> {
         let FileRange { file, position, length, sequence } = range;
         let mut guard = self.shared();
@@ -540,7 +547,7 @@ impl TreeSource {
         }
     }
 
-    /// Looks at a file of which all has been read once more, and has its end recorded.
+    /// Checks a file of which everything has been read for changes, and queues its end to be recorded.
     fn finish(&self, reading: Reading) {
         let Reading { file, data_bytes, failure, same_bytes, of_blocks, began, .. } = reading;
         let outcome = failure.map_or_else(|| check_unchanged(&file.file, &file.path, &file.stat), Err);
@@ -581,8 +588,8 @@ impl Shared {
         }
     }
 
-    /// The next part of a large file, or a file that turns out to have no more. Those that wait for the receiver leave the
-    /// line.
+    /// Returns the next part of a large file, or a file that turns out to have no more. Files that wait for the
+    /// receiver leave the queue.
     fn next_read(&mut self, part_bytes: usize, files_at_once: usize) -> Option<Task> {
         while let Some(&item) = self.ready.front() {
             let reading = self.files.get_mut(&item).expect("it is being read");
@@ -600,13 +607,13 @@ impl Shared {
         None
     }
 
-    /// The file that has had its turn comes behind the others of these first ones.
+    /// Moves the file that has had its turn behind the other first files.
     fn pass_turn(&mut self, files_at_once: usize) {
         let last = files_at_once.min(self.ready.len());
         self.ready.make_contiguous()[..last].rotate_left(usize::from(last > 1));
     }
 
-    /// Takes a file out if all of it has been given out and read.
+    /// Takes a file out of the table if all of it has been given out and read.
     fn take_done(&mut self, item: u32) -> Option<Reading> {
         let is_done = self.files.get(&item).is_some_and(|reading| reading.in_flight == 0 && reading.is_given_out());
         if !is_done {
@@ -622,7 +629,8 @@ impl Reading {
         self.failure.is_some() || self.next >= self.file.stat.st_size as u64 && self.again.is_empty()
     }
 
-    /// The next range, if it is known to be data that the receiver has not, and nothing comes before it.
+    /// Returns the next range, if that is known to be data that the receiver does not have, and nothing comes before
+    /// it.
     fn next_simple(&mut self, part_bytes: usize) -> Option<(u64, usize)> {
         let (position, size) = (self.next, self.file.stat.st_size as u64);
         let end = match &mut self.blocks {
@@ -639,11 +647,11 @@ impl Reading {
         Some((position, (self.next - position) as usize))
     }
 
-    /// The next range, and what is to be done with it; none where all is given out, or the receiver has yet to say what it
-    /// has there.
+    /// Returns the next range, and what is to be done with it. `None` if everything is given out, or the receiver has
+    /// yet to say what it has there.
     ///
-    /// Asks the system where data is, with the lock held: other workers wait for that, but only where a file may have
-    /// holes, and the answer does not take reading any of it.
+    /// Asks the system where data is, with the lock held. Other workers wait for that, but only for a file that may
+    /// have holes, and the system need not read any of the file.
     fn next_piece(&mut self, part_bytes: usize) -> Option<Piece> {
         let size = self.file.stat.st_size as u64;
         if self.failure.is_none()
@@ -674,7 +682,7 @@ impl Reading {
                 self.data = start..end;
             }
             if position < self.data.start {
-                // What the receiver has not is a hole there.
+                // What the receiver does not have becomes a hole there.
                 self.next = self.data.start.min(end);
                 continue;
             }
@@ -685,7 +693,7 @@ impl Reading {
     }
 }
 
-/// The data in a file, holes left out, roughly.
+/// Returns the approximate amount of data in a file, without its holes.
 fn data_bytes(file: &LargeFile) -> u64 {
     let (size, blocks) = (file.stat.st_size as u64, file.stat.st_blocks as u64);
     if file.is_sparse { size.min(blocks.saturating_mul(512)) } else { size }

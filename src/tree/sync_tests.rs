@@ -1,4 +1,4 @@
-//! `--sync`, walk and sink together: random trees that change at random, held against their sources.
+//! `--sync`, walk and sink together: random trees that change at random, compared with their sources.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -35,7 +35,7 @@ pub(super) fn sync() -> TreeOptions {
     TreeOptions { sync: true, ..TreeOptions::default() }
 }
 
-/// Copies what is in `from` to `to`, as between two hosts or within one.
+/// Copies the contents of `from` to `to`, as between two hosts or within one.
 pub(super) fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
     let (sent, report) = try_copy(from, to, options, is_local);
     (sent, report.expect("a copy"))
@@ -45,7 +45,7 @@ fn try_copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (S
     copy_root(Root::new(from, "root"), to, options, is_local)
 }
 
-/// The same, of what a source is asked for.
+/// Copies one root in the same way.
 fn copy_root(root: Root, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Result<Report, Refused>) {
     let part_bytes = if is_local { local::CHUNK_BYTES } else { PART_BYTES };
     let source = TreeSource::new(vec![root], part_bytes, options.clone(), Arc::default()).expect("a source");
@@ -76,7 +76,7 @@ fn copy_root(root: Root, to: &Path, options: &TreeOptions, is_local: bool) -> (S
                     let bytes = Arc::new(target[..part.length].to_vec());
                     sink.push(part.item, part.position, bytes).expect("taken");
                 }
-                // A hole that is to be sent since something else is there.
+                // A hole that is sent because the destination has something else there.
                 Next::Cold(range, cold) => {
                     let outcome = rustix::io::pread(&cold.file, cold.hole(&mut target), cold.hole_offset());
                     source.note_arrival();
@@ -101,7 +101,7 @@ fn copy_root(root: Root, to: &Path, options: &TreeOptions, is_local: bool) -> (S
     (source.sent(), report)
 }
 
-/// The manifest of a copy is that of what is there, but for what the copy has not to do with.
+/// Checks that the manifest of a copy matches the destination, except for entries that the copy does not concern.
 fn holds(mut listed: Vec<Entry>, to: &Path) {
     let top = to.file_name().expect("one").as_encoded_bytes();
     for entry in &mut listed {
@@ -119,7 +119,7 @@ fn holds(mut listed: Vec<Entry>, to: &Path) {
     assert_eq!((checked.entries, findings.into_inner().expect("no panic")), (listed.len() as u64, vec![]));
 }
 
-/// The attributes that a user has given, with their values.
+/// Returns the attributes that a user has set, with their values.
 fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut names = vec![0; 4096];
     let length = llistxattr(path, &mut names).unwrap_or(0);
@@ -133,14 +133,14 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     names.map(|name| (name.to_owned(), value(name))).collect()
 }
 
-/// The same; `to` is DST itself, to which directories of other generations are relative.
+/// Copies in the same way; `to` is DST itself, to which directories of other generations are relative.
 pub(super) fn copy_as_dst(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
     let mut options = options.clone();
     options.generations.session = Session { is_dst: true, is_last: true, ..Session::default() };
     copy(from, to, &options, is_local)
 }
 
-/// All that a tree is: kind, mode, time, attributes, contents; files of several names by the first of them.
+/// Describes all of a tree: kind, mode, time, attributes and contents. A file with several names is known by the first.
 pub(crate) fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
     let (mut all, mut inodes, mut todo) = (BTreeMap::new(), BTreeMap::new(), vec![top.to_owned()]);
     while let Some(directory) = todo.pop() {
@@ -185,7 +185,7 @@ pub(crate) fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
     all
 }
 
-/// Makes and changes trees; the number is the state of its random numbers (SplitMix64).
+/// Makes and changes trees. The number is the state of its random number generator (SplitMix64).
 pub(crate) struct Maker(pub u64);
 
 impl Maker {
@@ -242,13 +242,13 @@ impl Maker {
         let time = Timespec { tv_sec: self.below(1 << 30) as i64, tv_nsec: self.below(1_000_000_000) as i64 };
         let times = Timestamps { last_access: time, last_modification: time };
         let name = format!("user.n{}", self.below(2));
-        // Links and FIFOs have none of a user, and some file systems no file has.
+        // Links and FIFOs have no user attributes, and on some file systems no file has.
         let _ = match self.below(6) {
             0 => lsetxattr(path, name, &[self.below(2) as u8], XattrFlags::empty()),
             1 => lremovexattr(path, name),
             _ => Ok(()),
         };
-        // Attributes alone.
+        // Changes only attributes.
         if self.below(4) == 0 {
             return;
         }
@@ -257,7 +257,7 @@ impl Maker {
         }
     }
 
-    /// Changes some of what is in a tree.
+    /// Changes some entries of a tree.
     pub fn change(&mut self, directory: &Path) {
         let mut names: Vec<_> = fs::read_dir(directory).expect("it").map(|entry| entry.expect("one").path()).collect();
         names.sort();
@@ -337,8 +337,8 @@ fn a_tree_that_changes_is_followed() {
     }
 }
 
-/// Names of ours whose entries are not sent any more, so that nobody comes to them: a killed transfer's go where there is
-/// deletion, those that a transfer holds stay.
+/// Temporary names whose entries are not sent any more, so that no transfer reaches them. Those of a killed transfer
+/// are removed where entries are deleted, and those that a transfer holds stay.
 #[test]
 fn what_a_killed_transfer_has_left_is_deleted() {
     use crate::fs::{PARTIAL, WHOLE, name_beside};
@@ -362,7 +362,7 @@ fn what_a_killed_transfer_has_left_is_deleted() {
     }
 }
 
-/// What a full disk or a quota keeps from being done at the end is the copy's failure, as it is before.
+/// A full disk or quota at the end makes the copy fail, as it does before.
 #[test]
 fn a_disk_that_takes_nothing_at_the_end_is_a_failure() {
     for is_local in [true, false] {
@@ -436,7 +436,7 @@ fn what_is_not_at_the_source_stays_unless_it_is_to_be_deleted() {
     assert!(!there("old") && !there("keep.o") && there("a"));
 }
 
-/// As deep as what can be copied. The threads have small stacks.
+/// As deep as can be copied. The threads have small stacks.
 #[test]
 fn deep_directories_are_deleted_and_make_way() {
     for (is_local, takes_place) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -491,7 +491,7 @@ fn only_what_is_there_or_what_is_not_or_what_is_older() {
     assert_eq!(both(), "older");
     copy(&from, &to, &TreeOptions { existing: true, ..sync() }, false);
     assert!(both() == "from" && !to.join("only").exists() && !to.join("new").exists());
-    // A directory replaces a file, and nothing comes into it, also once the sender knows that it is new.
+    // A directory replaces a file, and nothing comes into it, even once the sender knows that the directory is new.
     (0..2000).for_each(|number| fs::write(from.join(format!("new/{number}")), "").expect("a file"));
     fs::write(from.join("new/large"), vec![1; 2 * INLINE_BYTES_MAX]).expect("a file");
     fs::write(to.join("new"), "a file").expect("a file");
@@ -502,7 +502,7 @@ fn only_what_is_there_or_what_is_not_or_what_is_older() {
     assert!(to.join("only").exists() && to.join("new/file").exists());
 }
 
-/// What stays whatever it is has nothing to do with a further name of the file that the source has there.
+/// A file that stays whatever it is has nothing to do with a further name of the file that the source has there.
 #[test]
 fn a_further_name_of_what_is_left_has_the_contents_of_the_source() {
     let new = |name: &str| (name == "newer").then_some("another, and newer");
@@ -566,23 +566,23 @@ fn a_changed_part_of_a_large_file_is_all_that_is_sent() {
     assert_eq!(picture(&from), picture(&to));
 }
 
-/// What a sink makes of records that come in one chunk.
+/// Returns what a sink makes of these records.
 fn taken(options: &TreeOptions, to: &Path, records: &[Record<'_>]) -> Result<Report, Refused> {
     let mut sink = TreeSink::new(to, options.clone(), Box::new(|_| {})).expect("a sink");
     for record in records {
         let mut bytes = vec![0; record.encoded_bytes()];
         record.encode(&mut bytes).expect("as long as it says");
         sink.push(0, 0, Arc::new(bytes))?;
-        // So that verdicts are made.
+        // Leaves time for verdicts to be made.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     sink.finish()
 }
 
-/// An entry that the receiver cannot make keeps all that is beside it, and nothing elsewhere.
+/// An entry that the receiver cannot make prevents deletion beside it, and nowhere else.
 #[test]
 fn nothing_is_deleted_beside_what_has_failed() {
-    // Of type 700, empty, and not to be left out.
+    // Extension of type 700, empty and critical.
     let unknown = Metadata { extensions: Extensions::new(b"\xbc\x02\x01\0\0"), ..Metadata::ZERO };
     let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
     let directory = |name| Record::Directory { name, metadata };
@@ -610,7 +610,7 @@ fn nothing_is_deleted_beside_what_has_failed() {
     }
 }
 
-/// That a directory only leads to others is the caller's to say: a link in its place is followed for that.
+/// Only the caller may say that a directory merely leads to others, because a link in its place is then followed.
 #[test]
 fn a_sender_cannot_have_a_link_followed() {
     let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
@@ -722,7 +722,7 @@ fn a_dry_run_brings_no_contents() {
     assert!(sent.ends_with(b"!") && !sent.windows(8).any(|bytes| bytes == b"contents"), "{}", sent.escape_ascii());
 }
 
-/// A walk that has listed as many files as may wait goes on although none of them is wanted.
+/// A walk that has listed as many files as may wait goes on even if none of them is wanted.
 #[test]
 fn a_walk_at_its_limit_goes_on_when_all_is_there() {
     const FILES: usize = LISTED_MAX + 500;
@@ -755,7 +755,7 @@ fn a_walk_at_its_limit_goes_on_when_all_is_there() {
     assert_eq!((listed, judged), (FILES, FILES));
 }
 
-/// A file that takes the name of one with more names, once that is listed, does not get those as well.
+/// A file that takes the name of a listed file with further names does not get these names as well.
 #[test]
 fn names_of_a_file_that_is_replaced_are_not_its_successors() {
     let scratch = scratch();

@@ -1,4 +1,5 @@
-//! Files that are written in place, and copies of them that are cut: what is half-written is marked, and not taken for a file.
+//! Files that are written in place, and interrupted copies of them: a half-written file is marked, and not taken for
+//! whole.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -24,7 +25,7 @@ fn copy(top: &Path, options: &TreeOptions, is_local: bool) -> Report {
     sync_tests::copy(&top.join("from"), &top.join("to"), options, is_local).1
 }
 
-/// Where a file, its copy, and the marker of that are.
+/// Returns the paths of a file, of its copy, and of the copy's marker.
 fn paths(top: &Path) -> [PathBuf; 3] {
     for name in ["from", "to"] {
         fs::create_dir(top.join(name)).expect("a directory");
@@ -33,7 +34,7 @@ fn paths(top: &Path) -> [PathBuf; 3] {
     [top.join("from/file"), top.join("to/file"), marker]
 }
 
-/// Bytes no block of which is as another.
+/// Returns bytes of which no two blocks are equal.
 fn contents(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at / 251 + at % 251) as u8).collect()
 }
@@ -44,7 +45,7 @@ fn set_time(path: &Path, seconds: u64) -> SystemTime {
     time
 }
 
-/// Each way in which a copy may take what is there for what it should be, or leave it, without having read it.
+/// All modes in which a copy may accept an existing file, or leave it, without having read it.
 fn modes() -> Vec<(&'static str, TreeOptions)> {
     let size_only = Sizes { size_only: true, ..Sizes::default() };
     let in_place = || TreeOptions { in_place: true, ..sync() };
@@ -71,7 +72,7 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
             (SMALL, false, 0),
             (LARGE, true, 0),
             (LARGE, false, 0),
-            // Longer than it is to be.
+            // Longer than it should be.
             (LARGE, false, 70_000),
             (SMALL, true, 10),
         ] {
@@ -88,7 +89,7 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
             set_time(&from, 1_500_000_000);
             set_time(&to, 1_500_000_001);
             let inode = fs::metadata(&to).expect("it").ino();
-            // That is what these modes are for.
+            // Without a marker the file stays, which is what these modes are for.
             assert_eq!(copy(scratch.path(), &options, is_local).failed, 0, "{what}");
             let there = fs::read(&to).expect("it");
             assert!(there == half || options.append_verify && !options.update && more == 0, "{what}");
@@ -111,7 +112,8 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
     }
 }
 
-/// A source that was written to in the same tick of the clock in which its copy was cut: both have the same time.
+/// The source was written to in the same tick of the clock in which its copy was interrupted, so both have the same
+/// time.
 #[test]
 fn what_is_half_written_may_have_its_time_by_chance() {
     for (bytes, is_local) in [(SMALL, true), (SMALL, false), (LARGE, true), (LARGE, false)] {
@@ -128,7 +130,8 @@ fn what_is_half_written_may_have_its_time_by_chance() {
     }
 }
 
-/// The time and the size are those of the source, but it was marked: killed in the last moment, or touched since.
+/// Time and size are those of the source, but the file is marked: the copy was killed at the last moment, or the file
+/// was touched since.
 #[test]
 fn a_marked_file_that_is_the_same_loses_its_marker() {
     for (bytes, is_local) in [(SMALL, true), (SMALL, false), (LARGE, true), (LARGE, false)] {
@@ -149,7 +152,7 @@ fn a_marked_file_that_is_the_same_loses_its_marker() {
     }
 }
 
-/// A copy in the middle of a file's contents, as between two hosts.
+/// Begins a copy as between two hosts, and stops in the middle of a file's contents.
 fn begin(top: &Path, options: &TreeOptions) -> TreeSink {
     let roots = vec![Root::new(top.join("from"), "root")];
     let source = Arc::new(TreeSource::new(roots, PART_BYTES, options.clone(), Arc::default()).expect("a source"));
@@ -169,7 +172,7 @@ fn begin(top: &Path, options: &TreeOptions) -> TreeSink {
     sink
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn soon(is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -180,7 +183,7 @@ fn soon(is_so: impl Fn() -> bool) {
 
 #[test]
 fn a_file_is_marked_for_as_long_as_it_is_written_in_place() {
-    // There is none, one that differs from its beginning on, and one that is shorter.
+    // No older file, one that differs from its beginning on, and one that is shorter.
     for old in [None, Some(vec![7; LARGE]), Some(contents(LARGE / 3))] {
         let scratch = scratch();
         let [from, to, marker] = paths(scratch.path());
@@ -217,7 +220,7 @@ fn what_is_appended_to_is_as_it_was_if_not_all_comes() {
         let [from, to, marker] = paths(scratch.path());
         let (wanted, mut old) = (contents(LARGE), contents(LARGE / 3));
         if !is_like {
-            // In the last block, which comes as a whole.
+            // In the last block, which is sent as a whole.
             *old.last_mut().expect("one") ^= 1;
         }
         fs::write(&from, &wanted).expect("a file");
@@ -276,7 +279,7 @@ fn markers_go_with_their_files_and_no_sooner() {
         expected.sort();
         assert_eq!(names, expected);
         drop(held);
-        // One that takes the place of what was half-written is whole.
+        // An entry that takes the place of a half-written file is whole.
         fs::write(from.with_file_name("kept"), "all").expect("a file");
         fs::create_dir(from.with_file_name("late")).expect("a directory");
         fs::write(into.join("late"), "half").expect("a file");
@@ -286,7 +289,7 @@ fn markers_go_with_their_files_and_no_sooner() {
     }
 }
 
-/// A tree that has no name yet: whatever is in it is a copy's that was cut.
+/// A tree without a name: everything in it comes from an interrupted copy.
 #[test]
 fn what_is_half_made_in_a_tree_that_is_resumed_is_compared() {
     let size_only = Sizes { size_only: true, ..Sizes::default() };

@@ -1,15 +1,15 @@
-//! The walk over a tree that is sent: directories in, packed records out, one chunk at a time.
+//! The walk over a tree that is sent: reads directories and writes packed records, one chunk at a time.
 //!
-//! A [`Walk`] can stop after any record and go on later, in another thread. It reads small files itself, straight into
-//! the chunk, and opens the large ones for the source, which reads their data beside it.
+//! A [`Walk`] can stop after any record and continue later in another thread. The walk reads small files itself,
+//! straight into the chunk. It opens large files for the source, which reads their data in parallel.
 //!
-//! Everything is opened relative to the descriptor of its directory and no link is followed, so a path that is changed
-//! under the walk cannot lead it elsewhere.
+//! Each entry is opened relative to the descriptor of its directory, and no link is followed. So a path that changes
+//! during the walk cannot lead the walk elsewhere.
 //!
 //! # Memory
 //!
-//! It holds the names of the directories on the way from the top to where it is, not of those that it has left; of a huge
-//! directory they are in a temporary file. Hard links take at most [`LINKS_BYTES_MAX`].
+//! The walk holds the names of the directories from the top to the current one, not of those that it has left. The
+//! names of a huge directory are in a temporary file. Hard links take at most [`LINKS_BYTES_MAX`].
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
@@ -63,20 +63,20 @@ mod selected;
 mod sent;
 mod spent;
 
-/// The largest file whose data travels in its record, in bytes; less where the chunks are small.
+/// Maximum size of a file whose data travels in its record, in bytes. Small chunks lower this limit.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
 
-/// Memory for what hard links need, in bytes, roughly. Beyond it they are in a temporary file.
+/// Approximate memory for hard links, in bytes. Beyond this they are kept in a temporary file.
 pub const LINKS_BYTES_MAX: usize = 8 << 20;
 
-/// How long an announced large file waits for its chunk to fill: others have nothing to read until it goes out, and
-/// small files may come slowly from a disk.
+/// How long an announced large file waits for its chunk to fill. Until the chunk goes out, other workers have nothing
+/// to read, and small files may come slowly from a disk.
 const ANNOUNCE_MAX: Duration = Duration::from_millis(10);
 
-/// Files that one chunk lists: the receiver can answer while the next is made.
+/// Maximum number of files that a chunk lists, so that the receiver can answer while the next chunk is made.
 const LISTED_PER_CHUNK: usize = 512;
 
-/// A file no larger than this is not examined for holes: it fits one block.
+/// Maximum size of a file that is not examined for holes, in bytes: such a file fits into one block.
 const BLOCK_BYTES: u64 = 4096;
 
 const LEADS_NOWHERE: Fault = Fault::Explained(Errno::NOTDIR, "paths below it are listed");
@@ -86,64 +86,64 @@ const REPLACED: Fault = Fault::Detail("was replaced while it was read");
 /// A large file that has been announced and is to be read.
 #[derive(Debug)]
 pub struct LargeFile {
-    /// Its number.
+    /// Number of the file.
     pub item: u32,
-    /// Open to read.
+    /// The file, open for reading.
     pub file: OwnedFd,
-    /// As it was when it was announced.
+    /// Metadata of the file when it was announced.
     pub stat: Stat,
-    /// Where it is.
+    /// Path of the file.
     pub path: OsString,
-    /// It may have holes, which are to be left out.
+    /// Whether the file may have holes, which are left out.
     pub is_sparse: bool,
-    /// None of it is sent before the receiver has said what it has.
+    /// Whether none of the file is sent before the receiver has said what it has.
     pub awaits_blocks: bool,
-    /// How its ranges are read.
+    /// How the file's ranges are read.
     pub bypass: Bypass,
 }
 
-/// A large file that is done with.
+/// A large file that is finished.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its number.
+    /// Number of the file.
     pub item: u32,
-    /// Bytes of data given out.
+    /// Bytes of data handed out.
     pub data_bytes: u64,
-    /// It was read whole and has not changed, or what was wrong.
+    /// `Ok` if the file was read whole and has not changed.
     pub outcome: Result<(), IoFact>,
 }
 
 /// Why a chunk has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkState {
-    /// It is full, or should not wait until it is.
+    /// The chunk is full, or should not wait until it is.
     Going,
-    /// Another large file may be announced only when one of those has finished.
+    /// No further entry may be announced or listed until an earlier one has finished.
     AtLimit,
-    /// All has been walked; large files have not finished.
+    /// The whole tree has been walked, but large files have not finished.
     Over,
-    /// It has the last record.
+    /// The chunk has the last record.
     Ended,
 }
 
 /// A chunk of records.
 #[derive(Debug)]
 pub struct Filled {
-    /// Its length in bytes.
+    /// Length of the chunk in bytes.
     pub length: usize,
-    /// Why it is not longer.
+    /// Why the chunk is not longer.
     pub state: WalkState,
-    /// The large files that it announces.
+    /// Large files that the chunk announces.
     pub opened: Vec<LargeFile>,
-    /// The files that it lists.
+    /// Files that the chunk lists.
     pub listed: Vec<ListedFile>,
-    /// Wanted files that it settles.
+    /// Number of wanted files that the chunk settles.
     pub settled: usize,
-    /// What it has added.
+    /// What the chunk adds to the totals.
     pub sent: Sent,
 }
 
-/// A walk and where it is.
+/// A walk and its position.
 pub struct Walk {
     place: Place,
     recorder: Recorder,
@@ -155,16 +155,16 @@ pub struct Walk {
     pace: Pace,
 }
 
-/// What has come since the walk went on last.
+/// What has arrived since the walk last continued.
 #[derive(Debug, Default)]
 pub struct Come {
-    /// Large files whose ends are to be recorded.
+    /// Finished large files, whose ends are to be recorded.
     pub finished: Vec<Finished>,
-    /// Answers of the receiver.
+    /// The receiver's answers.
     pub answered: Answered,
     /// How many more files may be listed.
     pub room: usize,
-    /// Listed files of which the receiver has said nothing.
+    /// Number of listed files that the receiver has not judged yet.
     pub unjudged: usize,
 }
 
@@ -173,8 +173,9 @@ impl Walk {
     ///
     /// # Errors
     ///
-    /// The path and the error number or what else is wrong: a root that is not there, a directory without
-    /// [`TreeOptions::recursive`] (EISDIR), a name that cannot be one, a name given twice without [`TreeOptions::sync`].
+    /// Returns the path with the error number or another reason: a root does not exist, a root is a directory without
+    /// [`TreeOptions::recursive`] (EISDIR), a name is not valid, or a name is given twice without
+    /// [`TreeOptions::sync`].
     pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
         roots.sort_by(|one, other| one.name.cmp(&other.name));
         let patterns = Patterns::new(&options.rules.0)
@@ -251,18 +252,18 @@ impl Walk {
         })
     }
 
-    /// `--digest-cache`.
+    /// Returns the cache of `--digest-cache`.
     pub(super) fn cache(&self) -> Option<Arc<DigestCache>> {
         self.recorder.cache.clone()
     }
 
-    /// Large files that have been announced and not closed.
+    /// Returns the number of large files that have been announced and not closed.
     pub fn open_files(&self) -> usize {
         self.recorder.open.len()
     }
 
-    /// Puts the next records into `target`, those of what has `come` first, until there are so many `bytes`. Ends early,
-    /// perhaps with nothing, where it would have to wait, and when it is `cancelled`.
+    /// Writes the next records into `target` until there are `bytes` bytes, first those that follow from `come`.
+    /// Returns early, possibly without any record, if the walk would have to wait or is `cancelled`.
     pub fn fill(&mut self, target: &mut [u8], bytes: usize, come: Come, cancelled: &AtomicBool) -> Filled {
         let Come { finished, answered, room, unjudged } = come;
         self.finished.extend(finished);
@@ -283,7 +284,7 @@ impl Walk {
             }
         }
         for number in answered.fresh {
-            // One that has been left meanwhile needs it no more.
+            // A directory that the walk has left meanwhile no longer needs the mark.
             if let Some(at) = self.place.levels.iter().position(|level| level.number == Some(number)) {
                 self.place.levels[at..].iter_mut().for_each(|level| level.is_fresh = true);
             }
@@ -344,7 +345,7 @@ impl Walk {
         WalkState::Going
     }
 
-    /// Processes the next entry. `is_whole`: `target` is a whole chunk, so what does not fit never will.
+    /// Processes the next entry. `is_whole`: `target` is a whole chunk, so a record that does not fit will never fit.
     fn step(&mut self, target: &mut [u8], is_whole: bool) -> Step {
         let Some(entry) = self.recorder.entry(&self.place) else {
             if self.place.levels.len() == 1 {
@@ -361,7 +362,7 @@ impl Walk {
             return Step::Wrote(start + count);
         };
         self.look_ahead();
-        // In front of what comes in them.
+        // These records go before those of the entries inside.
         let (start, count, are_all) = self.place.write_held(target);
         if !are_all && !is_whole {
             return Step::Full;
@@ -412,18 +413,18 @@ impl Walk {
         };
         if !matches!(step, Step::Full | Step::AtLimit) {
             let level = self.place.levels.last_mut().expect("the top is never left");
-            // What is passed over by wish is known to the receiver, by its options or by a record.
+            // The receiver knows which entries are passed over on request, from its own options or from a record.
             let has_failed = matches!(step, Step::Passed) && self.recorder.failures > failures;
             level.is_incomplete |= self.recorder.options.delete && has_failed;
-            // As with rsync: what was meant by them may be there under another name.
+            // As with rsync: the listed paths may exist under another name.
             level.is_incomplete |= leads_nowhere;
             self.advance(entered, held);
         }
         step
     }
 
-    /// The entry is done with; if it is a directory that was `entered`, what is in it comes next.
-    /// `held`: its record, if that has not been sent.
+    /// Goes on to the next entry. If the entry is a directory that was `entered`, its contents come next. `held`: the
+    /// entry's record, if that has not been sent.
     fn advance(&mut self, entered: Option<Entered>, held: Option<Held>) {
         let level = self.place.levels.last_mut().expect("the top is never left");
         if let Err(fault) = level.advance() {

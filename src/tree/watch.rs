@@ -1,7 +1,7 @@
-//! What changes in trees of this host, as inotify reports it: in which directories to look.
+//! Changes in trees of this host, as inotify reports them: which directories to look into.
 //!
-//! An event says only which directory to look into; what has changed there a comparison finds out. Where events may have
-//! been lost, or what has changed may have further names elsewhere, all of the tree is compared.
+//! An event says only which directory to look into. A comparison finds out what has changed there. If events may have
+//! been lost, or if what has changed may have further names elsewhere, the whole tree is compared.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,50 +18,50 @@ use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveM
 
 use crate::fs::directory_of;
 
-/// Changes are reported when nothing has changed for so long,
+/// Changes are reported when nothing has changed for this long,
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
 
-/// or so long after the first.
+/// or this long after the first change.
 const GATHERED_MAX: Duration = Duration::from_secs(2);
 
-/// All is compared so long after the last change, for what no event reports: on network file systems other hosts change
-/// things.
+/// How long after the last change everything is compared, to find changes that no event reports: on network file
+/// systems other hosts change things.
 const SCAN_EVERY: Duration = Duration::from_secs(3600);
 
 /// How often to check whether the watch is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How often it is tried to watch a tree whose directories come and go meanwhile.
+/// Maximum number of attempts to watch a tree whose directories come and go meanwhile.
 const ATTEMPTS_MAX: usize = 100;
 
-/// More directories than these are not reported one by one. They travel in one message.
+/// Maximum number of directories that are reported one by one, because they travel in one message.
 pub const TOUCHED_MAX: usize = 500;
 
-/// Bytes of their paths.
+/// Maximum bytes of their paths.
 pub const TOUCHED_BYTES_MAX: usize = 32 << 10;
 
-/// The directories in which something has changed, with those above them, by their paths from the root on; `None` for all.
+/// Directories in which something has changed, with those above them, by their paths from the root on; `None` for all.
 pub type Touched = Option<BTreeSet<Vec<u8>>>;
 
 /// Why a path cannot be watched.
 #[derive(Debug)]
 pub struct WatchError {
-    /// The path.
+    /// Path that cannot be watched.
     pub path: PathBuf,
-    /// Why.
+    /// Reason why not.
     pub reason: WatchReason,
 }
 
-/// What stopped it.
+/// Reason why a path cannot be watched.
 #[derive(Debug)]
 pub enum WatchReason {
-    /// `fs.inotify.max_user_watches`.
+    /// The limit `fs.inotify.max_user_watches` has been reached.
     TooManyDirectories,
-    /// There is no such path.
+    /// The path does not exist.
     Missing,
-    /// What the system answered.
+    /// Error of the system.
     System(io::Error),
-    /// Something else, in the library's words.
+    /// Another error, in the library's words.
     Other(String),
 }
 
@@ -73,28 +73,28 @@ pub struct TreeWatch {
     queue: Receiver<()>,
 }
 
-/// What inotify watches, each directory of which counts against the user's limit.
+/// What inotify watches. Each directory counts against the user's limit.
 struct Watches {
     watcher: RecommendedWatcher,
     paths: Vec<PathBuf>,
 }
 
-/// What the watcher and who waits share.
+/// State that the watcher shares with the thread that waits.
 struct Shared {
     woken: Sender<()>,
-    /// A change is in the queue that has not been taken out: one is enough.
+    /// Whether the queue has a change that has not been taken out. One is enough.
     is_told: AtomicBool,
-    /// What is watched is not what has the name by now, or not all of it is watched.
+    /// Whether a watched path has another object by now, or not everything is watched.
     is_stale: AtomicBool,
     touched: Mutex<Touched>,
 }
 
 impl TreeWatch {
-    /// Watches all that is below these paths; of one that is no directory, the directory that it is in.
+    /// Watches everything below these paths. For a path that is not a directory, watches the directory that it is in.
     ///
     /// # Errors
     ///
-    /// Which of them cannot be watched.
+    /// Fails with the path that cannot be watched.
     pub fn start(paths: Vec<PathBuf>) -> Result<Self, WatchError> {
         let (woken, queue) = flume::unbounded();
         let no = AtomicBool::default;
@@ -104,11 +104,11 @@ impl TreeWatch {
         Ok(Self { paths, shared, watches, queue })
     }
 
-    /// Waits until something has changed and is at rest; `None` once it `is_unwanted`.
+    /// Waits until something has changed and has come to rest; `None` once it `is_unwanted`.
     ///
     /// # Errors
     ///
-    /// What is to be watched has gone, or cannot be watched any more.
+    /// Fails if a watched path has gone, or cannot be watched any more.
     pub fn wait(&mut self, is_unwanted: impl Fn() -> bool) -> Result<Option<Touched>, WatchError> {
         let (began, mut first, mut due) = (Instant::now(), None, None);
         loop {
@@ -131,11 +131,12 @@ impl TreeWatch {
         let mut touched = self.shared.touched().replace(BTreeSet::new());
         if self.shared.is_stale.swap(false, SeqCst) {
             touched = None;
-            // A large tree may have room for one watch only. The comparison that follows finds what changes in between.
+            // There may be room for only one watch of a large tree. The comparison that follows finds changes made in
+            // between.
             self.watches.end();
             self.watches = watch(&self.paths, &self.shared)?;
         }
-        // Several have paths of their own.
+        // Paths below several roots would not say which root they belong to.
         Ok(Some(touched.filter(|_| self.paths.len() == 1 && self.paths[0].is_dir())))
     }
 }
@@ -152,7 +153,7 @@ impl Watches {
                 _ => false,
             };
             attempts += 1;
-            // A directory below it went after it had been listed: the library gives up then.
+            // A directory below the path went after the library had listed it. The library gives up in this case.
             if attempts == ATTEMPTS_MAX || !added.as_ref().is_err_and(is_missing) || !path.exists() {
                 return match added {
                     Err(error) if is_denied(&error) && !error.paths.iter().any(|denied| denied == path) => {
@@ -164,8 +165,8 @@ impl Watches {
         }
     }
 
-    /// Adds what is below a directory that is watched itself, but for directories that this user may not read: the library gives up
-    /// at the first of them. What is in them cannot be copied either, which the copy says.
+    /// Adds what is below a directory that is watched itself, except for directories that this user may not read: the
+    /// library gives up at the first of these. Their contents cannot be copied either, which the copy reports.
     fn add_each(&mut self, path: &Path) -> notify::Result<()> {
         for entry in path.read_dir().map_err(notify::Error::io)?.flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -178,10 +179,10 @@ impl Watches {
         Ok(())
     }
 
-    /// Ends them before this returns; dropping the watcher would do so some time later.
+    /// Ends all watches before returning. Dropping the watcher would end them some time later.
     fn end(&mut self) {
         for path in std::mem::take(&mut self.paths) {
-            // It may have gone, and its watch with it.
+            // The path may have gone, and its watch with it.
             let _ = self.watcher.unwatch(&path);
         }
     }
@@ -197,17 +198,17 @@ impl Shared {
     }
 }
 
-/// Something in the directory that `path` lies in has changed.
+/// Records that something in the directory of `path` has changed.
 pub fn add(touched: &mut Touched, path: &Path) {
     let Some(some) = touched else { return };
-    // Those above as well: they are walked through.
+    // Directories above as well, because the walk passes through them.
     for above in path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
         some.insert(above.as_os_str().as_bytes().to_vec());
     }
     bound(touched);
 }
 
-/// Too many are all.
+/// Replaces too many directories by all.
 pub fn bound(touched: &mut Touched) {
     let is_much = |some: &mut BTreeSet<Vec<u8>>| {
         some.len() > TOUCHED_MAX || some.iter().map(Vec::len).sum::<usize>() > TOUCHED_BYTES_MAX
@@ -238,7 +239,7 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
     let watcher = RecommendedWatcher::new(handle, config);
     let watcher = watcher.map_err(|error| failed(paths.first().map_or(Path::new("."), PathBuf::as_path), error))?;
     let mut watches = Watches { watcher, paths: Vec::new() };
-    // Whatever else their names come to lead to.
+    // The directories of links, to notice when a link comes to lead elsewhere.
     let of_links = links.iter().map(|link| (link, directory_of(link), RecursiveMode::NonRecursive));
     let of_roots = roots.iter().map(|root| match root.parent() {
         Some(parent) if !root.is_dir() => (root, parent, RecursiveMode::NonRecursive),
@@ -250,9 +251,9 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
     Ok(watches)
 }
 
-/// Whether what has changed may have further names elsewhere in the tree, which only a look at all of it brings together:
-/// a file with several, and a directory that is new or has moved, with whatever is in it, also by way of a link, which an
-/// option may have followed.
+/// Whether what has changed may have further names elsewhere in the tree, so that the whole tree has to be compared.
+/// This holds for a file with several names. It also holds for a new or moved directory with whatever is in it, even if
+/// reached by a link, which an option may have followed.
 fn joins_others(path: &Path, is_new: bool) -> bool {
     path.symlink_metadata().is_ok_and(|stat| {
         let leads_to_directory = || stat.is_dir() || stat.is_symlink() && path.is_dir();
@@ -260,13 +261,13 @@ fn joins_others(path: &Path, is_new: bool) -> bool {
     })
 }
 
-/// A path itself, which may be a link, as events have it.
+/// Returns the path of an entry itself, which may be a link, in the form that events have.
 fn named(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
     directory_of(path).canonicalize().unwrap_or_default().join(name)
 }
 
-/// Notes an event that may be a change below `roots`, or of the `links` that lead to some of them.
+/// Records an event that may be a change below `roots`, or of the `links` that lead to some of them.
 fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, links: &BTreeSet<PathBuf>, event: notify::Result<Event>) {
     let (is_change, is_stale) = match &event {
         Ok(event) => {
@@ -290,7 +291,7 @@ fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, links: &BTreeSet<PathBuf>, e
             }
             (is_change, event.need_rescan() || moves && is_root || is_change && is_link)
         }
-        // A directory that could not be watched.
+        // A directory could not be watched.
         Err(_) => (true, true),
     };
     if is_stale {
@@ -308,7 +309,7 @@ mod tests {
 
     use super::*;
 
-    /// Directories that this process watches, in trees of more than other tests have.
+    /// Returns the number of directories that this process watches, in trees larger than those of other tests.
     fn watched() -> usize {
         let files = fs::read_dir("/proc/self/fdinfo").expect("descriptors").flatten();
         let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
@@ -341,7 +342,7 @@ mod tests {
             most.join().expect("no panic")
         });
         assert!((DIRECTORIES..DIRECTORIES * 3 / 2).contains(&most), "{most} watches of {DIRECTORIES} directories");
-        // It is watched as before.
+        // The tree is watched as before.
         fs::write(scratch.path().join("7/new"), "").expect("written");
         let touched = watch.wait(|| false).expect("watched").flatten().expect("some directories");
         assert!(touched.contains(&b"7"[..]), "{touched:?}");

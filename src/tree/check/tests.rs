@@ -9,7 +9,7 @@ use super::super::contents::RANGE_BYTES;
 use super::super::manifest::fuzz::written;
 use super::*;
 
-/// The entries of a directory, in order.
+/// Returns the entries of a directory, in order.
 fn entries(top: &Path) -> Vec<Entry> {
     let mut all = Vec::new();
     let mut waiting = vec![PathBuf::new()];
@@ -36,7 +36,7 @@ fn entries(top: &Path) -> Vec<Entry> {
     all
 }
 
-/// Files of lengths around those at which they are read in another way, on a disk or in memory.
+/// Makes files of lengths around those at which their reading changes, on a disk or in memory.
 fn tree(at: Option<&str>) -> TempDir {
     let top = at.map_or_else(TempDir::new, TempDir::new_in).expect("a directory");
     fs::create_dir(top.path().join("sub")).expect("a directory");
@@ -84,7 +84,7 @@ fn a_tree_is_as_its_manifest_has_it() {
     }
 }
 
-/// Each byte counts: of small files and large ones, in the first range and the last.
+/// Every byte counts, in small files and large ones, in the first range and the last.
 #[test]
 fn a_byte_that_changed_is_found() {
     let top = tree(None);
@@ -135,7 +135,7 @@ fn what_differs_is_named_by_what_differs() {
     assert_eq!(outcome.expect("compared").differing, 6);
 }
 
-/// Nothing is said of what a manifest may have had that was cut.
+/// Nothing is reported about entries that a manifest may have lost when it was cut.
 #[test]
 fn a_manifest_that_was_cut_ends_the_check() {
     let top = tree(None);
@@ -157,7 +157,7 @@ fn a_link_leads_nowhere() {
     assert!(findings.contains(&"type sub".to_owned()) && findings.contains(&"missing sub/f1".to_owned()));
 }
 
-/// What differs in size is not compared: so it is read ahead or not at all.
+/// Contents of another size are not compared, so such a file is read ahead or not at all.
 #[test]
 fn what_comes_next_is_read_ahead_where_it_is_cold() {
     use super::super::ahead::cold::{are_cached_soon, is_cached, tree};
@@ -168,7 +168,7 @@ fn what_comes_next_is_read_ahead_where_it_is_cold() {
             *size += 1;
         }
     }
-    // They have been read for that.
+    // Making the entries has read the files.
     for directory in fs::read_dir(top.path()).expect("it") {
         for file in fs::read_dir(directory.expect("it").path()).expect("it") {
             let file = fs::File::open(file.expect("it").path()).expect("open");
@@ -186,7 +186,7 @@ fn what_comes_next_is_read_ahead_where_it_is_cold() {
         checker.walk(&manifest[..], directory, &jobs).expect("walked");
         assert_eq!(checker.differing.load(Relaxed), 3 * 70);
         match &checker.ahead {
-            // But for the first, which is come to at once.
+            // All but the first, which the walk reaches at once.
             Some(_) if is_cold => are_cached_soon(top.path(), (1..210).map(|at| (at / 70, at % 70))),
             Some(ahead) => assert!(!ahead.has_begun(), "a directory in memory is read by one thread"),
             None => assert!(!is_cached(top.path(), 1, 0)),

@@ -1,8 +1,8 @@
-//! The BLAKE3 of a file whose ranges come in any order, from several threads.
+//! The BLAKE3 of a file whose ranges arrive in any order, from several threads.
 //!
-//! BLAKE3 is a tree: the digest of an aligned range of 1024·2ⁿ bytes, its chaining value, can be computed by itself and
-//! joined with its sibling's. What has come is kept as few such values; what never came, or could not be joined, is read
-//! when the digest is wanted.
+//! BLAKE3 is a tree: the digest of an aligned range of 1024·2ⁿ bytes, its chaining value, can be computed separately
+//! and joined with its sibling's. Data that has arrived is kept as a few such values. Data that never arrived, or could
+//! not be joined, is read when the digest is wanted.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -12,34 +12,34 @@ use blake3::hazmat::{
 };
 use blake3::{CHUNK_LEN, Hash, Hasher};
 
-/// Values that one file keeps at most: ranges that come beyond that are read again.
+/// Maximum number of values that one file keeps. Ranges that arrive beyond that are read again.
 const NODES_MAX: usize = 4096;
 
-/// Bytes read at once of what has not come.
+/// Bytes of missing data that are read at once.
 const READ_BYTES: usize = 256 << 10;
 
-/// The digest of a file, as far as it has come.
+/// The digest of a file, as far as its data has arrived.
 #[derive(Debug)]
 pub struct RangeDigest {
     size: u64,
     nodes: Mutex<Nodes>,
 }
 
-/// Subtrees by where they begin: their lengths and values.
+/// Subtrees by where they begin, with their lengths and values.
 #[derive(Debug, Default)]
 struct Nodes {
     at: BTreeMap<u64, (u64, ChainingValue)>,
-    /// A range came twice, and nobody knows which of them is in the file now: all of it is read.
+    /// Whether a range arrived twice. It is not known which of the two is in the file now, so all of it is read.
     is_void: bool,
 }
 
 impl RangeDigest {
-    /// Of a file of this size.
+    /// Creates the digest of a file of this size.
     pub fn new(size: u64) -> Self {
         Self { size, nodes: Mutex::default() }
     }
 
-    /// Takes the contents of a range. Any thread may, for any range.
+    /// Adds the contents of a range. Any thread may call this for any range.
     pub fn add(&self, data: &[u8], position: u64) {
         let end = position + data.len() as u64;
         if data.is_empty() || end > self.size {
@@ -66,7 +66,7 @@ impl RangeDigest {
         }
     }
 
-    /// The length of the largest subtree, but the root, that begins at a position and ends by `end`.
+    /// Returns the length of the largest subtree, except the root, that begins at `at` and ends by `end`.
     fn piece(&self, at: u64, end: u64) -> u64 {
         let length = max_subtree_len(at).map_or(end - at, |most| most.min(end - at));
         match (at, at + length == self.size) {
@@ -76,7 +76,7 @@ impl RangeDigest {
         }
     }
 
-    /// Adds a subtree, joined with its sibling as long as that has come.
+    /// Adds a subtree. Joins it with its sibling, and the result likewise, as long as siblings have arrived.
     fn join(&self, nodes: &mut BTreeMap<u64, (u64, ChainingValue)>, at: u64, length: u64, value: ChainingValue) {
         let (mut at, mut length, mut value) = (at, length, value);
         loop {
@@ -98,11 +98,11 @@ impl RangeDigest {
         }
     }
 
-    /// The digest. `read` fills a buffer from a position on, for what is missing.
+    /// Returns the digest. `read` fills a buffer from a position on, with data that is missing.
     ///
     /// # Errors
     ///
-    /// What `read` answered.
+    /// Fails with the error of `read`.
     pub fn finish<E>(&self, mut read: impl FnMut(&mut [u8], u64) -> Result<(), E>) -> Result<Hash, E> {
         let mut nodes = self.nodes();
         if nodes.is_void {
@@ -172,7 +172,7 @@ mod tests {
         data
     }
 
-    /// Bytes that were read again.
+    /// Returns the digest, and the number of bytes that were read again.
     fn finish(digest: &RangeDigest, data: &[u8]) -> (Hash, usize) {
         let mut again = 0;
         let read = |target: &mut [u8], at: u64| {
@@ -185,8 +185,8 @@ mod tests {
     }
 
     proptest! {
-        /// Ranges of any length, in any order, some of which never come: the digest is that of the file, and nothing is
-        /// read that has come.
+        /// Ranges of any length arrive in any order, and some never do. The digest is that of the file, and no data
+        /// that has arrived is read.
         #[test]
         fn ranges_in_any_order_give_the_digest(
             bytes in 0_usize..200_000,

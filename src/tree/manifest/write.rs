@@ -1,4 +1,4 @@
-//! Manifests that are written: entries in any order in, files that appear when they are whole out.
+//! Writes manifests: entries come in any order, and files appear when they are whole.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -12,49 +12,49 @@ use crate::fs::prepared::Prepared;
 use crate::fs::sort::Sorter;
 use crate::fs::{directory_of, plain_fact, std_fact};
 
-/// Bytes written at once.
+/// Bytes that are written at once.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// What the lines are like.
+/// Form of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As [`super`] describes them.
+    /// Lines as [`super`] describes them.
     Manifest,
-    /// As `b3sum` writes them, and `b3sum --check` reads them: of files only.
+    /// Lines as `b3sum` writes them, and `b3sum --check` reads them: for files only.
     B3sum,
 }
 
-/// A file that is to be written. Nothing is under its name before all is.
+/// A file that is to be written. Nothing has its name before it is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its lines.
+    /// Form of the file's lines.
     pub form: Form,
 }
 
 impl Target {
-    /// A file that is to be written to `path`. A link there keeps leading to the file.
+    /// Creates a target at `path`. A link there is kept, and goes on leading to the file.
     pub fn new(path: PathBuf, form: Form) -> Self {
         let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
         let real = path.canonicalize().ok().filter(|_| is_link);
         Self { path: real.unwrap_or(path), form }
     }
 
-    /// The directory that it is in, and its name there.
+    /// Returns the file's directory, and its name there.
     fn split(&self) -> Result<(&Path, &[u8]), IoFact> {
         let name = self.path.file_name().filter(|_| !self.path.as_os_str().as_bytes().ends_with(b"/"));
         let Some(name) = name.filter(|_| !self.path.is_dir()) else {
             return Err(plain_fact(self.path.as_os_str(), "is a directory; name a file"));
         };
-        // Whatever has been put there by now: nothing but a file is replaced.
+        // Only a regular file is replaced, whatever has been put there by now.
         match self.path.symlink_metadata() {
             Ok(found) if !found.is_file() => Err(plain_fact(self.path.as_os_str(), "it is no regular file")),
             _ => Ok((directory_of(&self.path), name.as_bytes())),
         }
     }
 
-    /// Whether both are one file, however they are named.
+    /// Whether both are the same file, however they are named.
     pub fn is_same(&self, other: &Self) -> bool {
         let directory = |target: &Self| directory_of(&target.path).canonicalize().ok();
         self.path == other.path
@@ -62,26 +62,28 @@ impl Target {
                 && directory(self).is_some_and(|one| Some(one) == directory(other))
     }
 
+    /// Checks that a file can be written to the path.
+    ///
     /// # Errors
     ///
-    /// Why it cannot be a file.
+    /// Fails with the reason why the path cannot be a file.
     pub fn check(&self) -> Result<(), IoFact> {
         self.split().map(drop)
     }
 }
 
-/// What has been written.
+/// Totals of what has been written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Entries of the manifest.
+    /// Number of entries in the manifest.
     pub entries: u64,
-    /// Files that `b3sum` has no way to write down, and the first of them.
+    /// Number of files that `b3sum` has no way to write down.
     pub unwritable: u64,
-    /// Its path in the tree.
+    /// Path of the first of these files in the tree.
     pub first_unwritable: Vec<u8>,
 }
 
-/// Writes what it is given when it has all of it.
+/// Collects entries, and writes the files when all entries have come.
 pub struct Writer {
     targets: Vec<Target>,
     sorter: Sorter,
@@ -94,7 +96,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// One of the files cannot be made where it is to be.
+    /// Fails if one of the files cannot be made in its place.
     pub fn new(targets: Vec<Target>) -> Result<Self, IoFact> {
         let mut sorter = None;
         for target in &targets {
@@ -105,11 +107,11 @@ impl Writer {
         Ok(Self { targets, sorter, key: Vec::new(), line: Vec::new() })
     }
 
-    /// Adds an entry. Of several with one path the last counts.
+    /// Adds an entry. Of several entries with one path the last counts.
     ///
     /// # Errors
     ///
-    /// The disk takes no more.
+    /// Fails if the disk takes no more.
     pub fn push(&mut self, entry: &Entry) -> Result<(), IoFact> {
         self.key.clear();
         self.key.extend(key(&entry.path));
@@ -125,7 +127,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// What stopped it; files that are done have their names.
+    /// Fails with what stopped the writing. Complete files have their names.
     pub fn finish(self) -> Result<Written, IoFact> {
         let Self { targets, sorter, .. } = self;
         let mut files = targets.iter().map(Output::open).collect::<Result<Vec<_>, _>>()?;
@@ -176,7 +178,7 @@ impl<'a> Output<'a> {
         open().map_err(|error: io::Error| std_fact(target.path.as_os_str(), &error))
     }
 
-    /// False: there is no line for this file.
+    /// Writes the line of an entry. Returns false if this file has no way to write it.
     fn write(&mut self, line: &[u8]) -> io::Result<bool> {
         if self.target.form == Form::Manifest {
             self.out.write_all(line)?;
@@ -199,10 +201,11 @@ impl<'a> Output<'a> {
     }
 }
 
-/// What `b3sum` writes of a file: `None` where it has no way to write a name that it would read again.
+/// Returns what `b3sum` writes for a file; `None` if it has no way to write the name so that it would read the same
+/// again.
 fn b3sum_line(path: &[u8], digest: [u8; 32]) -> Option<String> {
     let path = std::str::from_utf8(path).ok().filter(|path| !path.contains(char::REPLACEMENT_CHARACTER))?;
-    // By itself it means standard input.
+    // By itself, `-` means standard input.
     let path = if path == "-" { "./-" } else { path };
     let is_escaped = path.contains(['\\', '\n', '\r']);
     let path = path.replace('\\', "\\\\").replace('\n', "\\n").replace('\r', "\\r");
@@ -241,7 +244,7 @@ mod tests {
         while reader.next().expect("whole").is_some() {}
     }
 
-    /// A failure leaves the older one, and nothing else.
+    /// A failure leaves the older file, and nothing else.
     #[test]
     fn what_cannot_be_written_leaves_nothing() {
         let scratch = tempfile::tempdir().expect("a directory");

@@ -118,7 +118,7 @@ fn streams_that_are_no_tree_are_refused() {
     let ends = |stream: &[u8]| unpack(stream, &mut Maker(1), |_, _, _| Ok(())).map(|unpacker| unpacker.has_ended());
     assert_eq!(ends(&end), Ok(true));
     assert_eq!(ends(&[data(0, 3, 0), b"abc".to_vec(), end.clone()].concat()), Ok(true));
-    // What is missing is seen by who knows where the stream ends.
+    // Missing data is noticed by the caller, which knows where the stream ends.
     assert_eq!(ends(&end[..15]), Ok(false));
     assert_eq!(ends(&[data(0, 3, 0), b"ab".to_vec()].concat()), Ok(false));
     for stream in [
@@ -157,7 +157,7 @@ fn damaged_streams_do_no_harm() {
         fs::create_dir(&to).expect("a directory");
         let mut sink = sink(&to);
         let _ = unpack(&damaged, &mut maker, |item, position, bytes| sink.push(item, position, bytes));
-        // Whatever came: nothing has its name before it is proven, and then nothing is left of it.
+        // Whatever has come, nothing has its name before it is proven, and afterwards nothing is left.
         assert!(!to.join("tree").exists(), "case {case}");
         sink.discard_forged();
         assert_eq!(fs::read_dir(&to).expect("it").count(), 0, "case {case}");
@@ -196,10 +196,10 @@ fn what_is_all_of_a_tree_has_no_name_before_it_is_proven() {
     }
 }
 
-/// What is not in the page cache is read past it by both threads, and put in in order.
+/// Data that is not in the page cache is read past it by both threads, and goes into the stream in order.
 #[test]
 fn what_is_cold_is_packed_as_well() {
-    // Memory file systems have no way past their cache; the disk that the tests are built on has.
+    // Memory file systems have no way past their cache. The disk on which the tests are built has.
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
     let (directory, mut maker) = (tempfile::tempdir_in(beside).expect("a directory"), Maker(seed()));
     let from = directory.path().join("from");

@@ -1,4 +1,4 @@
-//! Trees that one host has given to another, held against what the source has said of its own.
+//! Trees that one host has given to another, compared with the source's proof of its own tree.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +15,7 @@ use crate::tree::{Root, local, packed};
 
 const PART_BYTES: usize = 1 << 20;
 
-/// What the source says of a tree.
+/// Returns the source's proof of a tree.
 fn proof(from: &[&Path]) -> TreeProof {
     let roots: Vec<Root> = from.iter().enumerate().map(|(number, at)| Root::new(at, format!("root{number}"))).collect();
     let options = TreeOptions::default();
@@ -29,7 +29,7 @@ fn proof(from: &[&Path]) -> TreeProof {
     summing.finish().expect("it can be told")
 }
 
-/// Has one host give the tree to another, which knows what it must be.
+/// Lets one host give the tree to another, which knows what to expect.
 fn give(from: &[&Path], to: &Path, options: TreeOptions, expected: Expected) -> Result<Report, Refused> {
     let roots: Vec<Root> = from.iter().enumerate().map(|(number, at)| Root::new(at, format!("root{number}"))).collect();
     let (directory, names) = match &from {
@@ -95,11 +95,11 @@ fn a_tree_is_the_same_wherever_it_lies() {
         let report = give(&[&giver], &fresh, TreeOptions::default(), bound(said)).expect("the same");
         assert_eq!((report.failed, report.is_other), (0, false), "seed {seed}");
         assert_eq!(picture(&fresh), picture(&from), "seed {seed}");
-        // Over what was there, of which only what differs comes.
+        // Over an older copy, so that only differences are sent.
         let compares = TreeOptions { compares: true, ..TreeOptions::default() };
         match give(&[&giver], &old, compares, bound(said)) {
             Ok(report) => assert_eq!((report.failed, report.is_other), (0, false), "seed {seed}"),
-            // A directory that is in the way of a file stays there.
+            // A directory in the place of a file stays.
             Err(refused) => {
                 assert_eq!((refused, picture(&old) == picture(&from)), (Refused::Forged, false), "seed {seed}")
             }
@@ -135,11 +135,11 @@ fn several_roots_and_single_files_are_proven() {
     }
 }
 
-/// Whatever a giver changes in its tree: no other host gets that under its name, and the source's own may be another.
+/// Whatever a giver changes in its tree, no other host publishes it. Only the source's own tree may be another.
 #[test]
 fn what_a_giver_has_changed_is_refused() {
     type Change = fn(&Path);
-    /// Without a trace in the metadata.
+    /// Changes a file without a trace in its metadata.
     fn change(at: &Path, how: impl FnOnce(&Path)) {
         let modified = fs::metadata(at).and_then(|found| found.modified()).expect("a time");
         how(at);
@@ -184,7 +184,7 @@ fn what_a_giver_has_changed_is_refused() {
         fs::create_dir(from.join("d")).expect("a directory");
         fs::write(from.join("d/small"), b"small").expect("a file");
         symlink("small", from.join("d/link")).expect("a link");
-        // Same size, same time, other contents.
+        // Same size, same time, different contents.
         for (name, data) in [("one", b"1"), ("two", b"2")] {
             fs::write(from.join(name), data).expect("a file");
             let file = File::options().append(true).open(from.join(name)).expect("ours");
@@ -203,7 +203,7 @@ fn what_a_giver_has_changed_is_refused() {
     }
 }
 
-/// What it takes does not grow with the tree: a sum of two kibibytes, and the names of the directories above an entry.
+/// Memory does not grow with the tree: a sum of two kibibytes, and the names of the directories above an entry.
 #[test]
 fn the_order_of_files_does_not_matter_and_their_paths_do() {
     let sum = |files: &[(&str, u8)]| {
@@ -218,7 +218,7 @@ fn the_order_of_files_does_not_matter_and_their_paths_do() {
     assert_ne!(sum(&[("a", 1)]), sum(&[("a", 1), ("a", 1)]));
 }
 
-/// Whether somebody deletes what has not come has nothing to do with what a tree is.
+/// Whether a receiver deletes other entries does not change the proof of a tree.
 #[test]
 fn names_that_are_passed_over_are_nothing_of_a_tree() {
     let metadata = Metadata::ZERO;

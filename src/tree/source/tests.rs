@@ -1,4 +1,4 @@
-//! What is given out is put together again, and must be the tree on the disk.
+//! The parts that a source gives out are put together again, and must be the tree on the disk.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ mod planned;
 const PART_BYTES: usize = 64 << 10;
 const INLINE_BYTES: usize = PART_BYTES / 8;
 
-/// A directory that goes when the test ends.
+/// A directory that is removed when the test ends.
 struct Scratch(PathBuf, #[expect(dead_code, reason = "it is dropped behind")] tempfile::TempDir);
 
 impl Scratch {
@@ -42,7 +42,7 @@ impl Scratch {
         fs::remove_file(self.0.join(path)).expect("removed");
     }
 
-    /// All of it as one root, `t`.
+    /// A source with all of the directory as one root, `t`.
     fn source(&self, part_bytes: usize) -> TreeSource {
         self.source_with(part_bytes, TreeOptions::default())
     }
@@ -52,7 +52,7 @@ impl Scratch {
     }
 }
 
-/// All of one root.
+/// A source with one root.
 fn source_of(path: &Path, name: &str) -> TreeSource {
     TreeSource::new(vec![Root::new(path, name)], PART_BYTES, TreeOptions::default(), Arc::default()).expect("a source")
 }
@@ -66,7 +66,7 @@ type Xattr = (Vec<u8>, Vec<u8>);
 
 type Parts = Vec<(Part, Vec<u8>)>;
 
-/// The next part with its bytes.
+/// Takes the next part with its bytes.
 fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
     let mut target = vec![0xee; part_bytes];
     let tally = Tally::default();
@@ -80,7 +80,7 @@ fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
                 None
             }
             Next::Cold(range, cold) => {
-                // Not aligned, so this refuses the direct read, and the rest comes through the page cache.
+                // The buffer is not aligned, so the direct read is refused, and the data comes through the page cache.
                 let outcome = rustix::io::pread(&cold.file, cold.hole(&mut target), cold.hole_offset());
                 source.note_arrival();
                 source.settle(&range, &cold, outcome, &mut target, &tally)
@@ -122,14 +122,14 @@ struct Tree {
     entries: BTreeMap<Vec<u8>, What>,
     modes: BTreeMap<Vec<u8>, u32>,
     xattrs: BTreeMap<Vec<u8>, Vec<Xattr>>,
-    /// Further names and first ones.
+    /// First names by further names.
     links: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Paths of large files, and the data they had in chunks of their own.
+    /// Data of large files in chunks of their own, by path.
     large: BTreeMap<Vec<u8>, u64>,
     failures: u64,
 }
 
-/// Checks the parts as a receiver would, and more, and puts the tree together.
+/// Checks the parts as a receiver would, and more strictly, and puts the tree together.
 fn rebuild(mut parts: Parts) -> Tree {
     parts.sort_by_key(|(part, _)| part.sequence);
     let mut tree = Tree::default();
@@ -201,7 +201,7 @@ fn rebuild(mut parts: Parts) -> Tree {
     tree
 }
 
-/// The tree as the disk has it.
+/// Reads the tree from the disk.
 fn on_disk(path: &Path, name: &[u8], entries: &mut BTreeMap<Vec<u8>, What>) {
     let stat = fs::symlink_metadata(path).expect("there");
     let kind = stat.file_type();
@@ -235,7 +235,7 @@ fn assert_same(scratch: &Scratch, tree: &Tree) {
     }
 }
 
-/// Takes all of a tree and compares it, with one worker and with several.
+/// Takes all of a tree and compares it with the disk, with one worker and with several.
 fn check(scratch: &Scratch, part_bytes: usize) -> Tree {
     let mut last = Tree::default();
     for threads in [1, 4] {
@@ -382,7 +382,7 @@ fn a_file_that_failed_is_sent_under_its_next_name() {
             fs::write(&path, "quite otherwise").expect("written");
         }
     })));
-    // The chunk that announces l1 is full before it comes to l2.
+    // The chunk that announces l1 is full before the walk comes to l2.
     let mut parts = vec![one(&source, PART_BYTES).expect("records")];
     let file = fs::OpenOptions::new().write(true).open(scratch.0.join("l1")).expect("there");
     file.set_len(PART_BYTES as u64).expect("resized");
@@ -392,7 +392,7 @@ fn a_file_that_failed_is_sent_under_its_next_name() {
     parts.extend(rest(&source, 1, PART_BYTES));
     set_before_read(None);
     let tree = rebuild(parts);
-    // The second and third name of the large file came before its failure was known, as the walk goes first.
+    // The second and third name of the large file were sent before its failure was known, because the walk goes first.
     assert_eq!(facts(&source), ["s1: changed size while it was read", "l1: shrank while it was read"]);
     assert_eq!((tree.failures, source.sent().failed), (4, 4));
     assert_eq!(tree.links[&b"t/s3"[..]], b"t/s2");
@@ -434,7 +434,7 @@ fn small_files_that_change_while_they_are_read() {
     assert_eq!(tree.entries.keys().map(|name| &name[..]).collect::<Vec<_>>(), [&b"t"[..], b"t/a", b"t/z"]);
 }
 
-/// All parts, taken by this thread, which has the hook.
+/// Takes all remaining parts in this thread, which has the hook.
 fn rest_here(source: &TreeSource) -> Parts {
     std::iter::from_fn(|| one(source, PART_BYTES)).collect()
 }
@@ -558,7 +558,7 @@ fn extended_attributes() {
     let options = TreeOptions { xattrs: false, ..TreeOptions::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert!(tree.xattrs.values().all(Vec::is_empty));
-    // More than a chunk has room for.
+    // More than fits into a chunk.
     set("d/f", "user.b", &[7; 2000]).expect("set");
     let source = scratch.source(1024);
     assert_eq!(rebuild(rest(&source, 1, 1024)).failures, 1);
@@ -742,7 +742,7 @@ proptest! {
 
 #[test]
 fn large_files_that_are_cold_are_read_past_the_cache() {
-    // Memory file systems have no way past their cache; the disk that the tests are built on has.
+    // Memory file systems have no way past their cache. The disk on which the tests are built has.
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
     let directory = tempfile::tempdir_in(beside).expect("a directory");
     let data = bytes(20 * PART_BYTES + 777, 5);
@@ -759,7 +759,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
         let start = bytes.as_ptr().align_offset(4096);
         (bytes, start)
     };
-    // One thread, which has several ranges under way and settles one whenever there is nothing else.
+    // One thread has several ranges in progress, and settles one whenever there is nothing else to do.
     let (mut is_told, mut laters) = (false, 0);
     loop {
         let (mut target, start) = buffer();
@@ -775,7 +775,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
                 let target = &mut target[start..start + PART_BYTES];
                 let outcome = rustix::io::pread(&cold.file, cold.hole(target), cold.hole_offset());
                 source.note_arrival();
-                // All ranges have been given out, and one is not settled: the next worker is sent to do that.
+                // All ranges have been given out, and one is not settled: the next worker is sent to settle it.
                 if !is_told && waiting.is_empty() && range.length < PART_BYTES {
                     let (mut other, other_start) = buffer();
                     let next = source.next(&mut other[other_start..other_start + PART_BYTES], PART_BYTES, &tally);

@@ -1,4 +1,4 @@
-//! What is kept, and when it is deleted: `--backup-dir`, `--delete-after`.
+//! `--backup-dir` and `--delete-after`: what is kept, and when entries are deleted.
 
 use super::super::Only;
 use super::*;
@@ -13,7 +13,7 @@ fn plant(top: &Path, files: &[(&str, &str)]) {
     }
 }
 
-/// What the files in a directory hold, by path.
+/// Returns the contents of the files in a directory, by path.
 fn texts(top: &Path) -> Vec<(String, String)> {
     let (mut all, mut todo) = (Vec::new(), vec![top.to_owned()]);
     while let Some(directory) = todo.pop() {
@@ -75,7 +75,7 @@ fn what_is_replaced_or_deleted_is_kept_in_the_backup_directory() {
         let (source, other) = (texts(&from), fs::metadata(scratch.path().join("other name")).expect("it"));
         assert_eq!(other.ino(), fs::metadata(bak.join("a")).expect("it").ino(), "it is the file itself");
         assert_eq!(fs::metadata(bak.join("d")).expect("it").mode() & 0o7777, 0o711);
-        // DIR is left, and what it holds of one name is the last.
+        // DIR stays, and of several files of one name it holds the last.
         plant(&from, &[("a", "newer a")]);
         let (_, report) = copy(&from, &to, &options, is_local);
         assert_eq!((report.failed, report.deleted), (0, 0), "{:?}", report.failures);
@@ -88,7 +88,7 @@ fn what_is_replaced_or_deleted_is_kept_in_the_backup_directory() {
     }
 }
 
-/// With `--fsync` a name does not go for good before the one in DIR is durable.
+/// With `--fsync` a name is not removed for good before its backup in DIR is durable.
 #[test]
 fn what_is_kept_is_synced() {
     for is_local in [true, false] {
@@ -112,7 +112,7 @@ fn what_is_kept_is_synced() {
 fn what_cannot_be_kept_stays() {
     let scratch = scratch();
     let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
-    // Of another length: both may have been written within one tick of the clock.
+    // Of another length, because both may have been written within one tick of the clock.
     plant(&from, &[("d/a", "newer"), ("other", "new other")]);
     plant(&to, &[("d/a", "old"), ("d/gone", "gone"), ("other", "o")]);
     let fails = || copy(&from, &to, &backing_up("bak"), false);
@@ -121,7 +121,7 @@ fn what_cannot_be_kept_stays() {
     assert!(report.failed > 0, "{report:?}");
     assert_eq!(fs::read_to_string(to.join("d/a")).expect("it"), "old");
     assert!(to.join("d/gone").exists());
-    // What an earlier copy has kept is in the way, a link that leads out or a file: it stays, and is not followed.
+    // An earlier backup is in the way: a link that leads out, or a file. It stays, and the link is not followed.
     fs::create_dir(scratch.path().join("outside")).expect("a directory");
     symlink(scratch.path().join("outside"), to.join("bak/d")).expect("a link");
     plant(&to, &[("was-file/x", "x"), ("bak/was-file", "older")]);
@@ -134,7 +134,8 @@ fn what_cannot_be_kept_stays() {
     assert!(to.join("d/gone").exists() && to.join("was-file/x").exists());
 }
 
-/// A sender's link where DIR was missing at the start leads nowhere, and directories that lead to DIR are not deleted.
+/// If DIR was missing at the start, a link from the sender does not lead to it, and directories on its path are not
+/// deleted.
 #[test]
 fn a_link_that_has_come_does_not_lead_to_the_backup_directory() {
     for (is_local, is_absolute) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -207,7 +208,7 @@ fn deletion_at_the_end_leaves_what_deletion_at_once_leaves() {
     }
 }
 
-/// One file that could not be copied, and nothing is deleted anywhere; excluded and further ones stay in any case.
+/// If a single file could not be copied, nothing is deleted anywhere. Excluded and further entries stay in any case.
 #[test]
 fn deletion_at_the_end_needs_all_to_be_copied() {
     let scratch = scratch();
@@ -221,7 +222,7 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
     assert_eq!((report.deleted, report.failed), (0, 2), "{:?}", report.failures);
     assert!(to.join("a/gone").exists() && to.join("gone/deep/file").exists() && to.join("a/kept").exists());
     fs::remove_file(scratch.path().join("other")).expect("ours");
-    // Another source was not found.
+    // As if another source had not been found.
     let mut not_all = options.clone();
     not_all.generations.session.is_last = false;
     let (_, report) = copy(&from, &to, &not_all, false);
@@ -234,13 +235,14 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
     assert!(!to.join("a/gone").exists() && !to.join("gone").exists() && to.join("a/gone.o").exists());
 }
 
-/// What a watch has seen touched below a directory, with that itself.
+/// Returns paths below a directory that a watch has seen touched.
 fn touched(paths: &[&str]) -> Only {
     let paths = paths.iter().map(|path| [path.as_bytes(), b"/"].concat().into()).collect();
     Only { paths, recursive: false, is_watched: true }
 }
 
-/// What has gone since its directory was read: the watch will tell of that, and otherwise it is missing.
+/// An entry has gone since its directory was read. With a watch, the next event reports that. Otherwise the entry is
+/// missing.
 #[test]
 fn what_goes_while_it_is_looked_at_is_the_next_event() {
     for (only, failed) in [(Some(touched(&["", "d"])), 0), (None, 1)] {
@@ -289,7 +291,8 @@ fn what_a_watch_has_seen_touched_may_be_anything_by_now() {
     }
 }
 
-/// What has not been touched comes without contents; that is no reason to leave it out, nor to keep what is beside it.
+/// Directories that were not touched come without contents. This is no reason to leave them out, nor to keep entries
+/// beside them.
 #[test]
 fn directories_that_a_watch_has_not_seen_touched_are_pruned_as_ever() {
     for is_local in [true, false] {
@@ -336,7 +339,7 @@ fn what_an_interrupted_copy_has_left_keeps_nothing_beside_it() {
     }
 }
 
-/// What stands under the first name may be anything then, and is no name of what the source has.
+/// The entry under the first name may then be anything, and is not a name of the source's entry.
 #[test]
 fn a_further_name_of_what_may_have_been_left_is_refused_but_of_a_file() {
     let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };

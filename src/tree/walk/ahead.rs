@@ -1,11 +1,11 @@
-//! What a walk has read [ahead](crate::tree::ahead): what follows in its directory, and files that the receiver wants.
+//! What a walk reads [ahead](crate::tree::ahead): the next entries of its directory, and files that the receiver wants.
 
 use super::place::{Level, Place};
 use super::{Recorder, Walk, WantedFile};
 use crate::tree::ahead::{ENTRIES_OF_DIRECTORY, HandedOut};
 
 impl Walk {
-    /// Hands out what follows the current entry of the walk's directory.
+    /// Hands out the entries after the current one in the walk's directory.
     pub(super) fn look_ahead(&self) {
         let Some(level) = self.place.levels.last().filter(|_| self.ahead.is_on()) else { return };
         let [layer] = &level.layers[..] else { return };
@@ -25,12 +25,12 @@ impl Walk {
 }
 
 impl Recorder {
-    /// How many entries of a directory that the walk will come to are certain to be copied.
+    /// Returns how many entries of each directory to come are certain to be copied.
     fn entries_ahead(&self, place: &Place) -> usize {
         if self.patterns.is_empty() && place.selected.is_none() { ENTRIES_OF_DIRECTORY } else { 0 }
     }
 
-    /// What has been handed out of a directory that is entered, which the last level has just passed.
+    /// Returns what has been handed out of a directory that is being entered, which the last level has just passed.
     pub(super) fn handed_out(&self, place: &Place, entered: &Level) -> HandedOut {
         let Some(above) = place.levels.last() else { return HandedOut::default() };
         let number = above.passed.wrapping_sub(1);
@@ -52,7 +52,7 @@ mod tests {
     const DIRECTORIES: usize = 11;
     const FILES: usize = 70;
 
-    /// Walks over the root and the first directories as far as the first file of the last of these.
+    /// Walks over the root and the first directories, up to the first file of the last of these.
     fn walk_to(top: &Path, directory: usize, is_cold: bool, rules: Rules) -> Walk {
         let options = TreeOptions { rules, ..TreeOptions::default() };
         let mut walk = Walk::new(vec![Root::new(top, "t")], 1 << 20, options).expect("a tree");
@@ -60,7 +60,7 @@ mod tests {
             walk.ahead.stay_on();
         }
         let mut target = vec![0; 1 << 20];
-        // The root; directories with their files and their ends; and one more with its first file.
+        // The root, the directories with their files and ends, and one more directory with its first file.
         for _ in 0..1 + directory * (FILES + 2) + 2 {
             let filled = walk.fill(&mut target, 1, Come { room: 1, ..Come::default() }, &AtomicBool::new(false));
             assert!(filled.length > 0);

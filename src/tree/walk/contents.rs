@@ -1,4 +1,4 @@
-//! Contents of files: small ones in their records, large ones announced.
+//! Contents of files: small files travel in their records, large files are announced.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,8 +16,8 @@ use crate::fs::{described, read_up_to};
 use crate::tree::Fault;
 
 impl Recorder {
-    /// Writes the record of a file with its contents, or that of a large one; and the number of that, else 0.
-    /// `is_awaited`: the receiver has said that it answers with what it has.
+    /// Writes the record of a file with its contents, or that of a large file. Returns the number of the large file, or
+    /// 0. `is_awaited`: the receiver has announced that it will answer with what it has.
     pub(super) fn contents(
         &mut self,
         entry: &Entry<'_>,
@@ -52,10 +52,10 @@ impl Recorder {
     }
 }
 
-/// statfs(2).
+/// Type of sysfs, as statfs(2) tells it.
 const SYSFS: u32 = 0x6265_6572;
 
-/// Writes the record of a file with its data, which is read to where it belongs; and how much data that is.
+/// Writes the record of a file with its data, which is read straight into the record. Returns also the bytes of data.
 fn small_file(
     entry: &Entry<'_>,
     file: &OwnedFd,
@@ -71,7 +71,7 @@ fn small_file(
     if size > 0 {
         let length = read_up_to(file, &mut target[head..head + size], 0)?;
         if length < size {
-            // Each file of sysfs says that it has a page, and its times say nothing of what is read.
+            // Each file of sysfs claims to have a page, and its times say nothing about what is read.
             if !fstatfs(file).is_ok_and(|system| system.f_type as u32 == SYSFS) {
                 return Err(Fault::Detail(SHRANK));
             }
@@ -79,7 +79,7 @@ fn small_file(
             return Ok((Step::Wrote(head + length), length as u64));
         }
     } else {
-        // Files of the kernel's (/proc) say that they are empty and are not.
+        // Files of the kernel (/proc) claim to be empty and are not.
         let room = (target.len() - head).min(bytes_max);
         size = read_up_to(file, &mut target[head..head + room], 0)?;
         if size == room && room < bytes_max {
@@ -90,7 +90,7 @@ fn small_file(
         }
         Record::encode_file_head(entry.name, metadata, size, target).expect("it has been read there");
     }
-    // What was empty twice has not changed.
+    // A file that was empty both times has not changed.
     if size > 0
         && let Some(change) = change(stat, &described(file)?)
     {
@@ -99,15 +99,15 @@ fn small_file(
     Ok((Step::Wrote(head + size), size as u64))
 }
 
-/// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses: then a small file is to
-/// stay small, and of a large one what has arrived is to be kept where the transfer is cut.
+/// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses. Its small files are
+/// to travel in their records, and what has arrived of a large one is to be kept if the transfer is cut.
 pub(super) fn is_sparse(file: &OwnedFd, stat: &Stat) -> bool {
     let size = stat.st_size as u64;
     let may_be = size > BLOCK_BYTES && holes::may_be_in(stat);
     may_be && seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < size)
 }
 
-/// Lets a test do something at a certain moment.
+/// Lets a test act at a certain moment.
 #[cfg(test)]
 pub(in crate::tree) mod hook {
     use std::cell::RefCell;
@@ -118,7 +118,7 @@ pub(in crate::tree) mod hook {
         static BEFORE_READ: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Has something done in this thread between the look at a small file and the reading of it; it is given the name.
+    /// Sets a hook that runs in this thread between the look at a small file and its reading, and gets the file's name.
     pub(in crate::tree) fn set_before_read(hook: Option<Hook>) {
         BEFORE_READ.set(hook);
     }
@@ -143,7 +143,7 @@ mod tests {
         file.write_all_at(&[1; SIZE as usize], 0).expect("written");
         let file = OwnedFd::from(file);
         let whole = fstat(&file).expect("open");
-        // As a file system that compresses tells it.
+        // As a compressing file system reports it.
         let mut compressed = whole;
         compressed.st_blocks = 8;
         assert_eq!([&whole, &compressed].map(|stat| is_sparse(&file, stat)), [false, false]);

@@ -1,4 +1,4 @@
-//! What a walk would send, counted beside the copy.
+//! Counts what a walk would send, in parallel with the copy.
 
 use std::os::fd::OwnedFd;
 
@@ -12,8 +12,8 @@ use crate::tree::Fault;
 use crate::tree::progress::Amount;
 
 impl Walk {
-    /// Counts the next entries, so many at most, instead of sending them, and whether these were the last. Opens nothing
-    /// but directories and files that may have holes; what cannot be read is left out.
+    /// Counts up to `entries_max` entries instead of sending them. Returns also whether these were the last. Opens only
+    /// directories and files that may have holes. Entries that cannot be read are left out.
     pub fn count(&mut self, entries_max: u64) -> (Amount, bool) {
         let mut met = Amount::default();
         while met.entries < entries_max {
@@ -37,7 +37,8 @@ impl Walk {
 }
 
 impl Recorder {
-    /// What an entry adds to a copy. If it is a directory, with its descriptor, and whether only what is listed below it comes.
+    /// Returns what an entry adds to a copy. For a directory, returns also its descriptor, and whether only what is
+    /// listed below it is copied.
     fn count(&mut self, place: &Place, entry: &Entry<'_>) -> Result<(Amount, Option<(OwnedFd, bool)>), Fault> {
         let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Default::default()) };
@@ -58,7 +59,7 @@ impl Recorder {
         Ok((amount, entered))
     }
 
-    /// The data of a file that will be copied, roughly.
+    /// Returns the approximate amount of a file's data that will be copied.
     fn data_bytes(&mut self, entry: &Entry<'_>, stat: &Stat) -> Result<u64, Fault> {
         let (size, blocks) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(512));
         if let Some(inode) = self.inode(stat) {

@@ -1,4 +1,4 @@
-//! Directories that a walk enters, and their names; several of one name are merged.
+//! Directories that a walk enters, and their names. Directories of one name are merged.
 
 use std::os::fd::OwnedFd;
 
@@ -13,12 +13,12 @@ use crate::fs::identity;
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
-/// Directory entries are asked for in blocks of so many bytes.
+/// Size of the buffer for directory entries, in bytes.
 const ENTRIES_BYTES: usize = 256 << 10;
 
 impl Recorder {
-    /// Opens a directory, and returns whether it is open as a place only (O_PATH): one that may be entered and not read is, where
-    /// nothing comes of it but what is listed.
+    /// Opens a directory, and returns whether it is open as a place only (O_PATH). That is so for a directory that may
+    /// be entered but not read, if only listed entries of it are copied.
     pub(super) fn open_directory(
         &mut self,
         place: &Place,
@@ -37,13 +37,13 @@ impl Recorder {
         }
     }
 
-    /// Whether nothing comes of a directory but what is listed by its name.
+    /// Whether only listed entries of a directory are copied.
     fn only_leads(&self, place: &Place, entry: &Entry<'_>) -> bool {
         let is_itself = |name: &[u8]| !entry.is_through() && self.lists(place, name, FileType::Directory).1;
         matches!(place.scope_of(entry.name, is_itself), Scope::Listed(..))
     }
 
-    /// What is entered with a directory that has been opened: those that are merged with it as well.
+    /// Returns an opened directory together with the directories that are merged with it.
     pub(super) fn enter(&mut self, place: &Place, entry: &Entry<'_>, directory: OwnedFd) -> Entered {
         let mut entered = Entered {
             layers: vec![Layer::new(directory, place.root_of(entry))],
@@ -67,7 +67,7 @@ impl Recorder {
         entered
     }
 
-    /// Reads the names in a directory that has been recorded, the last that was entered.
+    /// Reads the names in the directory entered last, which has been recorded.
     pub(super) fn list(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
         let mut names = Names::default();
         let mut failures = Vec::new();

@@ -1,5 +1,5 @@
 //! Symbolic links that stand for what they lead to, and mount points that are not entered: `-L`, `-k`,
-//! `--copy-unsafe-links`, `--safe-links`, `-x`. And what is left out by what it is: `--no-symlinks`, `--no-specials`.
+//! `--copy-unsafe-links`, `--safe-links`, `-x`. Also entries left out by kind: `--no-symlinks`, `--no-specials`.
 
 use std::os::fd::OwnedFd;
 
@@ -12,22 +12,22 @@ use crate::fs::identity;
 use crate::options::TreeOptions;
 use crate::tree::{Fault, depth_of_link, leads_out};
 
-/// Why a directory is not entered by way of a link.
+/// Why a directory is not entered through a link.
 pub const IS_LOOP: Fault =
     Fault::Detail("leads to a directory that it lies in: followed, the copy would have no end; exclude it");
 
-/// What becomes of a symbolic link.
+/// What is done with a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// It is copied as a link.
+    /// The link is copied as a link.
     Copied,
-    /// What it leads to is copied under its name.
+    /// What the link leads to is copied under its name.
     Followed,
-    /// It is left out.
+    /// The link is left out.
     Skipped,
 }
 
-/// What becomes of the link that `link` is open on.
+/// Returns what is done with a symbolic link, on which `link` is open.
 pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: &OwnedFd) -> Result<Treatment, Fault> {
     if options.copy_links {
         return Ok(Treatment::Followed);
@@ -47,18 +47,19 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
     Ok(if options.copy_dirlinks && is_directory() { Treatment::Followed } else { Treatment::Copied })
 }
 
-/// Whether an entry leads to a directory that the walk is in, to no end. What is listed has one.
+/// Whether an entry is a followed link to a directory that the walk is in, so that the walk would not end. A link that
+/// is followed for listed paths is not such a loop, because the list ends.
 pub fn is_loop(place: &Place, entry: &Entry<'_>, stat: &rustix::fs::Stat) -> bool {
     entry.follow && entry.way.is_none() && is_entered(place, stat)
 }
 
-/// Whether a directory is one of those that the walk is in: only a link that is followed leads there again.
+/// Whether a directory is one of those that the walk is in. Only a followed link leads there again.
 fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
     let mut open = place.levels.iter().flat_map(|level| &level.layers);
     open.any(|layer| fstat(&layer.directory).is_ok_and(|above| identity(&above) == identity(stat)))
 }
 
-/// Whether a directory is on another file system than the root that it is below.
+/// Whether a directory is on another file system than its root.
 pub fn is_mounted(place: &Place, layer: &Layer) -> bool {
     let roots = place.levels.get(1).map_or(&[][..], |level| &level.layers);
     let device = |layer: &Layer| fstat(&layer.directory).ok().map(|stat| stat.st_dev);
@@ -66,9 +67,9 @@ pub fn is_mounted(place: &Place, layer: &Layer) -> bool {
 }
 
 impl Recorder {
-    /// Passes over an entry. Where that matters to who deletes what has not come, the receiver gets its name, in the record of
-    /// one that its own options leave out: so what stands there under that name stays. As with rsync, a directory with such an
-    /// entry is not empty.
+    /// Passes over an entry. With `--delete` or `--prune-empty-dirs` the receiver has to learn the entry's name. So it
+    /// gets a record that its own options leave out, and whatever has that name there stays. As with rsync, a directory
+    /// with such an entry is not empty.
     pub(super) fn pass_over(&self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Step {
         let options = &self.options;
         let matters = options.delete || options.prune_empty_dirs;
@@ -78,7 +79,7 @@ impl Recorder {
         let (name, metadata) = (entry.name, Metadata::ZERO);
         let record = match options.symlinks && !options.safe_links {
             true => Record::Special { name, metadata, kind: Special::Fifo, device: (0, 0) },
-            // One that leads out, whatever the directory that it is in.
+            // A target that leads out of any directory.
             false => Record::Symlink { name, metadata, target: b"/" },
         };
         wrote(record.encode(target))

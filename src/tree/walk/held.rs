@@ -1,7 +1,7 @@
-//! Directories that are made only if something else comes into them, or into a directory in them: `--prune-empty-dirs`.
+//! `--prune-empty-dirs`: directories that are made only if something else comes into them or into a directory in them.
 //!
-//! The record of such a directory is held back until the first that is no directory's follows. What is held is at the end of
-//! the way from the top to where the walk is.
+//! The record of such a directory is held back until the first record of anything but a directory follows. Held
+//! directories are at the end of the way from the top to the walk's position.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,12 +17,12 @@ use crate::fs::{DIRECTORY, is_temporary_name, open_quietly, partial};
 /// The record of a directory that has not been sent.
 pub struct Held {
     pub record: Vec<u8>,
-    /// It only leads to what is listed.
+    /// Whether the directory only leads to listed paths.
     pub is_implied: bool,
 }
 
 impl Place {
-    /// Writes the records that are held, as many as there is room for: their bytes, how many they are, and whether these
+    /// Writes as many of the held records as there is room for. Returns their bytes, their number, and whether these
     /// are all.
     pub(super) fn write_held(&self, target: &mut [u8]) -> (usize, usize, bool) {
         let (mut length, mut count) = (0, 0);
@@ -34,7 +34,7 @@ impl Place {
         (length, count, true)
     }
 
-    /// The levels that are held.
+    /// Returns the levels whose records are held.
     fn first_held(&self) -> &[Level] {
         let count = self.levels.iter().rev().take_while(|level| level.held.is_some()).count();
         &self.levels[self.levels.len() - count..]
@@ -42,21 +42,21 @@ impl Place {
 }
 
 impl Recorder {
-    /// Whether a directory of the last level is held. What the copy is the contents of is there in any case, and into one that
-    /// is not walked nothing comes.
+    /// Whether a directory of the last level is held. A root whose contents are copied exists in any case, and nothing
+    /// comes into a directory that is not walked.
     pub(super) fn holds(&self, place: &Place, name: &[u8]) -> bool {
         let is_kept = self.options.contents || self.options.keeps_root;
         self.options.prune_empty_dirs && (place.levels.len() > 1 || !is_kept) && place.is_walked(name)
     }
 
-    /// Whether a directory of the last level that is not walked would not be made either if it were: then it is not to be made
-    /// now.
+    /// Whether a directory of the last level that is not walked would not be made if it were walked. Then it is not
+    /// made now.
     pub(super) fn is_pruned(&self, place: &Place, name: &[u8], directory: &OwnedFd) -> bool {
         self.options.prune_empty_dirs && !place.is_walked(name) && !self.holds_files(place, name, directory)
     }
 
-    /// Whether something is in a directory, at this path below the last level, for which it is made; also where that is not
-    /// known.
+    /// Whether a directory contains anything for which it is made, or may do so. `path` is its path below the last
+    /// level.
     fn holds_files(&self, place: &Place, path: &[u8], directory: &OwnedFd) -> bool {
         let device = |directory: &OwnedFd| fstat(directory).ok().map(|stat| stat.st_dev);
         let root = place.levels.get(1).and_then(|level| level.layers.first());
@@ -64,7 +64,7 @@ impl Recorder {
             self.options.one_file_system && root.is_some_and(|root| device(&root.directory) != device(directory))
         };
         let Ok(directory) = directory.try_clone() else { return true };
-        // Not a recursion: the threads that walk have small stacks.
+        // Not recursive, because the threads that walk have small stacks.
         let mut levels: Vec<(Vec<u8>, OwnedFd, Vec<CString>)> = Vec::new();
         let mut next = Some((path.to_vec(), directory));
         loop {
@@ -85,11 +85,11 @@ impl Recorder {
         }
     }
 
-    /// The directories in one, at this path below the last level.
+    /// Returns the directories in a directory, which is at this path below the last level.
     ///
     /// # Errors
     ///
-    /// EEXIST if there is something else in it that comes, or why that is not known.
+    /// EEXIST if anything else in the directory is copied, or the reason why that is not known.
     fn only_directories(&self, place: &Place, path: &[u8], directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
         let options = &self.options;
         let follows = options.copy_links || options.copy_dirlinks || options.copy_unsafe_links;
@@ -117,7 +117,7 @@ impl Recorder {
 }
 
 impl Walk {
-    /// The first records that are held, so many, have been sent.
+    /// Records that the first `count` held records have been sent.
     pub(super) fn release(&mut self, count: usize) {
         let start = self.place.levels.len() - self.place.first_held().len();
         for level in &mut self.place.levels[start..start + count] {
@@ -128,10 +128,10 @@ impl Walk {
         }
     }
 
-    /// Leaves a directory of which nothing was sent, if that is so.
+    /// Leaves the last directory if nothing of it was sent.
     pub(super) fn leave_held(&mut self) -> Option<Step> {
         let level = self.place.levels.pop_if(|level| level.held.is_some())?;
-        // What is not known to be gone from it is kept with it.
+        // Entries that are not known to be gone from it keep the directory above from being complete.
         let above = self.place.levels.last_mut().expect("the top is never left");
         above.is_incomplete |= level.is_incomplete;
         Some(Step::Passed)

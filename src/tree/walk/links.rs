@@ -1,4 +1,4 @@
-//! Files with several names: which were sent, and under which name first.
+//! Files with several names: which have been sent, and under which name first.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,22 +16,22 @@ use crate::fs::Identity;
 use crate::fs::table::Table;
 use crate::tree::Fault;
 
-/// What an entry takes beside its path, in bytes: key and value in a table that is half empty after it has grown, and
+/// Memory for an entry besides its path, in bytes: key and value in a table that is half empty after it has grown, and
 /// the allocator's share.
 const ENTRY_BYTES: usize = 128;
 
-/// Why further names become files of their own.
+/// Why further names become separate files.
 const LINKS_ARE_LOST: &str = "hard links are copied as files of their own, since all of them do not fit in memory, and the \
      temporary directory takes no more: let TMPDIR name one with room";
 
-/// The files of which further names are to come: in memory, and from a bound on in a temporary file.
+/// Files of which further names are to come. They are in memory up to a bound, and beyond it in a temporary file.
 #[derive(Default)]
 pub struct Links {
     first: HashMap<Identity, First>,
     bytes: usize,
-    /// A file that it does not take, or does not give again, is sent in full for each of its names.
+    /// Files in the temporary file. A file that cannot be stored or read back is sent in full for each of its names.
     more: Option<Table>,
-    /// Why that has happened, or will.
+    /// Why a file could not be stored or read back.
     failure: Option<io::Error>,
     is_told: bool,
 }
@@ -42,18 +42,18 @@ struct First {
     item: u32,
 }
 
-/// What is known of the names of a file, once one has come.
+/// What is known about the names of a file, once one has come.
 #[derive(Clone, Copy)]
 pub struct Names {
-    /// Those that have not come yet.
+    /// Number of names that have not come yet.
     left: u64,
-    /// When the file was made, in nanoseconds, where the file system tells (STATX_BTIME of statx(2)): the number of one that was
-    /// deleted may be another's before the walk is over.
+    /// Time of creation in nanoseconds, if the file system tells it (STATX_BTIME of statx(2)). Another file may get the
+    /// inode number of a deleted one before the walk is over.
     born: Option<i128>,
 }
 
 impl Names {
-    /// `left` has another width on other processors.
+    /// The type of `left` varies between processors.
     fn new(left: impl Into<u64>, born: Option<i128>) -> Self {
         Self { left: left.into(), born }
     }
@@ -81,8 +81,8 @@ impl First {
 }
 
 impl Links {
-    /// Under which path a file was sent, and its number if it is a large one, otherwise 0. One whose number another has by now
-    /// is forgotten.
+    /// Returns the path under which a file was sent first, and its number if it is a large one, otherwise 0. Forgets
+    /// the file if another file has its inode number by now.
     pub fn first(&mut self, inode: Identity, names: impl FnOnce() -> Names) -> Option<(Vec<u8>, u32)> {
         let (path, item, known) = match self.first.get(&inode) {
             Some(first) => (first.path.to_vec(), first.item, first.names),
@@ -104,7 +104,7 @@ impl Links {
         done.map_err(|error| self.failure.get_or_insert(error).kind()).ok()
     }
 
-    /// Why some names are sent as files of their own, once.
+    /// Returns, once, why some names are sent as separate files.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         let failure = self.failure.take().filter(|_| !self.is_told);
         self.is_told |= failure.is_some();
@@ -134,7 +134,7 @@ impl Links {
         }
     }
 
-    /// Changes what is remembered of a file, and forgets it where `change` says so.
+    /// Changes what is remembered of a file, and forgets the file if `change` returns true.
     fn change(&mut self, inode: Identity, change: impl FnOnce(&mut First) -> bool) {
         if let Entry::Occupied(mut first) = self.first.entry(inode) {
             if change(first.get_mut()) {
@@ -148,7 +148,7 @@ impl Links {
         }
     }
 
-    /// The file turned out to be a large one with this number.
+    /// Records that a file turned out to be a large one with this number.
     pub fn set_item(&mut self, inode: Identity, item: u32) {
         self.change(inode, |first| {
             first.item = item;
@@ -156,7 +156,7 @@ impl Links {
         });
     }
 
-    /// One more name has come; with the last the file is forgotten.
+    /// Counts one more name that has come. With its last name, a file is forgotten.
     pub fn count(&mut self, inode: Identity) {
         self.change(inode, |first| {
             first.names.left = first.names.left.saturating_sub(1);
@@ -164,14 +164,14 @@ impl Links {
         });
     }
 
-    /// The file was not sent after all: its next name is to be sent in full.
+    /// Forgets a file that was not sent after all, so that its next name is sent in full.
     pub fn forget(&mut self, inode: Identity) {
         self.change(inode, |_| true);
     }
 }
 
-/// What is known of the names of a file that come behind that of an entry, which is none of them if it is a link that was
-/// followed.
+/// Returns what is known about the names of a file that come after the entry's. If the entry is a followed link, its
+/// own name is not one of them.
 pub fn further_names(entry: &Present<'_>, stat: &Stat) -> Names {
     let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let told = statx(entry.at, entry.path, flags, StatxFlags::BTIME).ok();
@@ -182,7 +182,7 @@ pub fn further_names(entry: &Present<'_>, stat: &Stat) -> Names {
 }
 
 impl Recorder {
-    /// Writes the record of a further name of what has been sent; `None` if this is its first.
+    /// Writes the record of a further name of a file that has been sent; `None` if this is its first name.
     pub(super) fn further_name(
         &mut self,
         place: &Place,
@@ -193,7 +193,7 @@ impl Recorder {
     ) -> Option<Step> {
         let (first, item) = self.links.first(inode, || further_names(entry, stat))?;
         let waiting: u64 = self.open.values().map(|open| open.names).sum();
-        // The receiver would link to what stands there now.
+        // The receiver would link to whatever has the first name at present.
         if self.unsettled.contains(&inode) {
             return Some(Step::AtLimit);
         }
@@ -214,7 +214,7 @@ impl Recorder {
         Some(step)
     }
 
-    /// What a file is not remembered for is a failure of the copy, which makes several files of one.
+    /// Reports that a file could not be remembered. This is a failure of the copy, because one file becomes several.
     pub(super) fn tell_lost_links(&mut self) {
         if let Some(error) = self.links.take_failure() {
             let path = std::env::var_os("TMPDIR").unwrap_or_else(|| "/var/tmp".into());
@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    /// As if all were in memory, which takes no more than there is room for.
+    /// The result is as if all files were in memory, while the memory used stays within its bound.
     #[test]
     fn more_than_there_is_room_for_is_in_a_file() {
         let mut links = Links::default();

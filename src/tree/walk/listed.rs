@@ -1,4 +1,4 @@
-//! Files that are listed: announced without their contents, until the receiver has said whether it wants those.
+//! Listed files: announced without their contents, until the receiver has said whether it wants these.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -22,16 +22,16 @@ use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range, identity};
 use crate::tree::Fault;
 
-/// A directory with files that are listed and not settled: it stays open until the last of them is.
+/// A directory with listed files that are not settled. It stays open until the last of these files is settled.
 #[derive(Debug)]
 pub struct Home {
-    /// None for the top: paths of roots are relative to the working directory.
+    /// `None` for the top, because paths of roots are relative to the working directory.
     directory: Option<Arc<OwnedFd>>,
-    /// Where it is, for messages.
+    /// Path of the directory, for messages.
     path: OsString,
-    /// How many bytes of that are its root's; none at the top.
+    /// Length of the root's part of `path`, in bytes; `None` at the top.
     root_bytes: Option<usize>,
-    /// How many there are.
+    /// Number of homes that are open.
     homes: Arc<AtomicUsize>,
 }
 
@@ -50,37 +50,38 @@ pub struct ListedFile {
     follow: bool,
     kind: FileType,
     size: u64,
-    /// If it has further names.
+    /// Set if the file has further names.
     pub inode: Option<Identity>,
-    /// What it was, if it is to be removed once it has been sent.
+    /// What the file was, if it is to be removed once it has been sent.
     pub seen: Option<Was>,
 }
 
 impl ListedFile {
-    /// Whether what stands under its name, and `stat` describes, is another file by now, where the one that was listed has more.
+    /// Whether `stat` describes another file than the listed one. This is known only of a listed file with further
+    /// names.
     fn is_other(&self, stat: &Stat) -> bool {
         self.inode.is_some_and(|inode| inode != identity(stat))
     }
 
-    /// Where it is.
+    /// Returns where the file is.
     pub fn whereabouts(&self) -> Whereabouts {
         Whereabouts::new(self.source_path(), self.home.root_bytes)
     }
 
-    /// To open it with.
+    /// Returns the entry with which the file is opened.
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
         let Self { path, name, follow, kind, .. } = self;
         Entry { at, layer: 0, path, name, kind: *kind, follow: *follow, way: None, is_passed_over: false }
     }
 
-    /// The directory that it is in and its name there, unless it is a root or what a link leads to.
+    /// Returns the file's directory and its name there, unless the file is a root or is reached by a link.
     pub fn at(&self) -> Option<(&Arc<OwnedFd>, &CStr)> {
         let directory = self.home.directory.as_ref().filter(|_| !self.follow);
         directory.map(|directory| (directory, &*self.path))
     }
 
-    /// Where it is, for messages.
+    /// Returns the path of the file, for messages.
     pub fn source_path(&self) -> OsString {
         if self.home.directory.is_none() {
             return OsStr::from_bytes(self.path.to_bytes()).to_owned();
@@ -94,12 +95,13 @@ impl ListedFile {
     }
 }
 
-/// The open directories of files that are listed and not settled.
+/// The open directories of listed files that are not settled.
 #[derive(Debug, Default)]
 pub struct Homes(Arc<AtomicUsize>);
 
 impl Homes {
-    /// An entry of the place's last level as a file to be found again; `None` while too many directories are open.
+    /// Returns an entry of the last level as a file that can be found again; `None` while too many directories are
+    /// open.
     pub fn file(
         &self,
         place: &Place,
@@ -131,48 +133,48 @@ impl Homes {
     }
 }
 
-/// A listed file that the receiver has not got.
+/// A listed file that is to be sent or compared.
 #[derive(Debug)]
 pub struct WantedFile {
-    /// The number of its record among those of listed files.
+    /// Number of the file's record among those of listed files.
     pub number: u64,
-    /// What the receiver has answered.
+    /// The receiver's verdict on the file.
     pub verdict: Verdict,
-    /// Where it is.
+    /// Where the file is.
     pub file: ListedFile,
 }
 
-/// What the receiver has answered since the walk went on last.
+/// Answers of the receiver since the walk last continued.
 #[derive(Debug, Default)]
 pub struct Answered {
-    /// Directories of which nothing is there.
+    /// Numbers of directories of which the receiver has nothing.
     pub fresh: Vec<u64>,
-    /// Files to be sent, or compared.
+    /// Files to be sent or compared.
     pub wanted: VecDeque<WantedFile>,
-    /// Files with further names that are there already.
+    /// Files with further names that the receiver already has.
     pub settled: Vec<Identity>,
-    /// Files with further names that are not there, and will not be under this one.
+    /// Files with further names that the receiver does not have, and will not get under this name.
     pub left: Vec<Identity>,
-    /// Files that are there already, and are to be removed.
+    /// Files that the receiver already has, and that are to be removed from the source.
     pub spent: Vec<ListedFile>,
-    /// How many files are there already: a walk at its limit may list as many more.
+    /// Number of files that the receiver leaves as they are. A walk at its limit may list as many more.
     pub same: usize,
 }
 
-/// The files that have been listed and are not settled.
+/// The listed files that are not settled.
 #[derive(Debug, Default)]
 pub struct Listed {
     next: u64,
-    /// Those of which the receiver has said nothing.
+    /// Files on which the receiver has given no verdict.
     unjudged: BTreeMap<u64, ListedFile>,
-    /// Those that it wants and whose records have not been made.
+    /// Number of files that the receiver wants and whose records have not been made.
     wanted: usize,
-    /// For the walk.
+    /// Answers for the walk.
     pub answered: Answered,
 }
 
 impl Listed {
-    /// Takes files whose records have been made, in their order, and how many that were wanted are settled.
+    /// Adds files whose records have been made, in order. `settled` is the number of wanted files that are settled.
     pub fn add(&mut self, files: Vec<ListedFile>, settled: usize) {
         for file in files {
             self.unjudged.insert(self.next, file);
@@ -181,32 +183,32 @@ impl Listed {
         self.wanted -= settled;
     }
 
-    /// How many more may be listed.
+    /// Returns how many more files may be listed.
     pub fn room(&self) -> usize {
         LISTED_MAX.saturating_sub(self.unjudged.len() + self.wanted)
     }
 
-    /// Files of which the receiver has said nothing.
+    /// Returns the number of files on which the receiver has given no verdict.
     pub fn unjudged(&self) -> usize {
         self.unjudged.len()
     }
 
-    /// Whether nothing more will come of any.
+    /// Whether all listed files are settled.
     pub fn is_settled(&self) -> bool {
         self.unjudged.is_empty() && self.wanted == 0
     }
 
-    /// Whether the walk has something to hear.
+    /// Whether there are answers that the walk has not taken.
     pub fn has_news(&self) -> bool {
         let Answered { fresh, wanted, same, .. } = &self.answered;
         !fresh.is_empty() || !wanted.is_empty() || *same > 0
     }
 
-    /// Takes verdicts on files from the number `first` on.
+    /// Takes the receiver's verdicts on files from the number `first` on.
     ///
     /// # Errors
     ///
-    /// Why no receiver would have sent them.
+    /// Fails with the reason why no correct receiver would have sent these verdicts.
     pub fn judge(&mut self, first: u64, verdicts: Vec<Verdict>) -> Result<(), &'static str> {
         for (offset, verdict) in verdicts.into_iter().enumerate() {
             let number = first.saturating_add(offset as u64);
@@ -256,11 +258,12 @@ impl Walk {
     }
 }
 
-/// Without `--sync`, smaller files are sent at once: a file of one block takes the receiver as long to read as to make, and
-/// its record without contents, the digest and the answer to that nearly a tenth of it.
+/// Minimum size of a file that is compared without `--sync`. Smaller files are sent at once: the receiver takes as long
+/// to read a file of one block as to make it, and its record, the digest and the reply cost nearly a tenth of the file
+/// itself.
 pub(in crate::tree) const COMPARED_BYTES_MIN: u64 = 4 << 10;
 
-/// The size of a file.
+/// Returns the size of a file.
 fn size(entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<u64, Errno> {
     let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let size = match seen {
@@ -271,7 +274,8 @@ fn size(entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<u64, Errno>
 }
 
 impl Recorder {
-    /// Whether the receiver is asked for a file. Without `--sync` one is that is not too small, nor so large that it is resumed.
+    /// Whether a file is listed for the receiver to compare. Without `--sync`, files that are too small, and files so
+    /// large that they are resumed, are not.
     pub(super) fn is_compared(&self, entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<bool, Fault> {
         if !self.options.compares {
             return Ok(true);
@@ -279,7 +283,8 @@ impl Recorder {
         Ok((COMPARED_BYTES_MIN..RESUME_BYTES_MIN).contains(&size(entry, seen)?))
     }
 
-    /// Whether its size leaves a file as it is at the destination. It is listed all the same, so that it is not deleted.
+    /// Whether the size options leave a file's copy as it is. The file is listed all the same, so that its copy is not
+    /// deleted.
     pub(super) fn is_left(&self, entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<bool, Fault> {
         let copied = self.options.sizes.copied();
         copied.map_or(Ok(false), |copied| Ok(!copied.contains(&size(entry, seen)?)))
@@ -287,7 +292,7 @@ impl Recorder {
 
     /// Writes the record of a file without its contents.
     pub(super) fn list_file(&mut self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Result<Step, Fault> {
-        // A link that is followed, and a root, which may be a path, are opened; of others a name is all that it takes.
+        // A followed link, and a root, which may be a path, are opened. For other entries the name is enough.
         let is_plain = !entry.follow && place.levels.len() > 1;
         let opened = match is_plain {
             true => None,
@@ -303,7 +308,8 @@ impl Recorder {
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if self.is_image(place, kind) {
-            // Its time does not say whether it has changed: it never has the time that its copy has.
+            // The time of a device does not say whether its contents have changed, so it must never equal its copy's
+            // time.
             (_, stat) = self.open(entry, kind, None, OFlags::empty())?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             (stat.st_mtime, stat.st_mtime_nsec) = (now.as_secs() as i64, now.subsec_nanos().into());
@@ -332,21 +338,21 @@ impl Recorder {
         Ok(step)
     }
 
-    /// What the cache has of a file.
+    /// Returns the digest of a file from the cache.
     fn cached(&self, wanted: &WantedFile) -> Option<[u8; 16]> {
-        // Before a source is removed, its contents are read: the cache alone does not decide that.
+        // A source that is to be removed is always read: the cache alone does not decide on a removal.
         let cache = self.cache.as_ref().filter(|_| wanted.file.seen.is_none())?;
         let entry = wanted.file.entry();
         let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = statat(entry.at, entry.path, flags).ok()?;
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        // In a dry run the receiver tells the digest of a large one's contents.
+        // In a dry run the receiver's digest of a large file is that of its contents.
         let is_told = wanted.file.size <= INLINE_BYTES_MAX as u64 || !self.options.dry_run;
         let is_it = is_regular && is_told && stat.st_size as u64 == wanted.file.size && !wanted.file.is_other(&stat);
         if is_it { cache.get(entry.at, &stat) } else { None }
     }
 
-    /// Writes that the receiver has a file already.
+    /// Writes that the receiver already has a file.
     fn same(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Step {
         let step = wrote(Record::Same { number: wanted.number }.encode(target));
         if let (Step::Wrote(_), Some(seen)) = (&step, wanted.file.seen) {
@@ -355,17 +361,17 @@ impl Recorder {
         step
     }
 
-    /// Writes the record of a listed file with its contents, or that they are the same.
+    /// Writes the record of a listed file with its contents, or that its contents are the same.
     fn send_wanted(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Result<Step, Fault> {
         let (number, entry) = (wanted.number, wanted.file.entry());
-        // The digest of a large one is that of its blocks, which are compared if it is not known here.
+        // The digest of a large file is that of its blocks. If no digest is known here, the blocks are compared.
         let is_large = wanted.file.size > INLINE_BYTES_MAX as u64 && !self.options.dry_run;
         if matches!(wanted.verdict, Verdict::Digest(theirs) if self.cached(wanted) == Some(theirs)) {
             return Ok(self.same(wanted, target));
         }
         let began = SystemTime::now();
         let (file, stat) = self.open(&entry, entry.kind, None, OFlags::empty())?;
-        // Further names of the file that was listed are none of the one that has its name now.
+        // Further names of the listed file are not names of the file that has replaced it.
         if let Some(inode) = wanted.file.inode.filter(|_| wanted.file.is_other(&stat)) {
             self.links.forget(inode);
         }

@@ -1,4 +1,4 @@
-//! Where a walk is: the directories that are open within each other, with their names.
+//! The position of a walk: the directories that are open within each other, with their names.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsString};
@@ -16,92 +16,95 @@ use crate::tree::Fault;
 use crate::tree::ahead::HandedOut;
 use crate::tree::names::Names;
 
-/// Where a walk is.
+/// The position of a walk.
 pub struct Place {
-    /// Symbolic links among the roots stand for what they lead to.
+    /// Whether symbolic links among the roots stand for what they lead to.
     pub follow_roots: bool,
-    /// So do those that lead to directories.
+    /// Whether links that lead to directories do as well.
     pub follow_to_directories: bool,
-    /// So may any others.
+    /// Whether any other links may as well.
     pub may_follow: bool,
-    /// The paths of the roots, as the top's names are sorted; of one name several where directories are merged.
+    /// Paths of the roots, in the order of the top's names. One name has several paths if directories are merged.
     pub roots: Vec<Vec<CString>>,
-    /// The top, which holds the roots, and the directories that are open within each other.
+    /// The top, which holds the roots, followed by the directories that are open within each other.
     pub levels: Vec<Level>,
-    /// What is copied of the only root, if that is not all.
+    /// The part of the only root that is copied, if not all of it is.
     pub selected: Option<Selected>,
 }
 
-/// One directory on the way, or the top.
+/// One open directory on the way, or the top.
 pub struct Level {
-    /// None for the top. Several directories of one name are merged: what more than one has is that of the first.
+    /// Empty for the top. Directories of one name are merged; an entry that several of them have is that of the first.
     pub layers: Vec<Layer>,
     pub names: Names,
-    /// How many of them have been passed.
+    /// Number of names that have been passed.
     pub passed: usize,
-    /// The number of its record among those of directories; of the top, and of what is held, none.
+    /// Number of its record among those of directories; `None` for the top, and while its record is held.
     pub number: Option<u64>,
-    /// Its record, until something comes into it.
+    /// The directory's record, until something comes into the directory.
     pub held: Option<Held>,
-    /// Nothing is there at the receiver: files are sent with their contents.
+    /// Whether the receiver has nothing there, so that files are sent with their contents.
     pub is_fresh: bool,
-    /// Not all of its entries have been sent.
+    /// Whether some of its entries have not been sent.
     pub is_incomplete: bool,
-    /// Another directory of its name, or of one above it, is not walked: what is not found here may be there.
+    /// Whether another directory of its name, or of a name above, is not walked. An entry that is missing here may be
+    /// there.
     pub lacks_layer: bool,
-    /// Which of its entries are copied.
+    /// Which entries of the directory are copied.
     pub scope: Scope,
-    /// Where files that are listed are found again, for each layer.
+    /// For each layer, where listed files are found again.
     pub homes: RefCell<Vec<Weak<Home>>>,
-    /// What is read ahead.
+    /// What has been handed out for reading ahead.
     pub handed_out: RefCell<HandedOut>,
 }
 
 /// An open directory.
 pub struct Layer {
     pub directory: Arc<OwnedFd>,
-    /// Which of the roots of one name it is, or is below.
+    /// Which of the roots of one name the directory is, or is below.
     pub root: usize,
 }
 
-/// What has been entered under one name.
+/// The directories entered under one name.
 pub struct Entered {
     pub layers: Vec<Layer>,
-    /// By a link, for what is listed below that.
+    /// Whether they were entered through a link, for what is listed below the link.
     pub is_through: bool,
-    /// Some of it could not be.
+    /// Whether some of the directories could not be entered.
     pub lacks_layer: bool,
 }
 
-/// What a directory says of an entry.
+/// What a directory says about an entry.
 #[derive(Clone)]
 pub struct Entry<'a> {
     pub at: BorrowedFd<'a>,
-    /// Which layer of the last level it is in; at the top, which of the roots of its name it is.
+    /// Index of the entry's layer in the last level. At the top, index among the roots of its name.
     pub layer: usize,
-    /// To open it with, relative to `at`.
+    /// Path to open the entry with, relative to `at`.
     pub path: &'a CStr,
-    /// At the destination.
+    /// Name at the destination.
     pub name: &'a [u8],
     pub kind: FileType,
-    /// If it is a link, what it leads to is meant.
+    /// Whether the entry, if it is a link, stands for what it leads to.
     pub follow: bool,
-    /// It is, since it stands for a directory in a path that is listed.
+    /// Set if the link is followed because it stands for a directory in a listed path.
     pub way: Option<Way>,
-    /// An option leaves it out by what it is, and not by its name: what has that at the destination stays.
+    /// Whether an option leaves the entry out by its kind, not by its name. Then what has its name at the destination
+    /// stays.
     pub is_passed_over: bool,
 }
 
 impl Entry<'_> {
-    /// Only what is listed below it comes.
+    /// Whether only what is listed below the entry is copied.
     pub fn is_through(&self) -> bool {
         self.way == Some(Way::Through)
     }
 }
 
 impl Place {
-    /// The next entry of the last level, if that has more. `is_left_out`: what is passed over has no part in the choice among
-    /// those of one name; its other argument says whether it is a directory, if that is known.
+    /// Returns the next entry of the last level, if there is one. If several layers have the name, an entry for which
+    /// `is_left_out` holds gives way to others. The second argument of `is_left_out` says whether the entry is a
+    /// directory, if that is known.
     pub fn entry(&self, is_left_out: impl Fn(&[u8], Option<bool>) -> bool) -> Option<Entry<'_>> {
         let level = self.levels.last().expect("the top is never left");
         let (kind, name) = level.names.current()?;
@@ -112,13 +115,13 @@ impl Place {
         let (left_out, found): (Vec<_>, Vec<_>) =
             found.partition(|(entry, is_directory)| is_left_out(entry.name, *is_directory));
         let found = if found.is_empty() { left_out } else { found };
-        // A directory comes before what is none, as with rsync.
+        // As with rsync, a directory takes precedence over an entry that is not one.
         let at = found.iter().position(|(_, is_directory)| *is_directory == Some(true)).unwrap_or(0);
         let entry = found.into_iter().nth(at).map(|(entry, _)| entry);
         entry.or_else(|| Some(Entry { kind, ..self.candidate(level, name, 0) }))
     }
 
-    /// The directories that are merged with this one.
+    /// Returns the directories that are merged with this one.
     pub fn others<'a>(&'a self, entry: &Entry<'_>) -> impl Iterator<Item = Entry<'a>> {
         let level = self.levels.last().expect("the top is never left");
         let name = level.names.current().map(|(_, name)| name);
@@ -129,12 +132,12 @@ impl Place {
         directories.map(|(entry, _)| Entry { follow: entry.follow || entry.kind == FileType::Symlink, ..entry })
     }
 
-    /// How many directories may have the next entry of a level.
+    /// Returns the number of directories that may have the next entry of a level.
     fn layers(&self, level: &Level) -> usize {
         if level.layers.is_empty() { self.roots[level.passed].len() } else { level.layers.len() }
     }
 
-    /// The next entry of a level, if this layer has it.
+    /// Returns the next entry of a level, as it would be in this layer.
     fn candidate<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Entry<'a> {
         let (at, path, follow) = match level.layers.get(layer) {
             Some(Layer { directory, .. }) => (directory.as_fd(), name, false),
@@ -144,8 +147,9 @@ impl Place {
         Entry { at, layer, path, name, kind, follow, way, is_passed_over: false }
     }
 
-    /// The same, looked at: `None` if it is not there; and whether it is a directory, or will be taken for one. What cannot be
-    /// looked at may be one; a link that leads nowhere is not known to be anything.
+    /// Like [`Self::candidate`], but examines the entry: `None` if this layer does not have it. Returns also whether
+    /// the entry is, or counts as, a directory. An entry that cannot be examined may be a directory. A link that leads
+    /// nowhere is not known to be anything.
     fn found<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Option<(Entry<'a>, Option<bool>)> {
         let entry = self.candidate(level, name, layer);
         let kind = |follow| {
@@ -166,25 +170,25 @@ impl Place {
         Some((Entry { kind: own, ..entry }, is_directory))
     }
 
-    /// Which of the roots of one name an entry of the last level is, or is below.
+    /// Returns which of the roots of one name an entry of the last level is, or is below.
     pub fn root_of(&self, entry: &Entry<'_>) -> usize {
         let layers = self.levels.last().map_or(&[][..], |level| &level.layers);
         layers.get(entry.layer).map_or(entry.layer, |layer| layer.root)
     }
 
-    /// What is copied of the directory that has been entered last. `is_itself`: whether one of this name is copied for its own
-    /// sake.
+    /// Returns what is copied of the directory entered last. `is_itself`: whether a directory of this name is copied
+    /// for its own sake.
     pub fn scope(&self, is_itself: impl FnOnce(&[u8]) -> bool) -> Scope {
         self.levels.last().map_or(Scope::All, |level| self.scope_of(level.entered(), is_itself))
     }
 
-    /// The same of an entry of the last level.
+    /// Returns the same for an entry of the last level.
     pub fn scope_of(&self, name: &[u8], is_itself: impl FnOnce(&[u8]) -> bool) -> Scope {
         let (Some(selected), Some(level)) = (&self.selected, self.levels.last()) else { return Scope::All };
         if self.levels.len() == 1 { selected.root() } else { selected.below(&level.scope, name, is_itself(name)) }
     }
 
-    /// Whether paths below an entry of the last level are listed, and whether the entry itself is.
+    /// Returns whether paths below an entry of the last level are listed, and whether the entry itself is copied.
     pub fn lists(&self, name: &[u8]) -> (bool, bool) {
         match (&self.selected, self.levels.last()) {
             (Some(selected), Some(level)) if self.levels.len() > 1 => selected.lists(&level.scope, name),
@@ -197,17 +201,18 @@ impl Place {
         self.selected.is_some() && !self.is_watched() && self.levels.len() > 1 && self.lists(name).1
     }
 
-    /// Whether what is listed is what a watch has seen touched.
+    /// Whether the listed paths come from a watch that has seen changes there.
     pub fn is_watched(&self) -> bool {
         self.selected.as_ref().is_some_and(|selected| selected.is_watched)
     }
 
-    /// Whether what was to be read is not there any more, of which the watch will tell.
+    /// Whether the fault only means that a watched entry has gone. The watch will report that.
     pub fn may_be_gone(&self, fault: &Fault) -> bool {
         self.is_watched() && matches!(fault, Fault::System(Errno::NOENT))
     }
 
-    /// Whether what is in a directory of the last level comes: not where a watch has seen nothing change in it.
+    /// Whether the contents of a directory of the last level are copied. They are not if a watch has seen no change in
+    /// it.
     pub fn is_walked(&self, name: &[u8]) -> bool {
         match (&self.selected, self.levels.last()) {
             (Some(selected), Some(level)) if selected.is_watched && self.levels.len() > 1 => {
@@ -217,43 +222,43 @@ impl Place {
         }
     }
 
-    /// The paths that are listed below an entry of the last level, from there on.
+    /// Returns the paths listed below an entry of the last level, relative to the entry.
     pub fn listed_below(&self, name: &[u8]) -> impl Iterator<Item = &[u8]> {
         let selected = self.selected.as_ref().zip(self.levels.last()).filter(|_| self.levels.len() > 1);
         selected.into_iter().flat_map(move |(selected, level)| selected.paths_below(&level.scope, name))
     }
 
-    /// Where an entry of the last level will be at the destination, from the top.
+    /// Returns the path of an entry of the last level at the destination, from the top.
     pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
         let (_, above) = self.levels.split_last().expect("the top is never left");
         above.iter().map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
     }
 
-    /// The same, from below its root.
+    /// Returns the same path, from below its root.
     pub fn path_below_root(&self, name: &[u8]) -> Vec<u8> {
         let above = self.levels.iter().skip(1).take(self.levels.len().saturating_sub(2));
         above.map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
     }
 
-    /// Where an entry of the last level is, for messages.
+    /// Returns the path of an entry of the last level at the source, for messages.
     pub fn source_path(&self, entry: &Entry<'_>) -> OsString {
         let (_, above) = self.levels.split_last().expect("the top is never left");
         self.path_below(above, self.root_of(entry), entry.path.to_bytes())
     }
 
-    /// Where a layer of the last level is, for messages; empty for the top.
+    /// Returns the path of a layer of the last level, for messages; empty for the top.
     pub fn path(&self, layer: usize) -> OsString {
         let (last, above) = self.levels.split_last().expect("the top is never left");
         last.layers.get(layer).map_or_else(OsString::new, |layer| self.path_below(above, layer.root, b""))
     }
 
-    /// Where the directory is that has been entered last, below this one of the roots of its name, or what it holds under a
-    /// name, for messages.
+    /// Returns the path of `name` in the directory entered last, or of the directory itself if `name` is empty, for
+    /// messages. `root` selects one of the roots of its name.
     pub fn entered_path(&self, root: usize, name: &[u8]) -> OsString {
         self.path_below(&self.levels, root, name)
     }
 
-    /// How many bytes of the paths below one of the roots of a name are that root's.
+    /// Returns how many bytes of the paths below one of the roots of a name belong to that root.
     pub fn root_bytes(&self, root: usize) -> usize {
         self.levels.first().map_or(0, |top| self.roots[top.passed - 1][root].count_bytes())
     }
@@ -278,7 +283,7 @@ impl Layer {
 }
 
 impl Level {
-    /// Directories of which nothing has been sent; the top has none.
+    /// Creates a level for directories of which nothing has been sent. The top has no layers.
     pub fn new(layers: Vec<Layer>, names: Names) -> Self {
         Self {
             layers,
@@ -295,17 +300,17 @@ impl Level {
         }
     }
 
-    /// Comes to the next entry.
+    /// Goes on to the next entry.
     ///
     /// # Errors
     ///
-    /// The names that are left cannot be read.
+    /// Fails if the remaining names cannot be read.
     pub fn advance(&mut self) -> Result<(), Fault> {
         self.passed += 1;
         self.names.advance()
     }
 
-    /// The name of the directory in it that was entered last.
+    /// Returns the name of the directory in this level that was entered last.
     fn entered(&self) -> &[u8] {
         self.names.passed()
     }

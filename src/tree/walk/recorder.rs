@@ -1,4 +1,4 @@
-//! Makes the records of a walk: one entry at a time is looked at, opened and described.
+//! Makes the records of a walk: looks at, opens and describes one entry at a time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,38 +24,38 @@ use crate::tree::metadata::Reader;
 use crate::tree::patterns::Patterns;
 use crate::tree::{Fault, IS_LEFTOVER, stats};
 
-/// What became of one step.
+/// Result of one step.
 pub(super) enum Step {
-    /// So many bytes were written.
+    /// This many bytes were written.
     Wrote(usize),
-    /// Nothing was written, and the entry is done with.
+    /// Nothing was written, and the entry is finished.
     Passed,
-    /// There is no room.
+    /// The target has no room for the record.
     Full,
-    /// A large file, or one more name of it, must wait until one has finished.
+    /// The entry must wait until an earlier large or listed file has finished.
     AtLimit,
     /// There are no more entries.
     Over,
 }
 
-/// What an entry that has been visited has turned out to be.
+/// What a visited entry has turned out to be.
 #[derive(Default)]
 pub(super) struct Visited {
-    /// Of a directory.
+    /// The open directory, if the entry is one.
     pub(super) directory: Option<OwnedFd>,
-    /// It was entered by a link, for what is listed below that.
+    /// Whether the directory was entered through a link, for what is listed below the link.
     pub(super) is_through: bool,
-    /// It is none, although paths below it are listed.
+    /// Whether the entry is not a directory although paths below it are listed.
     pub(super) leads_nowhere: bool,
 }
 
 /// A large file that has been announced.
 pub(super) struct Open {
-    /// If it has further names.
+    /// Set if the file has further names.
     pub(super) inode: Option<Identity>,
-    /// Names that refer to it and that have been sent.
+    /// Number of further names that have been sent.
     pub(super) names: u64,
-    /// Its names that `--remove-source-files` is to remove, if all of its contents have been read.
+    /// Names of the file that `--remove-source-files` removes if all contents have been read.
     pub(super) spent: Vec<(Whereabouts, Was)>,
 }
 
@@ -64,35 +64,35 @@ pub(super) struct Recorder {
     pub(super) options: TreeOptions,
     pub(super) patterns: Patterns,
     pub(super) inline_bytes_max: usize,
-    /// Reading leaves access times as they are; given up once it is refused, as it is for other users' files.
+    /// Whether reading leaves access times as they are. Given up once the kernel refuses it, as for other users' files.
     pub(super) noatime: bool,
     pub(super) links: Links,
     pub(super) items: u32,
     pub(super) open: BTreeMap<u32, Open>,
     pub(super) opened: Vec<LargeFile>,
-    /// Since the last chunk.
+    /// What has been sent since the last chunk.
     pub(super) sent: Sent,
-    /// Since the beginning.
+    /// Number of failures since the beginning.
     pub(super) failures: u64,
-    /// A block of directory entries.
+    /// Buffer for a block of directory entries.
     pub(super) listing: Vec<u8>,
     pub(super) reader: Reader,
-    /// To hash files with.
+    /// Buffer for hashing files.
     pub(super) scratch: Vec<u8>,
-    /// Directories with a record.
+    /// Number of directories with a record.
     pub(super) directories: u64,
     pub(super) homes: Homes,
-    /// Files that this chunk lists, and how many more may be.
+    /// Files that this chunk lists; `room` is how many more may be listed.
     pub(super) listed: Vec<ListedFile>,
     pub(super) room: usize,
     /// Files with further names that are listed and not settled.
     pub(super) unsettled: HashSet<Identity>,
     pub(super) cache: Option<Arc<DigestCache>>,
-    /// `--remove-source-files`.
+    /// Sent entries to remove, with `--remove-source-files`.
     pub(super) spent: Option<Log>,
 }
 
-/// An entry that was opened as a place only, and what it was then.
+/// An entry that was opened as a place only, and its metadata at that time.
 pub(super) type Seen = Option<(OwnedFd, Stat)>;
 
 impl Recorder {
@@ -117,15 +117,16 @@ impl Recorder {
         }
     }
 
-    /// Whether a pattern leaves an entry out; what was asked for by name is only with `--sync`, as by rsync, to which a shell's
-    /// `*` gives all names.
+    /// Whether a pattern leaves an entry out. Patterns apply to roots only with `--sync`, as in rsync, to which a shell
+    /// passes all names for `*`.
     pub(super) fn is_left_out(&self, place: &Place, name: &[u8], kind: FileType) -> bool {
         (place.levels.len() > 1 || self.options.sync && !self.options.contents)
             && !self.patterns.is_empty()
             && self.patterns.leave_out(&self.transfer_path(place, name), kind == FileType::Directory)
     }
 
-    /// The same of what is not known to be a directory or none: either may be excluded.
+    /// Like [`Self::is_left_out`]. If the entry is not known to be a directory or not, it is left out if excluded as
+    /// either.
     fn is_left_out_as(&self, place: &Place, name: &[u8], is_directory: Option<bool>) -> bool {
         let is_left_out = |kind| self.is_left_out(place, name, kind);
         match is_directory {
@@ -135,25 +136,25 @@ impl Recorder {
         }
     }
 
-    /// The next entry of a walk.
+    /// Returns the next entry of a walk.
     pub(super) fn entry<'a>(&self, place: &'a Place) -> Option<Entry<'a>> {
         place.entry(|name, is_directory| self.is_left_out_as(place, name, is_directory))
     }
 
-    /// The path of an entry from the transfer's root on.
+    /// Returns the path of an entry from the transfer's root on.
     pub(super) fn transfer_path(&self, place: &Place, name: &[u8]) -> Vec<u8> {
         if self.options.contents { place.path_below_root(name) } else { place.tree_path(name) }
     }
 
-    /// Whether what is in a block device is to be copied, which was named itself.
+    /// Whether an entry is a block device that was named itself, so that its contents are copied.
     pub(super) fn is_image(&self, place: &Place, kind: FileType) -> bool {
         let is_asked_for = self.options.sync && !self.options.recursive && place.levels.len() == 1;
         is_asked_for && kind == FileType::BlockDevice
     }
 
-    /// What an entry is, if it is to be copied.
+    /// Returns the kind of an entry, if the entry is to be copied.
     ///
-    /// A directory mostly tells that. Then what is opened next is the first look at it, and the only one.
+    /// The directory usually tells the kind. Then the entry is first examined when it is opened, and only then.
     pub(super) fn look(&mut self, place: &Place, entry: &mut Entry<'_>) -> Result<Option<(FileType, Seen)>, Fault> {
         let mut seen = if [FileType::Directory, FileType::RegularFile].contains(&entry.kind) {
             None
@@ -179,7 +180,7 @@ impl Recorder {
                     entry.follow = true;
                     let file = match openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                         Ok(file) => file,
-                        // What is excluded need not lead anywhere, unless it is listed.
+                        // An excluded link need not lead anywhere, unless it is listed.
                         Err(_) if !place.is_listed(entry.name) && self.is_left_out_as(place, entry.name, None) => {
                             return Ok(None);
                         }
@@ -196,7 +197,7 @@ impl Recorder {
             return Ok(None);
         }
         if !is_itself && kind == FileType::Symlink {
-            // What is wrong with what is listed below it has been said.
+            // Failures of the paths listed below the link have been reported.
             return Ok(None);
         }
         if !is_itself && kind != FileType::Directory {
@@ -226,7 +227,7 @@ impl Recorder {
         Ok(is_wanted.then_some((kind, seen)))
     }
 
-    /// Writes an entry's record, and notes in `visited` what the caller needs to know of it.
+    /// Writes an entry's record, and records in `visited` what the caller needs to know about the entry.
     pub(super) fn visit(
         &mut self,
         place: &Place,
@@ -261,24 +262,25 @@ impl Recorder {
             (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
-        // Of a link that has been said, and what a watch has seen touched need not be there any more.
+        // For links this has been reported already. Paths from a watch need not exist any more.
         visited.leads_nowhere = ![FileType::Directory, FileType::Symlink].contains(&kind)
             && !place.is_watched()
             && place.lists(entry.name).0;
         let is_held = kind == FileType::Directory && self.holds(place, entry.name);
         if matches!(step, Step::Wrote(_)) && !is_held {
-            // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.
+            // As with rsync, a root of which only some entries are copied does not count, nor does a directory that
+            // only leads to listed paths.
             self.count_sent(kind, (!self.options.keeps_root || place.levels.len() > 1) && !is_implied);
         }
         Ok(step)
     }
 
-    /// Whether a directory only leads to what is listed, and nothing of it is to be copied.
+    /// Whether a directory only leads to listed paths, and nothing of the directory itself is copied.
     pub(super) fn is_implied(&self, place: &Place, name: &[u8]) -> bool {
         self.options.no_implied_dirs && self.lists(place, name, FileType::Directory) == (true, false)
     }
 
-    /// The record of an entry has been sent. `is_found`: it counts among those of the source.
+    /// Counts an entry whose record has been sent. `is_found`: the entry counts among those found at the source.
     pub(super) fn count_sent(&mut self, kind: FileType, is_found: bool) {
         self.sent.entries += 1;
         self.sent.directories += u64::from(kind == FileType::Directory);
@@ -287,7 +289,8 @@ impl Recorder {
         }
     }
 
-    /// Opens an entry and looks at it; it must be of a `kind`, and what was `seen` before, if anything was.
+    /// Opens an entry and reads its metadata. The entry must be of this `kind`, and still be what was `seen` before, if
+    /// set.
     pub(super) fn open(
         &mut self,
         entry: &Entry<'_>,
@@ -295,7 +298,7 @@ impl Recorder {
         seen: Seen,
         flags: OFlags,
     ) -> Result<(OwnedFd, Stat), Fault> {
-        // Not to wait, should it be a FIFO by now.
+        // Does not block if the entry has become a FIFO.
         let mut flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         flags.set(OFlags::NOFOLLOW, !entry.follow);
         flags.set(OFlags::NOATIME, self.noatime);
@@ -307,7 +310,7 @@ impl Recorder {
                     self.noatime = false;
                     flags.remove(OFlags::NOATIME);
                 }
-                // Another process holds a lease on the file; to wait makes it give that up.
+                // Another process holds a lease on the file. A blocking open makes that process give the lease up.
                 Err(Errno::AGAIN) if flags.contains(OFlags::NONBLOCK) => flags.remove(OFlags::NONBLOCK),
                 Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Err(REPLACED),
                 Err(error) => return Err(error.into()),
@@ -315,7 +318,7 @@ impl Recorder {
         };
         let mut stat = described(&file)?;
         if kind == FileType::BlockDevice {
-            // The rights of its node say nothing of a file, which gets those of a new one.
+            // The rights of a device node say nothing about a file, so the copy gets those of a new file.
             let umask = if self.options.mode { crate::fs::umask() } else { 0 };
             stat.st_mode = (stat.st_mode & !0o7777) | (0o666 & !umask);
         }
@@ -350,15 +353,15 @@ impl Recorder {
         Ok(step)
     }
 
-    /// What an entry that may have further names is known by.
+    /// Returns the identity of an entry that may have further names.
     pub(super) fn inode(&self, stat: &Stat) -> Option<Identity> {
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        // Whether what is there is newer is known of the first name's copy only if that has the time of the source.
+        // The first name's copy shows whether the destination is newer only if the copy has the source's time.
         let is_judged = self.options.update && !self.options.keeps_times(false) && is_regular;
         (self.options.hard_links && stat.st_nlink > 1 && !is_judged).then_some(identity(stat))
     }
 
-    /// A symbolic link, a FIFO, a socket, a device.
+    /// Writes the record of a symbolic link, a FIFO, a socket or a device.
     pub(super) fn other(
         &mut self,
         place: &Place,
@@ -369,7 +372,8 @@ impl Recorder {
     ) -> Result<Step, Fault> {
         let TreeOptions { existing, ignore_existing, safe_links, .. } = self.options;
         let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-        // Where each is judged by where it is, or by what is there, which may be left under the first name, each is sent itself.
+        // If each name is judged by its place or by what the destination has there, the first name may not have been
+        // copied. Then each name is sent as an entry of its own.
         let is_judged = safe_links && is_link || existing || ignore_existing;
         let inode = self.inode(stat).filter(|_| !is_judged);
         if let Some(step) = inode.and_then(|inode| self.further_name(place, entry, inode, stat, target)) {

@@ -1,7 +1,7 @@
-//! Paths below the only root that are copied, and nothing else of it: `--files-from`, `--relative`.
+//! Listed paths below the only root, to which the copy is limited: `--files-from`, `--relative`.
 //!
-//! Directories on the way to a path are sent as well. A directory that is listed itself is walked where the copy is
-//! recursive; where it is not, the entries in it come if its path ends in a slash.
+//! Directories on the way to a path are sent as well. A listed directory is walked if the copy is recursive. Otherwise
+//! its entries are copied if its path ends in a slash.
 
 use std::cmp::Ordering;
 use std::ffi::{CString, OsStr};
@@ -20,17 +20,17 @@ use crate::tree::Fault;
 use crate::tree::names::Names;
 use crate::tree::root::Only;
 
-/// Paths in the order of a walk.
+/// Listed paths, in the order of a walk.
 pub struct Selected {
     paths: Vec<Selection>,
     is_recursive: bool,
-    /// They are what a watch has seen touched, and nobody has asked for them by name.
+    /// Whether the paths are those where a watch has seen changes, instead of paths from the user.
     pub is_watched: bool,
 }
 
 struct Selection {
     path: Vec<u8>,
-    /// It ends in a slash.
+    /// Whether the path ends in a slash.
     wants_contents: bool,
 }
 
@@ -39,16 +39,16 @@ struct Selection {
 pub enum Scope {
     #[default]
     All,
-    /// Those with these paths, whose names begin at this byte.
+    /// The entries with the paths of this range, whose names begin at this byte.
     Listed(Range<usize>, usize),
-    /// All, but of what is in directories only what is listed.
+    /// All entries, but only listed ones of what is in subdirectories.
     Flat(Range<usize>, usize),
-    /// All, also of what is in directories. That these are listed as well says that they have to be there.
+    /// All entries, and all of what is in subdirectories. Listed ones among them have to exist.
     Whole(Range<usize>, usize),
 }
 
 impl Scope {
-    /// The paths that are listed there, and where their names begin.
+    /// Returns the range of listed paths, and where their names begin.
     fn listed(&self) -> Option<(&Range<usize>, usize)> {
         match self {
             Self::All => None,
@@ -56,18 +56,18 @@ impl Scope {
         }
     }
 
-    /// Whether what is not listed is copied as well.
+    /// Whether entries that are not listed are copied as well.
     fn is_of_all(&self) -> bool {
         !matches!(self, Self::Listed(..))
     }
 }
 
-/// What a link that stands for a directory is followed for.
+/// Why a link that stands for a directory is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// For what is listed below it.
     Through,
-    /// For all that is in the directory.
+    /// For everything in the directory.
     Itself,
 }
 
@@ -79,7 +79,7 @@ fn compare(one: &[u8], other: &[u8]) -> Ordering {
 impl Selected {
     /// # Errors
     ///
-    /// A path that leads out of the root, or cannot be one.
+    /// Fails if a path leads out of the root, or is not valid.
     pub fn new(only: &Only) -> Result<Self, IoFact> {
         let mut paths = Vec::with_capacity(only.paths.len());
         for path in &only.paths {
@@ -97,7 +97,7 @@ impl Selected {
         Ok(Self { paths, is_recursive: only.recursive, is_watched: only.is_watched })
     }
 
-    /// What of the root is copied.
+    /// Returns what is copied of the root.
     pub fn root(&self) -> Scope {
         match self.paths.first() {
             Some(first) if first.path.is_empty() && self.is_recursive => Scope::Whole(1..self.paths.len(), 0),
@@ -106,7 +106,7 @@ impl Selected {
         }
     }
 
-    /// The part of these paths that is an entry of this name, or below it.
+    /// Returns the part of these paths that is the entry of this name, or lies below it.
     fn part(&self, range: &Range<usize>, start: usize, name: &[u8]) -> Range<usize> {
         let first = |selection: &Selection| -> Ordering {
             let rest = &selection.path[start..];
@@ -118,7 +118,7 @@ impl Selected {
         range.start + begin..range.start + end
     }
 
-    /// Whether paths below an entry of this name are listed, and whether it is itself.
+    /// Returns whether paths below an entry of this name are listed, and whether the entry itself is copied.
     pub fn lists(&self, scope: &Scope, name: &[u8]) -> (bool, bool) {
         let Some((range, start)) = scope.listed() else { return (false, true) };
         let part = self.part(range, start, name);
@@ -126,14 +126,14 @@ impl Selected {
         (part.len() > usize::from(is_itself), is_itself || scope.is_of_all())
     }
 
-    /// Whether an entry of this name is listed with a slash behind it.
+    /// Whether an entry of this name is listed with a slash at its end.
     pub fn wants_contents(&self, scope: &Scope, name: &[u8]) -> bool {
         let Some((range, start)) = scope.listed() else { return false };
         let first = self.paths[self.part(range, start, name)].first();
         first.is_some_and(|first| first.wants_contents && first.path.len() == start + name.len())
     }
 
-    /// The paths that are listed below an entry of this name, from there on.
+    /// Returns the paths listed below an entry of this name, relative to the entry.
     pub fn paths_below(&self, scope: &Scope, name: &[u8]) -> impl Iterator<Item = &[u8]> {
         let (part, below) = match scope.listed() {
             Some((range, start)) => (self.part(range, start, name), start + name.len() + 1),
@@ -142,7 +142,7 @@ impl Selected {
         self.paths[part].iter().filter_map(move |selection| selection.path.get(below..))
     }
 
-    /// What is copied of a directory of this name. `is_itself`: it is copied for its own sake.
+    /// Returns what is copied of a directory of this name. `is_itself`: the directory is copied for its own sake.
     pub fn below(&self, scope: &Scope, name: &[u8], is_itself: bool) -> Scope {
         let Some((range, start)) = scope.listed() else { return Scope::All };
         let mut part = self.part(range, start, name);
@@ -157,7 +157,7 @@ impl Selected {
         }
     }
 
-    /// What is listed in a directory by names for which this is true, and below them: the paths from the directory on.
+    /// Returns the listed paths of a directory whose first name `is_missing`, relative to the directory.
     fn missing<'a>(&'a self, scope: &Scope, is_missing: impl Fn(&[u8]) -> bool + 'a) -> impl Iterator<Item = &'a [u8]> {
         let (range, start) = scope.listed().map_or((0..0, 0), |(range, start)| (range.clone(), start));
         let mut last: Option<(&[u8], bool)> = None;
@@ -170,11 +170,11 @@ impl Selected {
         })
     }
 
-    /// The names of a directory of which only those are copied.
+    /// Returns the names in a directory of which only these paths are copied.
     ///
     /// # Errors
     ///
-    /// There is no room for them.
+    /// Fails if there is no room for the names.
     pub fn names(&self, range: &Range<usize>, start: usize) -> Result<Names, Fault> {
         let mut names = Names::default();
         let mut last: &[u8] = b"";
@@ -191,19 +191,21 @@ impl Selected {
 }
 
 impl Recorder {
-    /// Whether paths below an entry of the last level are listed, and whether it is copied for its own sake: not if a pattern
-    /// leaves it out. What only leads to others patterns are not about, unless those are only known to have changed.
+    /// Returns whether paths below an entry of the last level are listed, and whether the entry is copied for its own
+    /// sake, which it is not if a pattern excludes it. A directory that only leads to listed paths is not subject to
+    /// patterns, unless the paths come from a watch.
     pub(super) fn lists(&self, place: &Place, name: &[u8], kind: FileType) -> (bool, bool) {
         let (is_on_the_way, is_itself) = place.lists(name);
         let is_itself = is_itself && !self.is_left_out(place, name, kind);
         (is_on_the_way && (is_itself || !place.is_watched()), is_itself)
     }
 
-    /// Whether a symbolic link stands for the directory that it leads to, since paths below it are listed, or it is itself with
-    /// a slash behind it. As with rsync, it does in no other case, so what else is in the directory does not come with those.
+    /// Returns why a symbolic link stands for the directory that it leads to: paths below the link are listed, or the
+    /// link itself is, with a slash at its end. `None` in all other cases, as with rsync: the rest of the directory is
+    /// not copied.
     pub(super) fn way_by_link(&mut self, place: &Place, entry: &Entry<'_>) -> Option<Way> {
         let (selected, level) = place.selected.as_ref().zip(place.levels.last()).filter(|_| place.levels.len() > 1)?;
-        // It has taken the place of the directory that was watched.
+        // The link has replaced the directory that was watched.
         if selected.is_watched {
             return None;
         }
@@ -218,8 +220,8 @@ impl Recorder {
         (is_on_the_way && self.leads_on(place, entry)).then_some(Way::Through)
     }
 
-    /// Whether a directory that only leads to what is listed leads to anything. As with rsync, it is not copied for what is
-    /// missing, which is reported, or left out by a pattern.
+    /// Whether a directory that only leads to listed paths leads to any of them. As with rsync, it is not copied for
+    /// paths that are missing, which are reported, or that a pattern excludes.
     pub(super) fn leads_on(&mut self, place: &Place, entry: &Entry<'_>) -> bool {
         let flags = if self.options.copy_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let mut missing = Vec::new();
@@ -230,7 +232,7 @@ impl Recorder {
                     let path = [place.source_path(entry).as_bytes(), b"/", below].concat();
                     missing.push(io_fact(OsStr::from_bytes(&path), error));
                 }
-                // The walk that comes to it reports what else is wrong.
+                // The walk reports other errors when it reaches the path.
                 Err(_) => return true,
                 Ok(stat) => {
                     let path = [entry.name, b"/", below].concat();
@@ -244,8 +246,8 @@ impl Recorder {
         false
     }
 
-    /// The level of the directory that was entered last, with those of its entries that are copied.
-    /// `is_through`: by way of a link.
+    /// Returns the level of the directory entered last, with those of its entries that are copied. `is_through`: the
+    /// directory was entered through a link.
     pub(super) fn scoped(&mut self, place: &Place, layers: Vec<Layer>, is_through: bool) -> Level {
         let is_itself = |name: &[u8]| !is_through && self.lists(place, name, FileType::Directory).1;
         let scope = place.scope(is_itself);
@@ -257,12 +259,12 @@ impl Recorder {
             self.fail(fault.into_fact(&place.entered_path(0, b"")));
             Names::default()
         });
-        // What else is there is not known to be gone.
+        // Entries that are not listed are not known to be gone.
         Level { is_incomplete: true, scope, ..Level::new(layers, names) }
     }
 
-    /// A directory of which all comes. What is listed in it, and is not there, no name in it leads to: the walk would pass it.
-    /// What a watch has seen touched may have gone since.
+    /// Lists a directory that is copied whole. Reports listed paths that do not exist, which the walk would never
+    /// reach. Paths from a watch are exempt, because they may have gone since.
     fn list_whole(&mut self, place: &Place, layers: Vec<Layer>, scope: Scope) -> Level {
         let level = self.list(place, layers);
         let selected = place.selected.as_ref().filter(|selected| !selected.is_watched);

@@ -1,12 +1,12 @@
-//! `--remove-source-files`: what has been sent is written down, and removed once the receiver has answered for all of it.
+//! `--remove-source-files`: sent entries are listed, and removed once the receiver has confirmed all of them.
 //!
-//! The receiver says at the end of a session with how many entries it has failed, not with which. So nothing is removed unless
-//! that is none; run again when it is, the copy finds most of it there, and removes it then. What the walk itself has failed
-//! with is not written down.
+//! At the end of a session the receiver says how many entries have failed, not which. So nothing is removed unless none
+//! has failed. A later run without failures finds most entries at the destination, and removes them then. Entries that
+//! the walk itself failed to send are not listed.
 //!
-//! An entry is removed by the descriptor of its directory, to which no link below SRC leads, and only while it is what was
-//! sent: of the same inode, size, and times of change. That is asked just before, since no system call does both. The list is
-//! a file without a name, so that memory does not grow with the tree.
+//! An entry is removed relative to the descriptor of its directory, to which no link below SRC leads. Its inode, size
+//! and times of change must still be those that were sent. This is checked just before, because no system call does
+//! both. The list is a file without a name, so that memory does not grow with the tree.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -25,14 +25,14 @@ use crate::fs::{Identity, PLACE, identity, io_fact, plain_fact, std_fact, unlink
 use crate::options::TreeOptions;
 use crate::tree::first::First;
 
-/// Numbers of an entry in the list, in bytes.
+/// Size of an entry's numbers in the list, in bytes.
 const NUMBERS_BYTES: usize = 10 * 8;
 
-/// What is said of what stays.
+/// Why an entry stays, for messages.
 const HAS_CHANGED: &str = "it is not what was sent any more";
 const IS_ELSEWHERE: &str = "a link leads to it, or its directory is not where it was";
 
-/// What an entry was when it was sent.
+/// Identity, size and times of an entry when it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Was {
     inode: Identity,
@@ -55,7 +55,8 @@ impl From<&Stat> for Was {
 }
 
 impl Was {
-    /// Whether an entry is still that. With one of its names removed it has `changed` by that alone.
+    /// Whether an entry is still the same. `changed` is its time of change, if the removal of another name has changed
+    /// that.
     fn is(&self, stat: &Stat, changed: Option<(i64, i64)>) -> bool {
         let now = Self::from(stat);
         let changed = changed.unwrap_or(self.changed);
@@ -63,16 +64,17 @@ impl Was {
     }
 }
 
-/// Where an entry is.
+/// Path of an entry, and where SRC ends in it.
 #[derive(Clone, Debug)]
 pub struct Whereabouts {
     path: Vec<u8>,
-    /// Where in it begins what is below SRC, or the name of SRC where that is no directory.
+    /// Offset of what is below SRC, or of the name of SRC if SRC is not a directory.
     below: usize,
 }
 
 impl Whereabouts {
-    /// A path of which so many bytes are SRC; none if all of it is, and no directory.
+    /// Splits a path whose first `root_bytes` bytes are SRC. `None` means that all of it is SRC, which is not a
+    /// directory.
     pub fn new(path: OsString, root_bytes: Option<usize>) -> Self {
         let path = path.into_vec();
         let above = || path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
@@ -81,7 +83,7 @@ impl Whereabouts {
     }
 }
 
-/// The list while it is made.
+/// The list while it is written.
 #[derive(Debug)]
 pub struct Log {
     file: BufWriter<File>,
@@ -89,11 +91,11 @@ pub struct Log {
 }
 
 impl Log {
-    /// One if it is asked for.
+    /// Returns a list if the options ask for one.
     ///
     /// # Errors
     ///
-    /// There is no temporary file to be had.
+    /// Fails if no temporary file can be made.
     pub fn asked(options: &TreeOptions) -> io::Result<Option<Self>> {
         let is_asked = options.remove_source_files && !options.dry_run;
         let made = is_asked.then(|| Ok(Self { file: BufWriter::new(unlinked_anywhere()?), failure: None }));
@@ -126,25 +128,25 @@ impl Log {
     }
 }
 
-/// The list.
+/// The finished list.
 #[derive(Debug)]
 pub struct Spent {
     file: io::Result<File>,
 }
 
-/// What came of removing it.
+/// Result of removing the listed entries.
 #[derive(Debug, Default)]
 pub struct Removed {
-    /// Entries that are gone.
+    /// Number of entries removed.
     pub entries: u64,
-    /// Those that are still there.
+    /// Number of entries that are still there.
     pub failed: u64,
-    /// The first of those, and why.
+    /// The first failures, and their reasons.
     pub failures: First,
 }
 
 impl Spent {
-    /// Removes all that is in the list.
+    /// Removes all entries in the list.
     pub fn remove(&self) -> Removed {
         let mut removed = Removed::default();
         if let Err(error) = self.remove_each(&mut removed) {
@@ -162,7 +164,7 @@ impl Spent {
         while let Some((at, seen)) = next(&mut list)? {
             match remover.remove(&at, &seen) {
                 Ok(()) => removed.entries += 1,
-                // Somebody else has removed it.
+                // Another process has removed the entry.
                 Err(Kept::Errno(Errno::NOENT)) => {}
                 Err(kept) => {
                     removed.failed += 1;
@@ -180,7 +182,7 @@ impl Spent {
     }
 }
 
-/// The next entry of the list.
+/// Reads the next entry of the list.
 fn next(list: &mut impl Read) -> io::Result<Option<(Whereabouts, Was)>> {
     let mut bytes = [0; NUMBERS_BYTES];
     match list.read_exact(&mut bytes[..1]) {
@@ -222,9 +224,9 @@ impl From<io::Error> for Kept {
 /// Removes entries in the order of the list.
 #[derive(Default)]
 struct Remover {
-    /// The directory of the last one.
+    /// Directory of the last entry.
     directory: Option<(Vec<u8>, OwnedFd)>,
-    /// When the inodes of which a name has been removed have changed by that.
+    /// Times of change of inodes after the removal of one of their names.
     changed: Option<Table>,
 }
 
@@ -272,7 +274,7 @@ fn time(bytes: &[u8]) -> Option<(i64, i64)> {
     Some((i64::from_le_bytes(*seconds), i64::from_le_bytes(*rest.first_chunk()?)))
 }
 
-/// Opens the directory of an entry. Links are followed in what was given as SRC, and nowhere below it.
+/// Opens the directory of an entry. Links are followed in the path given as SRC, and nowhere below.
 fn open(path: &[u8], below: usize) -> Result<OwnedFd, Errno> {
     let (root, names) = path.split_at(below);
     let root = if root.is_empty() { b"." } else { root };
@@ -284,18 +286,19 @@ fn open(path: &[u8], below: usize) -> Result<OwnedFd, Errno> {
 }
 
 impl Walk {
-    /// What has been sent and is to be removed, if that is asked for.
+    /// Returns the list of sent entries to remove, if that was asked for.
     pub fn take_spent(&mut self) -> Option<Spent> {
         self.recorder.spent.take().map(Log::finish)
     }
 }
 
 impl Recorder {
-    /// An entry has been sent, or its name, as part of the large file of this number, if it is one.
+    /// Records that an entry, or a further name of one, has been sent. `item` is the number of its large file, if it is
+    /// one.
     pub(super) fn spend(&mut self, at: impl FnOnce() -> Whereabouts, seen: Was, item: u32) {
         let Some(log) = &mut self.spent else { return };
         match self.open.get_mut(&item) {
-            // If it is sent whole.
+            // Removed only if the file is sent whole.
             Some(open) => open.spent.push((at(), seen)),
             None => log.add(&at(), &seen),
         }
@@ -309,7 +312,7 @@ impl Recorder {
 }
 
 impl Place {
-    /// Where an entry of the last level is.
+    /// Returns where an entry of the last level is.
     pub(super) fn whereabouts(&self, entry: &Entry<'_>) -> Whereabouts {
         let root = (self.levels.len() > 1).then(|| self.root_bytes(self.root_of(entry)));
         Whereabouts::new(self.source_path(entry), root)
@@ -332,7 +335,7 @@ mod tests {
 
     const CHUNK_BYTES: usize = 8 * INLINE_BYTES_MAX;
 
-    /// Walks over all of a tree; of large files only those are intact whose names end in `.ok`.
+    /// Walks over all of a tree. Only large files whose names end in `.ok` count as intact.
     fn walked(top: &Path) -> Spent {
         let options = TreeOptions { remove_source_files: true, ..TreeOptions::default() };
         let mut walk = Walk::new(vec![Root::new(top, "t")], CHUNK_BYTES, options).expect("a tree");
@@ -390,7 +393,7 @@ mod tests {
         mknodat(CWD, top.join("fifo"), FileType::Fifo, Mode::RUSR, 0).expect("a FIFO");
         fs::write(top.join("other"), "replaced").expect("a file");
 
-        // What is changed within a tick of the kernel's clock has not changed for anybody.
+        // A change within one tick of the kernel's clock would not be noticed.
         std::thread::sleep(Duration::from_millis(20));
         let spent = walked(top);
         assert_eq!(left(top).len(), 26, "nothing is removed by the walk");
@@ -400,7 +403,7 @@ mod tests {
         fs::rename(top.join("other"), top.join("replaced")).expect("ours");
         fs::remove_file(top.join("gone")).expect("ours");
         fs::write(top.join("written"), "WRITTEN").expect("a file");
-        // What is at the path is what was sent, but the path is another.
+        // The file at the path is the one that was sent, but the path leads through a link.
         fs::rename(top.join("moved"), scratch.path().join("away")).expect("ours");
         symlink("../away", top.join("moved")).expect("a link");
         fs::rename(top.join("renamed"), scratch.path().join("renamed")).expect("ours");
@@ -419,7 +422,7 @@ mod tests {
         let scratch = tempfile::tempdir().expect("a directory");
         fs::write(scratch.path().join("f"), "1").expect("a file");
         let mut spent = walked(scratch.path());
-        // Not open to be read.
+        // Not open for reading.
         spent.file = Ok(fs::File::create(scratch.path().join("list")).expect("a file"));
         let removed = spent.remove();
         assert_eq!((removed.entries, removed.failed), (0, 1));

@@ -1,15 +1,16 @@
-//! Ranges that are planned, and read later by who sends them.
+//! Ranges that are planned, and read later by the thread that sends them.
 
 use super::*;
 
-/// Takes everything, planning up to `ahead` ranges where that can be; how many were. `on_plan` sees each.
+/// Takes everything, planning up to `ahead` ranges where possible. Returns also how many were planned. `on_plan` sees
+/// each.
 fn planned(source: &TreeSource, ahead: usize, mut on_plan: impl FnMut(&Part)) -> (Parts, usize) {
     let (mut parts, mut count, tally) = (Parts::new(), 0, Tally::default());
     loop {
         let plans: Vec<Part> = (0..ahead).map_while(|_| source.plan(PART_BYTES)).collect();
         count += plans.len();
         plans.iter().for_each(&mut on_plan);
-        // The last one first, as lanes may do it, and every other one by a worker.
+        // In reverse order, as lanes may do it, and every other one by a worker.
         for (at, plan) in plans.iter().enumerate().rev() {
             let mut target = vec![0xee; PART_BYTES];
             let by_lane = at % 2 == 0 && source.read_cached(plan, &mut target, &tally);
@@ -80,7 +81,8 @@ fn a_planned_range_that_cannot_be_read_is_a_part_of_nothing() {
     assert_eq!(names, [&b"t"[..], b"t/intact", b"t/z"]);
 }
 
-/// A file system writes into one file at a time, so several are given out side by side; no more, so that few are unfinished.
+/// A file system writes into one file at a time, so several are given out in turns. Few are, so that few are
+/// unfinished.
 #[test]
 fn a_few_large_files_are_sent_in_turns() {
     const PARTS: usize = 4;

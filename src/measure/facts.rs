@@ -1,7 +1,7 @@
 //! What one host is like: values as they were found, without a verdict. An agent gathers them, the caller judges.
 //!
-//! Facts that come from another host are held to [`LIST_MAX`], and names in them to what may stand in a command: the
-//! fixes that are proposed contain them.
+//! Facts that come from another host are held to [`LIST_MAX`] and [`TEXT_BYTES_MAX`], and names in them to what may stand
+//! in a command, since the fixes that are proposed contain them: each field says by what it is decoded.
 
 use std::net::IpAddr;
 

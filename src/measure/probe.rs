@@ -401,6 +401,8 @@ mod tests {
             .collect();
         assert_eq!(decode_attempts(&encode(&attempts)), Some(attempts));
         assert_eq!(decode_attempts(b"\x01"), None);
+        // One as it was when it had a type of its own for the way: refused, not misread.
+        assert_eq!(decode_attempts(b"\x81\x86\x82\x44\x0a\x09\0\x02\0\xf5\x03\x18\x71\x60\x19\x05\xdc"), None);
     }
 
     #[test]

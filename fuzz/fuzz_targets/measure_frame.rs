@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| rd_proto::control::measure::fuzz::measure_frame(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| rdma_pipe::engine::perf::frames::fuzz::measure_frame(bytes));

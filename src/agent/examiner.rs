@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::control::frames::{Fault, Message};
 use crate::control::tunnel::Emit;
-use crate::measure::gather;
-use crate::measure::probe::{self, Probe, ProbeRequest};
+use crate::measure::probe::{self, Probe};
+use crate::measure::{self, gather};
 
 use crate::fault::Exit;
 
@@ -31,14 +31,14 @@ impl Examiner {
     /// Does what a message asks for; what takes long is done by a thread.
     pub(crate) fn handle(&self, message: Message) {
         match message {
-            Message::Examine => self.work("examine", |emit| emit(Message::Examined(gather::here().encode()))),
+            Message::Examine => self.work("examine", |emit| emit(Message::Examined(measure::encode(&gather::here())))),
             Message::OpenProbe { ports } => {
                 self.rest();
                 let probe = Arc::clone(&self.probe);
                 // A device that has failed may block a thread that listens on it.
                 self.work("probe", move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
                     Ok(opened) => {
-                        let targets = opened.targets.encode();
+                        let targets = measure::encode(&opened.targets);
                         *probe.lock().expect("no panic with it locked") = Some(opened);
                         emit(Message::ProbeOpened(targets));
                     }
@@ -46,8 +46,8 @@ impl Examiner {
                 });
             }
             Message::Probe(bytes) => self.work("probe", move |emit| {
-                let attempts = ProbeRequest::decode(&bytes).map(|request| probe::try_all(&request)).unwrap_or_default();
-                emit(Message::Probed(probe::encode_attempts(&attempts)));
+                let attempts = measure::decode(&bytes).map(|request| probe::try_all(&request)).unwrap_or_default();
+                emit(Message::Probed(measure::encode(&attempts)));
             }),
             _ => {}
         }

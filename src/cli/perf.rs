@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgMatches, CommandFactory, Parser};
-use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
 use rustix::io::Errno;
 
 use super::options::{KeyOptions, parse_port};
 use super::rdcp::HostOptions;
 use super::{Arguments, print};
+use crate::engine::perf::frames::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::fs;
 use crate::job::plan::Spec;

@@ -1,7 +1,7 @@
 //! Measuring the wire between two hosts: the end that asks ([`Driver`]) and the end that answers ([`answer`]).
 //!
 //! The first connection is a session's first lane, authenticated like any other. Sealed frames of
-//! [`rd_proto::control::measure`] cross it, and nothing else. What is measured crosses connections that are made for it,
+//! [`frames`] cross it, and nothing else. What is measured crosses connections that are made for it,
 //! a [`bundle`](crate::transport::bundle): further TCP connections of the session, or RDMA queue pairs.
 //!
 //! In a run, threads send and receive, one for each group of connections. The thread that called waits for them and for
@@ -15,23 +15,28 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rd_proto::control::measure::{CONNECTIONS_MAX, Frame, Load, Run, Seen};
-use rd_proto::control::{CONTROL_SEAL_BYTES, Endpoint as Offered, Frame as TransferFrame, Policy, Refusal};
+use rd_proto::control::{
+    CONTROL_SEAL_BYTES, Endpoint as Offered, Frame as TransferFrame, Policy, Refusal, TEXT_BYTES_MAX,
+};
 use rd_proto::frame::CONTROL_BYTES_MAX;
 use rd_proto::handshake::{ControlChannel, ControlError, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
+use self::frames::{CONNECTIONS_MAX, Frame, Load, Run, Seen};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, rng, send_last, send_plain};
 use super::rails::Rail;
 use super::rdma::candidates;
 use crate::fault::{Exit, errno_of, printable};
+use crate::options::Transport;
 use crate::transport::bundle::tcp::TcpGroup;
 use crate::transport::bundle::{Assignment, Flow, Group, Measured, NO_THREAD, Progress, STACK_BYTES, Settings, Task};
 use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
 use crate::transport::rdma::{ConnectError, pairs};
 use crate::transport::{LaneError, Medium, unmapped};
+
+pub mod frames;
 
 /// How long the other end may take to answer a question.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -156,9 +161,7 @@ impl Link {
     }
 
     fn send(&mut self, frame: &Frame) -> Result<(), LinkError> {
-        let mut plain = Vec::new();
-        frame.encode(&mut plain);
-        send_plain(&mut self.stream, &mut self.channel, &plain)
+        send_plain(&mut self.stream, &mut self.channel, &frame.encode())
     }
 
     /// The next frame that is not a failure, by `deadline`.
@@ -271,23 +274,21 @@ impl Driver {
     pub(crate) fn open(
         stream: TcpStream,
         established: Established,
-        policy: Policy,
+        transport: Transport,
         settings: Settings,
         rail: Option<Rail>,
     ) -> Result<Self, PerfError> {
         let address = stream.peer_addr().map_err(|error| PerfError::os("connection", &error))?;
         let Established { session, secret, control, .. } = established;
         let mut link = Link::new(stream, control)?;
-        link.send(&Frame::Open {
-            policy,
-            connections_max: settings.connections_max,
-            message_bytes_max: settings.message_bytes_max,
-            depth: settings.depth,
-            poll: settings.poll,
-        })?;
+        link.send(&Frame::Open(transport, settings))?;
         let Frame::Opened { seed, endpoints, host } = link.receive(Instant::now() + ANSWER_MAX)? else {
             return Err(LinkError::Unexpected.into());
         };
+        let Ok(Some(TransferFrame::Endpoints { endpoints, .. })) = TransferFrame::decode(&endpoints) else {
+            return Err(LinkError::Unexpected.into());
+        };
+        let policy = transport.policy();
         let mut driver = {
             let connections = Connections::Tcp(Vec::new());
             Self { connections, link, policy, settings, address, session, secret, host, rail, fell_back: None }
@@ -352,7 +353,7 @@ impl Driver {
 
     fn await_grown(&mut self, wanted: u32, deadline: Instant) -> Result<(), PerfError> {
         match self.link.receive(deadline)? {
-            Frame::Grown { connections } if connections == wanted => Ok(()),
+            Frame::Grown(connections) if connections == wanted => Ok(()),
             _ => Err(LinkError::Unexpected.into()),
         }
     }
@@ -547,12 +548,12 @@ fn go(
                     return Err(error.into());
                 }
                 if !told && senders.load(Ordering::Acquire) == 0 {
-                    link.send(&Frame::Done { messages: sent.load(Ordering::Acquire) })?;
+                    link.send(&Frame::Done(sent.load(Ordering::Acquire)))?;
                     told = true;
                 }
                 while let Some(frame) = link.take()? {
                     match frame {
-                        Frame::Done { messages } => progress.expect(messages),
+                        Frame::Done(messages) => progress.expect(messages),
                         Frame::Seen(there) if asks => seen = Some(there),
                         Frame::Failed { exit, reason } => return Err(PerfError::Peer { exit, reason }),
                         _ => return Err(LinkError::Unexpected.into()),
@@ -612,8 +613,9 @@ pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError
             drop(send_last(&mut link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer)));
         }
         Err(error) => {
-            let (exit, reason) = (error.exit().code(), printable(&error.to_string()).into_bytes());
-            let _ = link.send(&Frame::Failed { exit, reason });
+            let reason = printable(&error.to_string()).into_bytes();
+            let reason = reason[reason.len().saturating_sub(TEXT_BYTES_MAX)..].to_vec();
+            let _ = link.send(&Frame::Failed { exit: error.exit().code(), reason });
         }
     }
     outcome
@@ -634,10 +636,8 @@ impl Responder<'_> {
                 frame => frame?,
             };
             match (frame, self.asked) {
-                (Frame::Open { policy, connections_max, message_bytes_max, depth, poll }, None) => {
-                    let asked = Settings { connections_max, message_bytes_max, depth, poll };
-                    let opened = self.open(policy, asked);
-                    link.send(&opened)?;
+                (Frame::Open(transport, asked), None) => {
+                    link.send(&self.open(transport.policy(), asked))?;
                     self.asked = Some(asked);
                 }
                 (Frame::Grow { connections, rdma }, Some(asked)) if connections <= asked.connections_max => {
@@ -665,7 +665,9 @@ impl Responder<'_> {
                 .and_then(|local| BundleListener::new(&local, self.answering.ports, seed, settings).ok()),
         };
         let listening = self.gate.iter().flat_map(BundleListener::endpoints);
-        let endpoints = listening.map(|(endpoint, port)| endpoint.offered(port)).collect();
+        let listening = listening.map(|(endpoint, port)| endpoint.offered(port)).collect();
+        let mut endpoints = Vec::new();
+        TransferFrame::Endpoints { turn: 0, endpoints: listening }.encode(&mut endpoints);
         Frame::Opened { seed, endpoints, host: self.answering.host.to_vec() }
     }
 
@@ -676,7 +678,7 @@ impl Responder<'_> {
             let deadline = deadline + ANSWER_MAX;
             let gate = self.gate.as_mut().ok_or(LinkError::Unexpected)?;
             gate.grow(connections, deadline, || link.has_input())?;
-            link.send(&Frame::Grown { connections })?;
+            link.send(&Frame::Grown(connections))?;
             gate.await_greetings(deadline)?;
             return Ok(());
         }
@@ -691,7 +693,7 @@ impl Responder<'_> {
             let Some(stream) = (self.answering.further)(LOOK_AGAIN) else { continue };
             self.streams.push(TcpGroup::new(stream, asked.poll).map_err(|error| PerfError::os("socket", &error))?);
         }
-        link.send(&Frame::Grown { connections })?;
+        link.send(&Frame::Grown(connections))?;
         Ok(())
     }
 

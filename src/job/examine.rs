@@ -12,8 +12,8 @@ use crate::control::endpoints;
 use crate::control::frames::{self, Message};
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
-use crate::measure::probe::{Attempt, ProbeRequest, ProbeTargets, decode_attempts};
-use crate::measure::{Facts, Path, Speed, gather};
+use crate::measure::probe::{Attempt, ProbeRequest, decode_attempts};
+use crate::measure::{self, Facts, Path, Speed, gather};
 use crate::options::TransferOptions;
 
 pub(crate) mod drill;
@@ -110,7 +110,7 @@ impl Examiner {
         let ports = self.ports.as_ref().map(|ports| (*ports.start(), *ports.end()));
         self.job.send(to, Message::OpenProbe { ports });
         let targets = match self.job.answer(to, EXAMINE_MAX)? {
-            Message::ProbeOpened(bytes) => ProbeTargets::decode(&bytes).ok_or_else(|| self.job.unexpected(to))?,
+            Message::ProbeOpened(bytes) => measure::decode(&bytes).ok_or_else(|| self.job.unexpected(to))?,
             Message::Failed(fault) => return Ok(Err(escaped(OsStr::new(&fault.detail)))),
             _ => return Err(self.job.unexpected(to)),
         };
@@ -120,7 +120,7 @@ impl Examiner {
         {
             request.also(address);
         }
-        self.job.send(from, Message::Probe(request.encode()));
+        self.job.send(from, Message::Probe(measure::encode(&request)));
         match self.job.answer(from, EXAMINE_MAX)? {
             Message::Probed(bytes) => Ok(Ok(decode_attempts(&bytes).ok_or_else(|| self.job.unexpected(from))?)),
             Message::Failed(fault) => Ok(Err(escaped(OsStr::new(&fault.detail)))),

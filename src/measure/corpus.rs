@@ -7,9 +7,10 @@ mod runner;
 
 use runner::Body;
 
+use super::encode;
 use super::facts::{Address, fuzz_facts};
 use super::finding::Outcome;
-use super::probe::{Attempt, ProbeRequest, ProbeTargets, encode_attempts, fuzz_probes};
+use super::probe::{Attempt, ProbeRequest, ProbeTargets, fuzz_probes};
 use super::recorded::facts;
 
 /// The targets of `fuzz/` that begin with `measure_`, and their bodies.
@@ -18,14 +19,14 @@ const TARGETS: &[(&str, Body)] = &[("measure_probes", fuzz_probes), ("measure_fa
 fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let targets = ProbeTargets { port: 47_000, ticket: *b"ticket-of-16-oct", ..ProbeTargets::default() };
     let address = "fd00:9::2".parse().expect("an address");
-    let request = ProbeRequest { tcp: vec![Address::new(address, 64)], targets: targets.clone() };
+    let request = ProbeRequest { tcp: vec![Address { ip: address, prefix_bits: 64 }], targets: targets.clone() };
     let attempt = Attempt { address, is_rdma: true, outcome: Outcome::Unreachable(113), micros: 1500 };
     vec![
-        ("measure_probes", "targets", targets.encode()),
-        ("measure_probes", "request", request.encode()),
-        ("measure_probes", "attempts", encode_attempts(&[attempt])),
-        ("measure_facts", "badly-tuned", facts("badly-tuned").encode()),
-        ("measure_facts", "no-device", facts("no-device").encode()),
+        ("measure_probes", "targets", encode(&targets)),
+        ("measure_probes", "request", encode(&request)),
+        ("measure_probes", "attempts", encode(&vec![attempt])),
+        ("measure_facts", "badly-tuned", encode(&facts("badly-tuned"))),
+        ("measure_facts", "no-device", encode(&facts("no-device"))),
     ]
 }
 

@@ -3,6 +3,7 @@
 
 use minicbor::{Decode, Encode};
 
+use super::facts::plain;
 use super::finding::{Finding, Level, What};
 use super::root::Root;
 
@@ -25,10 +26,10 @@ const TCP: &str = "tcp";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Counter {
     /// Of what: `mlx5_0/1`, an interface, `tcp`.
-    #[n(0)]
+    #[cbor(n(0), decode_with = "plain")]
     pub of: String,
     /// As the kernel, or ethtool, names it.
-    #[n(1)]
+    #[cbor(n(1), decode_with = "plain")]
     pub name: String,
     /// How many.
     #[n(2)]

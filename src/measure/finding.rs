@@ -1,6 +1,9 @@
 //! What a check can say: a verdict, and the values that it rests on. Sentences are made of it elsewhere.
 
+use minicbor::{Decode, Encode};
+
 use super::counters::Counter;
+use super::facts::text;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -227,18 +230,24 @@ pub enum What {
 }
 
 /// What came of trying to connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Outcome {
     /// It connected.
+    #[n(0)]
     Connected,
     /// The host answered that nothing listens on the port.
+    #[n(1)]
     Refused,
     /// No answer: a firewall drops packets, or there is no such host.
+    #[n(2)]
     Silent,
     /// There is no way there from here; the error's number.
-    Unreachable(i32),
+    #[n(3)]
+    Unreachable(#[n(0)] i32),
     /// There is no RDMA at this end, or the limit on locked memory allows none.
-    NoRdma(String),
+    #[n(4)]
+    NoRdma(#[cbor(n(0), decode_with = "text")] String),
     /// Something else.
-    Other(String),
+    #[n(5)]
+    Other(#[cbor(n(0), decode_with = "text")] String),
 }

@@ -51,7 +51,7 @@ pub fn here() -> Facts {
     let mut facts = from_files(&Root::default());
     let known = rdma::interface_addresses().unwrap_or_default();
     for known in known.into_iter().filter(|known| known.interface != LOOPBACK) {
-        let address = Address::new(known.address, known.prefix_bits);
+        let address = Address { ip: known.address, prefix_bits: known.prefix_bits };
         match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
             Some(interface) => interface.addresses.push(address),
             // In a container /sys may be that of another network namespace.
@@ -63,10 +63,9 @@ pub fn here() -> Facts {
             }),
         }
     }
-    if let Some(session) = std::env::var("SSH_CONNECTION").ok().filter(|session| session.split(' ').count() == 4) {
-        // The client's address and port, then ours.
-        let words: Vec<&str> = session.split(' ').collect();
-        facts.ssh = Some((words[2].to_owned(), words[0].to_owned()));
+    // The client's address and port, then ours.
+    if let [_, _, ours, _] = std::env::var("SSH_CONNECTION").unwrap_or_default().split(' ').collect::<Vec<_>>()[..] {
+        facts.ssh = ours.to_owned();
     }
     // A device that does not answer would block the caller.
     let (post, answer) = flume::bounded(1);
@@ -78,8 +77,7 @@ pub fn here() -> Facts {
         Err(_) => facts.no_rdma = format!("no answer in {} s", VERBS_MAX.as_secs()),
     }
     ask_ethtool(&mut facts.counters);
-    facts.bound();
-    facts
+    facts.bounded()
 }
 
 /// Adds what only ethtool knows of the interfaces here; nothing where it is not installed.
@@ -134,8 +132,8 @@ fn ask_verbs() -> Result<Vec<Verbs>, String> {
 
 fn add_verbs(facts: &mut Facts, known: Verbs) {
     let Verbs { endpoint, mtu, is_iwarp, registration } = known;
-    let address = Address::new(endpoint.address, endpoint.prefix_bits);
-    let interface = facts.interface_of(&address).map(|interface| interface.name.clone()).unwrap_or_default();
+    let address = Address { ip: endpoint.address, prefix_bits: endpoint.prefix_bits };
+    let interface = facts.interface_of(address.ip).map(|interface| interface.name.clone()).unwrap_or_default();
     if let Some(device) = facts.devices.iter_mut().find(|device| device.name == endpoint.device) {
         device.registration = device.registration.take().or(registration);
         let single = device.ports.len() == 1;
@@ -196,7 +194,7 @@ pub fn from_files(root: &Root) -> Facts {
     let text = |path: &str| root.text(path).unwrap_or_default();
     let os = |name: &str| root.field("etc/os-release", name).unwrap_or_default();
     let processors = root.text("proc/cpuinfo").unwrap_or_default();
-    let mut facts = Facts {
+    Facts {
         host: text("proc/sys/kernel/hostname"),
         program: env!("CARGO_PKG_VERSION").to_owned(),
         kernel: text("proc/sys/kernel/osrelease"),
@@ -216,7 +214,7 @@ pub fn from_files(root: &Root) -> Facts {
         devices: root.names("sys/class/infiniband").iter().map(|name| device(root, name)).collect(),
         interfaces: interfaces(root),
         memlock: memlock(root),
-        ssh: None,
+        ssh: String::new(),
         cpu: cpu(root),
         huge: huge_pages(root),
         firewall: firewall(root),
@@ -225,9 +223,8 @@ pub fn from_files(root: &Root) -> Facts {
         mlx4_bytes: mlx4_bytes(root),
         counters: counters::read(root),
         tcp: tcp(root),
-    };
-    facts.bound();
-    facts
+    }
+    .bounded()
 }
 
 /// `None` where the kernel does not say, as in some containers.

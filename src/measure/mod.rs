@@ -39,7 +39,18 @@ pub use checks::{compare, examine};
 pub use facts::Facts;
 pub use finding::{Finding, Level, What};
 
+use minicbor::{Decode, Encode};
 use probe::Attempt;
+
+/// What one host tells another, as it travels.
+pub fn encode(told: &impl Encode<()>) -> Vec<u8> {
+    minicbor::to_vec(told).expect("a vector takes everything")
+}
+
+/// As another host sent it; `None` if the bytes are none.
+pub fn decode<'b, T: Decode<'b, ()>>(bytes: &'b [u8]) -> Option<T> {
+    minicbor::decode(bytes).ok()
+}
 
 /// What is known of the way between two hosts. A part that was not looked at is absent, and then nothing is said of it.
 #[derive(Clone, Debug, Default)]

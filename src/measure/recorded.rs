@@ -79,7 +79,7 @@ impl Tree {
 
 fn address(text: &str) -> Address {
     let (address, bits) = text.split_once('/').expect("ADDRESS/BITS");
-    Address::new(address.parse().expect("an address"), bits.parse().expect("a number"))
+    Address { ip: address.parse().expect("an address"), prefix_bits: bits.parse().expect("a number") }
 }
 
 /// The facts of a recorded host, which is put on the disk once.
@@ -115,7 +115,7 @@ fn gathered(name: &str) -> Facts {
                 facts.devices.iter_mut().find(|device| device.name == name).expect("a device").registration =
                     Some(done);
             }
-            ["ssh", ours, theirs] => facts.ssh = Some((ours.to_owned(), theirs.to_owned())),
+            ["ssh", ours, _] => facts.ssh = ours.to_owned(),
             _ => panic!("{words:?}"),
         }
     }

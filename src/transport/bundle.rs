@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use minicbor::{Decode, Encode};
 
 use super::LaneError;
 
@@ -43,15 +44,19 @@ const BIN_US_MIN: u64 = 1000;
 const PARTS: usize = 10;
 
 /// What a bundle is made for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Settings {
     /// Bytes of the largest message.
+    #[n(0)]
     pub message_bytes_max: u32,
     /// Messages that one connection may have on their way.
+    #[n(1)]
     pub depth: u16,
     /// Connections that there will be at most.
+    #[n(2)]
     pub connections_max: u32,
     /// Both ends poll for messages all the time instead of sleeping until one comes.
+    #[n(3)]
     pub poll: bool,
 }
 

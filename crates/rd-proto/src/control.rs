@@ -7,7 +7,6 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
-pub mod measure;
 #[cfg(test)]
 mod tests;
 

@@ -17,7 +17,6 @@ const TARGETS: &[(&str, Body)] = &[
     ("decompress", crate::compress::fuzz::decompress),
     ("handshake_connector", crate::handshake::fuzz::connector),
     ("handshake_listener", crate::handshake::fuzz::listener),
-    ("measure_frame", crate::control::measure::fuzz::measure_frame),
     ("record_open", crate::record::fuzz::record_open),
     ("tree_answer", crate::tree::answer::fuzz::tree_answer),
     ("tree_records", crate::tree::fuzz::tree_records),
@@ -25,7 +24,7 @@ const TARGETS: &[(&str, Body)] = &[
 
 #[test]
 fn every_target_has_a_body_and_a_corpus() {
-    let elsewhere = ["agent_", "complete_answer", "measure_probes", "measure_facts", "transport_", "tree_manifest"];
+    let elsewhere = ["agent_", "complete_answer", "measure_", "transport_", "tree_manifest"];
     runner::every_target_has_a_body_and_a_corpus(TARGETS, |name| {
         !elsewhere.iter().any(|begins| name.starts_with(begins))
     });
@@ -42,7 +41,6 @@ fn corpus_holds_what_this_version_makes() {
         crate::compress::fuzz::seeds(),
         crate::handshake::fuzz::seeds(),
         crate::control::fuzz::seeds(),
-        crate::control::measure::fuzz::seeds(),
     ];
     // A compressor may find shorter forms with each new version.
     runner::corpus_holds(&seeds.concat(), |target| target != "decompress");

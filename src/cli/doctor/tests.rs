@@ -222,7 +222,7 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
     facts.devices[0].iommu = format!("DMA{evil}");
     facts.devices[1].name = evil.to_owned();
     facts.firewall = evil.to_owned();
-    let mut facts = Facts::decode(&facts.encode()).expect("facts");
+    let mut facts = Facts::decode(&crate::measure::encode(&facts)).expect("facts");
     assert_eq!(facts.host, "unnamed");
     facts.host = "a') ;; $(id) `id` 'b".to_owned();
     let sections = [super::of_host(evil, "there", &facts)];

@@ -589,13 +589,13 @@ fn limit_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
             code: "registered-less",
             found: format!("{} of {}: {reason}", mebibytes(*bytes), mebibytes(*wanted)),
             why: "the pool for RDMA gets as small as that".to_owned(),
-            fix: Some(memlock(examined.facts.ssh.is_some())),
+            fix: Some(memlock(!examined.facts.ssh.is_empty())),
         },
         What::NotRegistered { wanted, reason } if reason.contains("locked memory") => Words {
             code: "not-registered",
             found: format!("none of {}: {reason}", mebibytes(*wanted)),
             why: "RDMA cannot be used, and data goes by TCP".to_owned(),
-            fix: Some(memlock(examined.facts.ssh.is_some())),
+            fix: Some(memlock(!examined.facts.ssh.is_empty())),
         },
         What::NotRegistered { wanted, reason } => advise(
             "not-registered",

@@ -4,11 +4,10 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use rd_proto::control::measure::{Load, Run};
-
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
 use crate::cli::report::rate_words;
+use crate::engine::perf::frames::{Load, Run};
 use crate::fault::Failure;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;

@@ -1,11 +1,10 @@
 //! `rdperf HOST rails`: each network that both hosts are on by itself, and all of them at once.
 
-use rd_proto::control::measure::{Load, Run};
-
 use super::wire::{self, BANDWIDTH_BYTES};
 use super::{PerfArguments, Target};
 use crate::cli::words;
 use crate::engine::perf::Driver;
+use crate::engine::perf::frames::{Load, Run};
 use crate::engine::rails::{self, Rail};
 use crate::fault::{Exit, Failure};
 use crate::job::measure::Reached;
@@ -46,8 +45,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
     let label = launched.label();
     let mut open = |way: &Option<Rail>| -> Result<Driver, Failure> {
         let Reached { stream, established, .. } = reached.take().map_or_else(|| launched.reach(), Ok)?;
-        let policy = load.transport.policy();
-        let driver = Driver::open(stream, established, policy, settings, way.clone()).and_then(|mut driver| {
+        let driver = Driver::open(stream, established, load.transport, settings, way.clone()).and_then(|mut driver| {
             driver.grow(connections)?;
             Ok(driver)
         });

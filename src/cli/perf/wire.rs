@@ -3,12 +3,11 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use rd_proto::control::measure::{Load, Run};
-
 use super::{Mode, PerfArguments, Target};
 use crate::cli::report::area::ProgressArea;
 use crate::cli::{key, send, words};
 use crate::engine::link::rng;
+use crate::engine::perf::frames::{Load, Run};
 use crate::engine::perf::{self, Driver, Ran, peak_bytes};
 use crate::fault::{Exit, Failure};
 use crate::job::measure::{Launched, Reached};
@@ -270,7 +269,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
             (stream, established, launched.label(), Some(launched))
         }
     };
-    let driver = Driver::open(stream, established, arguments.load.transport.policy(), settings, None)
+    let driver = Driver::open(stream, established, arguments.load.transport, settings, None)
         .map_err(|error| words::measured(&error, &peer))?;
     if let Some(error) = driver.fell_back() {
         crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));

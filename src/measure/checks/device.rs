@@ -154,11 +154,11 @@ pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
             .rdma
             .iter()
             .filter(|known| known.device == device.name)
-            .filter_map(|known| known.address.ip().map(|ip| ip.to_string()))
+            .map(|known| known.address.ip.to_string())
             .collect();
         let (level, what) = match (addressed(port), facts.interface(&interface)) {
             (Some(known), _) => {
-                let addresses = known.addresses.iter().filter_map(|address| address.ip()).map(|ip| ip.to_string());
+                let addresses = known.addresses.iter().map(|address| address.ip.to_string());
                 (Level::Ok, What::Addresses { interface, addresses: addresses.collect() })
             }
             (None, _) if !by_verbs.is_empty() => (Level::Ok, What::Addresses { interface, addresses: by_verbs }),
@@ -179,10 +179,10 @@ fn shared_subnets(facts: &Facts) -> Vec<Finding> {
         ports_of(facts).any(|(device, port)| port.interface == interface.name && !device.is_software())
     });
     for interface in on_devices {
-        for address in interface.addresses.iter().filter(|address| address.bytes.len() == 4) {
+        for address in interface.addresses.iter().filter(|address| address.ip.is_ipv4()) {
             let near = seen.iter().find(|(name, other)| *name != interface.name && other.shares_subnet(address));
             if let Some((one, _)) = near {
-                let subnet = address.ip().map(|ip| format!("{ip}/{}", address.prefix_bits)).unwrap_or_default();
+                let subnet = format!("{}/{}", address.ip, address.prefix_bits);
                 let what = What::SubnetTwice { one: (*one).to_owned(), other: interface.name.clone(), address: subnet };
                 findings.push(Finding::about("address", &interface.name, Level::Warning, what));
             }

@@ -18,7 +18,7 @@ pub(super) fn memlock(facts: &Facts) -> Vec<Finding> {
     let Some(soft) = limit.soft.filter(|_| !is_free) else {
         return one(Level::Ok, What::MemlockUnlimited { is_root: limit.soft.is_some() });
     };
-    let (hard, is_ssh) = (limit.hard, facts.ssh.is_some());
+    let (hard, is_ssh) = (limit.hard, !facts.ssh.is_empty());
     if facts.devices.is_empty() {
         return one(Level::Ok, What::Memlock { soft, is_needed: false });
     }

@@ -78,18 +78,17 @@ fn duplicates(path: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     for ours in up(&path.here) {
         for theirs in up(&path.there) {
-            for address in ours.addresses.iter().filter(|own| theirs.addresses.iter().any(|it| it.bytes == own.bytes)) {
-                let what =
-                    What::AddressTwice { address: text(address), here: ours.name.clone(), there: theirs.name.clone() };
+            for address in ours.addresses.iter().filter(|own| theirs.addresses.iter().any(|it| it.ip == own.ip)) {
+                let what = What::AddressTwice {
+                    address: address.ip.to_string(),
+                    here: ours.name.clone(),
+                    there: theirs.name.clone(),
+                };
                 findings.push(Finding::new("addresses", Level::Failure, what));
             }
         }
     }
     findings
-}
-
-fn text(address: &Address) -> String {
-    address.ip().map_or(String::new(), |ip| ip.to_string())
 }
 
 fn subnets(path: &Path) -> Vec<Finding> {
@@ -104,16 +103,15 @@ fn subnets(path: &Path) -> Vec<Finding> {
         return Vec::new();
     }
     let told = |all: &[crate::measure::facts::RdmaAddress]| {
-        all.iter().map(|known| format!("{}/{}", text(&known.address), known.address.prefix_bits)).collect()
+        all.iter().map(|known| format!("{}/{}", known.address.ip, known.address.prefix_bits)).collect()
     };
     one(Level::Warning, What::SubnetMissing { here: told(here), there: told(there) })
 }
 
 /// By what ssh goes, and by what the data would.
 fn route(path: &Path) -> Vec<Finding> {
-    let Some((at_there, _)) = &path.there.ssh else { return Vec::new() };
-    let Some(address) = at_there.parse::<IpAddr>().ok().map(|ip| Address::new(ip, 0)) else { return Vec::new() };
-    let Some(ssh) = path.there.interface_of(&address) else { return Vec::new() };
+    let Ok(ip) = path.there.ssh.parse() else { return Vec::new() };
+    let Some(ssh) = path.there.interface_of(ip) else { return Vec::new() };
     let best = near(path).max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
     let Some((ours, theirs, _)) = best else { return Vec::new() };
     let rate = ours.rate_mbps.min(theirs.rate_mbps);
@@ -175,7 +173,7 @@ fn reach(path: &Path) -> Vec<Finding> {
 
 fn reach_tcp(path: &Path, there: &[Attempt], back: &[Attempt]) -> Option<Finding> {
     let tcp: Vec<&Attempt> = there.iter().filter(|attempt| !attempt.is_rdma).collect();
-    let is_near = |ip: IpAddr| near(path).any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip() == Some(ip)));
+    let is_near = |ip: IpAddr| near(path).any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip == ip));
     let bad = |near_only: bool| -> Vec<(String, Outcome)> {
         let missed = tcp.iter().filter(|attempt| attempt.outcome != Outcome::Connected);
         let missed = missed.filter(|attempt| !near_only || is_near(attempt.address));

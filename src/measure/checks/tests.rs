@@ -2,13 +2,16 @@
 
 use std::net::IpAddr;
 
+use minicbor::Decoder;
+use minicbor::data::Type;
+
 use super::{compare, examine};
 use crate::measure::counters::Counter;
-use crate::measure::facts::{Address, Facts, TcpSettings};
+use crate::measure::facts::{Address, Facts, TEXT_BYTES_MAX, TcpSettings};
 use crate::measure::finding::{Finding, Level, Outcome, What};
 use crate::measure::probe::Attempt;
 use crate::measure::recorded::facts;
-use crate::measure::{Path, Speed};
+use crate::measure::{Path, Speed, encode};
 
 fn bad(findings: Vec<Finding>) -> Vec<Finding> {
     findings.into_iter().filter(|finding| finding.level != Level::Ok).collect()
@@ -276,7 +279,7 @@ fn path() -> Path {
     let here = facts("connectx");
     let mut there = here.clone();
     there.host = "node2".to_owned();
-    there.interfaces[0].addresses = vec![Address::new("10.0.0.2".parse().expect("one"), 24)];
+    there.interfaces[0].addresses = vec![Address { ip: "10.0.0.2".parse().expect("one"), prefix_bits: 24 }];
     there.rdma[0].address = there.interfaces[0].addresses[0].clone();
     let both = |to: &str| Some(Ok(vec![attempt(to, false, Outcome::Connected), attempt(to, true, Outcome::Connected)]));
     let speed = Speed { bytes: 23_000_000_000, micros: 2_000_000, medium: "rdma".to_owned(), ..Speed::default() };
@@ -332,7 +335,7 @@ fn a_network_that_is_not_ours_need_not_be_reached() {
     way.to_there.as_mut().expect("it").as_mut().expect("it").insert(1, far());
     assert!(bad(compare(&way)).is_empty());
     // One that is ours must be.
-    way.there.interfaces[0].addresses.push(Address::new("10.0.0.3".parse().expect("one"), 24));
+    way.there.interfaces[0].addresses.push(Address { ip: "10.0.0.3".parse().expect("one"), prefix_bits: 24 });
     way.to_there.as_mut().expect("it").as_mut().expect("it").push(attempt(
         "10.0.0.3",
         false,
@@ -361,7 +364,7 @@ fn addresses_and_mtus_that_do_not_fit() {
     assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));
 
     let mut way = path();
-    way.there.rdma[0].address = Address::new("10.7.0.2".parse().expect("one"), 24);
+    way.there.rdma[0].address = Address { ip: "10.7.0.2".parse().expect("one"), prefix_bits: 24 };
     assert!(matches!(bad(compare(&way))[0].what, What::SubnetMissing { .. }));
     way.there.rdma.clear();
     let findings = compare(&way);
@@ -377,15 +380,15 @@ fn ssh_by_another_network_than_the_data() {
         is_up: true,
         mtu: 1500,
         rate_mbps: 1000,
-        addresses: vec![Address::new(address.parse().expect("one"), 24)],
+        addresses: vec![Address { ip: address.parse().expect("one"), prefix_bits: 24 }],
         ..Default::default()
     };
     way.here.interfaces.push(slow("192.168.1.1"));
     way.there.interfaces.push(slow("192.168.1.2"));
-    way.there.ssh = Some(("192.168.1.2".to_owned(), "192.168.1.1".to_owned()));
+    way.there.ssh = "192.168.1.2".to_owned();
     let (ssh, data) = (("eno1".to_owned(), 1000), ("enp65s0f0np0".to_owned(), 100_000));
     assert_eq!(one_of(&compare(&way), "route").what, What::Route { ssh, data });
-    way.there.ssh = Some(("no address".to_owned(), String::new()));
+    way.there.ssh = "no address".to_owned();
     assert!(compare(&way).iter().all(|finding| finding.check != "route"));
 }
 
@@ -422,7 +425,7 @@ fn speeds() {
 #[test]
 fn facts_survive_the_way_and_hostile_ones_are_bounded() {
     let mut known = facts("connectx");
-    assert_eq!(Facts::decode(&known.encode()), Some(known.clone()));
+    assert_eq!(Facts::decode(&encode(&known)), Some(known.clone()));
     assert_eq!(Facts::decode(b"no facts"), None);
     known.host = "x\n rm -rf /".to_owned();
     known.kernel = "\u{e9}".repeat(4000);
@@ -431,10 +434,33 @@ fn facts_survive_the_way_and_hostile_ones_are_bounded() {
     known.devices[0].pci.as_mut().expect("it").address = "a b".to_owned();
     known.devices = vec![known.devices[0].clone(); 1000];
     known.devices[1].name = "a\nb".to_owned();
-    let bounded = Facts::decode(&known.encode()).expect("facts");
+    let bounded = Facts::decode(&encode(&known)).expect("facts");
     assert_eq!((bounded.host.as_str(), bounded.kernel.len(), bounded.interfaces.len()), ("unnamed", 200, 0));
     assert_eq!(bounded.devices.len(), crate::measure::facts::LIST_MAX);
     assert!(bounded.devices.iter().all(|device| device.pci.is_none() && device.ports[0].interface.is_empty()));
+}
+
+/// Each text in turn, whatever its field: so a new field cannot be forgotten.
+#[test]
+fn no_text_of_hostile_facts_is_long() {
+    let places = |bytes: &[u8]| {
+        let (mut decoder, mut places) = (Decoder::new(bytes), Vec::new());
+        while decoder.position() < bytes.len() {
+            let (start, kind) = (decoder.position(), decoder.datatype().expect("our own"));
+            let passed = if kind == Type::Array { decoder.array().map(drop) } else { decoder.skip() };
+            passed.expect("our own");
+            places.extend((kind == Type::String).then(|| start..decoder.position()));
+        }
+        places
+    };
+    let (bytes, long) = (encode(&facts("connectx")), encode(&"x".repeat(1000)));
+    let texts = places(&bytes);
+    assert!(texts.len() > 30, "{}", texts.len());
+    for text in texts {
+        let hostile = [&bytes[..text.start], &long[..], &bytes[text.end..]].concat();
+        let bounded = encode(&Facts::decode(&hostile).expect("facts"));
+        assert!(places(&bounded).iter().all(|text| text.len() <= 2 + TEXT_BYTES_MAX), "{text:?}");
+    }
 }
 
 /// Two hosts on a line of 1 Gbit/s and 50 ms, with the kernel's defaults: 6.25 MB are under way, a window is 2 MiB.

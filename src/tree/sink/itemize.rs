@@ -22,6 +22,11 @@ pub(super) fn target(directory: &OpenDirectory, name: &[u8], kind: FileKind) -> 
     if kind == FileKind::Symlink { read().map(CString::into_bytes) } else { None }
 }
 
+/// Returns the bits of [`differs`] whose property is not the same.
+pub(super) fn bits<const N: usize>(is_same: [(u16, bool); N]) -> u16 {
+    is_same.into_iter().filter(|(_, is_same)| !is_same).fold(0, |bits, (bit, _)| bits | bit)
+}
+
 /// Returns how the metadata of an entry, which `stat` describes, differ from the metadata it is to have: bits of
 /// [`differs`].
 pub(super) fn differing(
@@ -39,15 +44,12 @@ pub(super) fn differing(
     let has_time = !keeps_time || is_same_time(options, stat, described);
     let owner = shared.setter.owner(options, described, (stat.st_uid, stat.st_gid));
     let rights = shared.setter.rights(options, described, owner, is_directory);
-    let mut bits = 0;
-    for (bit, is_same) in [
+    let bits = bits([
         (differs::TIME, has_time),
         (differs::OWNER, stat.st_uid == owner.0),
         (differs::GROUP, stat.st_gid == owner.1),
         (differs::MODE, mode.is_none_or(|mode| rights.mode(mode) == stat.st_mode & 0o7777)),
-    ] {
-        bits |= if is_same { 0 } else { bit };
-    }
+    ]);
     if options.xattrs { bits | differing_xattrs(shared, entry, stat, described.xattrs, rights) } else { bits }
 }
 
@@ -63,11 +65,7 @@ fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: 
         wanted.all(|attribute| there.xattrs.iter().any(|other| other == attribute))
             && extra.all(|(name, _)| described.iter().any(|(other, _)| other == name))
     };
-    let mut bits = 0;
-    for (bit, are_acls) in [(differs::ACL, true), (differs::XATTRS, false)] {
-        bits |= if are_same(are_acls) { 0 } else { bit };
-    }
-    bits
+    bits([(differs::ACL, are_same(true)), (differs::XATTRS, are_same(false))])
 }
 
 /// An entry that is to come.
@@ -102,14 +100,12 @@ impl Shared {
         let path = CString::new(name).ok()?;
         let mode = self.options.mode && coming.kind != FileType::Symlink;
         let mode = mode.then(|| metadata::mode(&self.options, coming.metadata, 0o777));
-        let mut bits = differing(self, Object::Named(directory.fd.as_fd(), &path), &old, coming.metadata, mode);
-        if coming.size.is_some_and(|size| size != old.st_size as u64) {
-            bits |= differs::SIZE;
-        }
-        if coming.kind != FileType::RegularFile || self.options.checksum {
-            bits |= differs::CONTENTS;
-        }
-        Some(bits)
+        let of_metadata = differing(self, Object::Named(directory.fd.as_fd(), &path), &old, coming.metadata, mode);
+        let others = bits([
+            (differs::SIZE, coming.size.is_none_or(|size| size == old.st_size as u64)),
+            (differs::CONTENTS, coming.kind == FileType::RegularFile && !self.options.checksum),
+        ]);
+        Some(of_metadata | others)
     }
 
     /// Whether the outcome for each entry is reported or counted.
@@ -132,32 +128,5 @@ impl Shared {
         let Some(entries) = &self.entries else { return };
         let (path, leads_to) = (directory.told_path(name), leads_to());
         entries.tell(Entry::Changed(Change { path, effect, kind, differs, leads_to }));
-    }
-
-    /// Does the same for a file that has become another name of `first`.
-    pub(super) fn tell_linked(
-        &self,
-        directory: &OpenDirectory,
-        name: &[u8],
-        linked: &Stat,
-        old: Option<&Stat>,
-        first: Vec<u8>,
-    ) {
-        let kind_of = |stat: &Stat| kind(FileType::from_raw_mode(stat.st_mode));
-        let bits = old.filter(|old| kind_of(old) == kind_of(linked)).map(|old| {
-            let time = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec);
-            let mut bits = 0;
-            for (bit, is_same) in [
-                (differs::SIZE, kind_of(old) != FileKind::Regular || old.st_size == linked.st_size),
-                (differs::TIME, time(old) == time(linked)),
-                (differs::MODE, old.st_mode == linked.st_mode),
-                (differs::OWNER, old.st_uid == linked.st_uid),
-                (differs::GROUP, old.st_gid == linked.st_gid),
-            ] {
-                bits |= if is_same { 0 } else { bit };
-            }
-            bits
-        });
-        self.tell(directory, name, (Effect::Linked, kind_of(linked)), bits, || Some(first));
     }
 }

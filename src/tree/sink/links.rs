@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use super::directory::{OpenDirectory, find};
 use super::entry::make_beside;
 use super::judge::is_newer;
-use super::{Names, Refused, Shared, TreeSink, itemize};
+use super::rehearse::Planned;
+use super::{Names, Refused, Shared, TreeSink};
 use crate::fs::metadata::itself;
 use crate::fs::{WHOLE, identity, name_beside, partial};
 use crate::options::TreeOptions;
@@ -156,7 +157,7 @@ pub(super) fn link_again(
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(true);
             }
-            Ok(old) if is_left_as_newer(&shared.options, &old, kind_and_time(&fstat(fd)?)) => {
+            Ok(old) if is_left_as_newer(&shared.options, &old, &Planned::of(&fstat(fd)?)) => {
                 // The sender is asked to keep a file that is left here only if it has listed that file.
                 let removes = shared.options.remove_source_files;
                 return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };
@@ -167,21 +168,16 @@ pub(super) fn link_again(
     }
     link(shared, fd, directory, name)?;
     if let Some((linked, old)) = told {
-        shared.tell_linked(directory, name, &linked, old.as_ref(), first);
+        shared.tell_linked(directory, name, &Planned::of(&linked), old.as_ref(), first);
     }
     Ok(false)
 }
 
-/// Kind and modification time of a file that is to get a further name.
-pub(super) fn kind_and_time(first: &Stat) -> (FileKind, (i64, u32)) {
-    (itemize::kind(FileType::from_raw_mode(first.st_mode)), (first.st_mtime, first.st_mtime_nsec as u32))
-}
-
 /// Whether `--update` keeps the entry that `old` describes, because it is newer than the file whose further name it is
 /// to become.
-pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, (kind, modified): (FileKind, (i64, u32))) -> bool {
-    let are_files = kind == FileKind::Regular && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
-    options.update && are_files && is_newer(options, old, modified)
+pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, first: &Planned) -> bool {
+    let are_files = first.kind == FileKind::Regular && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
+    options.update && are_files && is_newer(options, old, first.modified)
 }
 
 /// Links by descriptor, so that no name can be exchanged on the way.

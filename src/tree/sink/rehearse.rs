@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, find};
-use super::itemize::{self, Coming};
-use super::links::{is_left_as_newer, kind_and_time};
+use super::itemize::{self, Coming, bits};
+use super::links::is_left_as_newer;
 use super::{Shared, partial};
 use crate::fs::{DIRECTORY, Identity, PLACE, identity, open_quietly};
 use crate::tree::entries::{Effect, FileKind, differs};
@@ -26,12 +26,12 @@ use crate::tree::{FIRST_NAME_FAILED, Fault};
 /// what exists now.
 const PLANNED_MAX: usize = 1 << 16;
 
-/// What an entry would be.
+/// Properties that an entry has, or would have.
 #[derive(Clone, Copy, Debug)]
-struct Planned {
-    kind: FileKind,
+pub(super) struct Planned {
+    pub kind: FileKind,
     size: Option<u64>,
-    modified: (i64, u32),
+    pub modified: (i64, u32),
     mode: Option<u32>,
     /// Owner and group, if they would differ from those it would be made with.
     owner: (Option<u32>, Option<u32>),
@@ -173,59 +173,67 @@ impl Shared {
         let found = if top.is_phantom { Err(Errno::NOENT) } else { find(top, first, wanted) };
         let found = found.and_then(|found| fstat(&found));
         let options = &self.options;
-        if planned.is_none() && found.is_err() {
+        let Some(planned) = planned.or_else(|| found.as_ref().ok().map(Planned::of)) else {
             return if options.existing { Ok(true) } else { Err(Fault::Detail(FIRST_NAME_FAILED)) };
-        }
+        };
         let old = directory.stat(name).ok();
         if old.is_none() && options.existing || old.is_some() && options.ignore_existing {
             return Ok(true);
         }
         if let Some(old) = &old {
-            let first = match planned.map(|planned| planned.becomes) {
-                Some(Becomes::New) => None,
-                Some(Becomes::Linked(file)) => Some(file),
-                Some(Becomes::Kept) | None => found.ok().map(|found| identity(&found)),
+            let first = match planned.becomes {
+                Becomes::New => None,
+                Becomes::Linked(file) => Some(file),
+                Becomes::Kept => found.ok().map(|found| identity(&found)),
             };
-            if first == Some(identity(old)) {
-                return Ok(true);
-            }
-            let first = match (planned, found) {
-                (Some(planned), _) => Some((planned.kind, planned.modified)),
-                (None, found) => found.ok().map(|first| kind_and_time(&first)),
-            };
-            if first.is_some_and(|first| is_left_as_newer(options, old, first)) {
+            if first == Some(identity(old)) || is_left_as_newer(options, old, &planned) {
                 return Ok(true);
             }
             directory.clear_way(name, old)?;
         }
-        match (planned, found) {
-            (Some(planned), _) => {
-                let differs = old.as_ref().and_then(|old| planned.differing(old));
-                self.tell(directory, name, (Effect::Linked, planned.kind), differs, || Some(told));
-            }
-            (None, Ok(found)) => self.tell_linked(directory, name, &found, old.as_ref(), told),
-            (None, Err(error)) => return Err(error.into()),
-        }
+        self.tell_linked(directory, name, &planned, old.as_ref(), told);
         Ok(false)
+    }
+
+    /// Reports an entry that has become another name of `first`, or would.
+    pub(super) fn tell_linked(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        linked: &Planned,
+        old: Option<&Stat>,
+        first: Vec<u8>,
+    ) {
+        let differs = old.and_then(|old| linked.differing(old));
+        self.tell(directory, name, (Effect::Linked, linked.kind), differs, || Some(first));
     }
 }
 
 impl Planned {
+    /// Describes the existing entry.
+    pub(super) fn of(stat: &Stat) -> Self {
+        let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
+        Self {
+            kind,
+            size: (kind == FileKind::Regular).then_some(stat.st_size as u64),
+            modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
+            mode: Some(stat.st_mode & 0o7777),
+            owner: (Some(stat.st_uid), Some(stat.st_gid)),
+            becomes: Becomes::Linked(identity(stat)),
+        }
+    }
+
     /// Returns how the entry would differ from the existing one; `None` if that is of another kind.
     fn differing(&self, old: &Stat) -> Option<u16> {
         if itemize::kind(FileType::from_raw_mode(old.st_mode)) != self.kind {
             return None;
         }
-        let mut bits = 0;
-        for (bit, is_same) in [
+        Some(bits([
             (differs::SIZE, self.size.is_none_or(|size| size == old.st_size as u64)),
             (differs::TIME, self.modified == (old.st_mtime, old.st_mtime_nsec as u32)),
             (differs::MODE, self.mode.is_none_or(|mode| mode == old.st_mode & 0o7777)),
             (differs::OWNER, self.owner.0.is_none_or(|uid| uid == old.st_uid)),
             (differs::GROUP, self.owner.1.is_none_or(|gid| gid == old.st_gid)),
-        ] {
-            bits |= if is_same { 0 } else { bit };
-        }
-        Some(bits)
+        ]))
     }
 }

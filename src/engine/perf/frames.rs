@@ -1,0 +1,321 @@
+//! Frames of a measurement: what the two ends of `rdperf` say to each other.
+//!
+//! They take the place of all other control frames on the first lane of a session that measures, from its first frame
+//! on, and are sealed like those. The end that connected asks, the other answers. What is measured crosses connections
+//! of its own, without any framing: messages of a length that both ends know. `docs/PROTOCOL.md` has the exchange.
+//!
+//! Every number is bounded here, so that what it makes an end allocate or wait for is, too.
+
+use minicbor::{Decode, Decoder, Encode};
+use rd_proto::control::{Frame as TransferFrame, FrameError, TEXT_BYTES_MAX};
+
+use crate::options::Transport;
+use crate::transport::bundle::Settings;
+
+/// Connections of one measurement.
+pub const CONNECTIONS_MAX: u32 = 1 << 16;
+
+/// Bytes of one message.
+pub const MESSAGE_BYTES_MAX: u32 = 8 << 20;
+
+/// Messages that one connection may have on their way.
+pub const DEPTH_MAX: u16 = 1024;
+
+/// Messages of one run.
+const MESSAGES_MAX: u64 = 1 << 40;
+
+/// The longest run, in microseconds: an hour.
+const DURATION_US_MAX: u64 = 3_600_000_000;
+
+/// The first byte of all of them. No frame of a transfer has it, so that neither passes for the other.
+const KIND: u8 = 0xc0;
+
+/// What the connections of a run carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Load {
+    /// The end that asks sends one message on each connection, the other sends it back as it came, and so on.
+    #[n(0)]
+    Echo,
+    /// Messages one behind the other, as many on their way as the depth allows.
+    #[n(1)]
+    Stream,
+}
+
+/// One run of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Run {
+    /// What crosses the connections.
+    #[n(0)]
+    pub load: Load,
+    /// The end that asks sends. Always so in an echo.
+    #[n(1)]
+    pub forward: bool,
+    /// The other end sends. Never so in an echo.
+    #[n(2)]
+    pub backward: bool,
+    /// Bytes of each message.
+    #[n(3)]
+    pub message_bytes: u32,
+    /// Messages that each sending end sends, over all connections; 0 for as many as it can.
+    #[n(4)]
+    pub messages: u64,
+    /// How long an end sends at most, in microseconds.
+    #[n(5)]
+    pub duration_us: u64,
+}
+
+/// What one end saw of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Seen {
+    /// Messages sent.
+    #[n(0)]
+    pub sent: u64,
+    /// Messages received.
+    #[n(1)]
+    pub received: u64,
+    /// From the first send to the completion of the last, in nanoseconds; 0 if there was none.
+    #[n(2)]
+    pub sending_ns: u64,
+    /// From the first message received to the last, in nanoseconds; 0 if there were fewer than two.
+    #[n(3)]
+    pub receiving_ns: u64,
+    /// Bytes a second sent in the best part of the run; 0 if it was too short to have parts.
+    #[n(4)]
+    pub sending_peak: u64,
+    /// The same, received.
+    #[n(5)]
+    pub receiving_peak: u64,
+}
+
+/// One frame of a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Frame {
+    /// Asks for connections, by which transport and for what. The first frame.
+    #[n(0)]
+    Open(#[n(0)] Transport, #[n(1)] Settings),
+    /// Connections may be made.
+    #[n(1)]
+    Opened {
+        /// What the tokens of RDMA connections are derived from.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        seed: [u8; 16],
+        /// Where RDMA connections are accepted, as a transfer's ENDPOINTS; none where TCP is what is left.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        endpoints: Vec<u8>,
+        /// The host's name.
+        #[cbor(n(2), with = "minicbor::bytes")]
+        host: Vec<u8>,
+    },
+    /// There will be so many connections from now on, more than before: the end that asks makes those that are not there yet.
+    #[n(2)]
+    Grow {
+        /// All connections.
+        #[n(0)]
+        connections: u32,
+        /// They are RDMA's, else TCP's. The same in every such frame, but for a first one that came to nothing.
+        #[n(1)]
+        rdma: bool,
+    },
+    /// So many connections are all there.
+    #[n(3)]
+    Grown(#[n(0)] u32),
+    /// Asks for a run.
+    #[n(4)]
+    Run(#[n(0)] Run),
+    /// The answering end is ready for it, and sends if it is to.
+    #[n(5)]
+    Go,
+    /// This end has sent all its messages, so many; from both ends, once in each run.
+    #[n(6)]
+    Done(#[n(0)] u64),
+    /// What this end saw, after it has received all that the other has sent. From the answering end.
+    #[n(7)]
+    Seen(#[n(0)] Seen),
+    /// This end gives up.
+    #[n(8)]
+    Failed {
+        /// The exit code that it leads to.
+        #[n(0)]
+        exit: u8,
+        /// Why, for a person.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        reason: Vec<u8>,
+    },
+    /// The measurement is over.
+    #[n(9)]
+    Close,
+}
+
+impl Frame {
+    /// As it is sealed: at most [`rd_proto::control::FRAME_BYTES_MAX`] bytes, by the bounds of its fields.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![KIND];
+        minicbor::encode(self, &mut bytes).expect("a vector takes everything");
+        bytes
+    }
+
+    /// Reads a frame from a peer.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`]: there is no frame of a measurement that may be skipped.
+    pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
+        let [KIND, rest @ ..] = bytes else { return Err(FrameError::Value("kind of frame")) };
+        let mut decoder = Decoder::new(rest);
+        match decoder.decode() {
+            Ok(frame) if decoder.position() == rest.len() && Self::is_within_bounds(&frame) => Ok(frame),
+            _ => Err(FrameError::Value("frame of a measurement")),
+        }
+    }
+
+    fn is_within_bounds(&self) -> bool {
+        let is_count = |connections| (1..=CONNECTIONS_MAX).contains(connections);
+        let is_length = |bytes| (1..=MESSAGE_BYTES_MAX).contains(bytes);
+        match self {
+            Self::Open(_, Settings { message_bytes_max, depth, connections_max, .. }) => {
+                is_length(message_bytes_max) && (1..=DEPTH_MAX).contains(depth) && is_count(connections_max)
+            }
+            Self::Opened { endpoints, host, .. } => {
+                matches!(TransferFrame::decode(endpoints), Ok(Some(TransferFrame::Endpoints { .. })))
+                    && host.len() <= TEXT_BYTES_MAX
+            }
+            Self::Grow { connections, .. } | Self::Grown(connections) => is_count(connections),
+            Self::Run(Run { load, forward, backward, message_bytes, messages, duration_us }) => {
+                (*forward || *backward)
+                    && (*load == Load::Stream || !backward)
+                    && is_length(message_bytes)
+                    && *messages <= MESSAGES_MAX
+                    && (1..=DURATION_US_MAX).contains(duration_us)
+            }
+            Self::Done(messages) => *messages <= MESSAGES_MAX,
+            Self::Failed { reason, .. } => reason.len() <= TEXT_BYTES_MAX,
+            Self::Go | Self::Seen(_) | Self::Close => true,
+        }
+    }
+}
+
+/// Body of the fuzz target. It also runs as a test over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
+
+#[cfg(test)]
+mod tests {
+    use super::fuzz::samples;
+    use super::*;
+    use crate::transport::tests::runner::{self, Body};
+
+    const TARGETS: &[(&str, Body)] = &[("measure_frame", fuzz::measure_frame)];
+
+    #[test]
+    fn the_target_has_a_body_and_a_corpus() {
+        runner::every_target_has_a_body_and_a_corpus(TARGETS, |name| name == "measure_frame");
+    }
+
+    #[test]
+    fn corpus_holds_what_this_version_makes() {
+        let seeds: Vec<_> = samples().map(|(name, frame)| ("measure_frame", name, frame.encode())).into();
+        runner::corpus_holds(&seeds, |_| true);
+    }
+
+    #[test]
+    fn bodies_survive_the_corpus() {
+        runner::bodies_survive_the_corpus(TARGETS);
+    }
+
+    const SETTINGS: Settings = Settings { message_bytes_max: 8 << 20, depth: 128, connections_max: 0x0102, poll: true };
+    const RUN: Run = Run {
+        load: Load::Stream,
+        forward: true,
+        backward: false,
+        message_bytes: 2,
+        messages: 1000,
+        duration_us: 1_000_000,
+    };
+
+    #[test]
+    fn frames_have_these_bytes() {
+        let open = Frame::Open(Transport::PreferRdma, SETTINGS);
+        assert_eq!(open.encode(), b"\xc0\x82\0\x82\x02\x84\x1a\0\x80\0\0\x18\x80\x19\x01\x02\xf5");
+        let run = b"\xc0\x82\x04\x81\x86\x01\xf5\xf4\x02\x19\x03\xe8\x1a\0\x0f\x42\x40";
+        assert_eq!(Frame::Run(RUN).encode(), run);
+        assert_eq!(Frame::Done(3).encode(), b"\xc0\x82\x06\x81\x03");
+        assert_eq!(Frame::Failed { exit: 3, reason: b"no".to_vec() }.encode(), b"\xc0\x82\x08\x82\x03\x42no");
+    }
+
+    #[test]
+    fn fields_beyond_their_bounds_are_refused() {
+        let is_taken = |frame: Frame| Frame::decode(&frame.encode()) == Ok(frame);
+        let open = |settings| is_taken(Frame::Open(Transport::Auto, settings));
+        for (most, is_taken) in [(0, false), (1, true), (CONNECTIONS_MAX, true), (CONNECTIONS_MAX + 1, false)] {
+            assert_eq!(open(Settings { connections_max: most, ..SETTINGS }), is_taken, "{most}");
+        }
+        for (bytes, is_taken) in [(0, false), (1, true), (MESSAGE_BYTES_MAX, true), (MESSAGE_BYTES_MAX + 1, false)] {
+            assert_eq!(open(Settings { message_bytes_max: bytes, ..SETTINGS }), is_taken, "{bytes}");
+        }
+        for (depth, is_taken) in [(0, false), (1, true), (DEPTH_MAX, true), (DEPTH_MAX + 1, false)] {
+            assert_eq!(open(Settings { depth, ..SETTINGS }), is_taken, "{depth}");
+        }
+        for (connections, expected) in [(0, false), (1, true), (CONNECTIONS_MAX, true), (CONNECTIONS_MAX + 1, false)] {
+            assert_eq!(is_taken(Frame::Grown(connections)), expected, "{connections}");
+            assert_eq!(is_taken(Frame::Grow { connections, rdma: true }), expected, "{connections}");
+        }
+        let run = |run| is_taken(Frame::Run(run));
+        use Load::{Echo, Stream};
+        for (load, forward, backward, expected) in [
+            (Stream, false, false, false),
+            (Stream, true, false, true),
+            (Stream, false, true, true),
+            (Stream, true, true, true),
+            (Echo, true, false, true),
+            (Echo, false, false, false),
+            (Echo, false, true, false),
+            (Echo, true, true, false),
+        ] {
+            assert_eq!(run(Run { load, forward, backward, ..RUN }), expected, "{load:?} {forward} {backward}");
+        }
+        for (duration_us, expected) in [(0, false), (1, true), (DURATION_US_MAX, true), (DURATION_US_MAX + 1, false)] {
+            assert_eq!(run(Run { duration_us, ..RUN }), expected, "{duration_us}");
+        }
+        for (message_bytes, expected) in [(0, false), (MESSAGE_BYTES_MAX, true), (MESSAGE_BYTES_MAX + 1, false)] {
+            assert_eq!(run(Run { message_bytes, ..RUN }), expected, "{message_bytes}");
+        }
+        for (messages, expected) in [(0, true), (MESSAGES_MAX, true), (MESSAGES_MAX + 1, false)] {
+            assert_eq!(run(Run { messages, ..RUN }), expected, "{messages}");
+            assert_eq!(is_taken(Frame::Done(messages)), expected, "{messages}");
+        }
+        for (bytes, expected) in [(TEXT_BYTES_MAX, true), (TEXT_BYTES_MAX + 1, false)] {
+            let mut none = Vec::new();
+            TransferFrame::Endpoints { turn: 0, endpoints: Vec::new() }.encode(&mut none);
+            let opened = |endpoints| Frame::Opened { seed: [1; 16], endpoints, host: vec![b'h'; bytes] };
+            assert_eq!(is_taken(opened(none)), expected);
+            assert!(!is_taken(opened(b"no endpoints".to_vec())));
+            assert_eq!(is_taken(Frame::Failed { exit: 1, reason: vec![b'r'; bytes] }), expected);
+        }
+        for bytes in
+            [&b""[..], b"\xc0", b"\xc0\x82\x05\x80\0", b"\x82\x05\x80", b"\xc0\x82\x0a\x80", b"\xc1\x82\x05\x80"]
+        {
+            assert!(Frame::decode(bytes).is_err(), "{bytes:02x?}");
+        }
+        assert_eq!(Frame::decode(b"\xc0\x82\x05\x80"), Ok(Frame::Go));
+    }
+
+    /// Nor those of a measurement as they were before they were CBOR.
+    #[test]
+    fn frames_of_a_transfer_are_none() {
+        let transfers = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/control_frame");
+        let mut frames: Vec<Vec<u8>> = std::fs::read_dir(transfers)
+            .expect("a corpus")
+            .map(|entry| std::fs::read(entry.expect("readable").path()).expect("readable"))
+            .collect();
+        assert!(frames.len() > 10, "{}", frames.len());
+        frames.push(b"\xc0\x02\x02\x01\0\0\0\0\x80\0\x80\0\x01".to_vec());
+        frames.push(b"\xc5".to_vec());
+        for frame in frames {
+            assert!(Frame::decode(&frame).is_err(), "{frame:02x?}");
+        }
+        for (name, frame) in samples() {
+            assert!(TransferFrame::decode(&frame.encode()).is_err(), "{name}");
+        }
+    }
+}

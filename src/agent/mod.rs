@@ -59,7 +59,7 @@ pub(crate) struct Agent {
 impl Agent {
     /// Creates an agent. `emit` takes the host's messages and must not wait. `tell` takes the messages of its stages,
     /// including their standard error, and may wait for a reader. `ended` is called after each stage or session has
-    /// reported its end. With `tells_stderr`, stages write standard error to the caller, otherwise to that of this
+    /// reported its end. With `tells_stderr`, standard error of stages goes to `tell`, otherwise to that of this
     /// process. A remote agent expands `~` and patterns, as the caller's shell does for its own host, and has no
     /// standard input and output to move.
     pub(crate) fn new(emit: Emit, tell: Emit, ended: Ended, is_remote: bool, tells_stderr: bool) -> Self {

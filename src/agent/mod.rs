@@ -163,7 +163,7 @@ impl Agent {
         let (emit, ended) = (Arc::clone(&self.emit), Arc::clone(&self.ended));
         let say = move |message: Message| {
             let is_end = matches!(message, Message::Ended(_));
-            // If it is too long, the message is dropped, because a panic would help nobody.
+            // A message that is too long is dropped, because a panic would be of no use.
             if let Ok(message) = message.for_end(number) {
                 emit(message);
             }

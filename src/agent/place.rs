@@ -163,8 +163,8 @@ fn left(target: &Path) -> Option<PathBuf> {
     Some(target.with_file_name(name_beside(target.file_name()?.as_bytes(), PARTIAL)))
 }
 
-/// Whether a directory has entries. The directory is read only if that leaves no trace; if it cannot be, entries are
-/// assumed.
+/// Whether a directory has entries. The directory is read only if that leaves no trace (`O_NOATIME`). If that is not
+/// permitted, entries are assumed.
 fn has_entries(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
     match openat(CWD, path, flags, Mode::empty()) {

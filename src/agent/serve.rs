@@ -4,7 +4,7 @@
 //!
 //! * Its standard input ends in order, because the caller is done or has died, or the launcher was cut off. A running
 //!   session of a copy goes on as long as it has a lane, and ends after two seconds without one. If the session's other
-//!   end is not the caller and has lost its caller as well, the session ends at once, because there is nobody left to
+//!   end is not the caller and has lost its caller as well, the session ends at once, because no caller is left to
 //!   report to. A pipeline, and a copy within this host, end at once.
 //! * The network is cut silently. The session has its reconnect window. The agent ends three seconds later, because the
 //!   caller is then out of reach as well.

@@ -55,7 +55,7 @@ pub trait Launch: std::fmt::Debug + Send + Sync {
     fn program(&self) -> &OsStr;
     /// Returns the complete command line on this host that runs `command` on `host`.
     fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString>;
-    /// Reports whether a shell on the host always interprets the command.
+    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
     fn has_shell(&self) -> bool;
     /// Returns the command-line option that selects this launcher.
     fn option(&self) -> &'static str;
@@ -143,7 +143,7 @@ impl Launcher {
         std::path::Path::new(program).file_name().unwrap_or(program)
     }
 
-    /// Reports whether a shell on the host always interprets the command.
+    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
     pub fn has_shell(&self) -> bool {
         self.0.has_shell()
     }
@@ -255,9 +255,9 @@ pub struct Process {
     is_asked: bool,
 }
 
-/// Returns the peer's address from a line of `/proc/net/tcp`, if the line is an established connection of one of these
-/// sockets. For the format, see proc_net_tcp in the kernel's documentation. Addresses are words in this host's byte
-/// order.
+/// Returns the peer's address from a line of `/proc/net/tcp`, if the line describes an established connection of one of
+/// these sockets. For the format, see proc_net_tcp in the kernel's documentation. Addresses are words in this host's
+/// byte order.
 fn connected(line: &str, sockets: &[String]) -> Option<IpAddr> {
     const ESTABLISHED: &str = "01";
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -97,7 +97,7 @@ impl Engine {
         }
         let part = match source {
             Parts::File(file) => file.next_part(machine.part_bytes()),
-            // The tree needs a worker for something else first.
+            // Everything else that the tree may have to do needs a worker.
             Parts::Tree(tree) => match tree.plan(machine.part_bytes()) {
                 None => return false,
                 some => some,

@@ -19,8 +19,8 @@ const PROOF_MAX: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 ///
-/// Why there is none, in the resolver's words. If the resolver takes longer than `within`, an own message. The resolver
-/// cannot be stopped; its thread is then left behind.
+/// Why there is none, in the resolver's words. If the resolver takes longer than `within`, the error says so. The
+/// resolver cannot be stopped; its thread is then left behind.
 pub fn resolve(name: &str, port: u16, within: Duration) -> Result<Vec<SocketAddr>, String> {
     let host = (name.to_owned(), port);
     look_up(within, move || host.to_socket_addrs().map(Iterator::collect))

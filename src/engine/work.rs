@@ -168,7 +168,7 @@ impl Shared {
         header
     }
 
-    /// Seals the chunk in a buffer under this header. The header, with its tag, is written before the chunk.
+    /// Seals the chunk in a buffer under this header, and stores the header with its tag in the buffer.
     pub(super) fn seal(&self, mut header: ChunkHeader, buffer: &mut Buffer) -> ChunkHeader {
         let wire_bytes = header.wire_bytes as usize;
         self.busy.during(|| {

@@ -391,8 +391,8 @@ impl Job {
             if let Some(update) = self.updates.pop_front() {
                 return Some(update);
             }
-            // What has been received by then is handled first: a host whose message has only not been handled is not
-            // late.
+            // What has been received by then is handled first: a host is not late if its message only waits to be
+            // handled.
             if self.heard.is_empty() && self.arrivals_due().is_some_and(|due| due <= Instant::now()) {
                 self.see_to_arrivals();
                 continue;

@@ -56,9 +56,11 @@ pub struct Call {
 }
 
 impl Opening {
+    /// Prepares a redirection: returns its opening, and how to run the shell for it.
+    ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The system's error.
     pub fn new(redirection: &[u8], side: Side) -> std::io::Result<(Self, Call)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let number = if side == Side::Input { "0" } else { "1" };

@@ -37,7 +37,7 @@ impl Copy<'_> {
         true
     }
 
-    /// Ends the copy's ends by this signal. Returns whether all of them have reported their end.
+    /// Has all ends of the copy end, as by this signal. Returns whether all of them have reported their end.
     pub(super) fn stop_all(&mut self, number: u8) -> bool {
         let Some(hop) = self.hop else { return true };
         self.job.stop(hop, number);

@@ -10,8 +10,8 @@ use crate::fault::{Exit, Failure};
 use crate::transport::leads_elsewhere;
 
 impl Copy<'_> {
-    /// Returns why a host cannot get its copy: another host would write to the same place. They are two names of one
-    /// machine, or two of its containers that share a directory, and their copies would be in each other's way.
+    /// Returns why a host cannot get its copy: another host would write to the same place. The two hosts are names of
+    /// one machine, or containers on one machine that share a directory. Their copies would be in each other's way.
     pub(super) fn is_same_place(&self, run: &Run, at: usize, placed: &Placed) -> Option<Failure> {
         let host = run.targets[at].host?;
         let names = names_of(placed, &run.found);

@@ -1,4 +1,4 @@
-//! Where the files of a copy are and where their copies will be, by the rules of `cp -a`. Placing only looks; [`make`]
+//! Where the files of a copy are and where their copies will be, by the rules of `cp -a`. Placing only looks; `make`
 //! creates the directory.
 
 use std::ffi::{CStr, OsStr, OsString};

@@ -71,7 +71,7 @@ pub enum Inlet {
 /// Receives the stage's file or failure when the stage is started.
 type Hook<T> = Sender<Result<T, Fault>>;
 
-/// The receiving end of a [`Hook`].
+/// The receiving end of a hook.
 pub type Attachment<T> = Receiver<Result<T, Fault>>;
 
 /// All stages on this host.

@@ -491,7 +491,7 @@ pub(super) fn header_of(part: &Part, encrypt: bool) -> ChunkHeader {
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a reader must have been gone before that is a failure. The reader may have had all the data, while the
-/// final chunk, which only says so, is still on its way.
+/// final chunk, which only marks the end, is still on its way.
 const UNREAD_MAX: Duration = Duration::from_millis(600);
 
 /// The source of a reader's bytes.

@@ -100,7 +100,7 @@ pub(super) enum Why {
     Misled,
     /// Its reports cannot be true.
     Lied,
-    /// It has passed on different data than it says that it got.
+    /// It has passed on data that differs from what it says it got.
     Forged,
 }
 
@@ -192,7 +192,7 @@ struct Member {
     speaks: bool,
     /// Nodes from which copying to it has failed.
     tried: Vec<Node>,
-    /// Whether it accepts only the source, because it was given different data than the source has.
+    /// Whether it accepts only the source, because it was given data that differs from the source's.
     wants_source: bool,
     /// Whether the stream that it got differed from the source's, and whether it matched.
     is_misled: bool,

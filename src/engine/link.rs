@@ -97,6 +97,10 @@ pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, Link
 }
 
 /// Connects to one address over a rail.
+///
+/// # Errors
+///
+/// As [`connect`].
 pub(super) fn connect_by(rail: &Rail, port: u16, deadline: Instant) -> Result<TcpStream, LinkError> {
     let peer = SocketAddr::new(rail.peer, port);
     connect_from(&rail.interface, rail.local, peer, left(deadline)?).map_err(|error| LinkError::os("connect", &error))
@@ -169,6 +173,10 @@ fn read_exact(stream: &mut TcpStream, target: &mut [u8], deadline: Instant) -> R
 }
 
 /// Sends one control frame on a socket that is not a lane yet.
+///
+/// # Errors
+///
+/// [`LinkError::Os`] and [`LinkError::Control`].
 pub fn send_frame(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) -> Result<(), LinkError> {
     let mut plain = Vec::new();
     frame.encode(&mut plain);
@@ -220,6 +228,10 @@ pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &F
 }
 
 /// Turns an authenticated connection into a lane.
+///
+/// # Errors
+///
+/// [`LinkError::Os`].
 pub fn tcp_lane(
     stream: TcpStream,
     control: ControlChannel,

@@ -1,4 +1,4 @@
-//! What an agent does for `rdperf HOST`.
+//! The agent's part of `rdperf HOST`.
 
 use std::net::TcpStream;
 use std::ops::RangeInclusive;
@@ -21,10 +21,10 @@ use crate::measure::disk::{self, Action};
 /// How long the caller may take to connect.
 const FIRST_MAX: Duration = Duration::from_secs(30);
 
-/// The longest that storage is measured.
+/// Maximum time for which storage is measured.
 const STORAGE_MAX: Duration = Duration::from_secs(60);
 
-/// Listens for one measurement, and answers it in a thread of its own. Gives where.
+/// Listens for one measurement, and answers it in a thread of its own. Returns where it listens.
 pub(crate) fn listen(
     key: &SessionKey,
     ports: Option<(u16, u16)>,
@@ -41,13 +41,13 @@ pub(crate) fn listen(
         .map_err(|error| fault("cannot listen", &error))?;
     let port = listener.port();
     let answer = move || {
-        // It listens until the measurement is over.
+        // The listener lives until the measurement is over.
         let _listener = listener;
         let deadline = Instant::now() + FIRST_MAX;
         loop {
             match events.recv_deadline(deadline) {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => {
-                    // The caller has been told what went wrong, if anything.
+                    // If anything has gone wrong, the caller has been told.
                     let _ = session(&events, stream, *established, ports.as_ref());
                     return;
                 }
@@ -63,11 +63,11 @@ pub(crate) fn listen(
     Ok(reachable(port))
 }
 
-/// Measures storage in a thread of its own, and tells what came of it.
+/// Measures storage in a thread of its own, and sends the result.
 pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: Emit) {
     let told = Arc::clone(&emit);
     let measure = move || {
-        // Relative paths start at the login's home, as those of copies do.
+        // Relative paths start at the login's home, as in copies.
         let path = if path.is_empty() { PathBuf::from(".") } else { names::home_expanded(&path) };
         let action = if writes { Action::Write } else { Action::Read };
         let duration = Duration::from_micros(micros).min(STORAGE_MAX);

@@ -1,5 +1,5 @@
-//! The remote half: what a host does when it is asked. The caller has the same in its own process for its own host, so
-//! that caller and agent are the same code wherever each of them runs.
+//! The remote half: what a host does on request. The caller runs the same code in its own process for its own host, so
+//! that caller and agent behave alike wherever they run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,16 +30,16 @@ use end::{End, Moves, ended_with};
 use examiner::Examiner;
 use watch::Watching;
 
-/// Ends of sessions that one host has at most: each stage of a pipeline has two.
+/// Maximum number of ends of sessions on one host. Each stage of a pipeline has two.
 const ENDS_MAX: usize = 2 * STAGES_MAX;
 
-/// How long sessions may take to end, and to tell their other ends so, after a signal.
+/// How long sessions may take to end after a signal, and to tell their other ends.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// Called by any thread. Must not wait.
 pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
 
-/// What one host does.
+/// The state of one host.
 pub(crate) struct Agent {
     emit: Emit,
     is_remote: bool,
@@ -48,19 +48,20 @@ pub(crate) struct Agent {
     node: Option<Node>,
     examiner: Examiner,
     watching: Option<Watching>,
-    /// Told each time that a stage or a session has told how it ended.
+    /// Called each time a stage or a session has reported its end.
     ended: Ended,
-    /// How many of them have been begun, or taken to be.
+    /// Number of stages and sessions that have been begun or accepted.
     begun: usize,
-    /// Why there is no room for the stages that are being begun; `None` until that has been asked.
+    /// Why there is no room for the stages that are being begun. `None` until the room has been checked.
     refusal: Option<Option<String>>,
 }
 
 impl Agent {
-    /// `emit` takes what the host says and must not wait; `tell` takes what its stages write to standard error, and may wait
-    /// for a reader; `ended` is called after each stage or session has told by these how it ended. `tells_stderr`: stages write
-    /// there, not to this process's own. A remote one expands `~` and patterns, as the caller's shell does for its own host,
-    /// and has no standard input and output to move.
+    /// Creates an agent. `emit` takes the host's messages and must not wait. `tell` takes the messages of its stages,
+    /// including their standard error, and may wait for a reader. `ended` is called after each stage or session has
+    /// reported its end. With `tells_stderr`, standard error of stages goes to `tell`, otherwise to that of this
+    /// process. A remote agent expands `~` and patterns, as the caller's shell does for its own host, and has no
+    /// standard input and output to move.
     pub(crate) fn new(emit: Emit, tell: Emit, ended: Ended, is_remote: bool, tells_stderr: bool) -> Self {
         let after = Arc::clone(&ended);
         let tell: Emit = Arc::new(move |message| {
@@ -75,12 +76,12 @@ impl Agent {
         Self { emit, is_remote, stages, ends, node, examiner, watching: None, ended, begun: 0, refusal }
     }
 
-    /// How many stages and sessions have been begun, or taken to be, of which each tells how it ended.
+    /// Returns the number of stages and sessions that have been begun or accepted. Each of them reports its end.
     pub(crate) fn begun(&self) -> usize {
         self.begun
     }
 
-    /// Does what a message asks for. Does not wait: what takes long is done by a thread, and its answer comes later.
+    /// Handles a message. Does not wait: long operations are done by a thread, and their answers come later.
     pub(crate) fn handle(&mut self, message: Message) {
         match message {
             Message::ForEnd { end, message } => match message.decode() {
@@ -124,7 +125,7 @@ impl Agent {
             }
             Message::EndStage { stage, signal } => self.stages.signal(stage, signal),
             Message::BeginBroadcast(broadcast) => {
-                // Another one's threads and memory are not kept beside it.
+                // The threads and memory of an earlier broadcast are released first.
                 self.node = None;
                 let moves = match broadcast.role {
                     BroadcastRole::SourceStage { stage } => self.stages.attach_outlet(stage).map(Moves::Output),
@@ -139,10 +140,10 @@ impl Agent {
         }
     }
 
-    /// Ends the node, and its hops.
+    /// Ends the node and its hops.
     fn stop_node(&self, number: u8) {
         if let Some(node) = &self.node {
-            // Hops first, which then say why they end.
+            // The hops are ended first, so that they report why they end.
             self.ends.values().filter(|end| end.is_of_broadcast()).for_each(|end| end.stop(number));
             node.stop(number);
         }
@@ -162,7 +163,7 @@ impl Agent {
         let (emit, ended) = (Arc::clone(&self.emit), Arc::clone(&self.ended));
         let say = move |message: Message| {
             let is_end = matches!(message, Message::Ended(_));
-            // One that is too long does not exist; nobody would be helped by a panic.
+            // A message that is too long is dropped, because a panic would be of no use.
             if let Ok(message) = message.for_end(number) {
                 emit(message);
             }
@@ -187,24 +188,24 @@ impl Agent {
         self.ends.insert(number, End::begin(Arc::new(say), self.is_remote, begin, moves));
     }
 
-    /// Why this host has no room for the stages that wait, which are all of a part's by the time that the first session is
-    /// begun.
+    /// Returns why this host has no room for the waiting stages. By the time the first session is begun, all stages of
+    /// this host's part have come.
     fn refusal(&mut self, lanes: Option<u8>) -> Option<String> {
         let (stages, ends) = self.stages.waiting();
         let threads = work::threads_max(usize::from(lanes.unwrap_or(TCP_LANES_DEFAULT)));
         self.refusal.get_or_insert_with(|| Share { stages, ends, threads }.is_too_much()).clone()
     }
 
-    /// A session lost its other end, and nothing else goes on: where that was not the caller, the caller may be out of
-    /// reach as well.
+    /// Reports whether a session has lost its other end while nothing else is running. If that other end was not the
+    /// caller, the caller may be out of reach as well.
     pub(crate) fn has_lost_its_link(&self) -> bool {
         let has_lost = self.ends.values().any(End::has_lost_its_link);
-        // Hops of a broadcast come and go.
+        // Hops of a broadcast come and go, so a lost hop counts only if the node is alone.
         let is_alone = |node: &Node| node.is_alone(self.ends.values().any(End::is_busy));
         has_lost && self.node.as_ref().is_none_or(is_alone)
     }
 
-    /// Ends everything, sessions as by this signal, then the stages, and waits a while until all have ended.
+    /// Ends everything: the sessions as by this signal, then the stages. Waits a while until all have ended.
     pub(crate) fn stop(&mut self, number: u8) {
         self.stop_node(number);
         self.stop_some(number, |_| true);
@@ -221,8 +222,9 @@ impl Agent {
         }
     }
 
-    /// The caller is not heard any more. A pipeline ends, and a broadcast of which this host has not all; copies see for themselves whether they are still wanted. Returns
-    /// the threads to wait for, and for how long.
+    /// Handles the loss of the caller. Pipelines end, and so does a broadcast whose stream this host does not have
+    /// completely. Copies find out by themselves whether they are still wanted. Returns the threads to wait for, and
+    /// for how long.
     pub(crate) fn abandon(&mut self) -> Vec<(JoinHandle<()>, Option<Duration>)> {
         let is_complete = self.node.as_ref().is_none_or(Node::is_complete);
         if !is_complete {
@@ -234,7 +236,7 @@ impl Agent {
         ends.chain(self.node.as_mut().and_then(Node::abandon)).collect()
     }
 
-    /// All is done. What stages have left running is given a little time.
+    /// Ends the stages after everything is done. Processes that they have left running get a little time.
     pub(crate) fn finish(&mut self) {
         self.stages.end();
     }

@@ -1,4 +1,5 @@
-//! Where the files of a copy are and will come to lie, as `cp -a` has it. Looks, and makes nothing.
+//! Where the files of a copy are and where their copies will be, by the rules of `cp -a`. Placing only looks; `make`
+//! creates the directory.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::Metadata;
@@ -22,20 +23,20 @@ use crate::fs::{
 };
 use crate::options::{LATEST, TreeOptions};
 
-/// The name by which a directory is merged into the one that it comes to lie in.
+/// The name under which a directory is merged into the directory to copy into.
 const ITSELF: &[u8] = b".";
 
-/// The error number with which a source is refused that is its own destination; no other refusal has it.
+/// The error number of a refusal because a source is its own destination. No other refusal has it.
 pub(crate) const SAME_FILE: i32 = libc::EEXIST;
 
-/// What the paths and patterns stand for, and why some of them stand for nothing. `links`: symbolic links are copied, not
-/// followed. `expand`: `~` and patterns stand for names.
+/// Returns the entries that match the paths and patterns, and why some of these match nothing. With `links`, symbolic
+/// links are copied instead of followed. With `expand`, `~` and patterns are expanded.
 pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for pattern in patterns {
         let paths = if expand { names::expanded(pattern) } else { vec![PathBuf::from(OsStr::from_bytes(pattern))] };
         for path in paths {
-            // `host:` is the login's home.
+            // `host:` stands for the login's home.
             let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
             let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
             let metadata = match looked {
@@ -58,7 +59,7 @@ pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>
     (found, missing)
 }
 
-/// What the copy of a path is called.
+/// Returns the name of the copy of a path.
 fn last_name(path: &Path) -> Vec<u8> {
     names::last_name(path.as_os_str().as_bytes()).to_vec()
 }
@@ -74,15 +75,16 @@ fn kind(metadata: &Metadata) -> Kind {
     }
 }
 
-/// Where what was asked about will come to lie.
+/// Returns where the copies of the sources will be.
 ///
-/// The rules are those of `cp -a`, but that a directory to copy into may be missing, as with rsync: see [`make`]. Sources come into DST if that is a directory and not `exact`; several need one, and keep
-/// their names. A single one becomes DST itself: a file replaces what a link of that name leads to, anything else the
-/// link. Only a file is written to a device or FIFO.
+/// The rules are those of `cp -a`, except that a directory to copy into may be missing, as with rsync: see [`make`].
+/// Sources go into DST if DST is a directory and `exact` is not set. Several sources need a directory, and keep their
+/// names. A single source becomes DST itself. If DST is a symbolic link, a file replaces the link's target, and any
+/// other source replaces the link. Only files are written to a device or FIFO.
 ///
 /// # Errors
 ///
-/// Why it cannot be written there: exit 6, or 1 where the copy makes no sense.
+/// Exit 6 if the destination cannot be written, exit 1 if the copy makes no sense.
 pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     let path = if expand { names::home_expanded(&asked.path) } else { PathBuf::from(OsStr::from_bytes(&asked.path)) };
     let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
@@ -97,7 +99,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
         _ if is_link && !are_files && !asked.directory => named(&path),
         Ok(metadata) => {
             let is_special = are_files && !metadata.is_file() && !metadata.is_dir();
-            // A link is followed once; what it leads to is what is replaced.
+            // The link is followed once, and its target is replaced.
             let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
             let is_block = is_special && metadata.file_type().is_block_device();
             Placed { is_special, is_block, ..named(if is_special && !is_block { &path } else { &real }) }
@@ -121,7 +123,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
                 let found = std::fs::symlink_metadata(bare(path));
                 found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
             };
-            // The first generation: the directory of them is made as well.
+            // For the first generation, the directory of all generations is made as well.
             let mut looked_at = if asked.is_generation && is_missing(parent) { above(parent) } else { parent };
             while asked.makes_path && is_missing(looked_at) && above(looked_at) != looked_at {
                 looked_at = above(looked_at);
@@ -148,7 +150,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     Ok(Placed { is_there, has_left, spot, addresses: endpoints::own(0, b"", None), ..placed })
 }
 
-/// Which directory a path leads to, whether it is there or not.
+/// Returns the directory to which a path leads, whether it exists or not.
 fn spot(path: &Path) -> Option<Spot> {
     let path = std::path::absolute(path).ok()?;
     let (above, found) = path.ancestors().find_map(|above| Some((above, std::fs::metadata(above).ok()?)))?;
@@ -156,12 +158,13 @@ fn spot(path: &Path) -> Option<Spot> {
     Some(Spot { device: found.dev(), inode: found.ino(), rest })
 }
 
-/// Where a copy of a new directory that was cut has left what had come.
+/// Returns where an interrupted copy of a new directory has left what it had received.
 fn left(target: &Path) -> Option<PathBuf> {
     Some(target.with_file_name(name_beside(target.file_name()?.as_bytes(), PARTIAL)))
 }
 
-/// Whether something is in a directory. It is looked at without leaving a trace, or not at all: then there may be.
+/// Whether a directory has entries. The directory is read only if that leaves no trace (`O_NOATIME`). If that is not
+/// permitted, entries are assumed.
 fn has_entries(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
     match openat(CWD, path, flags, Mode::empty()) {
@@ -170,10 +173,12 @@ fn has_entries(path: &Path) -> bool {
     }
 }
 
+/// Checks that a generation may still be changed.
+///
 /// # Errors
 ///
-/// Exit 1 if the generation is whole, so that later ones may be linked to it: that does not change any more. It is, if it is
-/// not marked as unfinished, or `latest` leads to it.
+/// Exit 1 if the generation is complete: later generations may be linked to it, so it must not change any more. A
+/// generation is complete if it is not marked as unfinished, or if `latest` leads to it.
 fn check_generation(path: &Path) -> Result<(), Fault> {
     let identity = |found: &Metadata| (found.dev(), found.ino());
     let Ok(itself) = std::fs::symlink_metadata(bare(path)) else { return Ok(()) };
@@ -191,20 +196,20 @@ fn check_generation(path: &Path) -> Result<(), Fault> {
     Err(Fault::plain(Exit::Usage.code(), detail))
 }
 
-/// Whether a run that makes a generation has marked it, and has not come to its end.
+/// Whether a generation has the marker of a run that has not finished it.
 fn is_unfinished(path: &Path) -> bool {
     let beside = |name: &OsStr| above(path).join(name_beside(name.as_bytes(), UNFINISHED));
     let marker = bare(path).file_name().map(beside);
     marker.is_some_and(|marker| std::fs::symlink_metadata(marker).is_ok_and(|found| found.is_file()))
 }
 
-/// The directory that a path names an entry of.
+/// Returns the directory that contains the entry at this path.
 fn above(path: &Path) -> &Path {
     let parent = bare(path).parent().unwrap_or(path);
     if parent.as_os_str().is_empty() { Path::new(".") } else { parent }
 }
 
-/// Why a name with a slash behind it is none for a file.
+/// Why a name with a trailing slash cannot be the name of a file.
 const NO_NAME: &str = "the slash behind it means a directory, and SRC is none";
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
@@ -212,7 +217,8 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
     Fault::unwritable(&io_fact(path.as_os_str(), errno))
 }
 
-/// `other`: what is no directory, be it the path itself or above it.
+/// Returns the failure for a path that needs a directory. `other` is what is not a directory: the path itself, or an
+/// ancestor.
 fn no_directory(path: &Path, other: &Path) -> Fault {
     let other = bare(other);
     let detail = if other == bare(path) { String::new() } else { format!("{} is not one", escaped(other.as_os_str())) };
@@ -220,20 +226,20 @@ fn no_directory(path: &Path, other: &Path) -> Fault {
     Fault::unwritable(&fact)
 }
 
-/// A path without the slashes behind it.
+/// Returns a path without its trailing slashes.
 fn bare(path: &Path) -> &Path {
     let text = path.as_os_str().as_bytes();
     let end = text.iter().rposition(|&byte| byte != b'/').map_or(text.len().min(1), |last| last + 1);
     Path::new(OsStr::from_bytes(&text[..end]))
 }
 
-/// A directory to copy into that was made, or that another run may have made, and the one above if that was made for it.
-/// Dropping it removes those of its own making into which nothing has come, and that no other run holds: one that was killed
-/// may end only after the next has begun.
+/// A directory to copy into that this run has made, or that another run may have made, together with the directory
+/// above if that was made for it. Dropping this removes those that this run has made, if they are empty and no other
+/// run holds them: a killed run may end only after the next one has begun.
 pub(crate) struct Made {
     path: PathBuf,
     is_own: bool,
-    /// Open and locked, by all that copy into it; none where that cannot be.
+    /// The open directory, locked by every run that copies into it; `None` if it cannot be opened.
     held: Option<OwnedFd>,
     #[expect(dead_code, reason = "it is dropped behind")]
     above: Option<Box<Self>>,
@@ -245,18 +251,19 @@ impl Drop for Made {
             flock(held, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) || !is_at(&self.path, held)
         };
         if self.is_own && !self.held.as_ref().is_some_and(is_others) {
-            // Whatever is in it by now stays.
+            // This fails if the directory is not empty; its entries stay.
             let _ = std::fs::remove_dir(&self.path);
         }
     }
 }
 
-/// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there to stay. Nothing is made
-/// above it, but the directory of generations above the first of them, and with `--mkpath` all that is missing.
+/// Makes the last directory of a destination that [`place`] has found missing; `None` if it exists and is to stay.
+/// Above it, nothing is made except the directory of all generations for the first generation, and with `--mkpath` all
+/// missing directories.
 ///
 /// # Errors
 ///
-/// It is not there, and cannot be made.
+/// Fails if the directory does not exist and cannot be made.
 pub(crate) fn make(directory: &[u8], options: &TreeOptions) -> Result<Option<Made>, IoFact> {
     let path = Path::new(OsStr::from_bytes(directory));
     let generations = &options.generations;
@@ -269,7 +276,7 @@ pub(crate) fn make(directory: &[u8], options: &TreeOptions) -> Result<Option<Mad
     make_one(path, first)
 }
 
-/// Makes the directories above a path that are missing.
+/// Makes the missing directories above a path.
 fn make_above(path: &Path) -> Result<Option<Box<Made>>, IoFact> {
     let above = above(path);
     if above == path || above.is_dir() {
@@ -294,7 +301,8 @@ fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFac
         }
         let is_free = |held| flock(held, FlockOperation::NonBlockingLockShared) != Err(Errno::AGAIN);
         tries += 1;
-        // Its maker is about to remove it, or has done so. What is locked for long is so for another reason.
+        // The run that has made the directory is about to remove it, or has done so. If it stays locked, that has
+        // another reason.
         if tries < HOLD_TRIES && held.as_ref().map_or(!path.is_dir(), |held| !is_free(held) || !is_at(path, held)) {
             std::thread::sleep(Duration::from_millis(10));
             continue;
@@ -303,31 +311,32 @@ fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFac
     }
 }
 
-/// Times that a directory is tried to be held.
+/// Maximum number of attempts to hold a directory.
 const HOLD_TRIES: usize = 5;
 
-/// Whether nothing has come into a directory, but for what is not done yet: then who made it may remove it.
+/// Whether a directory contains only unfinished entries, so that the run that has made it may still remove it.
 fn may_go(directory: &OwnedFd) -> bool {
     let look = |name: &CStr| if is_temporary_name(name.to_bytes()) { Ok(()) } else { Err(Errno::EXIST) };
     partial::for_each(directory, look).is_ok()
 }
 
-/// Whether a path leads to this directory still.
+/// Whether a path still leads to this directory.
 fn is_at(path: &Path, directory: &OwnedFd) -> bool {
     let named = std::fs::metadata(path);
     named.is_ok_and(|named| fstat(directory).is_ok_and(|here| identity(&here) == (named.dev(), named.ino())))
 }
 
-/// Sources that come to lie in a directory; the contents of `dir/.` become contents of it.
+/// Returns the placement of sources that go into a directory. The contents of `dir/.` become contents of that
+/// directory.
 fn merged(path: &Path, asked: &Place) -> Placed {
     let is_contents = |source: &Found| source.name.is_empty();
-    // The way by which it was named would hide that a directory is to come into itself.
+    // A path through links would hide that a directory is about to be copied into itself.
     let real = std::fs::canonicalize(path).ok().filter(|_| asked.sources.iter().any(is_contents));
     let as_name = matches!(&asked.sources[..], [source] if is_contents(source)).then(|| ITSELF.to_vec());
     Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, ..Placed::default() }
 }
 
-/// A path as a directory and a name in it.
+/// Splits a path into a directory and a name in it.
 fn named(path: &Path) -> Placed {
     let name = last_name(path);
     let text = bytes(path);
@@ -343,7 +352,7 @@ fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
 }
 
-/// What a source is called in the directory that it comes to lie in; [`ITSELF`] where it becomes that directory.
+/// Returns the name of a source's copy in the directory to copy into; [`ITSELF`] if the source becomes that directory.
 pub(crate) fn final_name<'a>(placed: &'a Placed, source: &'a Found) -> &'a [u8] {
     match &placed.as_name {
         Some(name) => name,
@@ -352,7 +361,7 @@ pub(crate) fn final_name<'a>(placed: &'a Placed, source: &'a Found) -> &'a [u8] 
     }
 }
 
-/// The path of one source at the destination.
+/// Returns the path of a source's copy.
 pub(crate) fn target(placed: &Placed, source: &Found) -> PathBuf {
     let name = final_name(placed, source);
     let directory = PathBuf::from(OsString::from_vec(placed.directory.clone()));
@@ -370,14 +379,14 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             let path = escaped(OsStr::from_bytes(&source.path));
             return Err(usage(format!("cannot copy the directory {path} into itself")));
         }
-        // What would be replaced, see `place`.
+        // Looks at the entry that would be replaced, see `place`.
         let looked = if source.kind == Kind::File { std::fs::metadata } else { std::fs::symlink_metadata };
         let Ok(there) = looked(&target) else { continue };
         if asked.same_kernel && (there.dev(), there.ino()) == (source.device, source.inode) {
             let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
             return Err(Fault { errno: SAME_FILE, ..usage(format!("{from} and {to} are the same file")) });
         }
-        // Of an unfinished generation, see `check_generation`: what is left in it gives way.
+        // The generation is unfinished, see `check_generation`: its remaining entries give way.
         if asked.is_generation && !asked.exact {
             continue;
         }
@@ -392,8 +401,8 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Why a target cannot be where it is to be: one of what is listed in a source, and copied with everything in it, has it in it,
-/// and would be copied into itself without end.
+/// Returns why a target is not allowed: a listed entry of a source, which is copied with everything in it, contains the
+/// target and would be copied into itself without end.
 pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) -> Option<String> {
     if listed.is_empty() {
         return None;
@@ -408,9 +417,9 @@ pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) ->
     Some(format!("{path}, which is listed, has DST in it, and would be copied into itself"))
 }
 
-/// Whether the directory that a target will be made in is the source or below it.
+/// Whether the directory in which a target will be made is the source or lies below it.
 fn lies_within(target: &Path, source: &Found) -> bool {
-    // The root lies in itself. What is missing of the way will be made.
+    // The parent of the root is the root itself. Missing parts of the path will be made.
     let or_here =
         |above: &'_ Path| std::fs::canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
     let Some(real) = above(target).ancestors().find_map(|above| or_here(above).ok()) else { return false };
@@ -440,7 +449,7 @@ mod tests {
             find(&[path.as_os_str().as_bytes()], true, false).0.remove(0)
         }
 
-        /// Where the sources come to lie, below the scratch directory.
+        /// Returns where the first source's copy will be, below the scratch directory.
         fn place(&self, sources: &[&str], to: &str, directory: bool, exact: bool) -> Result<String, (u8, i32)> {
             let asked = Place {
                 path: format!("{}/{to}", self.0.display()).into_bytes(),
@@ -521,13 +530,13 @@ mod tests {
         let real = std::fs::canonicalize(&scratch.0).expect("a directory");
         std::fs::create_dir(real.join("to")).expect("a directory");
         let to = real.join("to");
-        // Of several, those with a name keep it.
+        // Of several sources, those with a name keep it.
         let asked_for = asked(&["dir/.", "file", "dir/below/.."], bytes(&to).as_slice(), false);
         let placed = place(&asked_for, false).expect("placed");
         let targets: Vec<PathBuf> = asked_for.sources.iter().map(|source| target(&placed, source)).collect();
         assert_eq!(targets, [to.clone(), to.join("file"), to.clone()]);
         assert_eq!(final_name(&placed, &asked_for.sources[0]), ITSELF);
-        // A single one goes to callers that know of no others.
+        // A single source goes to callers that know of no others.
         for (path, exact) in
             [(bytes(&to), false), (b"/".to_vec(), false), (b"/".to_vec(), true), (b"//".to_vec(), true)]
         {
@@ -544,7 +553,7 @@ mod tests {
         assert_eq!(refused(&["dir/.", "file"], &real.join("none/new")), Err(6));
     }
 
-    /// What is copied as what it is replaces a link of that name; a file replaces what the link leads to.
+    /// A file replaces the target of a link at the destination. Any other source replaces the link.
     #[test]
     fn links_at_the_destination() {
         use std::os::unix::fs::symlink;
@@ -587,7 +596,7 @@ mod tests {
                 "{to}: nothing is made through it"
             );
         }
-        // With a slash behind it, a link is what it leads to.
+        // With a trailing slash, a link stands for its target.
         let real = std::fs::canonicalize(&scratch.0).expect("it").join("dir");
         let asked = Place {
             path: [bytes(&scratch.0), b"/to-dir/".to_vec()].concat(),
@@ -655,7 +664,7 @@ mod tests {
         drop(made);
         assert!(scratch.0.join("new/one/file").exists());
         assert!(make(&at("new/one"), &options).expect("is there").is_none(), "it stays in any case");
-        // A run that was killed ends only after the next has begun.
+        // A killed run may end only after the next run has begun.
         for is_left in [false, true] {
             let killed = make(&at("again/one"), &options).expect("can be made");
             let left = scratch.0.join("again/one").join(name_beside(b"file", PARTIAL));

@@ -2,15 +2,16 @@
 //!
 //! # When it ends
 //!
-//! * Its standard input ends, in order: the caller is done with it, or has died, or the launcher was cut. If a copy's
-//!   session runs, it goes on while it has a lane; two seconds without one end it. Where the caller is not its other end,
-//!   the same must not have happened to that end as well, or it ends at once: nobody is left to report to. A pipeline and
-//!   a copy within this host end at once.
-//! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
-//!   the caller is then as much out of reach.
-//! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
-//! * Its standard input has something that is no message.
-//! * The caller has said that it will ask for nothing more (END_WHEN_DONE), and each stage and session has told how it ended.
+//! * Its standard input ends in order, because the caller is done or has died, or the launcher was cut off. A running
+//!   session of a copy goes on as long as it has a lane, and ends after two seconds without one. If the session's other
+//!   end is not the caller and has lost its caller as well, the session ends at once, because no caller is left to
+//!   report to. A pipeline, and a copy within this host, end at once.
+//! * The network is cut silently. The session has its reconnect window. The agent ends three seconds later, because the
+//!   caller is then out of reach as well.
+//! * It gets SIGINT, SIGQUIT, SIGTERM or SIGHUP.
+//! * Its standard input contains something that is not a message.
+//! * The caller has said that it will request nothing more (END_WHEN_DONE), and each stage and session has reported its
+//!   end.
 
 use super::{Agent, Ended};
 use std::io::{BufReader, IsTerminal};
@@ -27,19 +28,19 @@ use crate::control::tunnel::Emit;
 use crate::fault::{Exit, Failure};
 use crate::fs::{accounts, standard};
 
-/// How long a caller may take to say who it is.
+/// How long a caller may take to send its HELLO.
 const HELLO_MAX: Duration = Duration::from_secs(60);
 
-/// How long the last messages may take to leave.
+/// How long the last messages may take to be written.
 const FLUSH_MAX: Duration = Duration::from_millis(300);
 
-/// How long an agent stays whose session has lost its link, for a caller that may still be there.
+/// How long an agent whose session has lost its link stays for a caller that may still be there.
 const LOST_MAX: Duration = Duration::from_secs(3);
 
-/// How long a stage of a pipeline waits for the caller to take what it has said, before it goes on.
+/// How long a stage of a pipeline waits for the caller to take its messages before it goes on.
 const READER_MAX: Duration = Duration::from_secs(3600);
 
-/// How often it looks whether that has happened.
+/// How often to check whether a session has lost its link.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 enum Input {
@@ -47,15 +48,15 @@ enum Input {
     Gone,
     Broken(MessageError),
     Signal(i32),
-    /// A stage or a session has told how it ended.
+    /// A stage or a session has reported its end.
     Ended,
 }
 
-/// Serves the caller at the other end of standard input and output, to the end.
+/// Serves the caller at the other end of standard input and output until the end.
 ///
 /// # Errors
 ///
-/// Exit 1 where a person has started it, 3 where it cannot start, 9 where the caller does not keep to the protocol.
+/// Exit 1 if a person has started the agent, 3 if it cannot start, 9 if the caller breaks the protocol.
 pub(crate) fn serve() -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
         return Err(Failure::new(
@@ -64,11 +65,12 @@ pub(crate) fn serve() -> Result<(), Failure> {
         ));
     }
     let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
-    // Relative paths start at the login's home, also where the launcher is not ssh.
+    // Relative paths start at the login's home, even if the launcher is not ssh.
     if let Some(home) = accounts::own_home() {
         let _ = std::env::set_current_dir(home);
     }
-    // What is written where a name leads must never be taken for our word, nor what is read be taken from the caller's.
+    // A path may lead to these descriptors. Data written there must not be taken for messages of this agent, and data
+    // read there must not be taken from the caller's messages.
     let [stdin, stdout] = standard::take().map_err(system)?;
     let outbox = Outbox::start(stdout, MAGIC).map_err(system)?;
     outbox.send(Message::Hello(Hello::ours()));
@@ -91,13 +93,13 @@ pub(crate) fn serve() -> Result<(), Failure> {
         };
         let _ = post.send(last);
     };
-    // Without optimization, the code that reads messages takes a quarter of a MiB.
+    // Without optimization, the code that reads messages takes a quarter of a MiB of stack.
     std::thread::Builder::new().name("caller".to_owned()).stack_size(512 << 10).spawn(read).map_err(system)?;
 
     match inputs.recv_timeout(HELLO_MAX) {
         Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}
         Ok(Input::Broken(error)) => return Err(broken(&error)),
-        // It says what is wrong, by our HELLO.
+        // This agent's HELLO lets the caller report what is wrong.
         _ => {
             outbox.flush(FLUSH_MAX);
             return Ok(());
@@ -108,7 +110,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     let messages = outbox.clone();
     let tell: Emit = Arc::new(move |message| {
         send(&messages, message);
-        // A writer to standard error waits for its reader, as with a pipe.
+        // The writer of standard error waits for its reader, as with a pipe.
         messages.flush(READER_MAX);
     });
     let ended: Ended = Arc::new(move || drop(ends.send(Input::Ended)));
@@ -163,14 +165,14 @@ fn broken(error: &MessageError) -> Failure {
     Failure::new(Exit::Protocol, format!("what started this program does not keep to the protocol: {error}"))
 }
 
-/// Sends a message. In place of one that is too long the caller has a failure: it may be waiting for an answer.
+/// Sends a message. If it is too long, the caller gets a failure instead, because it may be waiting for an answer.
 fn send(outbox: &Outbox, message: Message) {
     if !outbox.try_send(message) {
         outbox.send(Message::Failed(Fault::plain(Exit::Protocol.code(), "an answer that is too long for a message")));
     }
 }
 
-/// Waits for a session's end, until `limit` has passed or it is `stopped`.
+/// Waits for a session to end, until `limit` has passed or `stopped` returns true.
 fn wait(session: JoinHandle<()>, limit: Option<Duration>, stopped: impl Fn() -> bool) {
     let deadline = limit.map(|limit| Instant::now() + limit);
     while !session.is_finished() && !stopped() && deadline.is_none_or(|deadline| Instant::now() < deadline) {

@@ -1,5 +1,5 @@
-//! What a host does for `rdcp --watch` where SRC is on it: reports in which directories something has changed, when it is
-//! asked. So one message is on its way at most, whatever changes meanwhile.
+//! The source host's part of `rdcp --watch`: when asked, reports the directories in which something has changed. So at
+//! most one message is in flight, however much changes meanwhile.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -17,18 +17,19 @@ use crate::fault::{Exit, escaped, printable};
 use crate::fs::io_fact;
 use crate::tree::watch::{TreeWatch, WatchError, WatchReason};
 
-/// A watch, which ends when this is dropped.
+/// A watch. Dropping this ends it.
 pub(crate) struct Watching {
     asks: Sender<()>,
 }
 
 impl Watching {
-    /// Watches these paths. `expand`: `~` and patterns stand for names. The answer is WATCHED; FAILED may come at any time.
+    /// Starts watching these paths. With `expand`, `~` and patterns are expanded. The answer is WATCHED; FAILED may
+    /// come at any time.
     pub(crate) fn begin(paths: &[ByteVec], expand: bool, emit: &Emit) -> Self {
         let (asks, asked) = flume::unbounded();
         let found = |path: &[u8]| if expand { names::expanded(path) } else { vec![OsStr::from_bytes(path).into()] };
         let paths = paths.iter().flat_map(|path| found(path));
-        // `host:` is the login's home.
+        // `host:` stands for the login's home.
         let paths = paths.map(|path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path });
         let (paths, told) = (paths.collect(), Arc::clone(emit));
         let run = move || {
@@ -64,7 +65,7 @@ fn fault(error: &WatchError) -> Fault {
             "it has more directories than may be watched; raise it with `sysctl fs.inotify.max_user_watches=1048576`"
                 .to_owned()
         }
-        // With its error number: it may come back.
+        // This fault has an error number, because the path may come back.
         WatchReason::Missing => {
             return Fault::io(Exit::Source.code(), "cannot watch", &io_fact(error.path.as_os_str(), Errno::NOENT));
         }

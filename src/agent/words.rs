@@ -1,4 +1,4 @@
-//! The sentences about sessions and their files: what happened, to what, why, and what to do.
+//! Sentences about sessions and their files: what happened, to which file or host, why, and what to do.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -13,11 +13,11 @@ use crate::engine::link::LinkError;
 use crate::engine::session::{NotBegun, Obstacle};
 use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path};
 
-/// What to do about a small limit on locked memory.
+/// Advice for a small limit on locked memory.
 const MEMLOCK_ADVICE: &str =
     "to raise it, put the line `* - memlock unlimited` into /etc/security/limits.d/rdma.conf and log in again";
 
-/// A remark of a session, as a line.
+/// Returns a session's remark as a line.
 pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
     match event {
         SessionEvent::NoDevice { host } => {
@@ -35,7 +35,7 @@ pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
     }
 }
 
-/// What has become of the lanes to `peer`, if that is to be named.
+/// Returns a line about the lanes to `peer`. `peer` is `None` if it is not to be named.
 pub(crate) fn notice(notice: Notice, reason: Option<&str>, peer: Option<&str>) -> String {
     let because = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
     let to = peer.map(|peer| format!(" to {peer}")).unwrap_or_default();
@@ -50,7 +50,7 @@ pub(crate) fn notice(notice: Notice, reason: Option<&str>, peer: Option<&str>) -
     }
 }
 
-/// A session that did not begin.
+/// Returns the failure of a session that did not begin.
 pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
     let NotBegun { obstacle, peer, .. } = not_begun;
     match obstacle {
@@ -71,29 +71,30 @@ pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
     }
 }
 
-/// `--transport rdma` where there is none. `lacking`: the host, for a person.
+/// Returns the failure for `--transport rdma` without a device. `lacking` is the host without a device, as named to the
+/// user.
 pub(crate) fn no_device(lacking: &str) -> Failure {
     let message = format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
     Failure::new(Exit::Connect, message)
 }
 
-/// A source that cannot be read, here.
+/// Returns the failure for a source of this host that cannot be read.
 pub(crate) fn source(fact: &IoFact) -> Failure {
     let failure = Failure::new(Exit::Source, format!("cannot read {}", io_sentence(fact)));
     failure.about(OsStr::new(""), &fact.path, fact.errno)
 }
 
-/// A destination that cannot be written, here.
+/// Returns the failure for a destination of this host that cannot be written.
 pub(crate) fn destination(fact: &IoFact) -> Failure {
     let failure = Failure::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)));
     failure.about(OsStr::new(""), &fact.path, fact.errno)
 }
 
-/// A peer that has authenticated, and with which no transfer came about.
+/// Returns the failure for a peer that has authenticated, but with which no transfer could begin.
 pub(crate) fn not_agreed(error: &LinkError, peer: &str) -> Failure {
     match error {
         LinkError::Refused(refusal) => refused(*refusal, peer),
-        // It has proved KEY and its version: neither is what is wrong.
+        // The peer has proved KEY and its version, so neither is the cause.
         LinkError::Control(ControlError::Forged) => Failure::new(
             Exit::Integrity,
             format!(
@@ -127,7 +128,7 @@ fn broken_protocol(peer: &str, reason: Option<&str>) -> Failure {
     Failure::new(Exit::Protocol, format!("{peer} broke the protocol{reason}; install the same release at both ends"))
 }
 
-/// A peer that does not serve us, or that we do not serve.
+/// Returns the failure if the peer refuses to serve this end, or this end the peer.
 pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
     let message = match refusal {
         Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
@@ -143,7 +144,7 @@ pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
     Failure::new(Exit::Connect, message)
 }
 
-/// How a session ended; `None` if well. `reason`: what the engine knows beyond that.
+/// Returns the failure of a session that has ended; `None` if it succeeded. `reason` is what else the engine knows.
 pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Option<Failure> {
     let because = reason.map(|reason| format!(": {}", printable(reason))).unwrap_or_default();
     let damaged = |what: &str| {
@@ -199,7 +200,7 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
     })
 }
 
-/// What a signal has done to another end.
+/// Describes how a signal has ended another end.
 pub(crate) fn ended_by(number: u8) -> String {
     match signal_hook::low_level::signal_name(number.into()) {
         Some(name) if i32::from(number) == libc::SIGINT => format!("was interrupted ({name})"),
@@ -208,14 +209,14 @@ pub(crate) fn ended_by(number: u8) -> String {
     }
 }
 
-/// `PATH: what went wrong (error N)`.
+/// Formats a fact: `PATH: what went wrong (error N)`.
 fn io_sentence(fact: &IoFact) -> String {
     let mut sentence = shown_path(&fact.path);
     if fact.errno != 0 {
         let _ = write!(sentence, ": {}", os_number(fact.errno));
     }
     if !fact.detail.is_empty() {
-        // "FILE: changed while it was read" reads better with a colon as well.
+        // A colon also suits details such as "FILE: changed while it was read".
         let _ = write!(sentence, ": {}", escaped(OsStr::from_bytes(&fact.detail)));
     }
     sentence

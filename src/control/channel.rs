@@ -10,22 +10,22 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX, decode_length};
 
-/// Lines of a log that may wait to be written.
+/// Maximum number of log lines that wait to be written.
 pub const LINES_WAITING_MAX: usize = 1024;
 
-/// Why there are no more messages.
+/// Why no more messages can be received.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other end has closed the stream, between two messages or in one.
+    /// The other end has closed the stream, between two messages or within one.
     #[error("the channel was closed")]
     Closed,
     /// The stream failed.
     #[error(transparent)]
     Io(std::io::Error),
-    /// Something that is no message.
+    /// The received bytes are not a valid message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// Too much noise before the magic.
+    /// Too much noise came before the magic.
     #[error("no agent answers")]
     NoMagic,
 }
@@ -36,32 +36,33 @@ impl From<std::io::Error> for ChannelError {
     }
 }
 
-/// The writing half, shared by all threads that send. A thread writes, so that nobody else waits for a reader.
+/// The writing half, shared by all threads that send. A thread of its own does the writing, so that no sender waits for
+/// a reader.
 #[derive(Clone)]
 pub struct Outbox {
     queue: Sender<Item>,
-    /// Bytes that have been queued and not been written.
+    /// Number of bytes that are queued and not written yet.
     waiting_bytes: Arc<AtomicUsize>,
-    /// Of them, lines of a log.
+    /// Number of log lines among them.
     waiting_lines: Arc<AtomicUsize>,
 }
 
 enum Item {
-    /// A message. It may be the one with the key.
+    /// A message. It may be the message with the key.
     Message(Zeroizing<Vec<u8>>),
-    /// One that may be dropped: a line of a log.
+    /// A message that may be dropped: a log line.
     Line(Vec<u8>),
-    /// Answered when everything before it has been written.
+    /// Answered when all earlier items have been written.
     Flush(Sender<()>),
     Close,
 }
 
 impl Outbox {
-    /// Writes `preface`, then messages, to `stream`.
+    /// Starts a thread that writes `preface`, then messages, to `stream`.
     ///
     /// # Errors
     ///
-    /// What the system answered to making a thread.
+    /// The system's error if a thread cannot be started.
     pub fn start(mut stream: impl Write + Send + 'static, preface: &'static [u8]) -> std::io::Result<Self> {
         let (sender, queue) = unbounded();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
@@ -69,7 +70,7 @@ impl Outbox {
         let waiting_lines = Arc::new(AtomicUsize::new(0));
         let lines = Arc::clone(&waiting_lines);
         std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
-            // A stream that is broken is noticed by the reading half: its end ends too.
+            // The reading half notices a broken stream, because its direction ends too.
             let mut broken = stream.write_all(preface).and_then(|()| stream.flush()).is_err();
             while let Ok(item) = queue.recv() {
                 match item {
@@ -90,14 +91,15 @@ impl Outbox {
         Ok(Self { queue: sender, waiting_bytes, waiting_lines })
     }
 
-    /// Queues a message that is known to be short. Behind one that is not the stream ends: nobody waits for an answer.
+    /// Queues a message that is known to be short. If the message is too long, the stream is closed instead, so that
+    /// the peer does not wait for an answer for ever.
     pub fn send(&self, message: Message) {
         if !self.try_send(message) {
             self.close();
         }
     }
 
-    /// Queues a message. False if it is longer than a message may be: then it is not sent.
+    /// Queues a message. Returns false, without sending it, if it is longer than a message may be.
     pub fn try_send(&self, message: Message) -> bool {
         let mut bytes = Zeroizing::new(Vec::new());
         if message.encode(&mut bytes).is_err() {
@@ -108,7 +110,7 @@ impl Outbox {
         true
     }
 
-    /// Queues a line of a log, unless too many of them wait already. False if it is dropped.
+    /// Queues a log line, unless too many lines are waiting already. Returns false if the line is dropped.
     pub fn try_send_line(&self, message: &Message) -> bool {
         let mut bytes = Vec::new();
         if self.waiting_lines.load(Ordering::Relaxed) >= LINES_WAITING_MAX || message.encode(&mut bytes).is_err() {
@@ -120,29 +122,29 @@ impl Outbox {
         true
     }
 
-    /// Bytes that have been queued and not been written.
+    /// Returns the number of bytes that are queued and not written yet.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting_bytes.load(Ordering::Relaxed)
     }
 
-    /// Waits until what was queued has been written, for `limit` at most.
+    /// Waits until everything queued so far has been written, for `limit` at most.
     pub fn flush(&self, limit: Duration) {
         let (done, written) = bounded(1);
         let _ = self.queue.send(Item::Flush(done));
         let _ = written.recv_timeout(limit);
     }
 
-    /// Closes the stream behind what is queued.
+    /// Closes the stream after everything queued so far.
     pub fn close(&self) {
         let _ = self.queue.send(Item::Close);
     }
 }
 
-/// Reads up to and with the magic.
+/// Reads up to the end of the magic.
 ///
 /// # Errors
 ///
-/// [`ChannelError::NoMagic`] after [`NOISE_BYTES_MAX`] bytes of something else, [`ChannelError::Closed`] if the stream
+/// [`ChannelError::NoMagic`] after [`NOISE_BYTES_MAX`] bytes without the magic. [`ChannelError::Closed`] if the stream
 /// ends before.
 pub fn skip_to_magic(stream: &mut impl Read) -> Result<(), ChannelError> {
     let mut last = std::collections::VecDeque::with_capacity(MAGIC.len());
@@ -164,7 +166,7 @@ pub fn skip_to_magic(stream: &mut impl Read) -> Result<(), ChannelError> {
 ///
 /// # Errors
 ///
-/// [`ChannelError`]; the stream is of no use any more.
+/// [`ChannelError`]; the stream is unusable afterwards.
 pub fn receive(stream: &mut impl Read) -> Result<Message, ChannelError> {
     loop {
         let mut length = [0; LENGTH_BYTES];
@@ -209,7 +211,7 @@ mod tests {
         outbox.send(long);
         assert!(matches!(receive(&mut read), Err(ChannelError::Closed)));
         let length = (MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes();
-        // Known from its length: nothing is read, or made room for.
+        // The length alone shows the error: nothing more is read or allocated.
         let Err(ChannelError::Message(error)) = receive(&mut &length[..]) else { panic!("no error") };
         assert_eq!(error, MessageError::TooLong(MESSAGE_BYTES_MAX + 1));
     }

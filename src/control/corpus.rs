@@ -1,10 +1,11 @@
-//! The fuzz bodies of the agents' messages, and of those that add a host, run as tests: over the corpus in `fuzz/corpus`, and over damaged copies of it.
+//! Runs the fuzz bodies of the agents' messages, and of the messages that add a host, as tests: over the corpus in
+//! `fuzz/corpus`, and over damaged copies of it.
 
 use super::frames::fuzz;
 use super::join;
 use crate::transport::tests::runner::{self, Body};
 
-/// The targets of `fuzz/` that begin with `agent_`, and their bodies.
+/// The targets of `fuzz/` whose names begin with `agent_`, with their bodies.
 const TARGETS: &[(&str, Body)] = &[("agent_message", fuzz::message), ("agent_join", join::fuzz::message)];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Where an end can be reached, and which of these places the other end tries first.
+//! The addresses at which an end can be reached, and the order in which the other end tries them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
@@ -9,14 +9,15 @@ use super::frames::Endpoint;
 use crate::transport::rdma::{InterfaceAddress, interface_addresses};
 use crate::transport::{is_inner, rate_mbps, same_subnet};
 
-/// Endpoints that an end tells, and tries, at most.
+/// Maximum number of endpoints that an end announces, and that an end tries.
 pub const ENDPOINTS_MAX: usize = 32;
 
-/// Interfaces, or addresses, that a message lists at most.
+/// Maximum number of interfaces or addresses that a message lists.
 const LISTED_MAX: usize = 8;
 
 impl Endpoint {
-    /// Its address, if the bytes are one, without what is not its subnet's.
+    /// Returns the subnet's address: the endpoint's address without its host part. `None` if the bytes are not an
+    /// address.
     pub fn subnet(&self) -> Option<IpAddr> {
         Some(match self.socket_address()?.ip() {
             IpAddr::V4(v4) => {
@@ -30,7 +31,7 @@ impl Endpoint {
         })
     }
 
-    /// Its address, if the bytes are one.
+    /// Returns the endpoint's address. `None` if the bytes are not an address.
     pub fn socket_address(&self) -> Option<SocketAddr> {
         let ip = match self.address.len() {
             4 => IpAddr::from(<[u8; 4]>::try_from(&self.address[..]).ok()?),
@@ -52,12 +53,13 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Where this host can be reached at `port`: every address of an interface that is up, with its link's speed. Of more than
-/// [`ENDPOINTS_MAX`], those that `via` names and `first` are kept, and those of networks within the host are left out first.
-/// `via`: an address or an interface's name; what it names is marked. `first`: an address at which it has been reached.
+/// Returns where this host can be reached at `port`: all addresses of interfaces that are up, with the speeds of their
+/// links. `via` is an address or an interface's name; matching endpoints are marked. `first` is an address at which
+/// this host has been reached. Of more than [`ENDPOINTS_MAX`] endpoints, those that match `via` or `first` are kept,
+/// and those of networks within the host are left out first.
 pub fn own(port: u16, via: &[u8], first: Option<IpAddr>) -> Vec<Endpoint> {
     let mut all = interface_addresses().unwrap_or_default();
-    // Stable: else they stay in the system's order.
+    // The sort is stable; otherwise the addresses keep the system's order.
     all.sort_by_key(|known| (!names(via, known), Some(known.address) != first, is_inner(&known.interface)));
     let number = |known: &InterfaceAddress| all.iter().position(|other| other.interface == known.interface);
     let told = all.iter().map(|known| Endpoint {
@@ -67,7 +69,7 @@ pub fn own(port: u16, via: &[u8], first: Option<IpAddr>) -> Vec<Endpoint> {
     told.take(ENDPOINTS_MAX).collect()
 }
 
-/// Those that are addresses of an interface, as ways to their host.
+/// Returns the endpoints that are addresses of an interface, as rail addresses of their host.
 pub fn ways(told: &[Endpoint]) -> Vec<RailAddress> {
     let way = |endpoint: &Endpoint| {
         let &Endpoint { prefix_bits, rate_mbps, interface, .. } = endpoint;
@@ -76,13 +78,13 @@ pub fn ways(told: &[Endpoint]) -> Vec<RailAddress> {
     told.iter().take(ENDPOINTS_MAX).filter_map(way).collect()
 }
 
-/// This host's loopback addresses, for an end on the same kernel.
+/// Returns this host's loopback addresses, for an end on the same kernel.
 pub fn loopback(port: u16) -> [Endpoint; 2] {
     let local = |address| Endpoint::new(address, port, 0, 0, false);
     [local(Ipv4Addr::LOCALHOST.into()), local(Ipv6Addr::LOCALHOST.into())]
 }
 
-/// An address that the user has given.
+/// Returns the endpoint of an address that the user has given.
 pub fn given(address: SocketAddr) -> Endpoint {
     Endpoint::new(address.ip(), address.port(), 0, 0, true)
 }
@@ -91,8 +93,9 @@ fn names(via: &[u8], known: &InterfaceAddress) -> bool {
     known.interface.as_bytes() == via || std::str::from_utf8(via).is_ok_and(|via| via.parse() == Ok(known.address))
 }
 
-/// What an end is to try of the endpoints that the other has told, and what restricts it in doing so: where they are what
-/// `via` names at the other, that has been heeded.
+/// Returns the endpoints that an end must try, out of those that the other end has announced, and the restriction for
+/// trying them. If `via` names endpoints of the other end, only these are returned, and there is no further
+/// restriction.
 pub fn offered(mut told: Vec<Endpoint>, via: &[u8], is_one_kernel: bool) -> (Vec<Endpoint>, Vec<u8>) {
     told.truncate(ENDPOINTS_MAX);
     if told.iter().any(|endpoint| endpoint.is_via) {
@@ -108,23 +111,24 @@ pub fn offered(mut told: Vec<Endpoint>, via: &[u8], is_one_kernel: bool) -> (Vec
     (told, via.to_vec())
 }
 
-/// The offered endpoints in the order in which they are to be tried: those on a subnet of ours first, then by the speed
-/// of the slower link. With `via`, only those on a subnet of what it names here.
+/// Returns the offered endpoints in the order in which to try them: those on a subnet of this host first, then by the
+/// speed of the slower link. With `via`, only endpoints on a subnet of the interface or address that it names on this
+/// host.
 ///
 /// # Errors
 ///
-/// Why there is none to try.
+/// Why there is no endpoint to try.
 pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, String> {
     let here = interface_addresses().unwrap_or_default();
     let ranked = rank(offered, &here, via, rate_mbps);
     if ranked.is_empty() { Err(why_none(offered, &here, via)) } else { Ok(ranked) }
 }
 
-/// `via` at the port of the other end, if it is an address and none of this host's. The other end may be reached by it although
-/// it does not have it: a published port of a container, a network whose addresses are translated.
+/// Returns `via` with the port of the other end, if `via` is an address that this host does not have. The other end may
+/// be reachable at this address without having it: at a published port of a container, or behind address translation.
 pub fn foreign(offered: &[Endpoint], via: &[u8]) -> Option<SocketAddr> {
     let address = std::str::from_utf8(via).ok()?.parse::<IpAddr>().ok()?.to_canonical();
-    // What is reached by loopback would be taken for this host, and not be encrypted.
+    // A connection over loopback would be taken for one within this host, and would not be encrypted.
     let is_here = address.is_loopback()
         || address.is_unspecified()
         || interface_addresses().unwrap_or_default().iter().any(|own| own.address == address);
@@ -134,8 +138,8 @@ pub fn foreign(offered: &[Endpoint], via: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, offered.first()?.port))
 }
 
-/// What to try of the endpoints of a host to which ssh got at `reached_at`: that as well, if it is a public address and none of
-/// the host's own. Then somebody translates it.
+/// Returns the endpoints to try for a host that ssh has reached at `reached_at`. That address is added if it is public
+/// and not among the host's own, because then it is translated on the way.
 pub fn with_translated(mut offered: Vec<Endpoint>, reached_at: Option<IpAddr>) -> Vec<Endpoint> {
     let is_own =
         |address: &IpAddr| offered.iter().any(|told| told.socket_address().is_some_and(|it| it.ip() == *address));
@@ -147,7 +151,8 @@ pub fn with_translated(mut offered: Vec<Endpoint>, reached_at: Option<IpAddr>) -
     offered
 }
 
-/// Not one of those that anybody may use: RFC 1918, RFC 6598 (what providers translate from), RFC 4193, and links' own.
+/// Whether an address is outside the private ranges: RFC 1918, RFC 6598 (addresses that providers translate), RFC 4193,
+/// and link-local ranges.
 pub fn is_public(address: &IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {
@@ -175,12 +180,12 @@ fn why_none(offered: &[Endpoint], here: &[InterfaceAddress], via: &[u8]) -> Stri
     }
 }
 
-/// What this host calls itself.
+/// Returns this host's own name.
 fn own_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Interfaces with their addresses, for a person: `e0 (10.9.0.1, fd00:9::1), e1 (10.8.0.1)`.
+/// Lists interfaces with their addresses, for a message: `e0 (10.9.0.1, fd00:9::1), e1 (10.8.0.1)`.
 fn listed(here: &[InterfaceAddress]) -> String {
     let mut interfaces: Vec<(&str, Vec<String>)> = Vec::new();
     for known in here {
@@ -193,7 +198,7 @@ fn listed(here: &[InterfaceAddress]) -> String {
     sample(interfaces.into_iter().map(|(name, addresses)| format!("{name} ({})", addresses.join(", "))).collect())
 }
 
-/// The first few of a list, and how many more there are.
+/// Lists the first few items, and how many more there are.
 fn sample(mut list: Vec<String>) -> String {
     let more = list.len().saturating_sub(LISTED_MAX);
     list.truncate(LISTED_MAX);
@@ -218,20 +223,20 @@ fn rank(
         let rate = near.map_or(endpoint.rate_mbps, |ours| ours.min(endpoint.rate_mbps));
         found.push((near.is_some(), rate, address));
     }
-    // Stable: ends tell their addresses in their own order.
+    // The sort is stable, because ends announce their addresses in an order of their own.
     found.sort_by_key(|&(near, rate, _)| std::cmp::Reverse((near, rate)));
     found.into_iter().map(|(_, _, address)| address).collect()
 }
 
 fn shares_subnet(own: &InterfaceAddress, endpoint: &Endpoint) -> bool {
     let bits_max = if own.address.is_ipv4() { 32 } else { 128 };
-    // One address alone is no network: several hosts may have it.
+    // A single address is not a network: several hosts may have it.
     own.prefix_bits == endpoint.prefix_bits
         && own.prefix_bits < bits_max
         && endpoint.socket_address().is_some_and(|other| same_subnet(own.address, other.ip(), own.prefix_bits))
 }
 
-/// The address by which ssh was reached here, as sshd says it.
+/// Returns this host's address to which ssh has connected, as sshd reports it.
 pub fn ssh_address() -> Option<IpAddr> {
     let connection = std::env::var_os("SSH_CONNECTION")?;
     std::str::from_utf8(connection.as_bytes()).ok()?.split(' ').nth(2)?.parse().ok()
@@ -254,7 +259,7 @@ mod tests {
         let ours = [here("eth0", "10.1.0.1", 16), here("ib0", "192.168.7.1", 24), here("ib0", "fd00::1", 64)];
         let rates = |name: &str| if name == "ib0" { 100_000 } else { 1000 };
         let theirs = [
-            offered("172.16.0.2", 24, 400_000), // fast, but not on a network of ours
+            offered("172.16.0.2", 24, 400_000), // fast, but not on a network of this host
             offered("10.1.2.2", 16, 25_000),
             offered("192.168.7.2", 24, 56_000),
             offered("fd00::2", 64, 200_000),

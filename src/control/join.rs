@@ -1,11 +1,11 @@
-//! Adding a host to a copy that runs: another command of the same user asks for it at a unix socket.
+//! Adds a host to a running copy: another command of the same user requests it over a unix socket.
 //!
-//! The socket has the job's name and lies in a directory that is the user's alone. Who connects is asked for nothing but a
-//! host and a path, and the copy reaches that host as it does any other, by its own launcher: neither the host nor the
-//! command that connects is handed a key.
+//! The socket has the job's name and lies in a directory that only the user can access. A command that connects can
+//! request nothing but a host and a path. The copy reaches that host as it reaches any other, by its own launcher.
+//! Neither the host nor the command gets a key.
 //!
-//! A message is its length in four bytes, big-endian, then CBOR. There is one request on a connection, then states of the
-//! host, of which the last one has an outcome.
+//! A message is its length in four bytes, big-endian, followed by CBOR. Each connection carries one request, followed
+//! by states of the host. The last state has an outcome.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
@@ -23,30 +23,30 @@ use rustix::process::geteuid;
 
 use crate::fault::{escaped, printable};
 
-/// Bytes of one message at most: a host with a path, or a sentence.
+/// Maximum length of a message in bytes: a host with a path, or a sentence.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// How long a request may take to come.
+/// How long a request may take to arrive.
 const REQUEST_MAX: Duration = Duration::from_secs(5);
 
-/// The state of a host is sent at least so often.
+/// Maximum interval between two states of a host.
 pub const STATE_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a copy may say nothing before it is taken for one that stands still.
+/// How long a copy may stay silent before it is considered stalled.
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
-/// Sockets of jobs that are gone, which are removed at most at once.
+/// Maximum number of directory entries that one search for sockets of dead jobs examines.
 const STALE_MAX: usize = 100;
 
-/// Bytes of a job's name.
+/// Length of a job's name in bytes.
 const NAME_BYTES: usize = 8;
 
-/// Whether this can be a job's name: hexadecimal digits.
+/// Whether the string can be a job's name: hexadecimal digits.
 fn is_name(name: &str) -> bool {
     name.len() == NAME_BYTES && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Asks for a host.
+/// A request to add a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct JoinRequest {
     /// HOST or HOST:PATH.
@@ -54,49 +54,49 @@ pub struct JoinRequest {
     pub target: Vec<u8>,
 }
 
-/// How a host that was asked for stands.
+/// The state of a requested host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct JoinState {
-    /// Bytes that it has.
+    /// Number of bytes that the host has received.
     #[n(0)]
     pub bytes: u64,
-    /// What came of it; nothing follows.
+    /// The outcome, after which no further state follows.
     #[n(1)]
     pub outcome: Option<JoinOutcome>,
 }
 
-/// What came of a host.
+/// The outcome of adding a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct JoinOutcome {
-    /// The exit code of its copy.
+    /// The exit code of the copy to this host.
     #[n(0)]
     pub exit: u8,
-    /// What it came to, or why not, for a person.
+    /// The result, or the reason of the failure, for the user.
     #[n(1)]
     pub line: String,
 }
 
-/// Why nothing is known of what became of a host.
+/// Why the outcome for a host is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// There is none, or it is over.
+    /// No copy has this name, or the copy is over.
     #[error("no copy with this name runs here")]
     NoJob,
-    /// It has ended, or does not want to talk to this user.
+    /// The copy has ended, or does not accept this user.
     #[error("the copy has ended without saying what became of the host")]
     Closed,
-    /// It has said nothing for long.
+    /// The copy has been silent for too long.
     #[error("the copy has said nothing for {} s", SILENT_MAX.as_secs())]
     Silent,
-    /// What it says is no message.
+    /// The copy's answer is not a valid message.
     #[error("what answers is no copy of this version")]
     Protocol,
-    /// The system.
+    /// A system call failed.
     #[error("{0}")]
     Io(String),
 }
 
-/// Where copies of this user listen.
+/// Returns the directory in which copies of this user listen.
 fn directory() -> Result<PathBuf, String> {
     let uid = geteuid().as_raw();
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
@@ -108,7 +108,7 @@ fn directory() -> Result<PathBuf, String> {
     made(&path).map(|()| path.clone()).map_err(|reason| format!("{}: {reason}", escaped(path.as_os_str())))
 }
 
-/// Makes a directory that is this user's alone, or finds that it is.
+/// Makes a directory that only this user can access, or checks that an existing one is.
 fn made(path: &Path) -> Result<(), String> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(printable(&error.to_string())),
@@ -127,7 +127,7 @@ fn socket_of(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.sock"))
 }
 
-/// Removes sockets that nobody listens at any more, as of copies that were killed.
+/// Removes sockets without a listener, such as those of copies that were killed.
 fn remove_stale(directory: &Path) {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for path in entries.take(STALE_MAX).map(|entry| entry.path()).filter(|path| path.extension().is_some()) {
@@ -137,12 +137,12 @@ fn remove_stale(directory: &Path) {
     }
 }
 
-/// Whether the other end is this user, or root.
+/// Whether the other end belongs to this user or to root.
 fn is_ours(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid() || peer.uid.is_root())
 }
 
-/// Where a copy listens for those that ask for a host. Dropping it ends that.
+/// A copy's listener for requests to add a host. Dropping this ends it.
 pub struct JoinListener {
     name: String,
     path: PathBuf,
@@ -150,11 +150,12 @@ pub struct JoinListener {
 }
 
 impl JoinListener {
-    /// Listens in a thread. The job is named by `number`. `take` gets who asks, and says whether it will take more.
+    /// Starts listening in a thread. `number` gives the job its name. `take` gets each requester, and returns whether
+    /// it accepts more.
     ///
     /// # Errors
     ///
-    /// A sentence.
+    /// A sentence for the user.
     pub fn start(number: u32, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
         Self::start_in(&directory()?, &format!("{number:08x}"), take)
     }
@@ -185,7 +186,7 @@ impl JoinListener {
         Ok(Self { name, path, is_over })
     }
 
-    /// The job's name.
+    /// Returns the job's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -194,22 +195,22 @@ impl JoinListener {
 impl Drop for JoinListener {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // The thread looks.
+        // This connection wakes the thread, which then checks the flag.
         let _ = UnixStream::connect(&self.path);
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Who has asked for a host, and waits for what comes of it.
+/// A command that has requested a host and waits for the outcome.
 pub struct Joiner {
-    /// What is asked for.
+    /// The request.
     pub request: JoinRequest,
     stream: UnixStream,
     is_gone: bool,
 }
 
 impl Joiner {
-    /// Tells how the host stands. Nobody waits for one that does not read, which hears no more.
+    /// Sends the state of the host. A requester that does not read is not waited for, and gets no further states.
     pub fn tell(&mut self, state: &JoinState) {
         let bytes = encoded(state);
         let is_sent = |stream: &mut UnixStream| stream.write(&bytes).is_ok_and(|count| count == bytes.len());
@@ -217,7 +218,7 @@ impl Joiner {
     }
 }
 
-/// Asks a copy for a host, and waits for what comes of it. `take`: how it stands meanwhile.
+/// Requests a host from a copy, and waits for the outcome. `take` gets each state before that.
 ///
 /// # Errors
 ///
@@ -296,7 +297,7 @@ fn read_exact(mut stream: &UnixStream, mut into: &mut [u8], deadline: Instant) -
 pub mod fuzz {
     use super::*;
 
-    /// No input may panic, and what decodes says what was encoded.
+    /// No input may panic, and a decoded message survives encoding and decoding.
     pub fn message(bytes: &[u8]) {
         let Some((length, body)) = bytes.split_first_chunk() else { return };
         let Ok(length) = checked_length(*length) else { return };
@@ -309,7 +310,7 @@ pub mod fuzz {
         }
     }
 
-    /// The corpus that is checked in: target, name and bytes of each seed.
+    /// The corpus under version control: target, name and bytes of each seed.
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let request = JoinRequest { target: b"h5:/models".to_vec() };
         let outcome = JoinOutcome { exit: 8, line: "h5: no space".to_owned() };
@@ -360,7 +361,7 @@ mod tests {
         assert!(!socket_of(&directory, NAME).exists());
     }
 
-    /// One that sends nothing, or too much, is not waited for; the next is heard.
+    /// A requester that sends nothing, or too much, is not waited for. The next one is heard.
     #[test]
     fn what_is_no_request_is_refused() {
         let scratch = tempfile::tempdir().expect("a directory");

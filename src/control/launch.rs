@@ -1,12 +1,12 @@
-//! The launcher: ssh, srun, or another command, that runs the agent on a host.
+//! The launcher: ssh, srun, or another command that runs the agent on a host.
 //!
-//! The command that it runs never has a path, a key or any other argument of the copy in it: those travel as messages on
-//! the agent's standard input. What may ask for a password on the terminal stays in our process group.
+//! The launcher's command line never contains a path, a key or any other argument of the copy. Those travel as messages
+//! on the agent's standard input. A launcher that may ask for a password on the terminal stays in this process group.
 //!
-//! What it writes to standard error is held back until the agent answers, so that a failure to start can be told in one
-//! line with the launcher's own reason in it; from then on it is passed on as it comes. After [`HOLD_MAX`] it may be asking
-//! for something: then all is passed on but what it says as it fails. Nobody waits for that stream to end: with ssh's
-//! ControlPersist a process in the background keeps it open.
+//! The launcher's standard error is held back until the agent answers, so that a failure to start can be reported in
+//! one line with the launcher's own reason. From then on it is passed on as it comes. After [`HOLD_MAX`] the launcher
+//! may be asking a question. Then everything is passed on except lines that explain a failure. The stream's end is
+//! never waited for, because with ssh's ControlPersist a background process keeps it open.
 
 #![allow(unsafe_code, reason = "signals between fork and exec")]
 
@@ -28,63 +28,67 @@ mod kinds;
 
 use kinds::{Shell, Slurm, Template, words_of};
 
-/// The program that is run on the other host where nobody names another.
+/// Name of the program that runs on the other host unless another one is given.
 pub const AGENT: &str = "rdma-pipe-agent";
 
-/// How long the launcher's standard error is held back: a banner, or a reason to fail, which the failure's line has.
+/// How long the launcher's standard error is held back: it may be a banner, or a reason that belongs in the failure's
+/// line.
 pub const HOLD_MAX: Duration = Duration::from_millis(700);
 
-/// How long it may take to end after SIGTERM.
+/// How long a launcher may take to end after SIGTERM.
 const TERM_MAX: Duration = Duration::from_millis(200);
 
-/// Bytes of a table in `/proc/net` that are read: a busy host may have a long one.
+/// Maximum number of bytes read from a table in `/proc/net`, which may be long on a busy host.
 const TABLE_BYTES_MAX: u64 = 4 << 20;
 
-/// Bytes of it that are held back at most.
+/// Maximum number of bytes of standard error that are held back.
 const HELD_BYTES_MAX: usize = 16 << 10;
 
-/// How a program is started on a host, so that its three standard streams are ours.
+/// A way to start a program on a host with its three standard streams connected to this process.
 ///
-/// What one has to give, and `tests/launchers.rs` holds every one to: bytes of any value both ways as they are written, not
-/// when a line or a buffer is full; the end of its input to the program; standard error beside that; and the program's exit
-/// code, or 255 where it is the connection that failed. Killed, it leaves nothing on the host that does not read its input.
+/// Every launcher must meet the following requirements, which `tests/launchers.rs` checks. It carries bytes of any
+/// value both ways as they are written, without waiting for a full line or buffer. It passes the end of its input on to
+/// the program. It keeps standard error separate. It exits with the program's exit code, or with 255 if the connection
+/// failed. If the launcher is killed, a program on the host that reads its input ends soon afterwards.
 pub trait Launch: std::fmt::Debug + Send + Sync {
-    /// The program that is run here, as it was given.
+    /// Returns the program that runs on this host, as it was given.
     fn program(&self) -> &OsStr;
-    /// All of the command line here by which `command` runs on `host`.
+    /// Returns the complete command line on this host that runs `command` on `host`.
     fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString>;
-    /// A shell on the host reads the command, whatever it is.
+    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
     fn has_shell(&self) -> bool;
-    /// The option that chooses it.
+    /// Returns the command-line option that selects this launcher.
     fn option(&self) -> &'static str;
-    /// The same, asking the user for nothing: where it would have to, it fails. `None` if there is no way to ask that of it.
+    /// Returns the same launcher in a form that never asks the user and fails instead. `None` if there is no such form.
     fn unasking(&self) -> Option<Launcher> {
         None
     }
-    /// A line of the launcher's own about what it does anyway, which explains nothing.
+    /// Reports whether a line is a routine message of the launcher that explains nothing.
     fn is_noise(&self, _line: &str) -> bool {
         false
     }
-    /// Whether a line is the launcher's own, and what it explains; `None` for one that is not known.
+    /// Returns what a line of the launcher's own explains; `None` if the line is not known.
     fn explains(&self, _line: &str) -> Option<Explains> {
         None
     }
-    /// What it has said before a cause that says less: `text` is all that is at hand.
+    /// Returns an earlier, more specific reason for a cause. `text` is all the output available.
     fn reason_of(&self, _cause: &str, _text: &str) -> Option<String> {
         None
     }
-    /// It never asks on the terminal, so it needs not be in front there, and an interrupt from there is not for it.
+    /// Reports whether the launcher never asks on the terminal. It then need not be in the terminal's foreground, and
+    /// an interrupt from the terminal is not meant for it.
     fn is_apart(&self) -> bool {
         false
     }
 }
 
-/// What a launcher's own line explains of its failure.
+/// What a launcher's own line explains about its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Explains {
-    /// Why it fails.
+    /// Why the launcher fails.
     Cause,
-    /// Nothing: that it fails as well, as what it had connect it has (ssh's ProxyJump); or what it has done.
+    /// Nothing. The line reports what the launcher has done, or a failure that only follows from the failure of the
+    /// command that was to connect it (ssh's ProxyJump).
     Nothing,
 }
 
@@ -93,16 +97,18 @@ pub enum Explains {
 pub struct Launcher(Arc<dyn Launch>);
 
 impl Launcher {
-    /// `command`: split into words as a shell would, with its quotes. `options`: what goes between it and the host.
+    /// Creates a launcher from `command`, which is split into words as a shell would split it, including quotes.
+    /// `options` go between the command and the host.
     ///
     /// # Errors
     ///
-    /// A sentence, if a quote is not closed or there is no word.
+    /// A sentence for the user if a quote is not closed or there is no word.
     pub fn new(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
         Ok(Self(Arc::new(Shell { words: words_of(command)?, options, is_bare: false })))
     }
 
-    /// The same for agents alone: of ssh's configuration, a terminal, a command and forwardings are left out.
+    /// Does the same for a launcher that starts only agents. A terminal, a command and forwardings in ssh's
+    /// configuration are ignored.
     ///
     /// # Errors
     ///
@@ -111,51 +117,52 @@ impl Launcher {
         Ok(Self(Arc::new(Shell { words: words_of(command)?, options, is_bare: true })))
     }
 
-    /// `srun` within an allocation of Slurm's.
+    /// Creates a launcher that uses `srun` within a Slurm allocation.
     pub fn slurm() -> Self {
         Self(Arc::new(Slurm))
     }
 
-    /// A command in which `%h` stands for the host, and `%c`, or what is added behind it, for what is to be run there.
+    /// Creates a launcher from a command in which `%h` stands for the host and `%c` for the command to run there.
+    /// Without `%c`, the command is appended.
     ///
     /// # Errors
     ///
-    /// A sentence, if it cannot be understood.
+    /// A sentence for the user if the template is not valid.
     pub fn template(template: &OsStr) -> Result<Self, String> {
         Ok(Self(Arc::new(Template::new(template)?)))
     }
 
-    /// The launcher's program, as it was given.
+    /// Returns the launcher's program, as it was given.
     pub fn program(&self) -> &OsStr {
         self.0.program()
     }
 
-    /// The launcher's own name, for messages.
+    /// Returns the launcher's own name, for messages.
     pub fn name(&self) -> &OsStr {
         let program = self.0.program();
         std::path::Path::new(program).file_name().unwrap_or(program)
     }
 
-    /// A shell on the host reads the command, whatever it is.
+    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
     pub fn has_shell(&self) -> bool {
         self.0.has_shell()
     }
 
-    /// The option that chooses it, for messages.
+    /// Returns the command-line option that selects this launcher, for messages.
     pub fn option(&self) -> &'static str {
         self.0.option()
     }
 
-    /// The same, asking the user for nothing: where it would have to, it fails. `None` if there is no way to ask that of it.
+    /// Returns the same launcher in a form that never asks the user and fails instead. `None` if there is no such form.
     pub fn unasking(&self) -> Option<Self> {
         self.0.unasking()
     }
 
-    /// The command line by which `command` runs on `host`, as it may be shown: without what may be a secret in it.
+    /// Returns the command line that runs `command` on `host`, for display: possible secrets are left out.
     pub fn shown(&self, host: &OsStr, command: &OsStr) -> String {
         let words = self.0.words(host, command);
         let shown: Vec<String> = words.iter().map(|word| escaped(&without_secret(word))).collect();
-        // sshpass and its like take the password as an argument, in front of ssh.
+        // Programs such as sshpass take the password as an argument before ssh.
         let is_ssh = |word: &String| word == "ssh" || word.ends_with("/ssh");
         match shown.iter().skip(1).position(is_ssh) {
             Some(others @ 1..) => [&shown[..1], &["…".to_owned()], &shown[others + 1..]].concat().join(" "),
@@ -167,7 +174,7 @@ impl Launcher {
     ///
     /// # Errors
     ///
-    /// What the system answered to starting the launcher.
+    /// The system's error from starting the launcher.
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
         let words = self.0.words(host, command);
         let mut command_line = Command::new(&words[0]);
@@ -175,14 +182,14 @@ impl Launcher {
         if self.0.is_apart() {
             command_line.process_group(0);
         }
-        // The keys that interrupt and quit are meant for this process, which has the agents end what they do and report
-        // what is left of it. ssh would be gone by then.
+        // The keys that interrupt and quit are meant for this process, which has the agents finish and report what is
+        // left. An ssh that they ended would be gone by then.
         // SAFETY: the call takes no memory.
         let ignore = |signal| match unsafe { libc::signal(signal, libc::SIG_IGN) } {
             libc::SIG_ERR => Err(std::io::Error::last_os_error()),
             _ => Ok(()),
         };
-        // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and is all that is.
+        // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and nothing else is called.
         unsafe { command_line.pre_exec(move || ignore(libc::SIGINT).and_then(|()| ignore(libc::SIGQUIT))) };
         let mut child = command_line.spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -195,19 +202,19 @@ impl Launcher {
     }
 }
 
-/// The same word, but for what it sets something to whose name says that it is a secret.
+/// Returns the word, with its value left out if it assigns a value to a name that suggests a secret.
 fn without_secret(word: &OsStr) -> OsString {
     const SECRETS: [&str; 5] = ["pass", "secret", "token", "key", "auth"];
     let text = word.to_string_lossy();
     let Some((name, _)) = text.split_once('=') else { return word.to_owned() };
     let lower = name.to_ascii_lowercase();
-    // Of ssh's own options it is the name of a file, or a way.
+    // In ssh's own options, such names stand for the name of a file, or for a method.
     let is_secret = SECRETS.iter().any(|secret| lower.contains(secret)) && !lower.contains("file");
     if is_secret { format!("{name}=…").into() } else { word.to_owned() }
 }
 
-/// The command line for an agent at `path`. The shell of the other host reads it, so what is special to one is quoted;
-/// `~/` in front is left to that shell.
+/// Returns the command line for an agent at `path`. The shell of the other host interprets it, so characters that are
+/// special to a shell are quoted. A leading `~/` is left to that shell.
 pub fn agent_command(path: &OsStr) -> OsString {
     let bytes = path.as_bytes();
     let (home, rest) = match bytes.strip_prefix(b"~/") {
@@ -230,7 +237,7 @@ pub fn agent_command(path: &OsStr) -> OsString {
     OsString::from_vec(quoted)
 }
 
-/// A launcher that runs.
+/// A running launcher.
 pub struct Launched {
     /// The agent's standard input.
     pub stdin: ChildStdin,
@@ -240,16 +247,17 @@ pub struct Launched {
     pub process: Process,
 }
 
-/// The launcher's process. Dropping it ends it.
+/// The launcher's process. Dropping this ends it.
 pub struct Process {
     child: Child,
     complaints: Complaints,
-    /// It was to end by now.
+    /// Whether the process has been asked to end.
     is_asked: bool,
 }
 
-/// The other end of a connection that stands, if it is one of these sockets: a line of `/proc/net/tcp`, see proc_net_tcp in the
-/// kernel's documentation. Addresses are written as words in this host's order of bytes.
+/// Returns the peer's address from a line of `/proc/net/tcp`, if the line describes an established connection of one of
+/// these sockets. For the format, see proc_net_tcp in the kernel's documentation. Addresses are words in this host's
+/// byte order.
 fn connected(line: &str, sockets: &[String]) -> Option<IpAddr> {
     const ESTABLISHED: &str = "01";
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -262,13 +270,13 @@ fn connected(line: &str, sockets: &[String]) -> Option<IpAddr> {
 }
 
 impl Process {
-    /// Its number.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The address that it is connected to by TCP, itself and to that alone: `None` where another process is for it, by a jump
-    /// host or a master connection, or `/proc` does not tell.
+    /// Returns the only address to which the process itself is connected by TCP. `None` if another process makes the
+    /// connection, as with a jump host or a master connection, or if `/proc` does not show it.
     pub fn connected_to(&self) -> Option<IpAddr> {
         let at = format!("/proc/{}", self.id());
         let descriptors = std::fs::read_dir(format!("{at}/fd")).ok()?;
@@ -289,7 +297,7 @@ impl Process {
         found.all(|other| other == first).then_some(first)
     }
 
-    /// Waits for its end until `limit` has passed: its exit code, 128 + n where a signal ended it.
+    /// Waits for the process to end, for `limit` at most. Returns its exit code, or 128 + n if signal n ended it.
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
         let deadline = Instant::now() + limit;
         loop {
@@ -303,13 +311,14 @@ impl Process {
         }
     }
 
-    /// Has all of these end, which have `limit` to do so by themselves, and are asked to then. Dropping them waits no longer.
+    /// Ends all these processes. They get `limit` to end by themselves, and then SIGTERM. Dropping them later does not
+    /// wait again.
     pub fn end_all(mut processes: Vec<&mut Self>, limit: Duration) {
         processes.retain(|process| !process.is_asked);
         Self::wait_all(&mut processes, limit);
         for process in &mut processes {
             process.is_asked = true;
-            // One that asks for a password has to give the terminal its echo back.
+            // A process that asks for a password must be able to turn the terminal's echo on again.
             if let Ok(None) = process.child.try_wait() {
                 let _ = kill_process(Pid::from_child(&process.child), Signal::TERM);
             }
@@ -324,22 +333,23 @@ impl Process {
         }
     }
 
-    /// It may be asking for something: from now on its standard error is passed on, but for what it says as it fails.
+    /// Records that the process may be asking a question. From now on its standard error is passed on, except lines
+    /// that explain a failure.
     pub fn let_ask(&self) {
         self.complaints.pass_on(Passes::Questions);
     }
 
-    /// From now on its standard error is passed on.
+    /// Passes on its standard error from now on.
     pub fn release(&self) {
         self.complaints.pass_on(Passes::All);
     }
 
-    /// Its standard error has ended: all that it says has come.
+    /// Reports whether its standard error has ended, so that all of its output has come.
     pub fn has_said_all(&self) -> bool {
         self.complaints.0.lock().expect("no panic with it locked").is_over
     }
 
-    /// What it has complained of and nobody has been shown: the last line of it that explains something.
+    /// Returns the reason from its output that has not been passed on: the last line that explains something.
     pub fn last_complaint(&self) -> Option<String> {
         self.complaints.take_last_line()
     }
@@ -353,7 +363,7 @@ impl Drop for Process {
     }
 }
 
-/// A launcher's standard error, held back at first.
+/// A launcher's standard error, which is held back at first.
 struct Complaints(Arc<Mutex<Held>>);
 
 struct Held {
@@ -363,7 +373,7 @@ struct Held {
     launcher: Arc<dyn Launch>,
 }
 
-/// What of it is passed on.
+/// What part of standard error is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Passes {
     Nothing,
@@ -396,7 +406,7 @@ impl Complaints {
         let mut held = self.0.lock().expect("no panic with it locked");
         held.passes = passes;
         let passed = held.take_passed();
-        // Who waits for somebody to read it keeps nobody from what else is held.
+        // The lock is released first, because writing may have to wait for a reader.
         drop(held);
         standard_error::write(&passed);
     }
@@ -426,7 +436,7 @@ impl Held {
             } else if !self.launcher.is_noise(text) {
                 let (line, part) = line.split_at(line.len() - unfinished(line));
                 passed.extend(harmless(line));
-                // The rest of it comes with the next piece.
+                // The rest of this character comes with the next piece.
                 kept.extend(part);
             }
         }
@@ -435,14 +445,14 @@ impl Held {
     }
 }
 
-/// How many bytes at the end are the beginning of a character in UTF-8.
+/// Returns how many bytes at the end are an incomplete UTF-8 character.
 fn unfinished(text: &[u8]) -> usize {
     let rest = text.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     let is_begun = std::str::from_utf8(rest).is_err_and(|error| error.error_len().is_none());
     if is_begun { rest.len() } else { 0 }
 }
 
-/// Text in which nothing commands a terminal: through the launcher comes what the host writes to standard error as well.
+/// Returns text without terminal control sequences. The launcher also passes on what the host writes to standard error.
 fn harmless(text: &[u8]) -> Vec<u8> {
     let mut harmless = Vec::with_capacity(text.len());
     for chunk in text.utf8_chunks() {
@@ -453,7 +463,8 @@ fn harmless(text: &[u8]) -> Vec<u8> {
                 harmless.extend(character.encode_utf8(&mut [0; 4]).bytes());
             }
         }
-        // Another encoding: in most of them these are letters, and the rest are controls.
+        // The text has another encoding. In most encodings, bytes from 0xa0 are letters, and the bytes below are
+        // controls.
         let letters = chunk.invalid().iter().map(|&byte| if byte < 0xa0 { b'?' } else { byte });
         harmless.extend(letters);
     }

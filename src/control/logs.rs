@@ -1,4 +1,5 @@
-//! The log of an agent at its caller: lines on the channel, of which only few may wait, with the times of another clock.
+//! The log of an agent at its caller. Its lines come over the channel, only few of them may wait, and their times are
+//! from another clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,11 +8,13 @@ use super::channel::Outbox;
 use super::frames::{LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX, LogLine, Message};
 use crate::log::{self, Entry, Level, Mark, Step};
 
-/// Lines that are taken from one agent at once, and in a second after that. One that sends more is broken or hostile.
+/// Number of lines accepted from an agent in one burst, and per second after that. An agent that sends more is broken
+/// or hostile.
 const BURST_MAX: f64 = 20_000.0;
 const LINES_PER_SECOND: f64 = 2000.0;
 
-/// At an agent: sends the caller the log, from now on and up to this level. Lines that find no room are dropped, and counted.
+/// At an agent: from now on, sends the caller log lines up to this level. Lines for which there is no room are dropped
+/// and counted.
 pub fn tell(outbox: &Outbox, level: u8) {
     let outbox = outbox.clone();
     outbox.try_send_line(&Message::LogLine(Box::new(LogLine { now: log::now(), ..LogLine::default() })));
@@ -54,12 +57,12 @@ fn mark_of(number: u8) -> Mark {
     if before % 2 == 0 { Mark::Begin(step) } else { Mark::End(step) }
 }
 
-/// When an agent was asked for its log, by our clock; 0 until it is.
+/// The time at which an agent was asked for its log, by this host's clock; 0 until then.
 #[derive(Clone, Debug, Default)]
 pub struct Asked(Arc<AtomicU64>);
 
 impl Asked {
-    /// Asks for it, where this process has a log.
+    /// Asks for the log if this process has a log itself.
     pub fn ask(&self, outbox: &Outbox) {
         if let Some(level) = log::level() {
             self.0.store(log::now(), Ordering::Release);
@@ -68,21 +71,21 @@ impl Asked {
     }
 }
 
-/// At the caller: the log of one agent. Any of it may be false.
+/// At the caller: the log of one agent. Any part of it may be false.
 #[derive(Debug)]
 pub struct LogOfHost {
     host: String,
     asked: Asked,
-    /// What to add to the agent's times to have ours, once that is known.
+    /// Difference to add to the agent's times to convert them to this host's clock, once known.
     ahead: Option<i64>,
-    /// When the last line came, and how many more were allowed then.
+    /// When the last line came. `budget` is the number of further lines that were allowed then.
     came: u64,
     budget: f64,
     refused: u64,
 }
 
 impl LogOfHost {
-    /// `host`: for a person.
+    /// Creates the log. `host` is its name for the user.
     pub fn new(host: &str, asked: Asked) -> Self {
         Self { host: host.to_owned(), asked, ahead: None, came: log::now(), budget: BURST_MAX, refused: 0 }
     }
@@ -94,7 +97,7 @@ impl LogOfHost {
         }
     }
 
-    /// What a line that has come `now` is in our log.
+    /// Converts a line that has come at the time `now` to an entry of this process's log.
     fn entry(&mut self, line: LogLine, now: u64) -> Option<Entry> {
         let asked = self.asked.0.load(Ordering::Acquire);
         if asked == 0 {
@@ -110,11 +113,12 @@ impl LogOfHost {
         self.budget -= 1.0;
         let LogLine { now: theirs, at, level, about, mark, mut text, dropped } = line;
         let is_first = self.ahead.is_none();
-        // The agent read its clock halfway between the question and the answer, plus or minus half of that time.
+        // The agent read its clock halfway between the question and the answer, plus or minus half of the time between
+        // them.
         let half = now.saturating_sub(asked) / 2;
         let ahead = *self.ahead.get_or_insert_with(|| {
             let ahead = (asked + half).wrapping_sub(theirs) as i64;
-            // Clocks that cannot be told apart are better left as they are: those of one host, or of hosts with NTP.
+            // If the difference is within that uncertainty, times are left unchanged: it is one host, or both use NTP.
             if ahead.unsigned_abs() > half { ahead } else { 0 }
         });
         if is_first {
@@ -132,7 +136,7 @@ impl LogOfHost {
         if lost > 0 {
             text = format!("({lost} lines before this one are lost) {text}");
         }
-        // Whatever time it claims, the line was sent between the question and now.
+        // Whatever time the line claims, it was sent between the question and now.
         let at = at.wrapping_add(ahead as u64).clamp(asked, now.max(asked));
         let (host, level) = (Some(self.host.clone()), Level::from_number(level));
         Some(Entry { at, host, level, about, mark: mark_of(mark), text })
@@ -161,20 +165,20 @@ mod tests {
         for (clock, words) in [(5_000_000_u64, "behind"), (90_000_000, "ahead of")] {
             let asked = 50_000_000;
             let mut heard = heard(asked);
-            // 4 ms there and back: it read the question 2 ms after that.
+            // A round trip of 4 ms: the agent read its clock 2 ms after the question.
             let said = heard.entry(line(clock + 2000, 0), asked + 4000).expect("its clock");
             assert!(said.text.contains(words) && said.text.contains("+-2.0 ms"), "{}", said.text);
             let entry = heard.entry(line(clock + 9000, clock + 8000), asked + 11_000).expect("a line");
             assert_eq!(entry.at, asked + 8000);
         }
-        // A difference that may be none is none.
+        // A difference within the uncertainty counts as none.
         let mut heard = heard(1_000_000);
         let said = heard.entry(line(1_001_000, 0), 1_004_000).expect("its clock");
         assert_eq!(said.text, "its clock is ours, +-2.0 ms");
         assert_eq!(heard.entry(line(1_006_000, 1_005_000), 1_007_000).expect("a line").at, 1_005_000);
     }
 
-    /// As a hostile agent may tell them.
+    /// Tests times that a hostile agent may send.
     #[test]
     fn no_line_is_from_before_the_question_or_from_the_future() {
         let mut heard = heard(1000);

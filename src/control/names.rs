@@ -1,4 +1,4 @@
-//! What a path from a command line means on this host: `~`, `~user` and patterns, which the agent expands since no
+//! The meaning of a path from a command line on this host: `~`, `~user` and patterns. The agent expands them because no
 //! shell does. Names are bytes.
 
 #![allow(unsafe_code, reason = "the C library's patterns")]
@@ -11,10 +11,11 @@ use rd_proto::tree::is_name;
 
 use crate::fs::accounts;
 
-/// Names that a pattern may stand for at most.
+/// Maximum number of names that a pattern may match.
 pub const MATCHES_MAX: usize = 1 << 20;
 
-/// The path with `~` or `~user` at its beginning replaced by that user's home. What names no user stays as it is.
+/// Replaces `~` or `~user` at the beginning of a path by that user's home directory. If there is no such user, the path
+/// stays unchanged.
 pub fn home_expanded(path: &[u8]) -> PathBuf {
     let as_it_is = || PathBuf::from(OsStr::from_bytes(path));
     let Some(rest) = path.strip_prefix(b"~") else { return as_it_is() };
@@ -27,9 +28,9 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
     }
 }
 
-/// The paths that `pattern` stands for, sorted. A path that exists stands for itself, whatever is in its name; one
-/// that matches nothing does too, so that its absence is reported under its own name. A backslash keeps what is behind it from
-/// being special, as scp's users write it before a blank.
+/// Returns the paths that match `pattern`, sorted. A path that exists is returned as it is, whatever characters its
+/// name has. So is a pattern that matches nothing, so that the missing file is reported under its own name. A backslash
+/// takes away the special meaning of the next character; users of scp write it before a blank.
 pub fn expanded(pattern: &[u8]) -> Vec<PathBuf> {
     let path = home_expanded(pattern);
     let bytes = path.as_os_str().as_bytes();
@@ -51,7 +52,7 @@ fn is_pattern(bytes: &[u8]) -> bool {
     bytes.iter().any(|byte| b"*?[".contains(byte))
 }
 
-/// What one component of a pattern stands for in a directory, sorted.
+/// Returns the names in a directory that match one component of a pattern, sorted.
 fn matches(directory: &Path, component: &[u8]) -> Vec<PathBuf> {
     if !is_pattern(component) {
         let path = directory.join(OsStr::from_bytes(&unescaped(component)));
@@ -70,20 +71,21 @@ fn matches(directory: &Path, component: &[u8]) -> Vec<PathBuf> {
     names.into_iter().map(|name| directory.join(name)).collect()
 }
 
-/// The last component of a path, without slashes behind it; empty for `/`, `.` and `..`, whose contents are meant.
+/// Returns the last component of a path, without trailing slashes. Empty for `/`, `.` and `..`, which stand for their
+/// contents.
 pub fn last_name(path: &[u8]) -> &[u8] {
     let trimmed = path.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &path[..=end]);
     let last = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     if last == b"." || last == b".." { &[] } else { last }
 }
 
-/// Whether something that `pattern` stands for can have this name, which another host tells. An empty one means the
-/// contents of a directory.
+/// Reports whether an entry that matches `pattern` can have this name, which another host has sent. An empty name
+/// stands for the contents of a directory.
 pub fn may_be_named(pattern: &[u8], name: &[u8]) -> bool {
     if !name.is_empty() && !is_name(name) {
         return false;
     }
-    // Somebody's home, which has any name.
+    // The pattern is a user's home, whose directory can have any name.
     if pattern.starts_with(b"~") && !pattern.iter().rev().skip_while(|&&byte| byte == b'/').any(|&byte| byte == b'/') {
         return true;
     }
@@ -105,7 +107,7 @@ fn fits(pattern: &CString, name: &CString) -> bool {
     unsafe { libc::fnmatch(pattern.as_ptr(), name.as_ptr(), libc::FNM_PERIOD) == 0 }
 }
 
-/// A component without the backslashes that keep characters of it from being a pattern.
+/// Removes the backslashes that take away the special meaning of characters in a component.
 fn unescaped(component: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(component.len());
     let mut rest = component.iter();

@@ -1,7 +1,7 @@
-//! The stages of a pipeline on one host: commands run by a shell, redirections opened by one, `tee`.
+//! The stages of a pipeline on one host: commands run by a shell, redirections opened by a shell, and `tee`.
 //!
-//! A stage is described first, and waits; its sessions attach to it meanwhile. Nothing is run or opened before it is
-//! started, when all connections have been made. Each stage then has a thread, which ends with it.
+//! A stage is described first, and waits while its sessions attach to it. Nothing is run or opened until the stage is
+//! started, after all connections have been made. From then on each stage has a thread, which ends with the stage.
 
 mod descriptors;
 mod guard;
@@ -38,48 +38,48 @@ use guard::{End, Guard, LINGER_MAX, Launch, Running};
 use redirection::{Call, Opening, Side};
 pub use room::Share;
 
-/// What a shell answers when it cannot run a command.
+/// Exit code of a shell that cannot run a command.
 pub const CANNOT_RUN: u8 = 127;
 
-/// How often to check whether what a command has left running still works on what it was given.
+/// How often to check whether processes that a command has left running still work on its data.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// The shortest wait, so that what is left of a time is not waited for in many.
+/// Minimum time to wait, so that the rest of a time limit is not spent in many tiny waits.
 const LOOK_AGAIN_MIN: Duration = Duration::from_millis(1);
 
-/// This program, whatever stands under its path.
+/// The running program, whatever is at its path by now.
 const OWN: &str = "/proc/self/exe";
 
-/// What the session that goes out of a stage reads.
+/// What the session out of a stage reads.
 pub enum Outlet {
     /// The pipe that a command writes to.
     Command(File),
-    /// What a redirection has opened.
+    /// The file that a redirection has opened.
     File(File, PathBuf),
-    /// What the session into the stage receives.
+    /// The data that the session into the stage receives.
     Relay(RelayOutput),
 }
 
-/// What the session that goes into a stage writes to.
+/// What the session into a stage writes to.
 pub enum Inlet {
-    /// A pipe, or what a redirection has opened.
+    /// A pipe, or the file that a redirection has opened.
     File(File, PathBuf),
-    /// A file, or why it cannot be opened, and the session out of the stage.
+    /// A file, or why it cannot be opened, and in addition the session out of the stage.
     Tee(Result<File, IoFact>, PathBuf, RelayInput),
 }
 
-/// Told when a stage is started.
+/// Receives the stage's file or failure when the stage is started.
 type Hook<T> = Sender<Result<T, Fault>>;
 
-/// The other end of it.
+/// The receiving end of a hook.
 pub type Attachment<T> = Receiver<Result<T, Fault>>;
 
 /// All stages on this host.
 pub struct Stages {
     emit: Emit,
-    /// Where they are the caller's own: they share its standard error, and its terminal.
+    /// Whether the stages run in an agent. The caller's own stages share the caller's standard error and its terminal.
     is_agent: bool,
-    /// Standard error of the stages goes to the caller; else it is this process's own.
+    /// Whether standard error of the stages goes to the caller. Otherwise it is that of this process.
     tells_stderr: bool,
     held: HashMap<u32, Held>,
 }
@@ -92,12 +92,13 @@ struct Held {
 }
 
 impl Stages {
-    /// `emit` takes what stages report. What they write to standard error, if that goes to the caller, may wait there for its reader.
+    /// Creates an empty set. `emit` takes the reports of stages. If standard error of the stages goes to the caller,
+    /// `emit` may wait for its reader.
     pub fn new(emit: Emit, is_agent: bool, tells_stderr: bool) -> Self {
         Self { emit, is_agent, tells_stderr, held: HashMap::new() }
     }
 
-    /// Takes a stage, which is not started yet. One that an agent cannot have is answered with its end.
+    /// Takes a stage without starting it. A stage that an agent cannot have is answered with its end.
     pub fn take(&mut self, stage: Stage) {
         let standard = stage.input == Input::Standard || stage.output == Output::Standard;
         let number = stage.number;
@@ -114,7 +115,7 @@ impl Stages {
         self.held.insert(number, held);
     }
 
-    /// What the session into a stage is to write to, once that is started.
+    /// Returns an attachment that yields what the session into a stage must write to, once the stage is started.
     pub fn attach_inlet(&mut self, stage: u32) -> Option<Attachment<Inlet>> {
         let held = self.held.get_mut(&stage).filter(|held| held.stage.is_some() && held.inlet.is_none())?;
         let (hook, attachment) = bounded(1);
@@ -122,7 +123,7 @@ impl Stages {
         Some(attachment)
     }
 
-    /// What the session out of a stage is to read, once that is started.
+    /// Returns an attachment that yields what the session out of a stage must read, once the stage is started.
     pub fn attach_outlet(&mut self, stage: u32) -> Option<Attachment<Outlet>> {
         let held = self.held.get_mut(&stage).filter(|held| held.stage.is_some() && held.outlet.is_none())?;
         let (hook, attachment) = bounded(1);
@@ -130,7 +131,7 @@ impl Stages {
         Some(attachment)
     }
 
-    /// Stages that have been taken and not started, and the ends of hops that they have.
+    /// Returns the number of stages that have been taken and not started, and the number of their ends of hops.
     pub fn waiting(&self) -> (usize, usize) {
         let waiting = self.held.values().filter_map(|held| held.stage.as_ref());
         waiting.fold((0, 0), |(stages, ends), stage| {
@@ -139,7 +140,7 @@ impl Stages {
         })
     }
 
-    /// Starts all that have been taken and not started.
+    /// Starts all stages that have been taken and not started.
     pub fn start(&mut self) {
         for (&number, held) in &mut self.held {
             let Some(stage) = held.stage.take() else { continue };
@@ -164,7 +165,7 @@ impl Stages {
         }
     }
 
-    /// Sends a signal to a stage and everything that it has started.
+    /// Sends a signal to a stage and to everything that it has started.
     pub fn signal(&self, stage: u32, signal: u8) {
         let Some(held) = self.held.get(&stage) else { return };
         let Some(signal) = Signal::from_named_raw(i32::from(signal)) else { return };
@@ -173,21 +174,22 @@ impl Stages {
         }
     }
 
-    /// Ends everything. What a stage that has ended has left running is given a little time; nobody waits for it.
+    /// Ends everything. Processes that an ended stage has left running get a little time. This call does not wait for
+    /// them.
     pub fn end(&mut self) {
         let guards: Vec<Guard> = self
             .held
             .drain()
             .filter_map(|(_, held)| held.guard.lock().expect("no panic with it locked").take())
             .collect();
-        // All at once: each takes its time.
+        // The guards are dropped in parallel, because each takes some time.
         for guard in guards {
             let _ = std::thread::Builder::new().name("ending".to_owned()).spawn(move || drop(guard));
         }
     }
 }
 
-/// One stage, being run.
+/// A stage being run.
 struct Run {
     emit: Emit,
     is_agent: bool,
@@ -195,7 +197,7 @@ struct Run {
     stage: Stage,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
-    /// Standard error of a command that has ended, which something that it has left running still has open.
+    /// Standard error of a command that has ended. A process that the command has left running still has it open.
     left: Option<PipeReader>,
     guard: Arc<Mutex<Option<Guard>>>,
 }
@@ -206,7 +208,7 @@ impl Run {
         let mut report = match self.act() {
             Ok(report) => report,
             Err(fault) => {
-                // The sessions end as well: there is nothing for them to move.
+                // The sessions end as well, because they have nothing to move.
                 if let Some(hook) = self.inlet.take() {
                     let _ = hook.send(Err(fault.clone()));
                 }
@@ -233,7 +235,7 @@ impl Run {
             }
             Action::Write { redirection } => {
                 let (file, path) = self.open(&redirection, Side::Output)?;
-                // Without a session there is nothing to write: it has been made, or touched.
+                // Without a session nothing is written: opening has created the file, or it is touched.
                 if let Some(hook) = self.inlet.take() {
                     let _ = hook.send(Ok(Inlet::File(file, path)));
                 } else if is_append(&redirection) {
@@ -244,7 +246,8 @@ impl Run {
             Action::Tee { path, append } => {
                 let path = home_expanded(&path);
                 let file = match open_plainly(&path, append) {
-                    // Perhaps one that is another file for each process, such as /dev/stdout: tee is to open its own.
+                    // The path may lead to a different file in each process, such as /dev/stdout, so tee must open its
+                    // own.
                     Err(Errno::LOOP | Errno::NOSYS | Errno::PERM) => return self.command(tee_words(path, append)),
                     opened => opened.map_err(|error| io_fact(path.as_os_str(), error)),
                 };
@@ -258,7 +261,7 @@ impl Run {
         }
     }
 
-    /// Hands the session out of this stage what it reads, or drops that where the output is to be dropped.
+    /// Hands the session out of this stage its source. If the output is to be dropped, reads and discards it.
     fn let_out(&mut self, outlet: Outlet) -> Result<(), Fault> {
         if let Some(hook) = self.outlet.take() {
             let _ = hook.send(Ok(outlet));
@@ -285,7 +288,7 @@ impl Run {
             };
             let operator = redirection.iter().take_while(|byte| b"<>| \t".contains(byte)).count();
             let path = redirection[operator..].to_vec();
-            // `sh: 1: cannot open FILE: No such file` names it again.
+            // The shell's message, such as `sh: 1: cannot open FILE: No such file`, names the file again.
             let named = format!("{}: ", String::from_utf8_lossy(path.trim_ascii()));
             let detail = reason.rsplit_once(&named).map_or(&*reason, |(_, behind)| behind).to_owned();
             let (errno, detail) = errno_of_shell(&detail).map_or((0, detail), |errno| (errno, String::new()));
@@ -293,7 +296,7 @@ impl Run {
         })
     }
 
-    /// Runs the shell, with these words behind `-c`, in a guard's care.
+    /// Runs the shell under a guard, with these words after `-c`.
     fn start(&self, words: Vec<OsString>, standard: [OwnedFd; 3]) -> Result<Running, Fault> {
         let shell = self.stage.shell.iter().map(|word| OsString::from_vec(word.to_vec()));
         let words: Vec<OsString> = shell.chain(["-c".into()]).chain(words).collect();
@@ -306,7 +309,7 @@ impl Run {
         Ok(running)
     }
 
-    /// `words`: behind the shell's `-c`.
+    /// Runs a command. `words` go after the shell's `-c`.
     fn command(&mut self, words: Vec<OsString>) -> Result<StageReport, Fault> {
         let mut into = None;
         let stdin = match self.stage.input {
@@ -359,16 +362,16 @@ impl Run {
             Some(End::Exited(code)) => Ok(StageReport { code: Some(code.into()), ..StageReport::default() }),
             Some(End::Killed(signal)) => Ok(StageReport { signal: Some(signal.into()), ..StageReport::default() }),
             None => {
-                // With it goes the command, which would go on moving bytes.
+                // Dropping the guard ends the command, which would otherwise go on moving bytes.
                 drop(self.guard.lock().expect("no panic with it locked").take());
                 Err(Fault::plain(Exit::Connect.code(), "what guards the command was killed"))
             }
         }
     }
 
-    /// Passes on what the stage writes to standard error until the command has ended, and with it everything that still has
-    /// it open. That is waited for [`LINGER_MAX`], and beyond that only while it works on what the command has given it, as
-    /// in `tee >(gzip >copy)`. How the command ended; `None` as soon as there is no guard.
+    /// Passes on the stage's standard error until the command and all processes that have it open have ended. After the
+    /// command's end the others get [`LINGER_MAX`], and more time only while they work on data from the command, as in
+    /// `tee >(gzip >copy)`. Returns how the command ended; `None` as soon as there is no guard.
     fn pass_on(&mut self, mut complaints: PipeReader, running: &Running) -> Option<End> {
         let (mut end, mut until) = (None, None::<Instant>);
         loop {
@@ -394,7 +397,7 @@ impl Run {
         }
     }
 
-    /// False at the end.
+    /// Passes on what is there. Returns false at the end of the stream.
     fn pass_some_on(&self, complaints: &mut PipeReader) -> bool {
         let mut bytes = vec![0; STDERR_BYTES_MAX];
         match complaints.read(&mut bytes) {
@@ -409,8 +412,8 @@ impl Run {
     }
 }
 
-/// Opens what `tee` writes, unless its name leads to whatever this process has open under a number: that is not what it
-/// would be to `tee`, and may be what our caller speaks to us by.
+/// Opens the file that `tee` writes. Fails if its name leads to an open descriptor of this process: such a descriptor
+/// means something else to `tee`, and may be the caller's channel.
 fn open_plainly(path: &Path, append: bool) -> Result<File, Errno> {
     let how = if append { OFlags::APPEND } else { OFlags::TRUNC };
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | how;
@@ -418,7 +421,7 @@ fn open_plainly(path: &Path, append: bool) -> Result<File, Errno> {
     if standard::is_taken(&file) { Err(Errno::BADF) } else { Ok(file.into()) }
 }
 
-/// The same by a shell.
+/// Returns the words with which a shell runs `tee` itself.
 fn tee_words(path: PathBuf, append: bool) -> Vec<OsString> {
     let command = if append { "exec tee -a -- \"$1\"" } else { "exec tee -- \"$1\"" };
     vec![command.into(), "tee".into(), path.into()]
@@ -436,10 +439,11 @@ fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {
     Fault::io(exit, what, &crate::fs::std_fact(path.as_os_str(), error))
 }
 
-/// The error number of what a shell says of a file that it cannot open: with it, it is said as everywhere.
+/// Returns the error number for a shell's message about a file that it cannot open. With the number, the failure is
+/// worded as everywhere else.
 fn errno_of_shell(reason: &str) -> Option<i32> {
     match reason {
-        // The first is dash's.
+        // The first is from dash.
         "No such file" | "No such file or directory" => Some(libc::ENOENT),
         "Permission denied" => Some(libc::EACCES),
         "Is a directory" => Some(libc::EISDIR),
@@ -447,12 +451,12 @@ fn errno_of_shell(reason: &str) -> Option<i32> {
     }
 }
 
-/// `>>`, not `>`.
+/// Whether the operator is `>>` instead of `>`.
 fn is_append(redirection: &[u8]) -> bool {
     redirection.trim_ascii_start().starts_with(b">>")
 }
 
-/// As `touch` does with a file that is there.
+/// Updates the time of an existing file, as `touch` does.
 fn touch(file: &File, path: &Path) -> Result<(), Fault> {
     let now = std::time::SystemTime::now();
     let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -462,20 +466,20 @@ fn touch(file: &File, path: &Path) -> Result<(), Fault> {
     file.set_modified(now).map_err(|error| fault(Exit::Destination.code(), "cannot touch", path, &error))
 }
 
-/// This program, to be a helper of this process: by its path where that is still this program, and not one that was
-/// installed since, or nothing.
+/// Returns the path of this program, for starting it as a helper of this process. Its own path is used only while that
+/// still leads to this program, and not to a newly installed one or to nothing.
 fn own_program() -> PathBuf {
     let which = |path: &Path| rustix::fs::stat(path).as_ref().map(identity).ok();
     let is_own = |path: &PathBuf| which(path).is_some_and(|found| Some(found) == which(Path::new(OWN)));
     std::env::current_exe().ok().filter(is_own).unwrap_or_else(|| OWN.into())
 }
 
-/// Whether there is a terminal that a command could ask for something on.
+/// Whether there is a terminal on which a command could ask something.
 fn has_terminal() -> bool {
     File::open("/dev/tty").is_ok()
 }
 
-/// Does what the first argument asks a program of ours to do for stages; `None` if that is nothing.
+/// Acts as a helper for stages if the first argument asks for one; `None` if it does not.
 pub fn helper() -> Option<bool> {
     let mut arguments = std::env::args_os().skip(1);
     let word = arguments.next()?;

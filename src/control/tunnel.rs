@@ -1,14 +1,15 @@
 //! TCP connections through the control channel, for hosts of which only the launcher's port can be reached.
 //!
-//! The connecting end listens on loopback and opens a connection at the other end for each that it accepts there; the
-//! other end connects to its own listener. What runs inside is a session's lane as any other, authenticated between
-//! the ends, so that a stranger who finds the port on loopback gets no further than at a listener.
+//! The connecting end listens on loopback. For each connection accepted there it opens a connection at the other end,
+//! which connects to its own listener. Inside runs an ordinary lane of a session, with authentication between the ends.
+//! So a stranger who finds the port on loopback gets no further than at any listener.
 //!
 //! # Flow control
 //!
-//! Each direction of each connection may have [`WINDOW_BYTES`] on its way; credit is given back as the other socket has
-//! taken bytes. So what waits anywhere is bounded. A caller that passes messages on between two agents counts what is on its way
-//! ([`Passage`]): one that sends without regard to its credit would have the other one taken for too slow.
+//! Each direction of each connection may have [`WINDOW_BYTES`] in flight. Credit is returned as the socket at the other
+//! end takes bytes. So everything that waits anywhere is bounded. A caller that passes messages on between two agents
+//! counts the bytes in flight ([`Passage`]). Otherwise an agent that ignores its credit would make the other one seem
+//! too slow.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -21,29 +22,29 @@ use flume::{Receiver, Sender, unbounded};
 
 use super::frames::Message;
 
-/// Bytes of one connection that may be on their way in one direction.
+/// Maximum number of bytes of one connection in flight in one direction.
 pub const WINDOW_BYTES: u32 = 2 << 20;
 
-/// Bytes in one message at most.
+/// Maximum number of bytes in one message.
 pub const DATA_BYTES_MAX: usize = 64 << 10;
 
-/// Connections at a time: a session has fewer lanes.
+/// Maximum number of connections at a time. A session has fewer lanes.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long connecting to this host's own listener may take.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// Messages of one connection that may be on their way in one direction: with fewer bytes in each than a lane sends, they would
-/// take more memory than what they hold.
+/// Maximum number of messages of one connection in flight in one direction. Messages with fewer bytes than a lane sends
+/// would take more memory than their contents.
 const MESSAGES_MAX: u32 = 32 << 10;
 
-/// Connections that a caller knows, with those that are over and of which not all has been taken.
+/// Maximum number of connections that a caller knows, including ended ones that still have bytes in flight.
 const KNOWN_MAX: usize = 4096;
 
-/// The pause when a connection cannot be accepted, as for want of descriptors.
+/// How long to wait if a connection cannot be accepted, for example because descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Where messages for the other end go.
+/// Takes messages for the other end.
 pub type Emit = Arc<dyn Fn(Message) + Send + Sync>;
 
 /// One end of the connections through a channel.
@@ -55,28 +56,28 @@ pub struct Tunnel {
 
 #[derive(Default)]
 struct State {
-    /// The listener of this host that connections from the other end lead to.
+    /// The port of this host's listener to which connections from the other end lead.
     target: Option<u16>,
     connections: HashMap<u32, Connection>,
 }
 
-/// What is known of one connection. It is forgotten when both directions have ended.
+/// The state of one connection. It is removed when both directions have ended.
 struct Connection {
     inbound: Option<Sender<Vec<u8>>>,
     credit: Arc<Credit>,
-    /// Bytes that have come in and not been written yet.
+    /// Number of bytes that have come in and not been written yet.
     waiting_bytes: u32,
     reading: bool,
 }
 
-/// Bytes that may still be sent.
+/// Number of bytes that may still be sent.
 struct Credit {
     bytes: Mutex<u32>,
     more: Condvar,
 }
 
 impl Tunnel {
-    /// `emit`: takes messages for the other end; must not wait for this one.
+    /// Creates an end. `emit` takes messages for the other end, and must not wait for this end.
     pub fn new(emit: Emit) -> Arc<Self> {
         Arc::new(Self { emit, state: Mutex::default(), next_id: AtomicU32::new(0) })
     }
@@ -86,11 +87,11 @@ impl Tunnel {
         self.state().target = Some(port);
     }
 
-    /// Listens on loopback: a connection there comes out at the other end's listener.
+    /// Listens on loopback. A connection made there comes out at the other end's listener.
     ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The system's error.
     pub fn listen(self: &Arc<Self>) -> std::io::Result<SocketAddr> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -98,7 +99,8 @@ impl Tunnel {
         std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10).spawn(move || {
             for stream in listener.incoming() {
                 match stream {
-                    // Every process on this host can connect: no more of them than there may be lanes.
+                    // Every process on this host can connect, so no more connections are accepted than there may be
+                    // lanes.
                     Ok(_) if tunnel.state().connections.len() >= CONNECTIONS_MAX => {}
                     Ok(stream) => {
                         let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +113,7 @@ impl Tunnel {
         Ok(address)
     }
 
-    /// Takes a message of the other end; others are ignored. Does not wait.
+    /// Handles a message of the other end; messages of other kinds are ignored. Does not wait.
     pub fn handle(self: &Arc<Self>, message: Message) {
         match message {
             Message::TunnelOpen(id) => self.open(id),
@@ -120,7 +122,8 @@ impl Tunnel {
                 let Some(connection) = state.connections.get_mut(&id) else { return };
                 connection.waiting_bytes = connection.waiting_bytes.saturating_add(bytes.len() as u32);
                 if connection.waiting_bytes > WINDOW_BYTES {
-                    // More than was granted: not our program. The connection ends; the session makes another.
+                    // The peer has sent more than was granted, so it is not this program. This connection ends; the
+                    // session makes another.
                     connection.inbound = None;
                 } else if let Some(inbound) = &connection.inbound {
                     let _ = inbound.send(bytes);
@@ -148,15 +151,15 @@ impl Tunnel {
             state.target.filter(|_| state.connections.len() < CONNECTIONS_MAX && !state.connections.contains_key(&id))
         };
         let address = target.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-        // Loopback: it is answered at once, or refused at once.
+        // Connecting over loopback succeeds or fails at once.
         match address.map(|address| TcpStream::connect_timeout(&address, CONNECT_MAX)) {
             Some(Ok(stream)) => self.begin(id, stream, None),
             _ => (self.emit)(Message::TunnelClose(id)),
         }
     }
 
-    /// `first`: said before anything else of the connection, and when it is known here. The answer, which may be that
-    /// the other end has closed it, may come at once and would else be lost.
+    /// Starts the threads of a connection. `first` is sent before any other message of the connection, but only after
+    /// the connection has been recorded here: an answer, such as a CLOSE, may come at once and would otherwise be lost.
     fn begin(self: &Arc<Self>, id: u32, stream: TcpStream, first: Option<Message>) {
         let _ = stream.set_nodelay(true);
         let (inbound, queue) = unbounded();
@@ -164,7 +167,7 @@ impl Tunnel {
         let connection =
             Connection { inbound: Some(inbound), credit: Arc::clone(&credit), waiting_bytes: 0, reading: true };
         let Ok(output) = stream.try_clone() else {
-            // Where the other end does not know of it yet, there is nobody to tell.
+            // If the other end does not know of the connection yet, there is nothing to close.
             if first.is_none() {
                 (self.emit)(Message::TunnelClose(id));
             }
@@ -184,7 +187,7 @@ impl Tunnel {
         }
     }
 
-    /// From the socket to the other end.
+    /// Moves bytes from the socket to the other end.
     fn read(&self, id: u32, mut stream: TcpStream, credit: &Credit) {
         let mut piece = vec![0; DATA_BYTES_MAX];
         loop {
@@ -212,13 +215,14 @@ impl Tunnel {
         }
     }
 
-    /// From the other end to the socket.
+    /// Moves bytes from the other end to the socket.
     fn write(&self, id: u32, mut stream: TcpStream, queue: &Receiver<Vec<u8>>) {
         let (mut broken, mut was_answered) = (false, false);
         while let Ok(bytes) = queue.recv() {
             was_answered = true;
             if !broken && stream.write_all(&bytes).is_err() {
-                // The reader ends too, and says so; until the other end has heard it, its bytes are dropped.
+                // The reading thread ends too and sends a CLOSE. Until the other end has received that, its bytes are
+                // dropped.
                 broken = true;
                 let _ = stream.shutdown(Shutdown::Both);
             }
@@ -227,7 +231,7 @@ impl Tunnel {
             }
             (self.emit)(Message::TunnelCredit { id, bytes: bytes.len() as u32 });
         }
-        // One that was closed without a word is a stranger's, who might stay here for ever.
+        // A connection that was closed without any data belongs to a stranger, who might stay for ever.
         let _ = stream.shutdown(if was_answered { Shutdown::Write } else { Shutdown::Both });
         let mut state = self.state();
         if state.connections.get(&id).is_some_and(|connection| !connection.reading) {
@@ -240,13 +244,13 @@ impl Tunnel {
     }
 }
 
-/// What is on its way between two ends through a caller's channels.
+/// The messages in flight between two ends through a caller's channels.
 #[derive(Default)]
 pub struct Passage {
     connections: HashMap<u32, Passed>,
 }
 
-/// What is on its way of one connection, from each end.
+/// The bytes and messages of one connection in flight, from each end.
 #[derive(Default)]
 struct Passed {
     bytes: [u32; 2],
@@ -254,23 +258,23 @@ struct Passed {
     has_closed: [bool; 2],
 }
 
-/// What to do with a message.
+/// How to handle a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passing {
-    /// It goes on to the other end.
+    /// Pass the message on to the other end.
     On,
-    /// It is about nothing that is there.
+    /// Drop the message, because its connection does not exist.
     Dropped,
-    /// This connection is not opened; the end that asks gets a CLOSE.
+    /// Do not open this connection; the requesting end gets a CLOSE.
     Refused(u32),
-    /// This connection ends; both ends get a CLOSE.
+    /// End this connection; both ends get a CLOSE.
     Ended(u32),
-    /// The end that sends it does not keep to its credit.
+    /// The sending end has exceeded its credit.
     Overrun,
 }
 
 impl Passage {
-    /// Counts a message of one end, 0 or 1, for the other.
+    /// Counts a message from one end, 0 or 1, to the other.
     pub fn pass(&mut self, from: usize, message: &Message) -> Passing {
         let to = 1 - from;
         match message {
@@ -312,7 +316,8 @@ impl Passage {
         }
     }
 
-    /// One more connection may be opened. What those that are over have left on its way takes the place of others.
+    /// Whether one more connection may be opened. Bytes that ended connections still have in flight take up room as
+    /// well.
     fn has_room(&self) -> bool {
         let over = |passed: &&Passed| passed.has_closed == [true; 2];
         let left: u64 = self.connections.values().filter(over).map(|it| u64::from(it.bytes[0].max(it.bytes[1]))).sum();
@@ -331,7 +336,7 @@ impl Passage {
 mod tests {
     use super::*;
 
-    /// Two ends with a queue each way, as a channel is.
+    /// Returns two ends with a queue in each direction, as a channel has.
     fn pair() -> (Arc<Tunnel>, Arc<Tunnel>) {
         let link = |to: Receiver<Message>, end: &Arc<Tunnel>| {
             let end = Arc::clone(end);
@@ -388,7 +393,7 @@ mod tests {
         assert_eq!(client.read(&mut [0]).expect("closed in order"), 0);
     }
 
-    /// The other end closes it before the call that told of it has returned.
+    /// The other end closes the connection before the call that has opened it returns.
     #[test]
     fn an_answer_that_comes_at_once_is_heard() {
         let end: Arc<Mutex<Option<Arc<Tunnel>>>> = Arc::default();
@@ -416,7 +421,7 @@ mod tests {
         end.serve(server.local_addr().expect("bound").port());
         end.handle(Message::TunnelOpen(7));
         let (served, _) = server.accept().expect("a connection");
-        // Nobody reads: what the socket does not take waits.
+        // Nothing reads the socket, so what it does not take keeps waiting.
         for _ in 0..4096 {
             end.handle(Message::TunnelData { id: 7, bytes: vec![0; DATA_BYTES_MAX] });
         }
@@ -428,7 +433,7 @@ mod tests {
         Message::TunnelData { id, bytes: vec![0; bytes] }
     }
 
-    /// What is sent beyond the credit is its sender's fault, and none of what honest ends do is anybody's.
+    /// Data beyond the credit is its sender's fault. Whatever honest ends do is never a fault.
     #[test]
     fn a_caller_finds_who_sends_without_credit() {
         for (from, to) in [(0, 1), (1, 0)] {
@@ -451,7 +456,7 @@ mod tests {
         }
     }
 
-    /// Nor can what waits for one end be made much by many connections, messages of nothing, or the like.
+    /// What waits for one end stays bounded also with many connections or many tiny messages.
     #[test]
     fn a_caller_bounds_what_waits_for_an_end() {
         let mut passage = Passage::default();
@@ -459,7 +464,7 @@ mod tests {
         for id in 0..1000 {
             passage.pass(0, &Message::TunnelOpen(id));
             windows += usize::from(passage.pass(0, &data(id, WINDOW_BYTES as usize)) == Passing::On);
-            // The other end has closed it, and what was sent is still on its way.
+            // The other end has closed the connection, and the data is still in flight.
             passage.pass(0, &Message::TunnelClose(id));
             passage.pass(1, &Message::TunnelClose(id));
         }
@@ -472,7 +477,7 @@ mod tests {
         let passed: Vec<Passing> = passed.filter(|passing| *passing != Passing::Dropped).collect();
         assert!(passed.len() == MESSAGES_MAX as usize + 1 && passed.last() == Some(&Passing::Ended(1)));
 
-        // A connection that is over, and of which all has been taken, makes room for another.
+        // A connection that has ended and has no bytes in flight makes room for another.
         let mut passage = Passage::default();
         for id in 0..10_000 {
             assert_eq!(passage.pass(0, &Message::TunnelOpen(id)), Passing::On);

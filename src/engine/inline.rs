@@ -1,14 +1,15 @@
 //! Reading, sealing and opening on the TCP lanes' own threads.
 //!
-//! Handing a chunk from the thread that reads and seals it to the one that sends it costs a switch between them, and the
-//! chunk's way from one processor's cache to the other's: a sixth of both ends' processor time. So a lane's own thread
-//! reads the part of a file that it sends just before it sends it, and opens what it has received.
+//! Handing a chunk from the thread that reads and seals it to the thread that sends it costs a thread switch, and moves
+//! the chunk from one processor's cache to another's. Together that is a sixth of both ends' processor time. So a
+//! lane's own thread reads each part of a file just before sending it, and opens the chunks that it receives.
 //!
-//! A lane that waits for a disk cannot send its control frames, so only what is in the page cache is read here; workers
-//! read the rest. They also walk trees, compress, keep to `--bwlimit`, and serve RDMA lanes, which have no such threads.
-//! Of a tree, ranges of large files are planned.
+//! A lane that waits for a disk cannot send its control frames. So lanes read only data that is in the page cache;
+//! workers read the rest. Workers also walk trees, compress, keep to `--bwlimit`, and serve RDMA lanes, which have no
+//! such threads. Of a tree, only ranges of large files are planned for lanes.
 //!
-//! A buffer that is [unread](Buffer::is_unread) has its part planned: its header says which, and lacks only the tag.
+//! For a buffer that is [unread](Buffer::is_unread), a part has been planned but not read. The buffer's header
+//! describes the part, and lacks only the tag.
 
 use std::sync::{Arc, Mutex};
 
@@ -28,7 +29,7 @@ pub(super) fn may_plan(shared: &Shared) -> bool {
     shared.source.is_some() && may_be_plain && shared.pace.is_free()
 }
 
-/// What the threads of one lane do.
+/// The work of one lane's threads.
 pub(super) struct LaneWork {
     shared: Arc<Shared>,
     opener: Mutex<Opener>,
@@ -48,7 +49,7 @@ impl Inline for LaneWork {
         let source = self.shared.source.as_ref().expect("parts are planned of a source in parts");
         let (part, encrypt) = planned(buffer);
         let (target, tally) = (buffer.payload_mut(), &self.shared.tally);
-        // Where the file has changed, a worker reads the part again and reports it.
+        // If the file has changed, a worker reads the part again and reports the change.
         let read = || match source {
             Parts::File(file) => file.read_cached(&part, target, tally) && file.note_read(part.length).is_ok(),
             Parts::Tree(tree) => tree.read_cached(&part, target, tally),
@@ -67,17 +68,17 @@ impl Inline for LaneWork {
     }
 }
 
-/// What an unread buffer is to hold, and whether that is to be encrypted.
+/// Returns the part that has been planned for an unread buffer, and whether to encrypt the part.
 fn planned(buffer: &Buffer) -> (Part, bool) {
     let header = ChunkHeader::decode(buffer.header()).expect("encoded when it was planned");
     let ChunkHeader { item, sequence, position, is_final, plain_bytes, .. } = header;
     (Part { item, sequence, position, length: plain_bytes as usize, is_final }, header.sealed)
 }
 
-/// What the loop does for it.
+/// The loop's share of the work.
 impl Engine {
-    /// Takes over the tags of chunks that lanes have sealed. To be called before anything that may be an acknowledgement
-    /// of one of them is handled.
+    /// Takes over the tags of chunks that lanes have sealed. Must be called before the loop handles any event that may
+    /// acknowledge such a chunk.
     pub(super) fn collect_tags(&mut self) {
         let Half::Send { machine, .. } = &mut self.half else { return };
         for (id, tag) in self.shared.tags.lock().expect("no panic with it locked").drain(..) {
@@ -85,17 +86,18 @@ impl Engine {
         }
     }
 
-    /// Plans the next part of the source for a buffer; false if workers are to read it.
+    /// Plans the next part of the source for a buffer. Returns false if workers must read the part.
     pub(super) fn plan(&mut self, id: BufferId, encrypt: bool) -> bool {
         let (Half::Send { machine, .. }, Some(source)) = (&mut self.half, &self.shared.source) else { return false };
-        // Chunks that go by RDMA have no thread that could read them, though the lane of control frames is one of TCP.
+        // A part planned for an RDMA lane would have no thread to read it. The TCP lane that carries control frames
+        // does not count.
         let is_tcp = machine.core_ref().path() == Some(Path::Tcp) && self.lanes.values().any(|live| live.is_inline);
         if !self.may_plan || !is_tcp || self.shared.method().is_some() {
             return false;
         }
         let part = match source {
             Parts::File(file) => file.next_part(machine.part_bytes()),
-            // What else there is to do takes a worker.
+            // Everything else that the tree may have to do needs a worker.
             Parts::Tree(tree) => match tree.plan(machine.part_bytes()) {
                 None => return false,
                 some => some,
@@ -115,7 +117,7 @@ impl Engine {
         true
     }
 
-    /// Has a worker read what is planned for a buffer; false if nothing is.
+    /// Has a worker read the part that is planned for a buffer. Returns false if no part is planned.
     pub(super) fn read_planned(&mut self, id: BufferId, encrypt: bool) -> bool {
         if !self.buffers[id as usize].as_ref().is_some_and(Buffer::is_unread) {
             return false;
@@ -123,7 +125,7 @@ impl Engine {
         let buffer = self.take(id);
         let (part, planned) = planned(&buffer);
         if let Some(Parts::Tree(tree)) = &self.shared.source {
-            // Workers that wait for something to read may wait for this.
+            // Workers that wait for the tree to have work may be waiting for this job.
             tree.note_arrival();
         }
         let _ = self.jobs.send(Job::ReadPart(buffer, part, encrypt || planned));

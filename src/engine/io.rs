@@ -1,14 +1,16 @@
-//! Direct reads, many at once: a ring of the kernel's, or threads where there is none to be had.
+//! Direct reads, many at once: through a kernel ring (io_uring), or by threads where no ring is available.
 //!
-//! A disk reaches its rate only with a deep queue, so a worker that meets a range that is not in the page cache
-//! hands it over here with its buffer, and takes another job. What has been read comes back to the workers as a job.
-//! Nothing is started before the first such range is met.
+//! A disk reaches its full rate only with a deep queue. So a worker that meets a range outside the page cache hands the
+//! range over here with its buffer, and takes another job. A finished read comes back to the workers as a job. Nothing
+//! is started before the first such range is met.
 //!
 //! # Invariants
 //!
-//! * The kernel writes only into buffers that stand in [`Flight`], which gives a buffer out when its completion has been
-//!   taken from the ring, and never frees one before. A buffer holds its pool: whatever ends meanwhile, the memory stays.
-//! * The thread ends when all who could ask have gone and nothing is under way. Who ends need not wait for it.
+//! * The kernel writes only into buffers that are held in [`Flight`]. `Flight` gives a buffer out after its completion
+//!   has been taken from the ring, and never frees a buffer before. A buffer keeps its pool alive, so the memory stays
+//!   whatever ends meanwhile.
+//! * The thread ends when all requesters have gone and no read is under way. A requester that ends need not wait for
+//!   it.
 
 #![allow(unsafe_code, reason = "what a ring reads into must outlive its completion: proved here")]
 
@@ -28,51 +30,51 @@ use crate::fs::source::Part;
 use crate::transport::Buffer;
 use crate::tree::source::FileRange;
 
-/// Reads that are under way at once. A pool of the default size has half as many buffers.
+/// Number of reads under way at once. A pool of the default size has half as many buffers.
 const DEPTH: usize = 64;
 
-/// Threads that read where there is no ring: as many as most disks need to be busy.
+/// Number of threads that read where there is no ring: enough to keep most disks busy.
 const THREADS: usize = 16;
 
-/// Before a kernel that is short of memory is asked again.
+/// How long to wait before asking a kernel that is short of memory again.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// What marks the ring's own request, by which it is woken.
+/// Marks the ring's own request, which wakes the thread.
 const WAKE: u64 = u64::MAX;
 
 /// A range to be read directly.
 #[derive(Debug)]
 pub struct Request {
-    /// What it is read into.
+    /// Receives the data.
     pub buffer: Buffer,
     /// The range in the file.
     pub cold: Cold,
-    /// What it is a range of.
+    /// The file or part to which the range belongs.
     pub place: Place,
-    /// It is to be encrypted then.
+    /// Whether the data is to be encrypted after the read.
     pub encrypt: bool,
 }
 
-/// What a range belongs to.
+/// The file to which a range belongs.
 #[derive(Debug)]
 pub enum Place {
-    /// A single file, as this part.
+    /// A single file; the range is this part.
     File(Part),
     /// A large file of a tree.
     Tree(FileRange),
 }
 
-/// By which means direct reads are done.
+/// How direct reads are done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Means {
-    /// A ring if the kernel gives one, else threads.
+    /// A ring if the kernel provides one, otherwise threads.
     #[default]
     Best,
     /// Threads.
     Threads,
 }
 
-/// Takes requests, and starts what serves them with the first.
+/// Takes requests. The first request starts the thread that serves them.
 pub struct DirectReads {
     jobs: WeakSender<Job>,
     means: Means,
@@ -87,30 +89,31 @@ struct Queue {
 /// Wakes a thread that waits for completions.
 struct Bell {
     event: OwnedFd,
-    /// It waits, or is about to.
+    /// Whether the thread waits, or is about to wait.
     is_awaited: AtomicBool,
 }
 
 impl Bell {
     fn ring(&self) {
         if self.is_awaited.swap(false, Ordering::SeqCst) {
-            // It can only be full if it has been rung already.
+            // The counter of the event can be full only if the bell has been rung already.
             let _ = write(&self.event, &1u64.to_ne_bytes());
         }
     }
 }
 
 impl DirectReads {
-    /// Nothing is started yet. What has been read is posted to `jobs`, as long as it has another sender.
+    /// Creates the queue without starting a thread. Finished reads are posted to `jobs` while another sender of it
+    /// exists.
     pub fn new(jobs: WeakSender<Job>, means: Means) -> Self {
         Self { jobs, means, queue: Mutex::new(None) }
     }
 
-    /// Has a range read. `shared`: whose source it is of.
+    /// Requests the read of a range. `shared` belongs to the transfer whose source has the range.
     ///
     /// # Errors
     ///
-    /// The request itself if no thread can be made: it is to be read in another way.
+    /// Returns the request itself if no thread can be started. The caller must then read the range in another way.
     pub fn submit(&self, request: Request, shared: &Arc<Shared>) -> Result<(), Box<Request>> {
         let mut queue = self.queue.lock().expect("no panic with it locked");
         if queue.is_none() {
@@ -134,7 +137,7 @@ impl DirectReads {
         let bell = bell.map(|event| Arc::new(Bell { event, is_awaited: AtomicBool::new(false) }));
         let its_bell = bell.clone();
         std::thread::Builder::new().name("direct".to_owned()).stack_size(128 << 10).spawn(move || {
-            // Made here, since a ring may be bound to the thread that made it.
+            // The ring is made in this thread, because a ring may be bound to the thread that made it.
             match its_bell.and_then(|bell| Ring::new(bell).ok()) {
                 Some(ring) => ring.run(&queue, &done),
                 None => run_threads(&queue, &done),
@@ -144,7 +147,7 @@ impl DirectReads {
     }
 }
 
-/// Where finished reads go.
+/// The destination of finished reads.
 #[derive(Clone)]
 struct Done {
     jobs: WeakSender<Job>,
@@ -154,8 +157,8 @@ struct Done {
 impl Done {
     fn post(&self, request: Request, outcome: Result<usize, Errno>) {
         let (Some(jobs), Some(shared)) = (self.jobs.upgrade(), self.shared.upgrade()) else { return };
-        // A worker that waits for the tree to have something for it is to take this instead. Counted before it is
-        // posted, since it is counted off when it is taken.
+        // A worker that waits for the tree to have work must take this job instead. The arrival is counted before the
+        // job is posted, because a worker subtracts it when it takes the job.
         if let (Place::Tree(_), Some(Parts::Tree(tree))) = (&request.place, &shared.source) {
             tree.note_arrival();
         }
@@ -172,7 +175,7 @@ fn run_threads(queue: &Receiver<Request>, done: &Done) {
     for _ in 1..THREADS {
         let (queue, done) = (queue.clone(), done.clone());
         let run = move || read_each(&queue, &done);
-        // One is enough to go on with.
+        // A single thread is enough to continue.
         let _ = std::thread::Builder::new().name("direct".to_owned()).stack_size(64 << 10).spawn(run);
     }
     read_each(queue, done);
@@ -194,7 +197,7 @@ fn read_each(queue: &Receiver<Request>, done: &Done) {
     }
 }
 
-/// The requests that the kernel is at work on.
+/// The requests that the kernel is working on.
 struct Flight {
     places: [Option<Request>; DEPTH],
     count: usize,
@@ -202,7 +205,7 @@ struct Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // Only after a panic is any left: the kernel may still write there, so the memory is given up.
+        // Requests are left only after a panic. The kernel may still write to their buffers, so that memory is leaked.
         for request in self.places.iter_mut().filter_map(Option::take) {
             std::mem::forget(request);
         }
@@ -210,16 +213,16 @@ impl Drop for Flight {
 }
 
 struct Ring {
-    // Before `flight`: when the ring goes, its completions can no longer be taken.
+    // Declared before `flight`, so dropped first: completions cannot be taken without the ring.
     ring: IoUring,
     flight: Flight,
     bell: Arc<Bell>,
-    /// The bell's request stands.
+    /// Whether a poll request for the bell is pending.
     is_armed: bool,
 }
 
 impl Ring {
-    /// A ring that works. Made by the thread that uses it.
+    /// Creates a ring and checks that it works. Must be called by the thread that uses the ring.
     fn new(bell: Arc<Bell>) -> std::io::Result<Self> {
         let entries = (DEPTH * 2) as u32;
         let mut ring = IoUring::builder()
@@ -232,8 +235,8 @@ impl Ring {
         if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::PollAdd::CODE) {
             return Err(Errno::NOSYS.into());
         }
-        // A filter of system calls may let a ring be made and not used.
-        // SAFETY: a request without any memory.
+        // A filter of system calls may allow making a ring but not using it.
+        // SAFETY: the request refers to no memory.
         unsafe { ring.submission().push(&opcode::Nop::new().build()).map_err(|_| Errno::BUSY)? };
         ring.submit_and_wait(1)?;
         ring.completion().for_each(drop);
@@ -263,7 +266,7 @@ impl Ring {
         }
     }
 
-    /// Prepares a read; it begins with the next wait.
+    /// Prepares a read. The next wait submits it.
     fn start(&mut self, request: Request) {
         let free = self.flight.places.iter().position(Option::is_none).expect("fewer than DEPTH are under way");
         let request = self.flight.places[free].insert(request);
@@ -278,17 +281,17 @@ impl Ring {
         pushed.expect("room for twice DEPTH");
     }
 
-    /// Begins what has been prepared, and waits until something has been read or there is more to read.
+    /// Submits the prepared requests, and waits until a read has finished or another request has come.
     fn wait(&mut self, queue: &Receiver<Request>) {
         if !self.is_armed {
             let event = types::Fd(self.bell.event.as_fd().as_raw_fd());
             let poll = opcode::PollAdd::new(event, libc::POLLIN as u32).build().user_data(WAKE);
-            // SAFETY: a request without memory; the descriptor lives as long as the ring.
+            // SAFETY: the request refers to no memory, and its descriptor lives as long as the ring.
             unsafe { self.ring.submission().push(&poll) }.expect("room for twice DEPTH");
             self.is_armed = true;
         }
         self.bell.is_awaited.store(true, Ordering::SeqCst);
-        // A sender reads the flag after it has posted: one of the two sees the other.
+        // The sender of a request posts it before reading the flag, so at least one side sees what the other has done.
         let has_more = !queue.is_empty() && self.flight.count < DEPTH;
         let waited = self.ring.submit_and_wait(usize::from(!has_more));
         self.bell.is_awaited.store(false, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Making lanes: connecting, accepting, authenticating, and the exchange of offers on a session's first lane.
+//! Making lanes: connecting, accepting, authenticating, and exchanging offers on a session's first lane.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,32 +17,32 @@ use crate::fault::errno_of;
 use crate::transport::tcp::{TcpLane, connect_from};
 use crate::transport::{Lane, Report};
 
-/// The longest that a peer may take from connecting to having authenticated.
+/// Maximum time that a peer may take from connecting to having authenticated.
 pub const AUTHENTICATE_MAX: Duration = Duration::from_secs(5);
 
-/// The longest that the exchange of offers may take.
+/// Maximum time that the exchange of offers may take.
 pub const OFFER_MAX: Duration = Duration::from_secs(5);
 
-/// The longest that an end which gives up stays to see its last frame read.
+/// Maximum time that an end which gives up waits for its last frame to be read.
 const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 
-/// The longest that one attempt at one address may take to connect.
+/// Maximum time that one connection attempt to one address may take.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// The system's random numbers, for keys and names.
+/// Returns the system's random number generator, for keys and names.
 pub fn rng() -> UnwrapErr<getrandom::SysRng> {
     UnwrapErr(getrandom::SysRng)
 }
 
-/// Why no lane was made.
+/// Why a lane could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The system's answer to a call.
+    /// A system call failed.
     #[error("{what}: {error}")]
     Os {
         /// The call.
         what: &'static str,
-        /// Its error.
+        /// The error of the call.
         error: Errno,
     },
     /// The peer did not answer in time.
@@ -54,16 +54,16 @@ pub enum LinkError {
     /// Authentication failed.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// The peer has authenticated and does not serve us.
+    /// The peer has authenticated but refuses to serve this end.
     #[error("refused: {0:?}")]
     Refused(Refusal),
-    /// A control frame did not open.
+    /// A control frame could not be opened.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// A control frame could not be read.
+    /// A control frame could not be decoded.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// Something else than was due.
+    /// A frame came that was not due.
     #[error("unexpected frame")]
     Unexpected,
     /// The transport cannot be used.
@@ -89,14 +89,14 @@ impl LinkError {
 pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, LinkError> {
     let stream =
         TcpStream::connect_timeout(&address, left(deadline)?).map_err(|error| LinkError::os("connect", &error))?;
-    // A connection to a local port without a listener can be to itself.
+    // On a local port without a listener, a connection may end up connected to itself.
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         return Err(LinkError::Os { what: "connect", error: Errno::CONNREFUSED });
     }
     Ok(stream)
 }
 
-/// Connects to one address by a rail.
+/// Connects to one address over a rail.
 ///
 /// # Errors
 ///
@@ -106,7 +106,7 @@ pub(super) fn connect_by(rail: &Rail, port: u16, deadline: Instant) -> Result<Tc
     connect_from(&rail.interface, rail.local, peer, left(deadline)?).map_err(|error| LinkError::os("connect", &error))
 }
 
-/// What is left for connecting.
+/// Returns the time left for connecting.
 fn left(deadline: Instant) -> Result<Duration, LinkError> {
     let left = deadline.saturating_duration_since(Instant::now()).min(CONNECT_MAX);
     if left.is_zero() { Err(LinkError::TimedOut) } else { Ok(left) }
@@ -116,7 +116,7 @@ fn left(deadline: Instant) -> Result<Duration, LinkError> {
 ///
 /// # Errors
 ///
-/// Any [`LinkError`] but those of offers, by `deadline` at the latest.
+/// Any [`LinkError`] except those of exchanging offers, by `deadline` at the latest.
 pub fn authenticate(
     stream: &mut TcpStream,
     (state, hello): (Connecting, Vec<u8>),
@@ -129,7 +129,7 @@ pub fn authenticate(
     Ok(established)
 }
 
-/// A handshake message as it crosses a byte stream.
+/// Returns a handshake message in the form in which it crosses a byte stream: behind its length.
 pub fn with_length(message: &[u8]) -> Vec<u8> {
     let mut framed = Vec::with_capacity(LENGTH_PREFIX_BYTES + message.len());
     framed.extend((message.len() as u16).to_le_bytes());
@@ -153,7 +153,7 @@ fn read_message(stream: &mut TcpStream, deadline: Instant) -> Result<Vec<u8>, Li
     Ok(message)
 }
 
-/// Like `Read::read_exact`, with one deadline for the whole.
+/// Like `Read::read_exact`, with one deadline for the whole read.
 fn read_exact(stream: &mut TcpStream, target: &mut [u8], deadline: Instant) -> Result<(), LinkError> {
     let mut done = 0;
     while done < target.len() {
@@ -197,8 +197,8 @@ pub fn send_plain(stream: &mut TcpStream, control: &mut ControlChannel, plain: &
     stream.write_all(&record).map_err(|error| LinkError::os("send", &error))
 }
 
-/// A connection over which the last frame has been sent. Closing it with bytes unread would be a reset, which may overtake
-/// that frame: so dropping this reads until the peer closes in its turn, for at most `LAST_WORD_MAX`.
+/// A connection over which the last frame has been sent. Closing a connection that has unread bytes would send a reset,
+/// which may overtake that frame. So dropping this reads until the peer closes as well, for at most `LAST_WORD_MAX`.
 #[derive(Debug)]
 pub struct LastWord {
     stream: TcpStream,
@@ -215,7 +215,7 @@ fn await_close(stream: &mut TcpStream, deadline: Instant) {
     while read_exact(stream, &mut [0; 1], deadline).is_ok() {}
 }
 
-/// Sends one control frame and no more. What is still to be waited for is waited for here where the connection cannot be kept.
+/// Sends one control frame as the last frame. Waits here for the peer to close if the connection cannot be duplicated.
 pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) -> Option<LastWord> {
     send_frame(stream, control, frame).ok()?;
     stream.shutdown(Shutdown::Write).ok()?;
@@ -227,7 +227,7 @@ pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &F
     Some(LastWord { stream: kept.ok()?, deadline })
 }
 
-/// Makes a lane of an authenticated connection.
+/// Turns an authenticated connection into a lane.
 ///
 /// # Errors
 ///
@@ -241,11 +241,11 @@ pub fn tcp_lane(
     Ok((Box::new(lane), control))
 }
 
-/// Sends our offer and waits for the peer's.
+/// Sends this end's offer and waits for the peer's.
 ///
 /// # Errors
 ///
-/// [`LinkError::Refused`] if the peer does not serve us, any other if the exchange fails.
+/// [`LinkError::Refused`] if the peer refuses to serve this end, another error if the exchange fails.
 pub fn exchange_offers(stream: &mut TcpStream, control: &mut ControlChannel, ours: &Offer) -> Result<Offer, LinkError> {
     let deadline = Instant::now() + OFFER_MAX;
     send_frame(stream, control, &Frame::Offer(ours.clone()))?;
@@ -253,7 +253,8 @@ pub fn exchange_offers(stream: &mut TcpStream, control: &mut ControlChannel, our
     read_exact(stream, &mut prefix, deadline)?;
     let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
     if prefix[..2] != *b"F\0" || !(CONTROL_SEAL_BYTES..=CONTROL_BYTES_MAX).contains(&length) {
-        // What stands in front of a sealed frame is in clear: no peer that has authenticated sends another.
+        // The prefix of a sealed frame is in clear. No peer that has authenticated sends another prefix, so it is
+        // forged.
         return Err(ControlError::Forged.into());
     }
     let (mut sealed, mut plain) = (vec![0; length], Vec::new());

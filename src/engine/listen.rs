@@ -1,9 +1,10 @@
-//! The listening end: strangers kept cheap, peers handed on once they have authenticated.
+//! The listening end: keeps strangers cheap, and hands peers on once they have authenticated.
 //!
-//! One thread polls the listening socket and at most [`HALF_OPEN_MAX`] peers that have not authenticated. Each has
-//! [`AUTHENTICATE_MAX`] in all; one more than fit evicts the oldest. So garbage, silence and wrong keys cost a few
-//! kilobytes each, and the true peer gets in between them. They are reported only while no session is served, and never
-//! waited for: from the first lane to the engine's loop no events are taken, and strangers must not fill the queue.
+//! One thread polls the listening socket and at most [`HALF_OPEN_MAX`] peers that have not authenticated. Each of them
+//! has [`AUTHENTICATE_MAX`] in all. A peer for which there is no room evicts the oldest one. So garbage, silence and
+//! wrong keys cost a few kilobytes each, and the true peer gets in between them. Strangers are reported only while no
+//! session is served, and the thread never waits to report them. Between the first lane and the start of the engine's
+//! loop no events are taken, and strangers must not fill the queue.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -27,29 +28,29 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use super::link::{AUTHENTICATE_MAX, rng, send_frame, tcp_lane, with_length};
 use super::{Event, announce};
 
-/// Peers that may be connected without having authenticated.
+/// Maximum number of peers that are connected without having authenticated.
 pub const HALF_OPEN_MAX: usize = 64;
 
-/// Wrong guesses after which a listener with a key that a person chose gives up.
+/// Number of wrong guesses after which a listener whose key was chosen by a person gives up.
 pub const GUESSES_MAX: u32 = 100;
 
-/// Connections that the kernel keeps until they are accepted.
+/// Maximum number of connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1024;
 
-/// Bytes of the largest message that a peer sends before it has authenticated, with its length.
+/// Length in bytes of the largest message that a peer sends before it has authenticated, including the length prefix.
 const MESSAGE_BYTES: usize = LENGTH_PREFIX_BYTES + HANDSHAKE_BYTES_MAX;
 
-/// What the listener tells.
+/// A report of the listener.
 #[derive(Debug)]
 pub enum Incoming {
-    /// The first lane of a session, which now is the one that is served.
+    /// The first lane of a session, which from now on is the session served.
     First(TcpStream, Box<Established>),
-    /// A further connection of the session that is served, where the listener was told to make no lanes.
+    /// A further connection of the session served, if the listener was told to make no lanes.
     Further(TcpStream, Box<Established>),
     /// A peer that was answered and did not prove the key.
     Stranger(SocketAddr),
-    /// This process has no descriptor for a connection, and none of a stranger's whose end would give one back. Told once;
-    /// the listener goes on trying.
+    /// This process has no free descriptor for a connection, and holds no stranger's connection whose end would free
+    /// one. Reported once; the listener keeps trying.
     NoDescriptor,
     /// Too many peers have failed to prove the key. The listener has ended, unless a session is served.
     TooManyGuesses,
@@ -57,8 +58,8 @@ pub enum Incoming {
 
 /// Which session is served, which of its lanes have been used, and where its events go.
 ///
-/// A channel serves one session: a lane comes with its session's channel, and what is left of an earlier
-/// session reports to a channel without a reader.
+/// A channel serves one session. A new lane gets the channel of its own session. Remaining parts of an earlier session
+/// report to a channel without a reader.
 #[derive(Debug)]
 pub struct Registry {
     post: Post<Event>,
@@ -68,17 +69,18 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Serves no session yet. `post`: the channel of the session to come, and of what happens until then.
+    /// Creates a registry that serves no session yet. `post` is the channel of the next session, and of events until
+    /// then.
     pub fn new(post: Post<Event>) -> Self {
         Self { post, session: None, used: [None; LANES_MAX], is_closed: false }
     }
 
-    /// The secret of the session that is served, if it has this name.
+    /// Returns the secret of the session served, if it has this name.
     pub fn secret(&self, session: SessionId) -> Option<SessionSecret> {
         self.session.as_ref().filter(|(id, _)| *id == session).map(|(_, secret)| secret.clone())
     }
 
-    /// Starts serving a session; false if there is one already, or none is to be served.
+    /// Starts serving a session. Returns false if a session is served already, or if the registry is closed.
     pub fn begin(&mut self, established: &Established) -> bool {
         if self.session.is_some() || self.is_closed {
             return false;
@@ -89,19 +91,20 @@ impl Registry {
         true
     }
 
-    /// Serves no session from now on; false if it serves one, and goes on with that.
+    /// Closes the registry, so that no further session is served. Returns false if a session is being served, which
+    /// then continues.
     pub fn close(&mut self) -> bool {
         self.is_closed = self.session.is_none();
         self.is_closed
     }
 
-    /// Serves no session: the next first lane begins one, and `post` is its channel.
+    /// Stops serving a session. The next first lane begins a session, with `post` as its channel.
     pub fn clear(&mut self, post: Post<Event>) {
         *self = Self::new(post);
     }
 
-    /// Marks a lane of a session as used, and says where its events go. `None` if that is not the session that is served,
-    /// or not any more, or if this generation or a later one has been used before.
+    /// Marks a lane of a session as used, and returns where its events go. `None` if that session is not (or no longer)
+    /// served, or if this generation of the lane or a later one has been used before.
     pub fn accept(&mut self, session: SessionId, lane: LaneId) -> Option<Post<Event>> {
         self.session.as_ref().filter(|(served, _)| *served == session)?;
         let used = self.used.get_mut(usize::from(lane.index))?;
@@ -112,13 +115,13 @@ impl Registry {
         Some(self.post.clone())
     }
 
-    /// Where to report what concerns the session to come. `None` while one is served.
+    /// Returns where to report events for the next session. `None` while a session is served.
     fn post_unserved(&self) -> Option<Post<Event>> {
         self.session.is_none().then(|| self.post.clone())
     }
 }
 
-/// A listening socket and its thread. Dropping it ends both.
+/// A listening socket and its thread. Dropping this ends both.
 #[derive(Debug)]
 pub struct Listener {
     port: u16,
@@ -127,11 +130,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `port` at all addresses, IPv4 and IPv6; port 0 is one of `ports`, or of the system's choice.
+    /// Listens on `port` at all addresses, IPv4 and IPv6. Port 0 stands for any of `ports`, or for a port that the
+    /// system chooses.
     ///
     /// # Errors
     ///
-    /// What the system answered; EADDRINUSE if no port of `ports` is free.
+    /// The system's error; EADDRINUSE if no port of `ports` is free.
     pub fn start(port: u16, ports: Option<RangeInclusive<u16>>, key: Key, post: Post<Event>) -> std::io::Result<Self> {
         Self::start_as(port, ports, key, post, true)
     }
@@ -159,7 +163,7 @@ impl Listener {
     ) -> std::io::Result<Self> {
         let socket = match (port, ports) {
             (0, Some(range)) => {
-                // Those below 1024 are not everybody's.
+                // Ports below 1024 may be reserved for root.
                 let is_another =
                     |error: &std::io::Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied);
                 let mut bound = Err(Errno::ADDRINUSE.into());
@@ -191,12 +195,12 @@ impl Listener {
         Ok(Self { port, registry, stop })
     }
 
-    /// The port that is listened on.
+    /// Returns the port on which this listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The session that is served, for transports that accept lanes of their own.
+    /// Returns the session served, for transports that accept lanes of their own.
     pub fn registry(&self) -> &Arc<Mutex<Registry>> {
         &self.registry
     }
@@ -208,7 +212,7 @@ impl Drop for Listener {
     }
 }
 
-/// One socket for both families where the system has IPv6, else IPv4 alone.
+/// Binds one socket for both address families if the system has IPv6, otherwise for IPv4 alone.
 fn bind(port: u16) -> std::io::Result<TcpListener> {
     let listen = |family, address: SocketAddr| -> Result<TcpListener, Errno> {
         let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -250,7 +254,7 @@ struct Acceptor {
     has_told_no_descriptor: bool,
 }
 
-/// What came of a peer's bytes.
+/// Result of handling a peer's bytes.
 enum Progress {
     Waiting,
     Dropped,
@@ -277,7 +281,7 @@ impl Acceptor {
                 return;
             }
             let now = Instant::now();
-            // From the back, so that removing one does not move those still to be looked at.
+            // Goes from the back, so that removing a peer does not move those still to be looked at.
             for at in (0..self.peers.len()).rev() {
                 if ready[at + 2] {
                     match self.advance(at) {
@@ -307,19 +311,20 @@ impl Acceptor {
         if peer.answered
             && let Ok(address) = peer.stream.peer_addr()
         {
-            // One that finds no room is not counted.
+            // A stranger for whom the channel has no room is not counted.
             let _ =
                 self.registry().post_unserved().map(|post| post.try_send(Event::Incoming(Incoming::Stranger(address))));
         }
     }
 
     fn accept(&mut self, now: Instant) {
-        // No more than a round's worth: the peers that are there must get their turn too.
+        // Accepts only as many connections as fit in one round, because the peers already connected must get their turn
+        // too.
         for _ in 0..HALF_OPEN_MAX {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The peer has closed already, or descriptors have run out for the moment.
+                // Either the peer has closed already, or descriptors have run out for the moment.
                 Err(error) => {
                     let is_out = Errno::from_io_error(&error) == Some(Errno::MFILE) && self.peers.is_empty();
                     if is_out && !std::mem::replace(&mut self.has_told_no_descriptor, true) {
@@ -380,10 +385,10 @@ impl Acceptor {
             match handshake::listen(&self.key, lookup, message, &mut rng()) {
                 Ok((listening, reply)) => {
                     if listening.is_first() && self.guesses >= GUESSES_MAX {
-                        // The session that is served goes on, and its lanes may be replaced; no other peer is answered.
+                        // The session served continues, and its lanes may be replaced. No other peer is answered.
                         return Progress::Dropped;
                     }
-                    // Our answer already lets the peer test one key, whether or not it confirms.
+                    // The answer already lets the peer test one key, whether or not the peer confirms.
                     self.guesses += u32::from(listening.is_first() && !self.key.is_generated());
                     if peer.stream.write_all(&with_length(&reply)).is_err() {
                         return Progress::Dropped;
@@ -420,11 +425,11 @@ impl Acceptor {
         {
             drop(registry);
             if !self.makes_lanes {
-                // Where the session's events have no reader any more, it has ended.
+                // If the session's events no longer have a reader, the session has ended.
                 let _ = post.send(Event::Incoming(Incoming::Further(stream, established)));
                 return;
             }
-            // Nothing to be done about one that fails: its other end dials again.
+            // A lane that fails needs no action here, because the other end dials again.
             let _ = announce(&post, established.lane, |report| tcp_lane(stream, established.control, report));
         }
     }
@@ -435,7 +440,7 @@ impl Acceptor {
 
     fn tell(&self, incoming: Incoming) {
         let post = self.registry().post.clone();
-        // Where the events have no reader any more, the process is about to end.
+        // If the events no longer have a reader, the process is about to end.
         let _ = post.send(Event::Incoming(incoming));
     }
 }
@@ -458,7 +463,7 @@ mod tests {
         TcpStream::connect((Ipv4Addr::LOCALHOST, listener.port())).expect("somebody listens")
     }
 
-    /// Comes with another key, is answered, and goes.
+    /// Connects with another key, is answered, and leaves.
     fn stranger(listener: &Listener) {
         let mut stream = connect(listener);
         let (_, hello) = connect_first(&key(9), SessionId::random(&mut rng()), &mut rng());
@@ -481,7 +486,7 @@ mod tests {
         for _ in 0..8 {
             stranger(&listener);
         }
-        // More than fit are not waited for: the right one gets in as soon as there is room.
+        // Strangers beyond the channel's room are dropped. The right peer gets in as soon as there is room.
         let (_lane, _) = first(&listener);
         let mut strangers = 0;
         let wait = Duration::from_secs(10);
@@ -489,7 +494,7 @@ mod tests {
             strangers += 1;
         }
         assert!((3..=8).contains(&strangers), "{strangers}");
-        // Now nobody reads until the session's loop does.
+        // From now on the queue has no reader until the session's loop runs.
         for _ in 0..8 {
             stranger(&listener);
         }
@@ -520,7 +525,7 @@ mod tests {
         listener.registry().lock().expect("no panic").clear(post);
         assert!(accept(listener.registry(), 2).is_none(), "a session that is over takes no lanes");
         assert!(join(2).is_err());
-        // What is left of it reports where nobody looks any more.
+        // The rest of the old session reports to a channel without a reader.
         old.send(Event::Signal(1)).expect("still there");
         assert!(fresh.is_empty());
         let (_lane, _) = first(&listener);

@@ -1,4 +1,4 @@
-//! Memory of the pool: what is idle goes back to the system, and what a long line would have is a part of what is free.
+//! Memory of the pool: idle pages go back to the system, and a long line may use a part of the free memory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,19 +9,20 @@ use super::Engine;
 use crate::fs::direct::write::available_bytes;
 use crate::options::part_of_memory;
 
-/// Ticks in which each buffer is looked at once: about 3 s. One that was not used for as long gives its pages back. To have
-/// them again takes the system about a millisecond for each MiB, so a pause that is shorter is not worth it.
+/// Number of ticks (about 3 s) in which each buffer is checked once. A buffer that was unused for that long gives its
+/// pages back. The system needs about a millisecond per MiB to provide them again, so this does not pay for shorter
+/// pauses.
 const ROUND_TICKS: u32 = 30;
 
-/// How often it is asked how much memory is free.
+/// How often to check how much memory is free.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// The number of buffers may grow, and nobody has said how far.
+    /// Whether the number of buffers may grow, and the user has set no limit.
     is_shared: bool,
     asked: Duration,
-    /// The buffer from which on they are looked at next.
+    /// The buffer at which the next check begins.
     hand: u32,
 }
 
@@ -32,7 +33,7 @@ impl Memory {
 }
 
 impl Engine {
-    /// Called with each tick.
+    /// Does this tick's share of the work.
     pub(super) fn spare_memory(&mut self, now: Duration) {
         self.give_back_idle();
         let is_long = self.half.machine_ref().core_ref().round_trip().is_some_and(|round_trip| round_trip >= LONG_LINE);
@@ -45,8 +46,8 @@ impl Engine {
         }
     }
 
-    /// Has a part of the buffers give their pages back if they are idle: those that are free, and those that lanes have
-    /// posted and do not use, as they take the one that was posted last.
+    /// Has some of the buffers give their pages back if they are idle. That concerns free buffers, and buffers that
+    /// lanes have posted but do not use, because a lane takes the buffer posted last.
     fn give_back_idle(&mut self) {
         let count = self.buffers.len() as u32;
         let buffers = self.memory.hand..count.min(self.memory.hand + count.div_ceil(ROUND_TICKS));

@@ -1,4 +1,5 @@
-//! Opening a session on its authenticated first lane: offers, the pool, and who dials or listens for further lanes.
+//! Opening a session on its authenticated first lane: the offers, the pool, and dialling or listening for further
+//! lanes.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
@@ -22,27 +23,27 @@ use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, CONNECTION_LOCKED_BYTES, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, tcp, unmapped};
 
-/// The smallest pool that RDMA is worth having with, in bytes.
+/// Minimum size of a pool in bytes that makes RDMA worthwhile.
 const POOL_BYTES_MIN: u64 = 4 << 20;
 
-/// The least locked memory that is left for what lanes register beside the pool, in bytes.
+/// Minimum amount of locked memory, in bytes, that is left for what lanes register beside the pool.
 const MEMLOCK_MARGIN_BYTES: u64 = 1 << 20;
 
-/// Both ends' offers, and what follows from them.
+/// Both ends' offers, and the agreement that follows from them.
 pub struct Agreement {
     /// What this end offered.
     pub ours: Offer,
     /// What the peer offered.
     pub theirs: Offer,
-    /// What follows.
+    /// The agreement.
     pub agreed: Agreed,
 }
 
-/// Why the ends do not agree.
+/// Why the two ends do not agree.
 pub enum Disagreement {
     /// The offers were not exchanged.
     Link(LinkError),
-    /// The offers do not go together.
+    /// The offers are incompatible.
     Refused(Refusal, Box<[Offer; 2]>),
 }
 
@@ -82,11 +83,11 @@ pub fn agree(
 
 /// Why a session cannot begin at this end.
 pub enum OpenError {
-    /// There is no memory for a pool of this size.
+    /// There is not enough memory for a pool of this size.
     Memory {
-        /// In bytes.
+        /// Size of the pool in bytes.
         pool_bytes: u64,
-        /// The system's answer.
+        /// The system's error.
         error: Errno,
     },
     /// The system refuses a thread.
@@ -97,13 +98,13 @@ pub enum OpenError {
     Lane(LinkError),
 }
 
-/// The limit on locked memory leaves RDMA less than was asked for.
+/// The limit on locked memory leaves RDMA less than was requested.
 pub struct MemlockShortage {
-    /// The limit, in bytes.
+    /// The limit in bytes.
     pub limit_bytes: u64,
-    /// What RDMA uses of `pool_bytes`; 0 if it is not used for that.
+    /// Number of bytes of `pool_bytes` that RDMA uses; 0 if RDMA is not used.
     pub usable_bytes: u64,
-    /// What was asked for.
+    /// Requested size of the pool in bytes.
     pub pool_bytes: u64,
 }
 
@@ -115,16 +116,16 @@ pub struct Opened {
     first: u32,
     dialer: Option<Arc<dyn Dialer>>,
     _listening: Option<rdma::Listening>,
-    /// The pool is smaller than was asked for, or does without RDMA.
+    /// Set if the pool is smaller than requested, or is not used for RDMA.
     pub shortage: Option<MemlockShortage>,
 }
 
-/// Maps the pool, and has further lanes dialled or listened for. `listening`: the sessions that the listening end serves;
-/// without it this end dials.
+/// Maps the pool, and starts dialling or listening for further lanes. `listening` holds the sessions that the listening
+/// end serves. Without it, this end dials.
 ///
 /// # Errors
 ///
-/// [`OpenError`]; the peer waits for it on the first lane.
+/// [`OpenError`]. The peer waits on the first lane to be told.
 pub fn open(
     stream: &TcpStream,
     established: &Established,
@@ -153,12 +154,12 @@ pub fn open(
                 secret: secret.clone(),
                 rdma,
                 rails: [
-                    // What is in clear stays where the user had it go.
+                    // Data in clear stays on the network that the user chose.
                     PathRails::new(match &options.rails {
                         RailChoice::Auto if !agreed.seal_tcp => RailChoice::Count(1),
                         choice => choice.clone(),
                     }),
-                    // RDMA finds its devices itself, whichever network was named.
+                    // RDMA finds its devices itself, whatever network the user named.
                     PathRails::new(options.rails.clone()),
                 ],
             }));
@@ -175,7 +176,7 @@ pub fn open(
             };
             opened._listening = Some(service.start().map_err(OpenError::Thread)?);
         }
-        // The other end waits for the addresses to dial.
+        // The other end waits for a list of addresses to dial.
         (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
     }
     if listening.is_some()
@@ -188,11 +189,11 @@ pub fn open(
 }
 
 impl Opened {
-    /// Makes a lane of the first connection, and runs the session to its end.
+    /// Turns the first connection into a lane, and runs the session to its end.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Lane`] and [`OpenError::Thread`]. Everything that happens to the transfer itself is in the summary.
+    /// [`OpenError::Lane`] and [`OpenError::Thread`]. Anything that happens to the transfer itself is in the summary.
     pub fn run(
         self,
         stream: TcpStream,
@@ -225,19 +226,19 @@ impl Opened {
     }
 }
 
-/// A pool, its buffers, and what has registered it.
+/// A pool, its buffers, and the adapters that have registered it.
 struct Mapped {
     pool: Arc<Pool>,
     buffers: Vec<Buffer>,
-    /// So many buffers to begin with.
+    /// Number of buffers that may be used at first.
     first: u32,
     adapters: Option<Arc<Adapters>>,
     shortage: Option<MemlockShortage>,
 }
 
-/// Maps a pool: of as many buffers as a long line may need, where pages that are not used cost nothing; where RDMA is to be
-/// tried, of `first`, and registers it where RDMA is to be tried: a smaller one where the limit on locked
-/// memory asks for that, none where too little would be left.
+/// Maps a pool. Without RDMA the pool has as many buffers as a long line may need (`most`), because unused pages cost
+/// nothing. If RDMA is to be tried, the pool has `first` buffers and is registered. If the limit on locked memory
+/// requires it, the pool is made smaller; if too little would be left, nothing is registered.
 fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
     let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
     let bytes = |count: u32| u64::from(count) * agreed.chunk_bytes as u64;
@@ -257,7 +258,7 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
         let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
         let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
             match adapters.register(endpoint) {
-                // Its lanes will fail, and others be tried.
+                // Lanes over this endpoint will fail, and other endpoints will be tried.
                 Err(RegisterError::DeviceGone(_) | RegisterError::Verbs(_)) | Ok(()) => Ok(()),
                 Err(RegisterError::MemoryLock { limit_bytes, .. }) => Err(limit_bytes),
             }
@@ -265,7 +266,7 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
         let Err(limit_bytes) = registered else {
             return Ok(Mapped { pool, buffers, first: count, adapters: Some(adapters), shortage });
         };
-        // Lanes register some memory of their own. Rather fewer of them than no pool.
+        // Lanes register some memory of their own. Fewer lanes are better than no pool.
         let lanes_bytes = u64::from(agreed.rdma_lanes) * CONNECTION_LOCKED_BYTES as u64;
         let lanes_bytes = lanes_bytes.min(limit_bytes.saturating_sub(POOL_BYTES_MIN)).max(MEMLOCK_MARGIN_BYTES);
         let room = limit_bytes.saturating_sub(lanes_bytes) / agreed.chunk_bytes as u64;
@@ -278,22 +279,22 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
     }
 }
 
-/// Dials the lanes of a session: TCP at the address that its first lane was made to, RDMA where the peer says; both by what
-/// other rails there are.
+/// Dials the lanes of a session: TCP lanes to the address of the first lane, RDMA lanes to the addresses that the peer
+/// announces. Both use other rails as well if there are any.
 struct Dialing {
     own: SocketAddr,
     address: SocketAddr,
     session: SessionId,
     secret: SessionSecret,
     rdma: Option<rdma::Dialing>,
-    /// By path.
+    /// Indexed by path.
     rails: [PathRails; 2],
 }
 
 /// The rails of one path.
 struct PathRails {
     choice: RailChoice,
-    /// Where there are several, all of them.
+    /// All rails, if there are several.
     found: OnceLock<Vec<Rail>>,
 }
 

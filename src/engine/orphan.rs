@@ -1,26 +1,28 @@
-//! An end whose other end has no control channel any more, or which has none itself: only the lanes tell whether the other
-//! end lives.
+//! An end that cannot be told over a control channel that its other end has died, because one of the two has no control
+//! channel any more. Only the lanes show whether the other end lives.
 
 use std::time::Duration;
 
 use rd_proto::session::Outcome;
 
-/// How long such an end goes on without a lane. A new one may be on its way; but an end whose other end has been killed
-/// must not stay for the whole reconnect window.
+/// How long such an end goes on without a lane. A new lane may be on its way, but an end whose other end has been
+/// killed must not stay for the whole reconnect window.
 const BARE_MAX: Duration = Duration::from_secs(2);
 
 /// Whether an end is an orphan, and since when it has had no lane.
 #[derive(Debug, Default)]
 pub struct Orphan {
-    /// It is one.
+    /// Whether this end is an orphan.
     pub is_one: bool,
-    /// What has been received is under its name: losing the other end is no failure any more.
+    /// Whether the received data has been published under its final name. Losing the other end is then no longer a
+    /// failure.
     pub has_published: bool,
     bare_since: Option<Duration>,
 }
 
 impl Orphan {
-    /// How it ends, once it has gone on for long enough. To be asked now and then, orphan or not.
+    /// Returns how the end finishes, once it has been an orphan without lanes for long enough. Must be called from time
+    /// to time for every end.
     pub fn over(&mut self, is_bare: bool, now: Duration) -> Option<Outcome> {
         self.bare_since = if is_bare { self.bare_since.or(Some(now)) } else { None };
         let is_over = self.is_one && self.bare_since.is_some_and(|since| now >= since + BARE_MAX);

@@ -5,47 +5,48 @@ use std::time::{Duration, Instant};
 
 use super::account::Clock;
 
-/// Parts are kept to what the limit allows in this time, so that a slow limit does not come out as bursts.
+/// Maximum time that one part takes at the limit, so that data does not go in bursts under a low limit.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// The shortest part that the limit makes, in bytes.
+/// Minimum length, in bytes, of a part that the limit shortens.
 const PART_BYTES_MIN: usize = 4096;
 
-/// A rate limit over all threads that read one source.
+/// A rate limit shared by all threads that read one source.
 #[derive(Debug, Default)]
 pub struct Pace {
     bytes_per_second: Option<u64>,
-    /// When the bytes handed out so far will have been due.
+    /// The time at which the bytes handed out so far are due.
     due: Mutex<Option<Instant>>,
-    /// The time that threads have waited.
+    /// Time that threads have spent waiting.
     clock: Clock,
 }
 
 impl Pace {
-    /// A limit in bytes a second; `None` is no limit.
+    /// Creates a limit in bytes per second; `None` means no limit.
     pub fn new(bytes_per_second: Option<u64>) -> Self {
         Self { bytes_per_second, due: Mutex::new(None), clock: Clock::default() }
     }
 
-    /// There is no limit.
+    /// Reports whether there is no limit.
     pub fn is_free(&self) -> bool {
         self.bytes_per_second.is_none()
     }
 
-    /// The length that a part should have: at most `wanted`, less under a low limit. A multiple of 4 KiB.
+    /// Returns the length that a part should have: `wanted`, or less under a low limit. A shortened part is a multiple
+    /// of 4 KiB.
     pub fn part_bytes(&self, wanted: usize) -> usize {
         let Some(rate) = self.bytes_per_second else { return wanted };
         let slice = (rate as f64 * SLICE.as_secs_f64()) as usize / PART_BYTES_MIN * PART_BYTES_MIN;
         slice.clamp(PART_BYTES_MIN.min(wanted), wanted)
     }
 
-    /// Waits until `bytes` more may go.
+    /// Blocks until `bytes` more may be sent.
     pub fn wait(&self, bytes: usize) {
         let Some(rate) = self.bytes_per_second else { return };
         let now = Instant::now();
         let until = {
             let mut due = self.due.lock().expect("no panic with it locked");
-            // What was not used in a pause is not made up for afterwards.
+            // Time unused in a pause does not add up to a later burst.
             let start = due.unwrap_or(now).max(now - SLICE);
             let next = start + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
             *due = Some(next);
@@ -54,7 +55,7 @@ impl Pace {
         self.clock.during(|| std::thread::sleep(until.saturating_duration_since(now)));
     }
 
-    /// How long threads have waited.
+    /// Returns how long threads have waited.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }

@@ -1,10 +1,11 @@
-//! More ways to the other end: which addresses the listening end tells, and which pairs the dialling end makes of them, for
-//! TCP and, where an RDMA device stands behind both addresses of a pair, for RDMA.
+//! Additional routes to the other end. The listening end announces addresses, and the dialling end forms pairs from
+//! them, for TCP and for RDMA. A pair serves RDMA if there is an RDMA device behind both of its addresses.
 //!
-//! What the other end tells is no reason to connect to just anything. An address is tried only if it is on a network that
-//! one of this host's own interfaces is on, by that interface, and at the port of the session; never one of this host's own,
-//! and none at all if the address that the session began on is not among them: a translator stands in between then, or a
-//! tunnel. So are rails that share an interface at either end left out, since they would share what it carries.
+//! The peer's announcement must not cause connections to arbitrary addresses. An address is tried only if it is on the
+//! same network as an interface of this host, over that interface, and at the session's port. This host's own addresses
+//! are never tried. No address is tried if the address on which the session began is not announced, because then an
+//! address translator or a tunnel stands in between. Rails that share an interface at either end are left out, because
+//! they would share its capacity.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
@@ -15,17 +16,17 @@ use crate::options::RailChoice;
 use crate::transport::rdma::{Endpoint, InterfaceAddress, interface_addresses};
 use crate::transport::{leads_elsewhere, rate_mbps, same_subnet, tcp, unmapped};
 
-/// A rail whose link is slower than the first one's by more than this adds next to nothing.
+/// A rail whose link is slower than the first rail's by more than this factor adds next to nothing.
 const SLOWER_MAX: u32 = 10;
 
-/// One rail, as the dialling end has it.
+/// A rail as the dialling end sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rail {
-    /// Its interface here.
+    /// Name of the interface of this host.
     pub(crate) interface: String,
-    /// Its address here.
+    /// Address of this host.
     pub(crate) local: IpAddr,
-    /// The other end's.
+    /// Address of the other end.
     pub(crate) peer: IpAddr,
 }
 
@@ -35,7 +36,7 @@ impl std::fmt::Display for Rail {
     }
 }
 
-/// What `--rails` can name at this host: its interfaces that another host can reach.
+/// Returns the names that `--rails` accepts at this host: the interfaces that another host can reach.
 pub(crate) fn names() -> Vec<String> {
     let here = interface_addresses().unwrap_or_default();
     let mut names: Vec<String> = Vec::new();
@@ -47,8 +48,8 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// What the listening end tells: what it may be reached at by the choice, and the address that the session began on; nothing
-/// where there is no second interface, or no second rail is wanted.
+/// Returns the addresses that the listening end announces: those that the choice allows, and the address on which the
+/// session began. Empty if there is no second interface, or if no second rail is wanted.
 pub(super) fn own(choice: &RailChoice, began_on: SocketAddr) -> Vec<RailAddress> {
     let here = interface_addresses().unwrap_or_default();
     tell(choice, unmapped(began_on).ip(), &here)
@@ -74,8 +75,8 @@ fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec
     if interfaces.len() < 2 || choice.most() < 2 { Vec::new() } else { told }
 }
 
-/// The rails to an end that has told these addresses, the one that the session began on first. `first`: the two addresses of
-/// that. More than one, or none.
+/// Returns the rails to an end that has announced these addresses, beginning with the rail on which the session began.
+/// `first` holds the two addresses of that rail. Empty if there is only one rail.
 pub(crate) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
     let [local, peer] = first.map(unmapped);
     if tcp::is_within_host(local, peer) {
@@ -85,7 +86,7 @@ pub(crate) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddr
     pair(choice, [local.ip(), peer.ip()], &here, told, |own| Some(rate_mbps(&own.interface)))
 }
 
-/// The same between RDMA devices of the kind that the first pair of addresses has.
+/// Does the same as [`find`] between RDMA devices of the same kind as the devices of the first pair.
 pub(super) fn find_rdma(
     choice: &RailChoice,
     first: [IpAddr; 2],
@@ -108,7 +109,7 @@ fn pair_devices(
     let own = |address: IpAddr| local.iter().find(|endpoint| endpoint.address == address);
     let offered = |address: IpAddr| remote.iter().find(|offered| unmapped(offered.address).ip() == address);
     let (Some(own_first), Some(peer_first)) = (own(first[0]), offered(first[1])) else { return Vec::new() };
-    // The rates in ADDRESSES are those of network interfaces; an adapter has its own.
+    // The rates in ADDRESSES are those of network interfaces; an adapter has a rate of its own.
     let told: Vec<RailAddress> = told
         .iter()
         .filter_map(|known| {
@@ -122,13 +123,13 @@ fn pair_devices(
     pair(choice, first, here, &told, rate)
 }
 
-/// Whether an address can be another way to a host: not that of a group, or of nobody.
+/// Whether an address can be another route to a host. Multicast, broadcast and unspecified addresses cannot.
 fn is_usable(address: IpAddr) -> bool {
     let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     leads_elsewhere(address) && !is_broadcast && !address.is_multicast() && !address.is_unspecified()
 }
 
-/// `rate_mbps`: what an address of this host can carry; `None`: it is not to be used.
+/// Forms the rails. `rate_mbps` returns the rate of an address of this host; `None` excludes the address.
 fn pair(
     choice: &RailChoice,
     [local, peer]: [IpAddr; 2],
@@ -139,7 +140,7 @@ fn pair(
     let has = |name: &str| here.iter().any(|own| own.interface == name);
     let (Some(own_first), Some(peer_first)) = (
         here.iter().find(|own| own.address == local),
-        // Where it is not among them, the other end is not where it seems to be.
+        // If the address is not announced, the other end is not where it seems to be.
         told.iter().find(|known| known.address == peer),
     ) else {
         return Vec::new();
@@ -156,14 +157,14 @@ fn pair(
                 && own.prefix_bits < bits_max
                 && same_subnet(own.address, known.address, own.prefix_bits);
             let Some(rate) = rate_mbps(own).map(|rate| rate.min(known.rate_mbps)) else { continue };
-            // What its link cannot carry need not be tried.
+            // A link that is far too slow is not tried.
             let is_worth_it = *choice != RailChoice::Auto || rate == 0 || SLOWER_MAX * rate >= first_rate;
             if is_near && is_worth_it && is_usable(own.address) && own.interface != own_first.interface {
                 candidates.push((rate, own, known));
             }
         }
     }
-    // Stable: each end has its addresses in its own order.
+    // The sort is stable, because each end has its addresses in an order of its own.
     candidates.sort_by_key(|(rate, own, _)| (Reverse(*rate), own.address.is_ipv6()));
     let rail = |own: &InterfaceAddress, peer| Rail { interface: own.interface.clone(), local: own.address, peer };
     let mut rails = vec![rail(own_first, peer)];
@@ -261,7 +262,7 @@ mod tests {
         let here: Vec<_> = here.map(|(at, address)| own(&format!("e{at}"), address, 24)).collect();
         let there = ["10.1.0.2", "10.2.0.2", "10.3.0.2", "10.4.0.2"].into_iter().zip(0..);
         let there: Vec<_> = there.map(|(address, at)| told(at, address, 24)).collect();
-        // The third network has no device there, and the fourth one of another kind here.
+        // The third network has no device at the peer, and the fourth has a device of another kind here.
         let local = [
             device("a", RdmaHardware, "10.1.0.1", 100_000),
             device("b", RdmaHardware, "10.2.0.1", 100_000),

@@ -1,4 +1,4 @@
-//! RDMA lanes: which devices count, dialling them, and listening for them.
+//! RDMA lanes: which devices are used, dialling lanes, and listening for lanes.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -20,19 +20,19 @@ use crate::options::RailChoice;
 use crate::transport::rdma::{self, Adapters, Connection, Endpoint, LaneRequest, Listener};
 use crate::transport::{Lane, Medium, Report, unmapped};
 
-/// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
+/// Maximum time for bringing up one RDMA lane. The kernel itself waits 104 s for a host without RDMA.
 const DIAL_MAX: Duration = Duration::from_secs(4);
 
-/// How long the other end may take to send its endpoints under the policy `rdma`: it opens its sink first.
+/// How long the other end may take to announce its endpoints under the policy `rdma`. It opens its sink first.
 const TOLD_MAX: Duration = Duration::from_secs(9);
 
-/// The longest that one pair of addresses may take of it.
+/// Maximum share of that time for one pair of addresses.
 const PAIR_MAX: Duration = Duration::from_millis(1500);
 
-/// How often a listening end looks for devices that have come or gone.
+/// How often a listening end checks for devices that have come or gone.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// The best kind of RDMA device that this host has.
+/// Returns the best kind of RDMA device that this host has.
 pub fn available() -> RdmaKind {
     let kinds = rdma::endpoints().unwrap_or_default().into_iter().map(|endpoint| match endpoint.medium {
         Medium::RdmaHardware => RdmaKind::Hardware,
@@ -41,11 +41,11 @@ pub fn available() -> RdmaKind {
     kinds.max().unwrap_or(RdmaKind::None)
 }
 
-/// The addresses whose devices count under a policy.
+/// Returns the addresses whose devices the policy allows.
 ///
 /// # Errors
 ///
-/// Why there is none.
+/// Why there is no such address.
 pub fn candidates(policy: Policy) -> Result<Vec<Endpoint>, LinkError> {
     let mut endpoints = rdma::endpoints().map_err(|reason| LinkError::Transport(reason.to_string()))?;
     if policy == Policy::Auto {
@@ -70,7 +70,8 @@ pub struct Dialing {
 }
 
 impl Dialing {
-    /// `ticket`: what the listening end offered. `reached`: where its first lane was made to.
+    /// Creates the dialler. `ticket` is from the listening end's offer. `reached` is the address of the first lane's
+    /// other end.
     pub fn new(
         adapters: Arc<Adapters>,
         policy: Policy,
@@ -83,24 +84,24 @@ impl Dialing {
         Self { adapters, policy, ticket, session, secret, reached, remote, remote_known }
     }
 
-    /// The peer's RDMA listeners, as it says now.
+    /// Records the RDMA listeners that the peer has now.
     pub fn handle_endpoints(&self, offered: &[Offered]) {
         *self.remote.lock().expect("no panic with it locked") = Some(offered.to_vec());
         self.remote_known.notify_all();
     }
 
-    /// Rails beside the first lane, whose two addresses are `first`.
+    /// Returns the rails beside the first lane, whose two addresses are `first`.
     pub(super) fn find_rails(&self, choice: &RailChoice, first: [IpAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
         let local = candidates(self.policy).unwrap_or_default();
         let remote = self.remote.lock().expect("no panic with it locked").clone().unwrap_or_default();
         rails::find_rdma(choice, first, told, &local, &remote)
     }
 
-    /// Tries the pair of a rail, or without one all pairs of addresses, best first.
+    /// Tries the pair of addresses of a rail. Without a rail, tries all pairs of addresses, best first.
     ///
     /// # Errors
     ///
-    /// Why the last pair failed, after some seconds at most.
+    /// Why the last pair failed. Takes some seconds at most.
     pub(super) fn dial(
         &self,
         lane: LaneId,
@@ -161,35 +162,36 @@ impl Dialing {
     }
 }
 
-/// Listens for RDMA lanes at every address whose device counts, for as long as it lives. Tells the engine where.
+/// Listens for RDMA lanes, while it lives, at every address whose device the policy allows. Reports the addresses to
+/// the engine.
 pub struct Listening {
     _stop: Post<()>,
 }
 
-/// What a listening thread needs.
+/// Everything that a listening thread needs.
 pub struct Service {
-    /// The pool, registered.
+    /// The adapters with which the pool is registered.
     pub adapters: Arc<Adapters>,
-    /// Which devices count.
+    /// Determines which devices are used.
     pub policy: Policy,
     /// Ports to choose from.
     pub ports: Option<RangeInclusive<u16>>,
-    /// What a connection must bring to be looked at.
+    /// The ticket without which a connection is ignored.
     pub ticket: [u8; 16],
-    /// The session that these lanes are for.
+    /// The session to which these lanes belong.
     pub session: SessionId,
-    /// The session that is served, which may be another one by the time that a lane has authenticated.
+    /// The session that is served. By the time a lane has authenticated, that may be a different session.
     pub registry: Arc<Mutex<Registry>>,
-    /// Where changed endpoints are reported.
+    /// Receives changes of the endpoints.
     pub post: Post<Event>,
 }
 
 impl Service {
-    /// Starts the thread.
+    /// Starts the listening thread.
     ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The system's error.
     pub fn start(self) -> std::io::Result<Listening> {
         let (stop, stopped) = bounded(0);
         std::thread::Builder::new().name("rdma-serve".to_owned()).spawn(move || {
@@ -217,7 +219,7 @@ impl Service {
             }
             let (session, registry) = (self.session, Arc::clone(&self.registry));
             let on_incoming = Box::new(move |connection, _hello| {
-                // A connection that does not authenticate just ends; the peer reports why.
+                // A connection that fails to authenticate just ends. The peer reports why.
                 let _ = accept(connection, session, &registry);
             });
             let ports = self.ports.clone();
@@ -236,10 +238,10 @@ fn accept(mut connection: Connection, served: SessionId, registry: &Mutex<Regist
     let deadline = Instant::now() + AUTHENTICATE_MAX;
     let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
     let hello = connection.receive(deadline).map_err(broken)?;
-    // The adapters hold the buffers of one session; a lane of another must not use them.
+    // The adapters hold the buffers of one session, which a lane of another session must not use.
     let secret = |session| registry.lock().expect("no panic with it locked").secret(session);
     let lookup = |session| if session == served { secret(session) } else { None };
-    // Only further lanes come by RDMA: they are keyed by the session, whatever this key is.
+    // Only further lanes come by RDMA. The session's secret authenticates them, so this key is never used.
     let no_key = Key::from_random([0; 32]);
     let (listening, reply) = listen(&no_key, lookup, &hello, &mut rng()).map_err(|refused| refused.error)?;
     if listening.is_first() || listening.lane().index < RDMA_LANE_FIRST {

@@ -1,4 +1,4 @@
-//! Connecting to the best of several addresses that are, or may be, the same peer.
+//! Connecting to the best of several addresses that belong, or may belong, to the same peer.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use rd_proto::handshake::{Established, Key, SessionId, connect_first};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
 use crate::transport::tcp;
 
-/// How long a better address may take longer to answer than a worse one.
+/// How much longer than a worse address a better address may take to connect.
 const HEAD_START: Duration = Duration::from_millis(250);
 
 /// How long one address may take to prove the key while there are others.
 const PROOF_MAX: Duration = Duration::from_secs(1);
 
-/// The addresses of a host by its name.
+/// Returns the addresses of a host, looked up by name.
 ///
 /// # Errors
 ///
-/// Why there is none, in the resolver's words or, if it takes longer than `within`, in ours. It cannot be stopped, and is
-/// left behind then.
+/// Why there is none, in the resolver's words. If the resolver takes longer than `within`, the error says so. The
+/// resolver cannot be stopped; its thread is then left behind.
 pub fn resolve(name: &str, port: u16, within: Duration) -> Result<Vec<SocketAddr>, String> {
     let host = (name.to_owned(), port);
     look_up(within, move || host.to_socket_addrs().map(Iterator::collect))
@@ -34,17 +34,17 @@ fn look_up<T: Send + 'static>(
     let run = move || drop(post.send(ask()));
     std::thread::Builder::new().name("resolve".to_owned()).spawn(run).map_err(|error| error.to_string())?;
     match found.recv_timeout(within) {
-        // The resolver's words behind the library's heading: "Name or service not known".
+        // Keeps only the resolver's words after the library's heading, such as "Name or service not known".
         Ok(found) => found.map_err(|error| error.to_string().rsplit(": ").next().unwrap_or_default().to_owned()),
         Err(_) => Err(format!("the resolver does not answer within {} s", within.as_secs())),
     }
 }
 
-/// Connects one first lane and authenticates it.
+/// Connects and authenticates a first lane.
 ///
 /// # Errors
 ///
-/// Any [`LinkError`] but those of offers, by `deadline` at the latest.
+/// Any [`LinkError`] except those of exchanging offers, by `deadline` at the latest.
 pub fn reach(address: SocketAddr, key: &Key, deadline: Instant) -> Result<(TcpStream, Established), LinkError> {
     prove(connect(address, deadline)?, key, deadline)
 }
@@ -56,12 +56,13 @@ fn prove(mut stream: TcpStream, key: &Key, deadline: Instant) -> Result<(TcpStre
     Ok((stream, established))
 }
 
-/// Connects to all of `addresses` at once and takes the first of them, in their order, that answers by `connect_by` and proves
-/// the key by `deadline`. One that answers late is waited for a quarter of a second longer than for those behind it.
+/// Connects to all `addresses` at once. Takes the first address in their order that connects by `connect_by` and proves
+/// the key by `deadline`. Once some address has connected, better ones that are still pending get another quarter of a
+/// second.
 ///
 /// # Errors
 ///
-/// Why the last one failed.
+/// Why the last address failed.
 pub fn reach_best(
     addresses: &[SocketAddr],
     key: &Key,
@@ -90,7 +91,7 @@ pub fn reach_best(
         {
             let stream = connected[best].take().expect("just found");
             let has_others = pending.contains(&true) || connected.iter().any(Option::is_some);
-            // One that accepts and then says nothing is not to take the time of those that would answer.
+            // An address that accepts and then stays silent must not use up the time of addresses that would answer.
             let limit = if has_others { deadline.min(Instant::now() + PROOF_MAX) } else { deadline };
             match prove(stream, key, limit) {
                 Ok(proved) => return Ok(proved),
@@ -183,7 +184,7 @@ mod tests {
     fn an_address_that_does_not_answer_costs_a_moment() {
         let (post, _events) = channel();
         let peer = Listener::start(0, None, key(2), post).expect("a port");
-        // Reserved for documentation: dropped, refused, or unreachable.
+        // This address is reserved for documentation: packets to it are dropped, refused, or unreachable.
         let addresses = [([192, 0, 2, 1], 9).into(), (Ipv4Addr::LOCALHOST, peer.port()).into()];
         let start = Instant::now();
         reach_best(&addresses, &key(2), [soon(); 2]).expect("the second");

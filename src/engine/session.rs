@@ -1,4 +1,4 @@
-//! A session from its authenticated first lane to its end, and why it did not begin.
+//! Runs a session from its authenticated first lane to its end, or reports why it did not begin.
 
 use std::ffi::OsStr;
 use std::net::TcpStream;
@@ -21,70 +21,72 @@ use crate::fs::plain_fact;
 use crate::log::{self, Step};
 use crate::options::TransferOptions;
 
-/// The first lane of a session, authenticated.
+/// The authenticated first lane of a session.
 pub struct FirstLane {
-    /// Its connection.
+    /// The connection.
     pub stream: TcpStream,
-    /// What its handshake has come to.
+    /// The result of the handshake.
     pub established: Established,
-    /// The other end, as a person would name it.
+    /// The other end, as it is named to the user.
     pub peer_name: String,
-    /// The user calls it that; else it is only an address, and its own name is added.
+    /// Whether the user gave that name. Otherwise the name is only an address, and the host name that the peer offers
+    /// is added.
     pub is_named: bool,
 }
 
 /// One end of a session.
 pub struct Session<'a> {
-    /// What it does.
+    /// Whether this end sends or receives.
     pub role: Role,
-    /// How much it sends, where that is known.
+    /// Number of bytes that this end sends, if known.
     pub size_bytes: Option<u64>,
-    /// The sessions that the listening end serves; without it this end dials.
+    /// The sessions that the listening end serves. Without it, this end dials.
     pub listening: Option<&'a Arc<Mutex<Registry>>>,
     /// The options of this end.
     pub transfer: &'a TransferOptions,
-    /// Where events for the session go, and come from.
+    /// Where to post events for the session.
     pub post: Sender<Event>,
-    /// The other end of `post`.
+    /// The receiving end of `post`.
     pub events: Receiver<Event>,
-    /// Sees what happens.
+    /// Is told what happens.
     pub observer: Box<dyn Observer>,
-    /// Signals to this process go to the session; else the caller posts them.
+    /// Whether the session takes the signals of this process. Otherwise the caller posts them as events.
     pub takes_signals: bool,
-    /// This end reports what both know: where both ends have one reader, it would be there twice.
+    /// Whether this end reports facts that both ends know. If both ends report to the same reader, such a fact would
+    /// appear twice.
     pub reports_for_both: bool,
 }
 
-/// Why a session did not begin. For a person, the commands make sentences of it.
+/// Why a session did not begin. The commands turn this into sentences for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
-    /// The link to the peer, or what the peer sent.
+    /// The link to the peer failed, or the peer sent something invalid.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The offers of the two ends do not fit.
+    /// The offers of the two ends are incompatible.
     #[error("refused: {0:?}")]
     Refused(Refusal),
-    /// RDMA is asked for, and this end, of that name, or the other has no device.
+    /// RDMA was requested, and one of the two ends has no device.
     #[error("no RDMA device")]
     NoDevice {
-        /// The name of this host, if it is the one; else it is the peer.
+        /// The name of this host if it has no device; `None` if the peer has none.
         here: Option<String>,
     },
-    /// What is to be sent cannot be read.
+    /// The source cannot be read.
     #[error("cannot read the source")]
     Source(IoFact),
-    /// What arrives cannot be written.
+    /// The destination cannot be written.
     #[error("cannot write the destination")]
     Destination(IoFact),
-    /// This end was ended by a signal.
+    /// A signal ended this end.
     #[error("ended by signal {0}")]
     Signal(u8),
-    /// No memory for a pool of that size.
+    /// There is not enough memory for a pool of this size.
     #[error("no memory for a pool of {mib} MiB: {error}")]
     Memory {
-        /// Its size.
+        /// Size of the pool in MiB.
         mib: u64,
-        /// What the system answered.
+        /// The system's error.
         error: Errno,
     },
     /// The system refuses a thread.
@@ -98,21 +100,21 @@ pub enum Obstacle {
 /// A session that did not begin.
 #[derive(Debug)]
 pub struct NotBegun {
-    /// Why.
+    /// Why it did not begin.
     pub obstacle: Obstacle,
-    /// The other end, as a person would name it.
+    /// The other end, as it is named to the user.
     pub peer: String,
-    /// It is the peer, or the connection to it: a listener may wait for another.
+    /// Whether the peer, or the connection to it, is the cause. A listener may then wait for another peer.
     pub is_peers: bool,
-    /// To be dropped after the failure has been reported: dropping it may take a second.
+    /// To be dropped after the failure has been reported, because dropping it may take a second.
     pub last_word: Option<LastWord>,
 }
 
-/// Why there is nothing to move.
+/// Why there is no source or sink.
 pub enum NoWork {
-    /// The source or sink cannot be.
+    /// The source or sink cannot be opened.
     Io(IoFact),
-    /// This end was ended by a signal.
+    /// A signal ended this end.
     Signal(u8),
 }
 
@@ -124,19 +126,19 @@ impl From<IoFact> for NoWork {
 
 /// A session that has ended.
 pub struct Ended {
-    /// What it came to.
+    /// How the session ended.
     pub summary: Summary,
-    /// The other end, as a person would name it.
+    /// The other end, as it is named to the user.
     pub peer: String,
 }
 
 impl Session<'_> {
-    /// Exchanges offers, then runs the session to its end. `make_work` is given the agreed chunk size; it may take as long
-    /// as the other end's.
+    /// Exchanges offers, then runs the session to its end. `make_work` gets the agreed chunk size. It may take as long
+    /// as the other end's does.
     ///
     /// # Errors
     ///
-    /// Why it did not begin.
+    /// Why the session did not begin.
     pub fn run(
         mut self,
         first: FirstLane,
@@ -150,7 +152,7 @@ impl Session<'_> {
         ended
     }
 
-    /// `about`: as the log names it.
+    /// Runs the session. `about` is its name in the log.
     fn run_as(
         mut self,
         about: &str,
@@ -191,7 +193,7 @@ impl Session<'_> {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());
             self.observer.observe(SessionEvent::NoDevice { host });
         }
-        // From here on there is something to clean up and a peer to tell, and no session of this process comes after this one.
+        // From here on there is something to clean up and a peer to tell, and this is the last session of this process.
         if self.takes_signals {
             let post = self.post.clone();
             crate::signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok())
@@ -238,7 +240,8 @@ impl Session<'_> {
 }
 
 impl FirstLane {
-    /// The other end, for a person. The end that was connected to (`is_listening`) knows only an address before.
+    /// Returns the name of the other end for the user. Before the offers, the end that was connected to
+    /// (`is_listening`) knows only an address.
     fn peer(&self, theirs: &Offer, is_listening: bool) -> String {
         if is_listening && !self.is_named && !theirs.host.is_empty() {
             format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), self.peer_name)
@@ -259,12 +262,12 @@ impl From<OpenError> for Obstacle {
     }
 }
 
-/// For the peer the session has begun: without a word it would wait for this end to come back.
+/// Gives the session up. For the peer it has begun: without a message the peer would wait for this end to come back.
 fn abort(first: &mut FirstLane, obstacle: Obstacle, cause: Cause) -> (Obstacle, Option<LastWord>) {
     (obstacle, send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause)))
 }
 
-/// The same, where it is not what is to be read or written that this end lacks: no path is named.
+/// Does the same as [`abort`] if the cause is neither the source nor the destination. No path is named.
 fn give_up(first: &mut FirstLane, role: Role, obstacle: Obstacle) -> (Obstacle, Option<LastWord>) {
     let fact = plain_fact("".as_ref(), &obstacle.to_string());
     let cause = match role {
@@ -274,9 +277,9 @@ fn give_up(first: &mut FirstLane, role: Role, obstacle: Obstacle) -> (Obstacle, 
     abort(first, obstacle, cause)
 }
 
-/// RDMA is asked for, and one end has none.
+/// Returns an obstacle if RDMA was requested and one end has no device.
 fn no_device(ours: &Offer, theirs: &Offer) -> Option<Obstacle> {
-    // By name: what an agent says is read elsewhere.
+    // This host is given by its name, because what an agent says is read on another host.
     let here = (ours.rdma == RdmaKind::None).then(|| escaped(OsStr::from_bytes(&ours.host)));
     let is_lacking =
         ours.rdma.min(theirs.rdma) == RdmaKind::None && ours.policy != Policy::Tcp && theirs.policy != Policy::Tcp;

@@ -1,4 +1,5 @@
-//! Hops of a broadcast: the thread that puts into a spool what arrives, and what the two ends say to each other of it.
+//! Hops of a broadcast: the thread that puts arriving data into a spool, and the messages between the two ends about
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,18 +15,18 @@ use super::{Engine, Event, Half};
 use crate::transport::spool::{Chunk, Gone, Outgoing, SpoolInput, SpoolOutput};
 use crate::tree::sink::Refused;
 
-/// The end of a hop that a session is.
+/// Which end of a hop a session is.
 pub(super) enum SpoolEnd {
-    /// It sends.
+    /// The sending end.
     Output(Arc<SpoolOutput>),
-    /// It receives.
+    /// The receiving end.
     Input(Arc<SpoolInput>),
 }
 
-/// What is said of an offset that the sending end does not keep, with ESTALE.
+/// Message with ESTALE if the sending end does not keep the requested offset.
 const NOT_KEPT: &str = "what the host asked for of the stream is not kept here any more";
 
-/// The next of the stream, none at its end. An error without a fact: the session is over.
+/// Returns the next chunk of the stream, `None` at its end. An error without a fact means that the session is over.
 pub(super) fn next(output: &SpoolOutput, bytes_max: usize, over: &AtomicBool) -> Result<Option<Chunk>, Option<IoFact>> {
     let fact =
         |errno: Errno, detail: &str| IoFact { path: Vec::new(), errno: errno.raw_os_error(), detail: detail.into() };
@@ -40,7 +41,7 @@ pub(super) fn next(output: &SpoolOutput, bytes_max: usize, over: &AtomicBool) ->
     }
 }
 
-/// That another has taken the session's place, unless it is over.
+/// Returns the fact that another session has taken this one's place; `None` if this session is over.
 pub(super) fn unless_over(over: &AtomicBool) -> Option<IoFact> {
     (!over.load(Ordering::Relaxed)).then(gone)
 }
@@ -53,14 +54,14 @@ fn gone() -> IoFact {
     }
 }
 
-/// Starts the thread that puts in what arrives.
+/// Starts the thread that puts arriving data into the spool.
 ///
 /// # Errors
 ///
-/// What the system answered to making the thread.
+/// The system's error if the thread cannot be started.
 pub(super) fn start(input: Arc<SpoolInput>, shared: Arc<Shared>, post: &Post<Event>) -> std::io::Result<Post<SinkJob>> {
     let wake = post.clone();
-    // A loop that has many events waiting looks by itself.
+    // If many events are waiting, the loop looks for marks anyway.
     input.on_mark(Box::new(move || drop(wake.try_send(Event::Answer))));
     let (jobs, queue) = unbounded();
     let post = post.clone();
@@ -85,7 +86,7 @@ pub(super) fn start(input: Arc<SpoolInput>, shared: Arc<Shared>, post: &Post<Eve
 }
 
 impl Engine {
-    /// Tells the spool and the other end how far this one is.
+    /// Tells the spool and the other end how far this end has got.
     pub(super) fn serve_spool(&mut self) {
         match (&self.spool, &mut self.half) {
             (Some(SpoolEnd::Output(output)), Half::Send { machine, .. }) => output.note_taken(machine.counters().bytes),

@@ -1,4 +1,4 @@
-//! What a transfer is made of: what reaches its loop, which way payload flows, and who makes its lanes.
+//! The parts of a transfer: the events that reach its loop, the direction of the payload, and the maker of its lanes.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -23,26 +23,27 @@ use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
 use crate::tree::sink::{Refused, Report as TreeReport, TreeSink};
 use crate::tree::source::TreeSource;
 
-/// Events that may wait for the loop. A peer that floods it with control frames waits in its turn.
+/// Maximum number of events waiting for the loop. A peer that floods the loop with control frames has to wait as well.
 const EVENTS_MAX: usize = 4096;
 
-/// The loop's channel. Only the loop takes from it, and it never posts with waiting: that would be for itself.
+/// Creates the loop's channel. Only the loop takes events from it, so the loop never blocks on posting: it would wait
+/// for itself.
 pub fn channel() -> (Post<Event>, Queue<Event>) {
     bounded(EVENTS_MAX)
 }
 
-/// What reaches the loop.
+/// An event for the loop.
 #[derive(Debug)]
 pub enum Event {
-    /// A lane reports.
+    /// A lane reports an event.
     Lane(LaneId, LaneEvent),
-    /// A lane is there.
+    /// A lane has come up.
     LaneUp(LaneId, Box<dyn Lane>, Box<ControlChannel>),
     /// A lane could not be made.
     DialFailed(LaneId, LinkError),
-    /// This end's RDMA listeners.
+    /// The RDMA listeners of this end.
     Endpoints(Vec<Endpoint>),
-    /// The addresses at which this end listens.
+    /// The addresses on which this end listens.
     Addresses(Vec<RailAddress>),
     /// A peer has connected.
     Incoming(Incoming),
@@ -50,87 +51,87 @@ pub enum Event {
     Filled(Buffer, Part),
     /// A chunk is sealed.
     Sealed(Buffer, ChunkHeader),
-    /// The source had nothing more for this buffer.
+    /// The source had no more data for this buffer.
     Unfilled(Buffer),
-    /// What goes into this buffer is read by a device that does many reads at once.
+    /// The data for the buffer with this number is being read directly, many reads at once.
     Queued(u32),
     /// The source failed.
     SourceFailed(Buffer, IoFact),
     /// A chunk has been checked and, if genuine, opened.
     Opened(Buffer, bool),
-    /// The sink has a chunk.
+    /// The sink has taken a chunk.
     Written(Buffer),
     /// The sink failed.
     SinkFailed(Buffer, IoFact),
     /// The sink's reader has closed it.
     SinkGone,
-    /// The sink of a tree puts its answers here.
+    /// The sink of a tree puts its answers into this queue.
     Answers(Queue<Vec<u8>>),
-    /// One more is there.
+    /// The queue of answers has one more.
     Answer,
     /// The sink of a tree cannot go on.
     Refused(Refused),
-    /// The sink has published what could be; of a tree, what came of it.
+    /// The sink has published all that could be published. For a tree, with its report.
     Committed(Result<Option<Box<TreeReport>>, Refused>),
-    /// A signal to this process.
+    /// This process has received a signal.
     Signal(i32),
-    /// The other end can be heard only by its lanes from now on: two seconds without one end this one.
+    /// Only the lanes show from now on whether the other end lives. After two seconds without a lane this end finishes.
     Orphaned,
-    /// As [`Event::Orphaned`], and the caller, which is not the other end, cannot be reached any more: the session goes on as
-    /// long as the other end can.
+    /// As [`Event::Orphaned`], except that the lost caller is not the other end. The session goes on as long as the
+    /// other end can.
     Unwatched,
 }
 
-/// Makes lanes, from the end that connects.
+/// Makes lanes, at the end that connects.
 pub trait Dialer: Send + Sync {
-    /// Connects and authenticates one lane, by that rail of its path; takes some seconds at most.
+    /// Connects and authenticates one lane, over this rail of its path. Takes some seconds at most.
     ///
     /// # Errors
     ///
-    /// Why there is no lane.
+    /// Why the lane could not be made.
     fn dial(&self, lane: LaneId, rail: u8, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
 
-    /// Where the peer listens for RDMA from now on.
+    /// Records where the peer listens for RDMA from now on.
     fn handle_endpoints(&self, _endpoints: &[Endpoint]) {}
 
-    /// At which addresses the peer listens, and the two that the first lane of a path went by. How many rails that makes, and
-    /// whether all are used whatever they carry.
+    /// Finds rails from the addresses on which the peer listens and the two addresses of a path's first lane. Returns
+    /// the number of rails, and whether all of them are used whatever they carry.
     fn find_rails(&self, _path: Path, _first: [IpAddr; 2], _addresses: &[RailAddress]) -> (u8, bool) {
         (1, false)
     }
 
-    /// What a person would call a rail.
+    /// Returns the name of a rail for messages.
     fn rail_name(&self, _path: Path, _rail: u8) -> Option<String> {
         None
     }
 }
 
-/// Which way payload flows, and from or to what.
+/// The direction of the payload, with its source or sink.
 pub enum Work {
-    /// Send this.
+    /// Send this file or stream.
     Send(Source),
     /// Send a tree.
     SendTree(Box<TreeSource>),
-    /// Send what another session of this process receives.
+    /// Send the data that another session of this process receives.
     SendRelay(RelayOutput),
-    /// Send what this host keeps of a broadcast, from where the other end says.
+    /// Send the data of a broadcast that this host keeps, from the offset that the other end requests.
     SendSpool(SpoolOutput),
-    /// Receive what this host has not got of a broadcast.
+    /// Receive the data of a broadcast that this host does not have yet.
     ReceiveSpool(SpoolInput),
     /// Receive into this file.
     ReceiveFile(FileSink),
     /// Receive a tree.
     ReceiveTree(Box<TreeSink>),
-    /// Receive into what this opens.
+    /// Receive into the stream that this function opens.
     ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
 }
 
 impl Work {
-    /// Receives to a destination, or to standard output without one.
+    /// Receives to a destination, or to standard output if there is none.
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// Fails if the destination cannot be opened.
     pub fn receive(target: Option<&Target>) -> Result<Self, IoFact> {
         match target {
             Some(Target::File(path)) => FileSink::create(path).map(Self::ReceiveFile),
@@ -146,43 +147,43 @@ impl Work {
     }
 }
 
-/// All that a transfer needs.
+/// Everything that a transfer needs.
 pub struct Transfer {
     /// What the two ends agreed on.
     pub agreed: Agreed,
     /// The session's secret.
     pub secret: SessionSecret,
-    /// The buffers.
+    /// The buffers of the pool.
     pub buffers: Vec<Buffer>,
-    /// So many of them may be in use until the line is seen to need more.
+    /// Number of buffers that may be in use until the line is seen to need more.
     pub first: u32,
-    /// More than that only as far as memory is free, now and later.
+    /// Whether the use of further buffers also depends on how much memory is free, now and later.
     pub shares_memory: bool,
-    /// Their pool.
+    /// The pool of the buffers.
     pub pool: Arc<Pool>,
-    /// Makes lanes; `None` at the end that accepts them.
+    /// Makes lanes; `None` at the end that accepts lanes.
     pub dialer: Option<Arc<dyn Dialer>>,
     /// Where events come from.
     pub events: Queue<Event>,
-    /// Where they are posted.
+    /// Where events are posted.
     pub post: Post<Event>,
-    /// What to compress, at the sender.
+    /// What the sender compresses.
     pub compress: Compress,
-    /// Bytes a second, at the sender.
+    /// Rate limit of the sender in bytes per second.
     pub bwlimit: Option<u64>,
-    /// Sees what happens.
+    /// Is told what happens.
     pub observer: Box<dyn Observer>,
 }
 
-/// How long a new lane may wait for room among the events. The loop takes them without a pause; before it runs, a peer that
-/// floods a channel that is not read yet must not hold up the thread that is to run it.
+/// How long a new lane may wait for room in the event channel. The running loop takes events without a pause. Before
+/// the loop runs, a peer that floods the channel must not hold up the thread that is to run the loop.
 const ANNOUNCE_MAX: Duration = Duration::from_secs(5);
 
-/// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.
+/// Makes a lane whose reports reach the loop only after [`Event::LaneUp`].
 ///
 /// # Errors
 ///
-/// What `make` answered; nothing has been posted then. [`LinkError::TimedOut`] where no events are taken.
+/// The error of `make`; nothing has been posted then. [`LinkError::TimedOut`] if no events are taken.
 pub fn announce(
     post: &Post<Event>,
     id: LaneId,
@@ -192,10 +193,10 @@ pub fn announce(
     let report: Report = {
         let (early, post) = (Arc::clone(&early), post.clone());
         Arc::new(move |event| {
-            // Posting happens under the lock, so that no event overtakes one that was held back.
+            // Events are posted under the lock, so that no event overtakes an earlier one that was held back.
             match &mut *early.lock().expect("no panic with it locked") {
                 Some(held_back) => held_back.push(event),
-                // It fails only when the loop has ended.
+                // Fails only if the loop has ended.
                 None => drop(post.send(Event::Lane(id, event))),
             }
         })

@@ -1,4 +1,4 @@
-//! Trees: the thread that hands chunks to the sink of a tree, in order.
+//! The thread that hands chunks to the sink of a tree, in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use super::work::{Shared, SinkJob};
 use crate::transport::Buffer;
 use crate::tree::sink::{SendAnswer, TreeSink};
 
-/// An opened chunk with the sink. When the last thread that writes some of it drops it, the buffer goes back to the loop.
+/// An opened chunk in the sink. When the last thread that writes parts of it drops it, the buffer goes back to the
+/// loop.
 pub struct Chunk {
     buffer: Option<Buffer>,
     bytes: usize,
@@ -29,23 +30,24 @@ impl AsRef<[u8]> for Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            // It fails only when the loop has ended.
+            // Fails only if the loop has ended.
             let _ = self.post.send(Event::Written(buffer));
         }
     }
 }
 
-/// Answers that wait for the loop to send them; a thread of the sink with one more waits.
+/// Maximum number of answers waiting for the loop to send them. A thread of the sink with a further answer waits.
 const ANSWERS_WAITING: usize = 64;
 
-/// How often it is looked whether a thread of the sink has met what stops everything, while no chunk comes: the sender may be
-/// waiting for an answer that will not come any more.
+/// How often to check for a failure that stops the whole sink while no chunk comes. The sender may be waiting for an
+/// answer that will never come.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How a sink answers the sender, through the loop; and whether that has ended: then answers are dropped, and nobody waits.
+/// Returns a function with which a sink answers the sender through the loop, and a function that reports whether the
+/// loop has ended. After that, answers are dropped and no thread waits.
 pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync + 'static) {
     let (answers, queue) = bounded(ANSWERS_WAITING);
-    // It fails only when the loop has ended, and then the queue has as well.
+    // Fails only if the loop has ended, and then the queue is gone as well.
     let _ = post.send(Event::Answers(queue));
     let waiting = answers.clone();
     let answer = Box::new(move |answer: Answer| {
@@ -56,12 +58,12 @@ pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync
     (answer, move || waiting.is_disconnected())
 }
 
-/// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends. Chunks that wait
-/// are dropped once the session is over, or small files would hold up that end for seconds.
+/// Starts the thread. When the sender of jobs is dropped, the thread removes unpublished data and ends. Once the
+/// session is over, waiting chunks are dropped, because small files would otherwise delay the end for seconds.
 ///
 /// # Errors
 ///
-/// What the system answered to making the thread.
+/// The system's error if the thread cannot be started.
 pub fn start(
     mut sink: TreeSink,
     shared: Arc<Shared>,
@@ -92,7 +94,7 @@ pub fn start(
             let chunk =
                 Arc::new(Chunk { bytes: header.plain_bytes as usize, buffer: Some(buffer), post: post.clone() });
             if let Err(refused) = sink.push(header.item, header.position, Arc::clone(&chunk) as _) {
-                // Before the chunk is given back, which would say that it is in the tree.
+                // The report is sent before the chunk is given back, which would mean that the chunk is in the tree.
                 let _ = post.send(Event::Refused(refused));
             }
         }

@@ -1,5 +1,5 @@
-//! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
-//! come with a job and go back with its result.
+//! Worker threads: read, compress, seal, open and write chunks. They own no state of the session. Buffers come with a
+//! job and go back with its result.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -28,7 +28,7 @@ use crate::transport::spool::{Chunk, Gone, SpoolOutput};
 use crate::tree::sink::Refused;
 use crate::tree::source::{Next, TreeSource};
 
-/// Threads that seal and open. More than this many cores are better left to the source and the sink.
+/// Maximum number of threads that seal and open. Further cores are better left to the source and the sink.
 const WORKERS_MAX: usize = 8;
 
 /// A job for a worker.
@@ -36,19 +36,19 @@ const WORKERS_MAX: usize = 8;
 pub enum Job {
     /// Read the next part of the file or tree into the buffer and seal it.
     Read(Buffer, bool),
-    /// Read this part, which was planned, into the buffer and seal it.
+    /// Read this planned part into the buffer and seal it.
     ReadPart(Buffer, Part, bool),
-    /// Take what a direct read has answered, and seal it.
+    /// Take the result of a direct read, and seal the data.
     Arrived(Box<Request>, Result<usize, Errno>),
-    /// Seal what the stream's reader has read.
+    /// Seal the data that the stream's reader has read.
     Seal(Buffer, Part, bool),
     /// Encrypt a chunk that was sealed with a checksum.
     Encrypt(Buffer),
     /// Check and open an arrived chunk.
     Open(Buffer),
-    /// Write an opened chunk into the file.
+    /// Write an opened chunk to the file.
     Write(Buffer),
-    /// All of the file has been written: publish it.
+    /// Publish the file, all of which has been written.
     Commit,
 }
 
@@ -56,7 +56,7 @@ pub enum Job {
 pub enum SinkJob {
     /// Take this chunk.
     Take(Buffer),
-    /// All chunks have been taken: publish what is not yet, and say what came of it.
+    /// Publish what is not published yet, and report the result. All chunks have been taken.
     Commit,
 }
 
@@ -68,7 +68,7 @@ pub enum Parts {
     Tree(Box<TreeSource>),
 }
 
-/// What the workers of one transfer share.
+/// State shared by the workers of one transfer.
 pub struct Shared {
     /// Protects the payload.
     pub keys: PayloadKeys,
@@ -80,32 +80,33 @@ pub struct Shared {
     pub compress: Compress,
     /// Limits how fast the source is read.
     pub pace: Pace,
-    /// Chunks wait for the peer: there is no hurry to send a part that is not full.
+    /// Whether chunks are waiting for the peer, so that a part need not be sent before it is full.
     pub backlog: AtomicBool,
-    /// No lane waits for chunks: there is time to compress.
+    /// Whether no lane is waiting for chunks, so that there is time to compress.
     pub is_line_busy: AtomicBool,
-    /// How much is read into a buffer: all of it, or less where a line is slow.
+    /// Maximum number of bytes read into a buffer: the whole buffer, or less on a slow line.
     pub part_bytes: AtomicUsize,
-    /// Threads compress, seal, open or decompress, for the report.
+    /// Time that threads compress, seal, open or decompress, for the report.
     pub busy: Clock,
-    /// Threads read the source, or wait for it to give something.
+    /// Time that threads read the source or wait for it.
     pub reading: Clock,
-    /// Cold ranges that are being read elsewhere.
+    /// Number of cold ranges that are being read directly.
     pub afloat: AtomicU32,
-    /// What was read of the source, and how.
+    /// How much of the source was read, and how.
     pub tally: Tally,
-    /// Of chunks that lanes have read and sealed. Pushed before they are sent, so before any acknowledgement can come.
+    /// Tags of chunks that lanes have read and sealed. A tag is pushed before its chunk is sent, so before any
+    /// acknowledgement can come.
     pub(super) tags: Mutex<Vec<(BufferId, [u8; 16])>>,
-    /// By which means cold ranges are read.
+    /// How cold ranges are read.
     pub means: Means,
     direct: OnceLock<DirectReads>,
-    /// The transfer has ended: a reader that still waits for its stream gives up.
+    /// Whether the transfer has ended. A reader that still waits for its stream then gives up.
     pub over: AtomicBool,
     auto: Auto,
 }
 
 impl Shared {
-    /// What a transfer's workers need.
+    /// Creates the shared state of a transfer's workers.
     pub fn new(keys: PayloadKeys, compress: Compress, pace: Pace) -> Self {
         Self {
             keys,
@@ -136,7 +137,7 @@ impl Shared {
         self.auto.chooser.lock().expect("no panic with it locked")
     }
 
-    /// How to compress the next chunk.
+    /// Returns how to compress the next chunk.
     pub(super) fn method(&self) -> Option<Method> {
         match self.compress {
             Compress::Off => None,
@@ -146,7 +147,7 @@ impl Shared {
         }
     }
 
-    /// A chunk of so many bytes is ready for the line.
+    /// Records that a chunk of this many bytes is ready for the line.
     pub(super) fn note_ready(&self, wire_bytes: usize) {
         if self.compress == Compress::Auto {
             let is_busy = self.is_line_busy.load(Ordering::Relaxed);
@@ -154,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Seals some of a broadcast's stream, which stays as it is, into a buffer.
+    /// Seals a piece of a broadcast's stream into a buffer. The stream itself stays unchanged.
     fn seal_chunk(&self, mut header: ChunkHeader, chunk: &Chunk, buffer: &mut Buffer) -> ChunkHeader {
         let Some(plain) = chunk.whole() else {
             chunk.copy_to(buffer.payload_mut());
@@ -167,7 +168,7 @@ impl Shared {
         header
     }
 
-    /// Seals the chunk in a buffer under this header, which stands before it then, with its tag.
+    /// Seals the chunk in a buffer under this header, and stores the header with its tag in the buffer.
     pub(super) fn seal(&self, mut header: ChunkHeader, buffer: &mut Buffer) -> ChunkHeader {
         let wire_bytes = header.wire_bytes as usize;
         self.busy.during(|| {
@@ -178,23 +179,23 @@ impl Shared {
     }
 }
 
-/// `--compress auto`.
+/// State of `--compress auto`.
 struct Auto {
     start: Instant,
     chooser: Mutex<Chooser>,
 }
 
-/// Compressing must save at least an eighth to be worth the other end's time.
+/// Compression must save at least an eighth to be worth the other end's time.
 const SHRINK_EIGHTHS_MAX: usize = 7;
 
-/// The first part of a chunk, by which it is seen whether it shrinks.
+/// Length of the beginning of a chunk that is tried first, to see whether the chunk shrinks.
 const SAMPLE_BYTES: usize = 64 << 10;
 
-/// `--compress zstd`: the fastest of its regular levels, since a link of 25 Gb/s is to be kept busy.
+/// Level of `--compress zstd`: the fastest regular level, because a link of 25 Gb/s is to be kept busy.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Threads that one end of a session has at most, with so many TCP lanes: its loop, workers, a reader or writer, two for
-/// each lane, and some that bring up lanes.
+/// Returns the maximum number of threads of one end of a session with this many TCP lanes: the loop, the workers, a
+/// reader or writer, two threads for each lane, and some that bring up lanes.
 pub fn threads_max(lanes: usize) -> usize {
     const OTHERS: usize = 6;
     workers() + 2 * lanes + OTHERS
@@ -204,11 +205,11 @@ fn workers() -> usize {
     crate::processors().clamp(2, WORKERS_MAX)
 }
 
-/// Starts the workers; they end when the sender of jobs is dropped.
+/// Starts the workers. They end when the sender of jobs is dropped.
 ///
 /// # Errors
 ///
-/// What the system answered to making a thread.
+/// The system's error if a thread cannot be started.
 pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Sender<Job>> {
     let (jobs, queue) = unbounded();
     shared.direct.get_or_init(|| DirectReads::new(jobs.downgrade(), shared.means));
@@ -227,10 +228,10 @@ pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Se
     Ok(jobs)
 }
 
-/// Has a chunk encrypted that was sealed with a checksum.
+/// Has a worker encrypt a chunk that was sealed with a checksum.
 pub fn encrypt(shared: &Shared, jobs: &Sender<Job>, buffer: Buffer) {
     if let Some(Parts::Tree(tree)) = &shared.source {
-        // Workers that wait for something to read may wait for the answer to what is in this chunk.
+        // Workers that wait for the tree to have work may be waiting for the answer to the records in this chunk.
         tree.note_arrival();
     }
     let _ = jobs.send(Job::Encrypt(buffer));
@@ -239,19 +240,19 @@ pub fn encrypt(shared: &Shared, jobs: &Sender<Job>, buffer: Buffer) {
 struct Worker {
     shared: Arc<Shared>,
     queue: Receiver<Job>,
-    /// To put a job back.
+    /// Puts a job back into the queue.
     jobs: WeakSender<Job>,
     events: Sender<Event>,
     compressor: Compressor,
     opener: Opener,
-    /// One chunk, while it is compressed.
+    /// Holds one chunk while it is compressed.
     scratch: Vec<u8>,
 }
 
-/// Checks, decrypts and decompresses.
+/// Checks, decrypts and decompresses chunks.
 pub(super) struct Opener {
     decompressor: Decompressor,
-    /// One chunk, while it is decompressed.
+    /// Holds one chunk while it is decompressed.
     scratch: Vec<u8>,
 }
 
@@ -260,7 +261,7 @@ impl Opener {
         Self { decompressor: Decompressor::new(), scratch: Vec::new() }
     }
 
-    /// Whether the chunk is genuine; then its payload is what was read at the other end.
+    /// Opens a chunk, and returns whether it is genuine. If so, its payload is the data that was read at the other end.
     pub(super) fn open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
         shared.busy.during(|| self.try_open(shared, buffer))
     }
@@ -279,7 +280,7 @@ impl Opener {
         if plain_bytes > buffer.payload().len() {
             return false;
         }
-        // The shorter of both is the one that is moved.
+        // Moves the compressed bytes, because they are fewer than the plain ones.
         self.scratch.clear();
         self.scratch.extend_from_slice(&buffer.payload()[..wire_bytes]);
         self.decompressor.decompress(header.compression, &self.scratch, buffer.payload_mut(), plain_bytes).is_ok()
@@ -307,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// Reads the next part and seals it; `None` if it is being read elsewhere.
+    /// Reads the next part and seals it. `None` if it is read elsewhere.
     fn read(&mut self, mut buffer: Buffer, encrypt: bool) -> Option<Event> {
         let shared = Arc::clone(&self.shared);
         let source = match shared.source.as_ref().expect("reads are asked of sources in parts") {
@@ -324,12 +325,12 @@ impl Worker {
         }
     }
 
-    /// What a tree has given for a buffer.
+    /// Handles what a tree has provided for a buffer.
     fn take_next(&mut self, buffer: Buffer, next: Next, encrypt: bool) -> Option<Event> {
         match next {
             Next::Part(part) => Some(self.pace_and_seal(buffer, &part, encrypt)),
             Next::Cold(range, cold) => self.defer(buffer, cold, Place::Tree(range), encrypt),
-            // Behind what has arrived: that is in the queue, or about to be.
+            // The job goes behind the work that has arrived, which is in the queue or about to be.
             Next::Later => {
                 let _ = self.jobs.upgrade()?.send(Job::Read(buffer, encrypt));
                 None
@@ -339,7 +340,7 @@ impl Worker {
         }
     }
 
-    /// Reads this part and seals it; `None` if it is being read elsewhere.
+    /// Reads this part and seals it. `None` if it is read elsewhere.
     fn read_part(&mut self, mut buffer: Buffer, part: Part, encrypt: bool) -> Option<Event> {
         let shared = Arc::clone(&self.shared);
         let source = match shared.source.as_ref().expect("parts are planned of a source in parts") {
@@ -358,10 +359,10 @@ impl Worker {
         }
     }
 
-    /// Has a cold range read, and tells the session that its buffer waits for the device.
+    /// Has a cold range read directly, and tells the session that its buffer waits for the device.
     fn defer(&mut self, buffer: Buffer, cold: Cold, place: Place, encrypt: bool) -> Option<Event> {
         let shared = Arc::clone(&self.shared);
-        // Before it can be back.
+        // Must be sent before the read can be finished.
         self.events.send(Event::Queued(buffer.id())).ok()?;
         let direct = shared.direct.get().expect("there before any worker");
         shared.afloat.fetch_add(1, Ordering::Relaxed);
@@ -372,7 +373,7 @@ impl Worker {
         self.arrived(*refused, Err(Errno::AGAIN))
     }
 
-    /// Takes what a direct read has answered, and seals it; `None` if the buffer is on its way again.
+    /// Takes the result of a direct read, and seals the data. `None` if the buffer is being filled again.
     fn arrived(&mut self, request: Request, outcome: Result<usize, Errno>) -> Option<Event> {
         let Request { mut buffer, cold, place, encrypt } = request;
         let shared = Arc::clone(&self.shared);
@@ -391,8 +392,8 @@ impl Worker {
         }
     }
 
-    /// Seals what has just been read, when the limit of speed allows it. Not before the read: what has arrived from the
-    /// device stands in the queue behind other reads.
+    /// Waits until the rate limit allows the data that has just been read, then seals it. The wait cannot come before
+    /// the read, because finished direct reads are in the queue behind other reads.
     fn pace_and_seal(&mut self, buffer: Buffer, part: &Part, encrypt: bool) -> Event {
         self.shared.pace.wait(part.length);
         self.seal(buffer, part, encrypt)
@@ -408,7 +409,7 @@ impl Worker {
         Event::Sealed(buffer, header)
     }
 
-    /// How the payload of this length stands in the buffer then, and in how many bytes.
+    /// Compresses the payload, which has this length. Returns its new form and its number of bytes.
     fn compress(&mut self, buffer: &mut Buffer, length: usize) -> (Compression, usize) {
         let shrunk = self.shared.method().and_then(|method| self.shrink(buffer, length, method));
         let (kind, wire_bytes) = shrunk.unwrap_or((Compression::None, length));
@@ -471,7 +472,7 @@ impl Worker {
     }
 }
 
-/// The header of a part that is not compressed, without its tag.
+/// Returns the header of an uncompressed part, without its tag.
 pub(super) fn header_of(part: &Part, encrypt: bool) -> ChunkHeader {
     ChunkHeader {
         is_final: part.is_final,
@@ -486,31 +487,31 @@ pub(super) fn header_of(part: &Part, encrypt: bool) -> ChunkHeader {
     }
 }
 
-/// How often a writer that has nothing to write checks whether its stream still has a reader.
+/// How often an idle writer checks whether its stream still has a reader.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How long a reader may have been gone before that is a failure. It may have had everything, and no more than the word
-/// that this is the end be on its way.
+/// How long a reader must have been gone before that is a failure. The reader may have had all the data, while the
+/// final chunk, which only marks the end, is still on its way.
 const UNREAD_MAX: Duration = Duration::from_millis(600);
 
-/// Where a reader's bytes come from.
+/// The source of a reader's bytes.
 pub enum Feed {
     /// A stream.
     Stream(StreamSource),
-    /// Another session's receiver.
+    /// The receiver of another session.
     Relay(RelayOutput),
-    /// What this host keeps of a broadcast.
+    /// The data of a broadcast that this host keeps.
     Spool(Arc<SpoolOutput>),
 }
 
-/// What a reader does with an empty buffer, whose chunk is to be encrypted or not.
+/// Fills an empty buffer; the flag tells whether its chunk is to be encrypted.
 type Fill = Box<dyn FnMut(Buffer, bool) -> Option<Event> + Send>;
 
-/// Reads a stream, in a thread of its own since it may wait without end.
+/// Starts a thread that reads a stream. Reading has a thread of its own because it may wait without end.
 ///
 /// # Errors
 ///
-/// What the system answered to making the thread.
+/// The system's error if the thread cannot be started.
 pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> std::io::Result<Sender<(Buffer, bool)>> {
     let (empty, queue) = unbounded::<(Buffer, bool)>();
     let mut fill = reading(feed, shared);
@@ -525,7 +526,7 @@ pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> s
     Ok(empty)
 }
 
-/// What a reader does with each empty buffer.
+/// Returns the function that fills each empty buffer.
 fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
     match feed {
         Feed::Stream(mut source) => Box::new(move |mut buffer, _| {
@@ -567,10 +568,12 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
     }
 }
 
-/// A buffer with so many bytes of the stream, and its header where these have been sealed. It may fail, or be over.
+/// A buffer, the number of bytes of the stream in it, and its header if they have been sealed. An error without a
+/// buffer means that the session is over.
 type Put = Result<(Buffer, usize, Option<ChunkHeader>), Option<(Buffer, IoFact)>>;
 
-/// Numbers what `fill` puts into each buffer, until that is nothing. `fill` gets what makes a header for so many bytes.
+/// Numbers the data that `fill` puts into each buffer, until there is no more. `fill` gets a function that makes the
+/// header for a number of bytes.
 fn in_turn(
     shared: Arc<Shared>,
     fill: impl Fn(Buffer, &dyn Fn(usize) -> ChunkHeader, &Shared) -> Put + Send + 'static,
@@ -597,11 +600,12 @@ fn in_turn(
     })
 }
 
-/// Opens a stream sink and writes to it, in a thread of its own since it may stand still without end.
+/// Starts a thread that opens a stream sink and writes to it. Writing has a thread of its own because it may block
+/// without end.
 ///
 /// # Errors
 ///
-/// What the system answered to making the thread.
+/// The system's error if the thread cannot be started.
 pub fn start_writer(
     open: impl FnOnce() -> Result<StreamSink, IoFact> + Send + 'static,
     events: Sender<Event>,
@@ -620,9 +624,10 @@ pub fn start_writer(
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    // A source may be silent for ever, and a closed reader would be noticed only by writing.
+                    // A source may stay silent for ever, and without writing a closed reader would not be noticed.
                     if !is_told && sink.as_ref().is_ok_and(StreamSink::is_unread) {
-                        // Told once, and no reason to end: if it has all that there is, that is still to be published.
+                        // Reported once, and no reason to end. If the reader has had all the data, publishing is still
+                        // to come.
                         is_told = unread_since.get_or_insert_with(Instant::now).elapsed() >= UNREAD_MAX;
                         if is_told {
                             let _ = events.send(Event::SinkGone);
@@ -639,7 +644,7 @@ pub fn start_writer(
             let event = match written {
                 Ok(()) => Event::Written(buffer),
                 Err(fact) => {
-                    // What comes behind would stand in the wrong place.
+                    // Later data would be written in the wrong place.
                     sink = Err(fact.clone());
                     Event::SinkFailed(buffer, fact)
                 }

@@ -1,7 +1,8 @@
-//! Entries that ends tell of, on their way to whatever takes them: standard output, or a file.
+//! Entries that ends report, on their way to standard output or a file.
 //!
-//! A thread takes them, so that the loop of the job waits for no reader: signals, hosts that are lost and the ends' deadlines
-//! are heeded meanwhile. What waits for it is bounded, since an end sends no more than it has been given leave for.
+//! A thread takes them, so that the job's loop does not wait for a reader, and can still handle signals, lost hosts and
+//! the ends' deadlines. What waits for the thread is bounded, because an end sends no more entries than it has credit
+//! for.
 
 use flume::Sender;
 
@@ -12,16 +13,16 @@ use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
 use crate::tree::entries::{Entry, WINDOW};
 
-/// Takes entries of a tree, with their paths from the source's name on; may wait.
+/// Takes entries of a tree, with paths that begin with the source's name. May wait.
 pub(crate) type TakeEntries = Box<dyn FnMut(Vec<Entry>) -> Result<(), Failure> + Send>;
 
-/// Where what ends tell goes.
+/// The receiver of the entries that ends report.
 pub(crate) struct EntrySink {
     queue: Sender<(u32, Vec<Entry>)>,
 }
 
 impl EntrySink {
-    /// Starts the thread, which posts what it has taken.
+    /// Starts the thread, which posts a confirmation for each message taken.
     fn start(post: Post, mut take: TakeEntries) -> std::io::Result<Self> {
         let (queue, told) = flume::unbounded::<(u32, Vec<Entry>)>();
         let run = move || {
@@ -39,18 +40,19 @@ impl EntrySink {
 }
 
 impl Job {
-    /// Has `take` take the entries that ends tell of from now on. Without it, an end that tells of any breaks the protocol.
+    /// Has `take` take the entries that ends report from now on. Without it, an end that reports entries breaks the
+    /// protocol.
     ///
     /// # Errors
     ///
-    /// Exit 3 where there is no thread to be had.
+    /// Exit 3 if no thread can be started.
     pub(super) fn take_entries(&mut self, take: TakeEntries) -> Result<(), Failure> {
         let failed = |error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
         self.entries = Some(EntrySink::start(self.post.clone(), take).map_err(failed)?);
         Ok(())
     }
 
-    /// An end of a hop tells of entries.
+    /// Takes entries that an end of a hop reports.
     pub(super) fn hear_entries(&mut self, hop: usize, side: Side, mut entries: Vec<Entry>) {
         let (end, host) = (self.hops[hop].ends[side as usize], self.hops[hop].host(side));
         if let Some(root) = &self.hops[hop].root {
@@ -60,14 +62,14 @@ impl Job {
         match &self.entries {
             Some(sink) if *untaken < WINDOW => {
                 *untaken += 1;
-                // It fails only where the thread has failed, which it has posted.
+                // Fails only if the thread has failed, which it has posted.
                 let _ = sink.queue.send((end, entries));
             }
             _ => self.lose(host, Some(self.unexpected(host))),
         }
     }
 
-    /// A message of an end has been taken, or could not be.
+    /// Records that a message of an end has been taken, or could not be.
     pub(super) fn note_entries_taken(&mut self, end: u32, taken: Result<(), Failure>) {
         if let Err(failure) = taken {
             self.entries = None;

@@ -25,34 +25,34 @@ mod bootstrap;
 pub(crate) use bootstrap::{AgentChoice, Otherwise};
 use bootstrap::{Own, Request};
 
-/// What comes from the hosts of a copy or a pipeline.
+/// What is received from the hosts of a copy or a pipeline.
 pub(crate) enum Heard {
-    /// An end says something.
+    /// A message of an end.
     Message(Message),
-    /// An agent is not heard any more.
+    /// An agent is no longer heard.
     Gone,
-    /// Its channel is of no use any more, for this reason.
+    /// An agent's channel is unusable, for this reason.
     Broken(Failure),
-    /// A message of entries of this end has been taken, or could not be.
+    /// A message of entries from this end has been taken, or could not be.
     EntriesTaken(u32, Result<(), Failure>),
-    /// A signal to this process.
+    /// This process has received a signal.
     Signal(i32),
-    /// Another command asks for one more host.
+    /// Another command requests one more host.
     Join(Joiner),
 }
 
-/// Where what is heard of a host is posted, with its number.
+/// Where reports about a host are posted, with the host's number.
 pub(crate) type Post = Sender<(usize, Heard)>;
 
-/// What may wait to be heard before an agent, and what is written to standard error, has to wait as well.
+/// Maximum number of reports that wait. Beyond that, agents and writers of standard error have to wait as well.
 const HEARD_MAX: usize = 64;
 
-/// Bytes that may wait for an agent to take them: more than all connections of a few sessions through its channel have
-/// on their way.
+/// Maximum number of bytes that wait for an agent to take them: more than all connections of a few sessions through its
+/// channel have in flight.
 const WAITING_BYTES_MAX: usize = 256 << 20;
 
-/// Posts what this host's own part says. As with a pipe, what writes to standard error
-/// waits for its reader: a stage that is louder than that would fill the memory, and a signal would wait behind all of it.
+/// Posts a message of this host's own part. As with a pipe, a writer of standard error waits for its reader. Otherwise
+/// a loud stage would fill the memory, and a signal would wait behind all of its output.
 pub(crate) fn post_in_turn(post: &Post, host: usize, message: Message) {
     if matches!(message, Message::StageStderr { .. }) {
         await_turn(post);
@@ -69,52 +69,52 @@ fn await_turn(post: &Post) {
 /// How long an agent may take to answer: as long as sshd lets a user type a password.
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(120);
 
-/// How long one counts among those that log in at once without anything being heard of it.
+/// How long a host counts among those that log in at once if nothing is heard of it.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-/// Exit codes of a launcher that was ended by a signal which this process may have been sent too: SIGHUP, SIGINT, SIGQUIT,
-/// SIGTERM.
+/// Exit codes of a launcher that was ended by a signal which this process may have received too: SIGHUP, SIGINT,
+/// SIGQUIT, SIGTERM.
 const SIGNALLED: [i32; 4] = [129, 130, 131, 143];
 
-/// How long our own is waited for then.
+/// How long to wait for this process's own signal in that case.
 pub(super) const SIGNAL_MAX: Duration = Duration::from_millis(100);
 
-/// How often to check whether a launcher that is done has exited.
+/// How often to check whether a launcher that is finishing has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How long a launcher that is done may take to end.
+/// How long a launcher that is finishing may take to end.
 const EXIT_MAX: Duration = Duration::from_secs(1);
 
-/// An agent, or a launcher that is on its way to one, or a host whose turn has not come. Dropping it ends the agent.
+/// An agent, a launcher on its way to one, or a host whose turn has not come. Dropping this ends the agent.
 pub(crate) struct Remote {
     host: OsString,
     choice: AgentChoice,
-    /// The agent that is installed there is not wanted.
+    /// Whether the agent installed on the host is not used.
     past_installed: bool,
-    /// `None`: its launcher has not been started, or was ended.
+    /// `None` if its launcher has not been started, or was ended.
     running: Option<Running>,
     is_given_up: bool,
-    /// What the launcher writes to standard error is being passed on.
+    /// Whether the launcher's standard error is being passed on.
     released: bool,
     /// The launcher's exit code, if it ended before the agent answered.
     exit: Option<i32>,
     lacks_agent: bool,
-    /// The launcher came to the host.
+    /// Whether the launcher has reached the host.
     is_reached: bool,
-    /// From its start, or from when it had been sent, to its first word.
+    /// Time from its start, or from the end of sending the agent, to its first message.
     answered_after: Duration,
     hello: Option<Hello>,
-    /// Its launcher was told to ask the user for nothing.
+    /// Whether its launcher was told never to ask the user.
     is_unasking: bool,
-    /// It has to be started once more, by a launcher that may ask, or has been.
+    /// Whether it must be started again by a launcher that may ask, or has been.
     must_ask: bool,
-    /// Nothing more will be heard of it, since when; and when to look again for why.
+    /// Set when nothing more will be heard of it.
     silent: Option<Silent>,
     side: usize,
     post: Post,
 }
 
-/// What is known of an agent that will not be heard any more.
+/// The state of an agent that will not be heard any more: since when, and when to look again for the reason.
 struct Silent {
     since: Instant,
     look_at: Instant,
@@ -129,42 +129,43 @@ struct Running {
     log: Asked,
 }
 
-/// What is known of an agent that has not said who it is.
+/// The state of an agent that has not sent its HELLO.
 struct Beginning {
-    /// When the host last took or said something.
+    /// When the host last sent something, or took a part of the agent that is sent to it.
     heard: Mutex<Instant>,
-    /// Why it will not.
+    /// Why the agent will not begin.
     failed: Mutex<Option<NotBegun>>,
-    /// The last line that something else has written to its standard output.
+    /// The last line that another program has written to the launcher's standard output.
     noise: Mutex<Option<String>>,
 }
 
-/// Whether launchers for so many hosts may ask the user for passwords as they like: several on one terminal would not be
-/// told apart.
+/// Reports whether launchers for this many hosts may ask the user for passwords at any time. The questions of several
+/// launchers on one terminal could not be told apart.
 pub(crate) fn may_ask(hosts: usize) -> bool {
     hosts < 2 || std::fs::File::open("/dev/tty").is_err()
 }
 
 /// Why an agent has not begun.
 pub(super) enum NotBegun {
-    /// The launcher has to ask for something, and was told not to.
+    /// The launcher must ask the user something, and was told not to.
     MustAsk,
-    /// The launcher came to the host, and the agent that was looked for is not there, or of another version.
+    /// The launcher has reached the host, but the agent is missing or of another version.
     NoUse(Failure),
     Failed(Failure),
 }
 
-/// What ssh ends with where it is the connection that failed; and what a shell says of a command ended by a signal is less.
+/// Exit code of ssh if the connection failed. A shell reports a command ended by a signal with a smaller code.
 const SSH_FAILED: i32 = 255;
 
-/// How long its last words may take to come, once it has ended.
+/// How long a launcher's last output may take to come once the launcher has ended.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 
-/// What ssh says where it would have asked.
+/// Messages of ssh in cases in which it would have asked the user.
 const WOULD_ASK: [&str; 2] = ["Permission denied", "Host key verification failed"];
 
 impl Remote {
-    /// An agent that is to run on a host, but is not started. Its messages will be posted as those of `side`. See [`may_ask`].
+    /// Creates an agent for a host without starting it. Its messages will be posted as those of `side`. For `may_ask`,
+    /// see [`may_ask`].
     pub(crate) fn new(
         launcher: &Launcher,
         host: &OsStr,
@@ -193,13 +194,13 @@ impl Remote {
         }
     }
 
-    /// Starts the agent, or starts it again: by a launcher that may ask the user for something now, or another agent.
+    /// Starts the agent, or starts it again with a launcher that may ask the user now, or with another agent.
     ///
     /// # Errors
     ///
     /// Exit 3 if the launcher cannot be started.
     pub(crate) fn start(&mut self, launcher: &Launcher) -> Result<(), Failure> {
-        // What ran before ends first.
+        // An earlier launcher ends first.
         self.running = None;
         let unasking = if self.is_unasking { launcher.unasking() } else { None };
         let launcher = unasking.as_ref().unwrap_or(launcher);
@@ -209,52 +210,52 @@ impl Remote {
         Ok(())
     }
 
-    /// It was given up before the agent had said who it is.
+    /// Reports whether it was given up before the agent had sent its HELLO.
     pub(super) fn is_unreached(&self) -> bool {
         self.hello.is_none() && self.is_given_up
     }
 
-    /// The agent has not said who it is, and may yet.
+    /// Reports whether the agent has not sent its HELLO yet, but still may.
     pub(super) fn is_arriving(&self) -> bool {
         self.hello.is_none() && !self.is_given_up
     }
 
-    /// Its launcher is to be started.
+    /// Reports whether its launcher is still to be started.
     pub(super) fn is_waiting(&self) -> bool {
         self.is_arriving() && self.running.is_none() && !self.must_ask
     }
 
-    /// It is one of those that log in at once.
+    /// Reports whether it counts among those that log in at once.
     pub(super) fn takes_turn(&self) -> bool {
         self.is_arriving() && self.turn_ends().is_some_and(|ends| ends > Instant::now())
     }
 
-    /// When it no longer counts among those that log in at once.
+    /// Returns when it no longer counts among those that log in at once.
     pub(super) fn turn_ends(&self) -> Option<Instant> {
         self.running.as_ref().filter(|_| !self.must_ask).map(|running| running.begun() + TURN_MAX)
     }
 
-    /// Its launcher has to ask the user for something, and waits for its turn.
+    /// Reports whether its launcher must ask the user something, and waits for its turn.
     pub(super) fn waits_to_ask(&self) -> bool {
         self.is_arriving() && self.must_ask && self.running.is_none()
     }
 
-    /// Its launcher may be asking the user for something.
+    /// Reports whether its launcher may be asking the user something.
     pub(super) fn is_asking(&self) -> bool {
         self.is_arriving() && self.must_ask && self.running.is_some()
     }
 
-    /// How long ago its launcher was started.
+    /// Returns how long ago its launcher was started.
     pub(super) fn started_ago(&self) -> Option<Duration> {
         self.running.as_ref().map(|running| running.started.elapsed())
     }
 
-    /// For how long nothing has been heard of one that is on its way.
+    /// Returns how long nothing has been heard of it, if it is on its way.
     pub(super) fn unheard_for(&self) -> Option<Duration> {
         self.running.as_ref().filter(|_| self.is_arriving()).map(|running| running.begun().elapsed())
     }
 
-    /// Starts it once more: its launcher may ask the user for something now.
+    /// Starts it again. Its launcher may ask the user now.
     ///
     /// # Errors
     ///
@@ -264,7 +265,7 @@ impl Remote {
         self.start(launcher)
     }
 
-    /// It is not waited for any more. What runs there ends by itself, but for a launcher that waits for something.
+    /// Stops waiting for it. What runs there ends by itself, except a launcher that waits for something.
     pub(super) fn give_up(&mut self) {
         self.is_given_up = true;
         self.close();
@@ -273,16 +274,17 @@ impl Remote {
         }
     }
 
-    /// Its launcher may be waiting for the user, and would go on to.
+    /// Reports whether its launcher may be waiting for the user, and would go on waiting.
     fn may_be_asking(&self) -> bool {
         self.released && self.hello.is_none() && !self.lacks_agent
     }
 
-    /// The installed agent is of no use: runs one that was sent to the host earlier, or sends the caller's own.
+    /// Handles an installed agent that cannot be used: runs an agent that was sent to the host earlier, or sends the
+    /// caller's own.
     ///
     /// # Errors
     ///
-    /// `failure`, where that is not to be done or has been; exit 3.
+    /// `failure` if that is not allowed or has been done already; exit 3.
     pub(super) fn pass_installed(&mut self, launcher: &Launcher, failure: Failure) -> Result<(), Failure> {
         if self.past_installed || self.choice.otherwise == Otherwise::Fail {
             return Err(failure);
@@ -295,9 +297,9 @@ impl Remote {
         self.start(launcher)
     }
 
-    /// Sends a message. One that cannot be sent is reported as heard of the host.
+    /// Sends a message. If it cannot be sent, that is posted as the host's failure.
     pub(crate) fn send(&self, message: Message) {
-        // Of one that was given up it is known already.
+        // The failure of a host that was given up is known already.
         let Some(Running { outbox, .. }) = self.running.as_ref().filter(|_| !self.is_given_up) else { return };
         let failure = if outbox.waiting_bytes() > WAITING_BYTES_MAX {
             Failure::new(Exit::LinkLost, format!("{} does not take what is sent to it", self.label()))
@@ -311,30 +313,32 @@ impl Remote {
         let _ = self.post.send((self.side, Heard::Broken(failure)));
     }
 
-    /// When to see to one that is on its way again; `None` for one that is not, or has not been started.
+    /// Returns when an agent on its way needs attention again; `None` if it is not on its way or has not been started.
     pub(super) fn due(&self) -> Option<Instant> {
         let running = self.running.as_ref().filter(|_| self.is_arriving())?;
         let hello_due = || running.begun() + if self.released { HELLO_MAX } else { HOLD_MAX };
         Some(self.silent.as_ref().map_or_else(hello_due, |silent| silent.look_at))
     }
 
-    /// Nothing more will be heard of one that is on its way.
+    /// Records that nothing more will be heard of an agent on its way.
     pub(super) fn falls_silent(&mut self) {
         let now = Instant::now();
         self.silent.get_or_insert(Silent { since: now, look_at: now });
     }
 
-    /// Why one that has fallen silent has not begun; `None` while that is not known yet, and for any other.
+    /// Returns why an agent that has fallen silent has not begun. `None` while that is unknown, and for any other
+    /// agent.
     pub(super) fn why_silent(&mut self, launcher: &Launcher) -> Option<NotBegun> {
         let silent = self.silent.as_mut()?;
         let Running { process, beginning, .. } = self.running.as_mut()?;
         let is_known = beginning.failed.lock().expect("no panic with it locked").is_some();
         if !is_known && silent.since.elapsed() < EXIT_MAX {
-            // How it ended says why.
+            // The launcher's exit code tells why.
             silent.look_at = Instant::now() + LOOK_AGAIN;
             self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
             let code = self.exit?;
-            // timeout(1) and terminals send a signal to the launcher as well, and its end may be heard before our own.
+            // timeout(1) and terminals send a signal to the launcher as well, and its end may be noticed before this
+            // process's signal.
             if SIGNALLED.contains(&code) && silent.since.elapsed() < SIGNAL_MAX {
                 return None;
             }
@@ -346,11 +350,11 @@ impl Remote {
         Some(why)
     }
 
-    /// Nothing has been heard when it was due. The launcher may be asking for something, so it is given time.
+    /// Records that nothing has come by the time it was due. The launcher may be asking the user, so it gets more time.
     ///
     /// # Errors
     ///
-    /// Exit 3 when that is used up.
+    /// Exit 3 if that time is used up.
     pub(super) fn late(&mut self) -> Result<(), Failure> {
         if self.released {
             let seconds = HELLO_MAX.as_secs();
@@ -361,7 +365,7 @@ impl Remote {
         Ok(())
     }
 
-    /// The agent has introduced itself; answers with our HELLO.
+    /// Takes the agent's HELLO, and answers with this process's own.
     pub(super) fn greeted(&mut self, hello: Hello) {
         if let Some(running) = &self.running {
             running.process.release();
@@ -377,27 +381,27 @@ impl Remote {
         self.hello = Some(hello);
     }
 
-    /// Names the kernel that the agent runs on; empty where that is not known.
+    /// Returns the identifier of the kernel on which the agent runs; empty if unknown.
     pub(crate) fn kernel_id(&self) -> &[u8] {
         self.hello.as_ref().map_or(&[], |hello| &hello.kernel_id)
     }
 
-    /// The address at which the launcher itself has reached the host, as far as that can be seen.
+    /// Returns the address at which the launcher itself has reached the host, if that can be found out.
     pub(crate) fn reached_at(&self) -> Option<IpAddr> {
         self.running.as_ref()?.process.connected_to()
     }
 
-    /// How long the agent took to say who it is. Sending it does not count.
+    /// Returns how long the agent took to send its HELLO, not counting the time for sending the agent.
     pub(crate) fn answered_after(&self) -> Duration {
         self.answered_after
     }
 
-    /// Has the agent end as soon as it has done what it was asked to do.
+    /// Has the agent end as soon as it has done what was requested.
     pub(crate) fn close(&self) {
         self.running.iter().for_each(|running| running.outbox.close());
     }
 
-    /// The launcher has ended, or what it runs is no agent that we understand.
+    /// Returns why the agent has not begun: the launcher has ended, or what it runs is not an agent of this protocol.
     fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
         let mut complaint = None;
         if let Some(Running { process, beginning, .. }) = &mut self.running {
@@ -408,12 +412,12 @@ impl Remote {
             }
             self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
             self.is_reached = self.exit.is_none_or(|code| code < SSH_FAILED);
-            // The last words may still be in the pipe, which a process in the background may keep open.
+            // The last output may still be in the pipe, which a background process may keep open.
             let until = Instant::now() + LAST_WORDS_MAX;
             while !process.has_said_all() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            // That may be the reason, or a greeting.
+            // That line may be the reason, or a greeting.
             let noise = || beginning.noise.lock().expect("no panic with it locked").take();
             let noise = || noise().map(|line| format!("it last wrote: {line}"));
             complaint = process.last_complaint().or_else(noise);
@@ -436,12 +440,12 @@ impl Remote {
         NotBegun::Failed(Failure::new(Exit::Connect, message))
     }
 
-    /// The launcher came to the host, and the agent is not there and could not be brought.
+    /// Reports whether the launcher has reached the host, but the agent is missing there and could not be sent.
     pub(crate) fn lacks_agent(&self) -> bool {
         self.lacks_agent
     }
 
-    /// The launcher came to the host, and what answers there, if anything, is no agent.
+    /// Reports whether the launcher has reached the host, but what answers there, if anything, is not an agent.
     pub(crate) fn is_reached(&self) -> bool {
         self.is_reached
     }
@@ -452,7 +456,7 @@ impl Remote {
 }
 
 impl Running {
-    /// When it was started, or had been sent so far.
+    /// Returns when the launcher was started, or when sending the agent last made progress.
     fn begun(&self) -> Instant {
         self.started.max(*self.beginning.heard.lock().expect("no panic with it locked"))
     }
@@ -464,11 +468,11 @@ impl Drop for Remote {
     }
 }
 
-/// Ends agents and their launchers, all at once.
+/// Ends agents and their launchers in parallel.
 pub(super) fn end_all<'a>(remotes: impl Iterator<Item = &'a mut Remote>) {
     let (mut asking, mut ending) = (Vec::new(), Vec::new());
     for remote in remotes {
-        // The agent ends as its standard input does, and the launcher with it.
+        // The agent ends when its standard input ends, and the launcher ends with it.
         remote.close();
         let list = if remote.may_be_asking() { &mut asking } else { &mut ending };
         list.extend(remote.running.as_mut().map(|running| &mut running.process));
@@ -477,7 +481,8 @@ pub(super) fn end_all<'a>(remotes: impl Iterator<Item = &'a mut Remote>) {
     Process::end_all(ending, EXIT_MAX);
 }
 
-/// Ends our launchers where we are killed: cut off from its host, one would wait for the network's own time-outs.
+/// Ends the launchers if this process is killed. A launcher that is cut off from its host would otherwise wait for the
+/// network's own timeouts.
 static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
 
 fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
@@ -490,7 +495,7 @@ fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched
     })?;
     let mut warden = WARDEN.lock().expect("no panic with it locked");
     if warden.is_none() {
-        // Without one it all works as well.
+        // Everything works without it, too.
         *warden = Warden::start().ok();
     }
     if let Some(warden) = &mut *warden {
@@ -499,7 +504,7 @@ fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched
     Ok(launched)
 }
 
-/// Starts an agent, and reads what it says in a thread of its own.
+/// Starts an agent, and a thread that reads its messages.
 fn begin(
     launcher: &Launcher,
     host: &OsStr,
@@ -508,7 +513,7 @@ fn begin(
     side: usize,
     post: Post,
 ) -> Result<Running, Failure> {
-    // One that is not known to hand what it is given to a shell gets the agent's name at first.
+    // A launcher that is not known to hand the command to a shell first gets only the agent's name.
     let is_sought = past_installed || launcher.has_shell() && choice.program == AGENT;
     let request = match choice.otherwise {
         Otherwise::Cached | Otherwise::Send if is_sought => Some(Request::new(choice, host)),
@@ -526,7 +531,7 @@ fn begin(
         Own::prepare();
     }
     let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
-    // Nothing else is written there before the agent has said who it is.
+    // Nothing else is written to this pipe before the agent has sent its HELLO.
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
     let outbox = Outbox::start(stdin, b"").map_err(failed)?;
     let heard = Mutex::new(Instant::now());
@@ -592,7 +597,7 @@ fn begin(
     Ok(Running { process, outbox, started: Instant::now(), beginning, log: asked })
 }
 
-/// Exit 9 where the two do not understand each other.
+/// Returns a failure with exit 9 if the two versions do not understand each other.
 fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
     let Hello { major, minor, program, .. } = hello;
     (*major != MAJOR).then(|| {

@@ -1,4 +1,4 @@
-//! The other end, started by ssh or another launcher for one measurement.
+//! The other end of a measurement, started by ssh or another launcher.
 
 use std::ffi::OsStr;
 use std::net::TcpStream;
@@ -14,26 +14,26 @@ use crate::control::frames::{Message, Storage};
 use crate::engine::reach::reach_best;
 use crate::fault::{Exit, Failure, escaped};
 
-/// How long the agent may take to listen.
+/// How long the agent may take to begin listening.
 const LISTEN_MAX: Duration = Duration::from_secs(15);
 
 /// How long to try the agent's endpoints.
 const REACH_MAX: Duration = Duration::from_secs(5);
 
-/// How much longer than asked for measuring storage may take: a file is written first.
+/// How much longer than requested measuring storage may take, because a file is written first.
 const STORAGE_EXTRA: Duration = Duration::from_secs(120);
 
 /// A connection to the agent for one measurement.
 pub(crate) struct Reached {
-    /// It.
+    /// The connection.
     pub(crate) stream: TcpStream,
-    /// What its handshake came to.
+    /// The result of the handshake.
     pub(crate) established: Established,
     /// The addresses of the agent's host.
     pub(crate) addresses: Vec<RailAddress>,
 }
 
-/// An agent that measures with this process. Dropping it ends it.
+/// An agent that measures with this process. Dropping this ends the agent.
 pub(crate) struct Launched {
     job: Job,
     host: usize,
@@ -41,20 +41,20 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
-    /// Starts the agent on `host`. `ports`: those that it may listen on, first and last.
+    /// Starts the agent on `host`. `ports` are the first and last port on which it may listen.
     ///
     /// # Errors
     ///
-    /// Where it could not be started, or did not answer.
+    /// Fails if the agent could not be started or does not answer.
     pub(crate) fn start(setup: Setup, host: &OsStr, ports: Option<(u16, u16)>) -> Result<Self, Failure> {
-        // A signal ends this process, and the agent with it: nothing is half done.
+        // A signal just ends this process, and the agent with it: nothing is left half done.
         let mut job = Job::without_signals(setup, false);
         let host = job.host(host)?;
         job.greet()?;
         Ok(Self { job, host, ports })
     }
 
-    /// The host, for a person.
+    /// Returns the host's name for the user.
     pub(crate) fn label(&self) -> String {
         self.job.hosts[self.host].label()
     }
@@ -63,7 +63,7 @@ impl Launched {
     ///
     /// # Errors
     ///
-    /// Exit 3 where none of its addresses can be reached.
+    /// Exit 3 if none of its addresses can be reached.
     pub(crate) fn reach(&mut self) -> Result<Reached, Failure> {
         let (key, via) = (session_key(), self.job.setup.via.clone());
         let Message::Listening(endpoints) =
@@ -97,7 +97,7 @@ impl Launched {
     ///
     /// # Errors
     ///
-    /// Exit 5 or 6 where it cannot be read or written.
+    /// Exit 5 or 6 if the storage cannot be read or written.
     pub(crate) fn storage(&mut self, path: &OsStr, writes: bool, duration: Duration) -> Result<Storage, Failure> {
         let micros = duration.as_micros() as u64;
         let asked = Message::MeasureStorage { path: path.as_bytes().to_vec(), writes, micros };

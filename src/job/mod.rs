@@ -1,9 +1,9 @@
-//! The caller: starts the hosts of a command, has their ends meet, runs what is to be done, and learns what came of it.
+//! The caller: starts the hosts of a command, connects their ends, has the work done, and learns the outcome.
 //!
-//! A [`Job`] is a graph of hosts and hops. The caller's own host is an [`Agent`] in this process, any other an agent behind
-//! a channel; both take the same messages, and what they say comes through one queue. What commands have in common is
-//! done here, once: starting, meeting, passing connections through the channels, ending. What is left for a command to
-//! decide it gets as an [`Update`].
+//! A [`Job`] is a graph of hosts and hops. The caller's own host is an [`Agent`] in this process; any other is an agent
+//! behind a channel. Both take the same messages, and their answers come through one queue. What all commands have in
+//! common is done here: starting, meeting, passing connections through the channels, ending. Everything that a command
+//! must decide comes to it as an [`Update`].
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -47,10 +47,10 @@ use event::Event;
 use hop::{Hop, Next, Route, Side};
 use launching::{AgentChoice, Heard, Post, Remote, post_in_turn};
 
-/// The host that this process itself is.
+/// The number of the host on which this process runs.
 const HERE: usize = 0;
 
-/// How long the second end of a session may take to tell its outcome after the first.
+/// How long the second end of a session may take to report its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
 
 /// How often to check for an end that has not reported its outcome.
@@ -59,64 +59,65 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How long the ends of a session may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_millis(2500);
 
-/// Receives what a job reports: in words for a person, in events for a program.
+/// Receives what a job reports: as lines for a person, as events for a program.
 pub(crate) trait Observer {
-    /// Something has happened that goes into `--json`.
+    /// Takes an event for `--json`.
     fn event(&mut self, event: &Event<'_>);
-    /// A line for a person, unless they want none.
+    /// Shows a line to the user, unless the user wants none.
     fn remark(&mut self, line: &str);
-    /// The line of an error.
+    /// Shows an error line.
     fn complain(&mut self, line: &str);
-    /// How many bytes an end of a hop has moved so far, and where its time went, as it reports them: any numbers.
+    /// Takes how many bytes an end of a hop has moved so far, and where its time went. An end may report any numbers.
     fn measured(&mut self, _hop: &Hop, _side: Side, _bytes: u64, _waits: Waits) {}
 }
 
-/// How other hosts are reached, as the command line has it.
+/// How other hosts are reached, according to the command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) launcher: Launcher,
     pub(crate) agent: AgentChoice,
-    /// So many launchers at most are started before one of them has come to its host.
+    /// Maximum number of launchers started before one of them has reached its host.
     pub(crate) parallel: usize,
-    /// Data goes through the channels.
+    /// Whether data goes through the channels.
     pub(crate) relay: bool,
-    /// The interface or address that data goes by; empty for any.
+    /// The interface or address over which data goes; empty for any.
     pub(crate) via: Vec<u8>,
-    /// What the other hosts call this one, where the user says so.
+    /// The name of this host for other hosts, if the user gives one.
     pub(crate) name: Option<String>,
-    /// Launchers may ask the user for passwords as they like: several on one terminal would not be told apart.
+    /// Whether launchers may ask the user for passwords at any time. With several on one terminal, their questions
+    /// could not be told apart.
     pub(crate) may_ask: bool,
 }
 
 impl Setup {
-    /// For a person.
+    /// Returns the launcher's name for messages.
     pub(crate) fn launcher_name(&self) -> String {
         escaped(self.launcher.name())
     }
 }
 
-/// A host, as the caller knows it.
+/// A host as the caller sees it.
 struct Host {
-    /// As the launcher is given it; empty for this host.
+    /// The host's name for the launcher; empty for this host.
     name: OsString,
     link: Link,
-    /// It is not heard any more.
+    /// Whether the host is no longer heard.
     gone: bool,
 }
 
-/// How a host is spoken to.
+/// The connection to a host.
 enum Link {
     Here(Box<Agent>),
     There(Box<Remote>),
 }
 
 impl Host {
-    /// For a person.
+    /// Returns the host's name for messages.
     fn label(&self) -> String {
         if self.name.is_empty() { "this host".to_owned() } else { escaped(&self.name) }
     }
 
-    /// Names the kernel that the host runs on; empty where that is not known.
+    /// Returns the identifier of the kernel on which the host runs; empty if unknown.
     fn kernel_id(&self) -> Vec<u8> {
         match &self.link {
             Link::Here(_) => Hello::ours().kernel_id,
@@ -125,55 +126,55 @@ impl Host {
     }
 }
 
-/// What a command has to decide about.
+/// Something that a command must handle.
 enum Update {
-    /// A host has been reached: it has said who it is.
+    /// A host has been reached and has sent its HELLO.
     Arrived(usize),
-    /// A host says something that is about no session.
+    /// A message of a host that belongs to no session.
     Host(usize, Message),
-    /// An end of a hop says something.
+    /// A message of an end of a hop.
     End(usize, Side, Message),
-    /// An end of a pipeline's hop has agreed with the other.
+    /// An end of a pipeline's hop has agreed with the other end.
     Agreed,
-    /// It has told how it ended.
+    /// An end of a hop has reported its outcome.
     Ended(usize, Side),
     /// A line for the user about a hop.
     Say(String),
-    /// The ends of a hop cannot be brought together, for this reason.
+    /// The ends of a hop cannot be connected, for this reason.
     Unmet(usize, String),
-    /// A host is not heard any more, or could not be reached; why, where its channel is of no use.
+    /// A host is no longer heard, or could not be reached; with the reason if its channel is unusable.
     Gone(usize, Option<Failure>),
-    /// What this host was to do with what ends tell could not be done.
+    /// This host has failed to process what ends have reported.
     Failed(Failure),
-    /// A signal to this process.
+    /// This process has received a signal.
     Signal(i32),
-    /// Another command asks for one more host.
+    /// Another command requests one more host.
     Join(Joiner),
 }
 
-/// What one end of a hop is to do.
+/// The task of one end of a hop.
 struct EndOf {
     host: usize,
-    /// The stage of a pipeline that it belongs to.
+    /// The stage of a pipeline to which the end belongs.
     stage: Option<usize>,
-    /// For a person, as the other end has it.
+    /// The end's name for messages at the other end.
     name: String,
     job: frames::Job,
 }
 
-/// Updates that are taken between two looks at the time, at most.
+/// Maximum number of updates handled between two looks at the time.
 const UPDATES_MAX: usize = 1024;
 
-/// What is taken between two looks at the time: see [`Job::next_in`].
+/// The updates handled between two looks at the time: see [`Job::next_in`].
 struct Round {
     now: Instant,
-    /// Until when the next update is waited for.
+    /// Deadline for waiting for the next update.
     until: Instant,
     left: usize,
 }
 
 impl Round {
-    /// Its first update is waited for so long.
+    /// Begins a round whose first update is waited for this long.
     fn within(limit: Duration) -> Self {
         let now = Instant::now();
         Self { now, until: now + limit, left: UPDATES_MAX }
@@ -185,30 +186,30 @@ pub(crate) struct Job {
     setup: Setup,
     hosts: Vec<Host>,
     hops: Vec<Hop>,
-    /// Ends by their numbers in messages: the hop, and which of its ends.
+    /// Ends by their numbers in messages: the hop, and the side of the hop.
     ends: HashMap<u32, (usize, Side)>,
     ends_begun: u32,
     post: Post,
     heard: Receiver<(usize, Heard)>,
     updates: VecDeque<Update>,
-    /// What takes the entries that ends tell of, where they are asked to.
+    /// Takes the entries that ends report, if they are asked to report any.
     entries: Option<EntrySink>,
-    /// A host that cannot be reached, or is lost, does not end what is asked of others.
+    /// Whether a host that cannot be reached or is lost leaves questions to other hosts unaffected.
     fails_alone: bool,
-    /// While signals are taken.
+    /// Set while signals are handled.
     signals: Option<Forwarding>,
     /// Whether a signal to this process has been heard.
     is_signalled: bool,
-    /// Damages what goes through the channels, where a drill asks for that.
+    /// Damages data that goes through the channels, if a drill requests that.
     tamper: Option<examine::drill::Tamper>,
 }
 
 impl Job {
-    /// A job on this host so far. `tells_stderr`: see [`Agent::new`].
+    /// Creates a job with only this host. For `tells_stderr`, see [`Agent::new`].
     ///
     /// # Errors
     ///
-    /// Exit 3 where signals cannot be handled.
+    /// Exit 3 if signals cannot be handled.
     fn new(setup: Setup, tells_stderr: bool) -> Result<Self, Failure> {
         let mut job = Self::without_signals(setup, tells_stderr);
         let post = job.post.clone();
@@ -243,11 +244,12 @@ impl Job {
         }
     }
 
-    /// The number of a host, which is started if it is a new one and not too many are starting. `name`: empty for this host.
+    /// Returns the number of a host. A new host is started unless too many are starting already. `name` is empty for
+    /// this host.
     ///
     /// # Errors
     ///
-    /// Exit 3 where its launcher cannot be started.
+    /// Exit 3 if its launcher cannot be started.
     fn host(&mut self, name: &OsStr) -> Result<usize, Failure> {
         match self.hosts.iter().position(|host| host.name == name && !host.gone) {
             Some(known) => Ok(known),
@@ -255,7 +257,7 @@ impl Job {
         }
     }
 
-    /// The same, by an agent of its own, whatever is known of a host of this name.
+    /// Does the same with a new agent, even if a host of this name is known.
     fn host_anew(&mut self, name: &OsStr) -> Result<usize, Failure> {
         let Setup { launcher, agent, may_ask, .. } = &self.setup;
         let number = self.hosts.len();
@@ -267,25 +269,26 @@ impl Job {
         Ok(number)
     }
 
-    /// Other commands of this user may ask for more hosts, as updates, under the name that is returned with it.
+    /// Lets other commands of this user request more hosts, which come as updates. The listener that is returned has
+    /// the job's name.
     ///
     /// # Errors
     ///
-    /// A sentence.
+    /// A sentence for the user.
     fn listen_for_joiners(&self) -> Result<JoinListener, String> {
         use rand_core::Rng as _;
         let post = self.post.clone();
         JoinListener::start(rng().next_u32(), move |joiner| post.send((HERE, Heard::Join(joiner))).is_ok())
     }
 
-    /// The next update of a round: the first is waited for, and then comes what is there, but no more than a bound. An end or a
-    /// host may say more, faster than that is heard, and without end.
+    /// Returns the next update of a round. The first update is waited for, later ones are taken only if they are there,
+    /// and up to a limit. An end or a host may send more than that, faster than it is handled, without end.
     fn next_in(&mut self, round: &mut Round) -> Option<Update> {
         round.left = round.left.checked_sub(1)?;
         self.next(std::mem::replace(&mut round.until, round.now))
     }
 
-    /// The agent on another host.
+    /// Returns the agent on another host.
     fn remote(&self, host: usize) -> Option<&Remote> {
         match &self.hosts[host].link {
             Link::Here(_) => None,
@@ -311,7 +314,7 @@ impl Job {
         }
     }
 
-    /// Whether two hosts are one machine.
+    /// Reports whether two hosts are one machine.
     fn is_one_kernel(&self, one: usize, other: usize) -> bool {
         one == other || {
             let kernel_id = self.hosts[one].kernel_id();
@@ -319,8 +322,8 @@ impl Job {
         }
     }
 
-    /// Begins a session between two ends, which meet from now on; gives its number. `waits`: both say that they are ready,
-    /// and begin together.
+    /// Begins a session between two ends, has them connect, and returns its number. With `waits`, both ends report when
+    /// they are ready, and then begin together.
     fn connect(&mut self, from: EndOf, to: EndOf, options: &TransferOptions, waits: bool) -> usize {
         let is_one_kernel = self.is_one_kernel(from.host, to.host);
         let (hosts, names) = ([from.host, to.host], [from.name.clone(), to.name.clone()]);
@@ -347,7 +350,7 @@ impl Job {
         hop
     }
 
-    /// Begins one end of a hop. `peer`: the other one, for a person.
+    /// Begins one end of a hop. `peer` is the name of the other end for messages.
     fn begin(
         &mut self,
         hop: usize,
@@ -359,7 +362,7 @@ impl Job {
     ) {
         let mut options = options.clone();
         if !self.setup.via.is_empty() && options.rails == RailChoice::Auto {
-            // The way that the data is to go has been named.
+            // The user has named the route for the data.
             options.rails = RailChoice::Count(1);
         }
         let begin = Begin {
@@ -381,7 +384,7 @@ impl Job {
         number
     }
 
-    /// Forgets hops that are over. What is still said about them is ignored.
+    /// Forgets hops that are over. Later messages about them are ignored.
     fn forget_hops(&mut self) {
         self.hops.clear();
         self.ends.clear();
@@ -396,14 +399,15 @@ impl Job {
         self.updates.extend(next.failure.map(|reason| Update::Unmet(hop, reason)));
     }
 
-    /// The next thing that a command has to decide about; `None` where there is none by `deadline`.
+    /// Returns the next update for the command; `None` if there is none by `deadline`.
     fn next(&mut self, deadline: Instant) -> Option<Update> {
         let mut unheeded = 0;
         loop {
             if let Some(update) = self.updates.pop_front() {
                 return Some(self.after_signals(update));
             }
-            // What has been heard by then comes first: nobody is late who has only not been listened to.
+            // What has been received by then is handled first: a host is not late if its message only waits to be
+            // handled.
             if self.heard.is_empty() && self.arrivals_due().is_some_and(|due| due <= Instant::now()) {
                 self.see_to_arrivals();
                 continue;
@@ -413,7 +417,7 @@ impl Job {
             match self.heard.recv_deadline(due) {
                 Ok((host, heard)) => {
                     self.hear(host, heard);
-                    // One that is not listened to any more, and talks on, does not keep the time from passing.
+                    // A host that is ignored but keeps talking must not keep time from passing.
                     unheeded += 1;
                     if unheeded < UPDATES_MAX || Instant::now() < due {
                         continue;
@@ -435,7 +439,7 @@ impl Job {
         }
     }
 
-    /// The next thing to decide about while a session goes on; `None` once [`Job::is_settled`].
+    /// Returns the next update while a session goes on; `None` once [`Job::is_settled`].
     fn next_of(&mut self, hop: usize) -> Option<Update> {
         while !self.is_settled(hop) {
             let wait = if self.hops[hop].ended_since.is_some() { LOOK_AGAIN } else { Duration::from_secs(3600) };
@@ -451,11 +455,11 @@ impl Job {
             return self.hear_arriving(host, heard);
         }
         if self.remote(host).is_some_and(|remote| remote.is_unreached()) {
-            // It was said when it was given up.
+            // This was reported when the host was given up.
             return;
         }
         if host != HERE && self.hosts[host].gone && matches!(heard, Heard::Message(_)) {
-            // It is lost for what it has said before, or does not take what is sent to it.
+            // The host was lost because of an earlier message, or because it does not take what is sent to it.
             return;
         }
         match heard {
@@ -482,7 +486,7 @@ impl Job {
         }
     }
 
-    /// A host is not heard any more. `failure`: why, where its channel is of no use.
+    /// Records that a host is no longer heard. `failure` is the reason if its channel is unusable.
     fn lose(&mut self, host: usize, failure: Option<Failure>) {
         self.hosts[host].gone = true;
         let failure = failure.map(|failure| failure.on(&self.hosts[host].name));
@@ -492,7 +496,7 @@ impl Job {
     fn hear_end(&mut self, hop: usize, side: Side, message: Message) {
         match message {
             message if message.is_tunnel() => {
-                // An end that has been given no tunnel must not fill the other one's channel.
+                // An end without a tunnel must not fill the other end's channel.
                 if self.hops[hop].tunneled && !self.hosts[self.hops[hop].host(side.other())].gone {
                     self.pass_on(hop, side, message);
                 }
@@ -501,7 +505,8 @@ impl Job {
                 self.hops[hop].note_agreed(side);
                 self.updates.push_back(Update::Agreed);
             }
-            // An end goes on when both are ready. The caller's own is before any other, which then waits for nothing.
+            // An end continues when both are ready. The caller's own end is ready first, so the other end then waits
+            // for nothing.
             Message::Ready => {
                 if self.hops[hop].note_ready(side) {
                     self.send_end(hop, side.other(), &Message::Go);
@@ -534,7 +539,7 @@ impl Job {
         }
     }
 
-    /// Says how far two ends are with meeting.
+    /// Logs how far two ends are with connecting.
     fn log_meeting(&self, hop: usize, side: Side, message: &Message) {
         let hop = &self.hops[hop];
         let [name, other] = [side, side.other()].map(|side| &hop.names[side as usize]);
@@ -551,7 +556,7 @@ impl Job {
         });
     }
 
-    /// Has the ends of a session that have not ended do so, as by this signal.
+    /// Ends those ends of a session that have not ended yet, as by this signal.
     fn stop(&mut self, hop: usize, number: u8) {
         self.hops[hop].is_stopping = true;
         for &side in self.hops[hop].sides() {
@@ -561,13 +566,13 @@ impl Job {
         }
     }
 
-    /// Whether an end that is still heard has not told how it ended.
+    /// Reports whether an end that is still heard has not reported its outcome.
     fn is_heard(&self, hop: usize) -> bool {
         let hop = &self.hops[hop];
         hop.sides().iter().any(|&side| hop.report(side).is_none() && !self.hosts[hop.host(side)].gone)
     }
 
-    /// Whether all has been heard that will be of how a session ended.
+    /// Reports whether everything that will ever be known of a session's outcome has come.
     fn is_settled(&self, hop: usize) -> bool {
         let hop = &self.hops[hop];
         if hop.untaken != [0; 2] && self.entries.is_some() {
@@ -582,24 +587,25 @@ impl Job {
         if missing.clone().all(is_gone) {
             return true;
         }
-        // That all went well is for this host's own end to say where there is one: the other may be lying, and has at least
-        // not told it.
+        // If this host has an end of its own, only that end can confirm success. The other end may lie, and at least
+        // has not told this one.
         let is_ours_missing = missing.any(|side| hop.host(*side) == HERE);
         let has_failed = hop.reports.iter().flatten().any(|report| report.fault.is_some());
         let is_removing = hop.removes && hop.report(Side::From).is_none();
         since.elapsed() > SECOND_MAX && (!is_ours_missing && !is_removing || has_failed)
     }
 
-    /// The answer of a host to a question, while nothing else goes on but others that arrive, or do not.
+    /// Waits for a host's answer to a question. Meanwhile nothing else goes on, except that other hosts arrive or fail
+    /// to.
     ///
     /// # Errors
     ///
-    /// Exit 3 if it does not answer within `limit`, 4 if it is lost, 128+n for a signal to this process.
+    /// Exit 3 if the host does not answer within `limit`, 4 if it is lost, 128+n for a signal to this process.
     fn answer(&mut self, host: usize, limit: Duration) -> Result<Message, Failure> {
         self.answer_by(host, limit, Instant::now() + limit)
     }
 
-    /// The same, where `limit` has been running.
+    /// Does the same if part of `limit` has passed already.
     ///
     /// # Errors
     ///
@@ -609,14 +615,14 @@ impl Job {
             host,
             |job, update| match update {
                 Some(Update::Host(from, message)) if from == host => Some(Ok(message)),
-                // It was given up, and answers too late.
+                // The host was given up and answers too late.
                 Some(Update::Host(other, _)) if job.hosts[other].gone => None,
                 Some(Update::Host(other, _)) if job.fails_alone => {
                     job.lose(other, Some(job.unexpected(other)));
                     None
                 }
                 Some(Update::Host(other, _)) => Some(Err(job.unexpected(other))),
-                // Of a session that is over.
+                // This belongs to a session that is over.
                 Some(Update::Unmet(..)) => None,
                 Some(update) => job.check(update).err().map(Err),
                 None => {
@@ -629,11 +635,11 @@ impl Job {
         )
     }
 
-    /// Does what most commands do with an update: all but what ends them is passed over.
+    /// Handles an update as most commands do: everything is ignored except what ends the command.
     ///
     /// # Errors
     ///
-    /// Exit 3 where two ends do not meet, 4 for a lost host, 128+n for a signal to this process.
+    /// Exit 3 if two ends cannot be connected, 4 for a lost host, 128+n for a signal to this process.
     fn check(&self, update: Update) -> Result<(), Failure> {
         match update {
             Update::Unmet(_, reason) => Err(Failure::new(Exit::Connect, reason)),
@@ -654,9 +660,9 @@ impl Job {
         }
     }
 
-    /// What this host is to try of the endpoints that another has told.
+    /// Returns the endpoints for this host to try, out of those that another host has announced.
     fn with_translated(&self, host: usize, told: Vec<Endpoint>) -> Vec<Endpoint> {
-        // Otherwise the way has been chosen.
+        // With `--via` or a relay, the user has chosen the route.
         let remote = self.remote(host).filter(|_| self.setup.via.is_empty() && !self.setup.relay);
         endpoints::with_translated(told, remote.and_then(Remote::reached_at))
     }
@@ -679,8 +685,8 @@ impl Job {
         }
     }
 
-    /// Lets all agents end, at once, as their channels do. `number`: the signal that ends what still runs on this host,
-    /// if anything is to.
+    /// Lets all agents end in parallel by closing their channels. `number` is the signal that ends what still runs on
+    /// this host, if anything is to be ended.
     fn close(&mut self, number: Option<u8>) {
         for host in &mut self.hosts {
             match (&mut host.link, number) {
@@ -703,13 +709,13 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Who asks again does not wait for them.
+        // A second signal is no longer caught, so that the user need not wait for the hosts.
         self.signals = None;
         self.end_hosts();
     }
 }
 
-/// A key for one session.
+/// Returns a key for one session.
 fn session_key() -> SessionKey {
     use rand_core::Rng as _;
     let mut key = SessionKey([0; 32]);
@@ -726,7 +732,7 @@ pub(crate) fn name_at(host: &OsStr, path: &[u8]) -> String {
     }
 }
 
-/// A line about a host, which may name it already.
+/// Returns a line about a host, with the host's name in front unless the line has it already.
 fn line_of(label: &str, line: &str) -> String {
     let is_part = |character: char| character.is_alphanumeric() || "-_".contains(character);
     let is_named = line.match_indices(label).any(|(at, _)| {
@@ -738,7 +744,7 @@ fn line_of(label: &str, line: &str) -> String {
     if is_named { line.to_owned() } else { format!("{label}: {line}") }
 }
 
-/// What went wrong on a host, for a person; the host is empty where it is this one.
+/// Returns the failure on a host, for messages. `host` is empty for this host.
 fn told(host: &OsStr, fault: &Fault) -> Failure {
     let label = escaped(host);
     let mut exit = Exit::from_code(fault.exit);
@@ -756,7 +762,7 @@ fn told(host: &OsStr, fault: &Fault) -> Failure {
         let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
         return Failure::new(exit, format!("{told_by}{detail}"));
     }
-    // A sentence about it, and not why something cannot be done.
+    // Such a detail is a sentence about the path, and not a reason why something failed.
     let what =
         if detail.starts_with("was not ") { String::new() } else { format!("{} ", escaped(OsStr::new(&fault.what))) };
     let mut line = format!("{what}{}", name_at(host, &fault.path));

@@ -1,4 +1,4 @@
-//! What a command line of `rdcp` asks for.
+//! What a command line of `rdcp` requests.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,19 +14,19 @@ use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::Target;
 
-/// Bytes of a host's name with a user's.
+/// Maximum length in bytes of a host's name, including a user.
 const HOST_BYTES_MAX: usize = 1024;
 
-/// What URLs begin with that are no hosts.
+/// URL schemes that are not host names.
 const SCHEMES: &[&str] = &["ssh", "sftp", "http", "https", "ftp", "ftps", "file", "s3", "gs", "smb", "nfs"];
 
-/// How long the user with its @ in front of a host is: an @ in a path is none.
+/// Returns the length of the user in front of a host, including the @. An @ in a path does not count.
 pub(super) fn user_bytes(text: &[u8]) -> usize {
     let end = text.iter().position(|&byte| byte == b':' || byte == b'/').unwrap_or(text.len());
     text[..end].iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1)
 }
 
-/// What to say to an IPv6 address in front of a path that lacks its brackets: `fe80::1:/path`.
+/// Returns advice about an IPv6 address before a path that lacks its brackets: `fe80::1:/path`.
 fn unbracketed(text: &OsStr) -> Option<String> {
     let text = text.to_str().filter(|text| !text.contains('['))?;
     let (user, rest) = text.split_once('@').map_or(("", text), |(user, rest)| (&text[..=user.len()], rest));
@@ -44,12 +44,12 @@ pub(crate) enum Spec {
     Here(OsString),
     /// Standard input or output.
     Standard,
-    /// A path on the host that the launcher is given.
+    /// A path on a host, whose name is given to the launcher.
     There(OsString, OsString),
 }
 
 impl Spec {
-    /// As it may be typed.
+    /// Returns the text that a user may type for it.
     pub(crate) fn typed(&self) -> String {
         let path = escaped(self.path());
         match self {
@@ -59,11 +59,11 @@ impl Spec {
         }
     }
 
-    /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
+    /// Parses an argument. A colon after a slash, or after `./`, is part of a local name.
     ///
     /// # Errors
     ///
-    /// A sentence.
+    /// A sentence for the user.
     pub(crate) fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
         if bytes == b"-" {
@@ -108,7 +108,7 @@ impl Spec {
                 escaped(text)
             ));
         }
-        // It would be an option of the launcher's.
+        // The launcher would take it for an option.
         if host.starts_with(b"-") {
             return Err(format!("a host cannot begin with a dash: {}", escaped(text)));
         }
@@ -120,7 +120,7 @@ impl Spec {
         Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
     }
 
-    /// The host, as the launcher is given it; empty for this one.
+    /// Returns the host's name for the launcher; empty for this host.
     pub(crate) fn host(&self) -> &OsStr {
         match self {
             Self::Here(_) | Self::Standard => OsStr::new(""),
@@ -128,7 +128,7 @@ impl Spec {
         }
     }
 
-    /// What has this name in the directory that it names.
+    /// Returns the entry with this name in the directory that `self` names.
     pub(crate) fn below(self, name: &OsStr) -> Self {
         let joined = |directory: OsString| Path::new(&directory).join(name).into_os_string();
         match self {
@@ -146,37 +146,39 @@ impl Spec {
     }
 }
 
-/// What is to be copied, and how.
+/// What to copy, and how.
 pub(crate) struct Plan<'a> {
-    /// Files in which the copy is listed.
+    /// Manifests that list the copy.
     pub manifests: Vec<Target>,
     /// The files of `--report` and `--trace`.
     pub(crate) reports: Vec<PathBuf>,
     pub(crate) sources: Vec<Spec>,
-    /// Only these paths of the only source.
+    /// If set, only these paths of the only source are copied.
     pub(crate) only: Option<Only>,
     pub(crate) destination: Spec,
-    /// Several hosts' places, which all get the same: each [`Spec::There`] on a host of its own, DST the first; else empty.
+    /// The places on several hosts that all get the same copy: each a [`Spec::There`] on a different host, DST first.
+    /// Empty for a single destination.
     pub(crate) targets: Vec<Spec>,
     /// How long one of several hosts may take nothing.
     pub(crate) stall: Duration,
-    /// The destination must be a directory.
+    /// Whether the destination must be a directory.
     pub(crate) directory: bool,
-    /// The destination is never a directory to copy into.
+    /// Whether the destination is never a directory to copy into.
     pub(crate) exact: bool,
     pub(crate) recursive: bool,
     pub(crate) tree: TreeOptions,
     pub(crate) dry_run: bool,
     pub(crate) setup: Setup,
     pub(crate) transfer: &'a TransferOptions,
-    /// Details are wanted as well.
+    /// Whether details are to be reported as well.
     pub(crate) verbose: bool,
-    /// It was typed with letters that are rsync's, and without `--sync`.
+    /// Whether the command was typed with rsync's letters and without `--sync`.
     pub(crate) has_rsync_letters: bool,
 }
 
 impl Plan<'_> {
-    /// Whether what is in a directory is meant, not the directory as such: `SRC/` with `--sync`, as with rsync, and `SRC/.`.
+    /// Reports whether the contents of a directory are meant instead of the directory itself: `SRC/` with `--sync`, as
+    /// with rsync, and `SRC/.`.
     pub(crate) fn is_contents(&self, found: &Found) -> bool {
         let is_directory = found.kind == Kind::Directory;
         found.name.is_empty() || self.tree.sync && is_directory && found.path.ends_with(b"/")

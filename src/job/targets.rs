@@ -1,11 +1,12 @@
-//! Several hosts in few words: bracket lists such as `gpu[01-08,12]`, files with one host a line, and the file of those that
-//! failed, which is written in the same form.
+//! Several hosts in few words: bracket lists such as `gpu[01-08,12]`, files with one host per line, and the file of
+//! failed hosts, which is written in the same form.
 //!
 //! # Invariants
 //!
-//! * Hosts are counted before any of them is made: a list of a few bytes can name more than any memory holds.
-//! * A list is expanded from left to right, the last bracket fastest: the order in which people number racks and nodes.
-//! * What is written of failed hosts is read again as the same hosts with the same paths.
+//! * Hosts are counted before any of them is created, because a list of a few bytes can name more than any memory
+//!   holds.
+//! * A list is expanded from left to right, the last bracket fastest: the order in which racks and nodes are numbered.
+//! * The file of failed hosts is read again as the same hosts with the same paths.
 
 use std::ffi::{OsStr, OsString};
 use std::net::Ipv6Addr;
@@ -16,31 +17,31 @@ use crate::fault::escaped;
 
 pub(crate) mod failed;
 
-/// The most hosts that a copy goes to.
+/// Maximum number of hosts that a copy goes to.
 pub(crate) const HOSTS_MAX: usize = 1024;
 
-/// The most digits of a number in brackets.
+/// Maximum number of digits of a number in brackets.
 const DIGITS_MAX: usize = 18;
 
 /// Bytes that separate words on a line.
 const BLANKS: &[u8] = b" \t\r";
 
-/// Whether a host, as the launcher would be given it, is a list.
+/// Reports whether a host, in the form for the launcher, is a list.
 pub(crate) fn is_list(host: &OsStr) -> bool {
     host.as_bytes().contains(&b'[')
 }
 
-/// Whether it names more than one host.
+/// Reports whether a list names more than one host.
 pub(crate) fn is_several(list: &OsStr) -> bool {
     expand(list).is_ok_and(|hosts| hosts.len() > 1)
 }
 
-/// The hosts that a list names: `rack[1-2]n[01-16]`, `gpu[01-08,12]`, `n[0-10/5]`. A number keeps the zeros in front of it, as
-/// do all of a range that begins with them. What is no list is one host.
+/// Returns the hosts that a list names: `rack[1-2]n[01-16]`, `gpu[01-08,12]`, `n[0-10/5]`. A number keeps its leading
+/// zeros, and so do all numbers of a range that begins with such a number. Text without brackets is one host.
 ///
 /// # Errors
 ///
-/// A sentence that begins with the list.
+/// A sentence for the user that begins with the list.
 pub(crate) fn expand(list: &OsStr) -> Result<Vec<OsString>, String> {
     let failed = |reason: &str| format!("{}: {reason}", escaped(list));
     let parts = parse(list.as_bytes()).map_err(failed)?;
@@ -62,7 +63,7 @@ pub(crate) fn expand(list: &OsStr) -> Result<Vec<OsString>, String> {
     Ok(hosts.into_iter().map(OsString::from_vec).collect())
 }
 
-/// The same of several lists with commas between them, as Slurm writes an allocation.
+/// Does the same with several lists separated by commas, as Slurm writes an allocation.
 ///
 /// # Errors
 ///
@@ -87,14 +88,15 @@ pub(crate) fn expand_all(lists: &OsStr) -> Result<Vec<OsString>, String> {
     Ok(hosts)
 }
 
-/// Hosts in few words, from which [`expand_all`] makes the same: names that differ in one number stand as one list.
+/// Returns hosts in few words, from which [`expand_all`] makes the same hosts. Names that differ in one number become
+/// one list.
 pub(crate) fn folded(hosts: &[OsString]) -> OsString {
-    // What stands before the number and behind it, and the digits.
+    // Splits a name into the text before and after the number, and the digits.
     let cut = |host: &OsString| -> Option<([Vec<u8>; 2], String)> {
         let bytes = host.as_bytes();
         let end = bytes.iter().rposition(u8::is_ascii_digit)? + 1;
         let start = bytes[..end].iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
-        // An address has numbers that are none of a list, and what has brackets is in a list already.
+        // The numbers of an address do not form a list, and a name with brackets is a list already.
         let is_name = bytes.iter().all(|byte| !b":[],".contains(byte)) && end - start <= DIGITS_MAX;
         let digits = std::str::from_utf8(&bytes[start..end]).ok()?;
         is_name.then(|| ([bytes[..start].to_vec(), bytes[end..].to_vec()], digits.to_owned()))
@@ -117,7 +119,7 @@ pub(crate) fn folded(hosts: &[OsString]) -> OsString {
     OsString::from_vec(lists.into_iter().map(list).collect::<Vec<_>>().join(&b','))
 }
 
-/// Numbers as a list has them, those that follow each other as a range.
+/// Formats numbers for a list, with consecutive numbers as ranges.
 fn ranges(numbers: &[String]) -> String {
     let mut runs: Vec<(&String, &String)> = Vec::new();
     for number in numbers {
@@ -155,7 +157,7 @@ impl Part<'_> {
     }
 }
 
-/// `first-last/step`, with `width` digits at least.
+/// `first-last/step`, with at least `width` digits.
 struct Range {
     first: u64,
     last: u64,
@@ -227,7 +229,7 @@ fn parse(list: &[u8]) -> Result<Vec<Part<'_>>, &'static str> {
     Ok(parts)
 }
 
-/// A byte that is outside of brackets; `depth` are those that are open.
+/// Returns a byte if it is outside brackets. `depth` is the number of open brackets.
 fn outside(depth: &mut u32, &byte: &u8) -> Option<Option<u8>> {
     match byte {
         b'[' => *depth += 1,
@@ -237,7 +239,7 @@ fn outside(depth: &mut u32, &byte: &u8) -> Option<Option<u8>> {
     Some((*depth == 0).then_some(byte))
 }
 
-/// A path on a host, as a command line would name it.
+/// Returns a path on a host, as a command line would name it.
 ///
 /// # Errors
 ///
@@ -255,11 +257,11 @@ pub(crate) fn at(host: &OsStr, path: &OsStr) -> Result<Spec, String> {
     }
 }
 
-/// All that a target names: a list of hosts has the path on each of them.
+/// Returns everything that a target names. If the host is a list, that is the path on each of its hosts.
 ///
 /// # Errors
 ///
-/// A sentence.
+/// A sentence for the user.
 pub(crate) fn each(target: Spec) -> Result<Vec<Spec>, String> {
     match target {
         Spec::There(host, path) if is_list(&host) => expand(&host)?.iter().map(|host| at(host, &path)).collect(),
@@ -267,11 +269,12 @@ pub(crate) fn each(target: Spec) -> Result<Vec<Spec>, String> {
     }
 }
 
-/// The hosts of a file: one a line, or a list, or HOST:PATH; `#` begins a comment. `path`: where no line names one.
+/// Returns the hosts of a file, with one host, one list, or one HOST:PATH per line; `#` begins a comment. `path` is
+/// used for lines without a path.
 ///
 /// # Errors
 ///
-/// A sentence, with the line's number.
+/// A sentence for the user, with the number of the line.
 pub(crate) fn read(text: &[u8], path: &OsStr) -> Result<Vec<Spec>, String> {
     let mut targets = Vec::new();
     for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
@@ -331,7 +334,7 @@ fn is_address(name: &[u8]) -> bool {
     name.split('%').next().is_some_and(|name| name.parse::<Ipv6Addr>().is_ok())
 }
 
-/// What [`read`] reads as this target, where no file's path is `path`; `None` where no line can say it.
+/// Returns the line that [`read`] reads as this target if `path` is the default path. `None` if no line can express it.
 pub(crate) fn line_of(target: &Spec, path: Option<&OsStr>) -> Option<Vec<u8>> {
     let Spec::There(host, own) = target else { return None };
     let bytes = host.as_bytes();
@@ -350,11 +353,11 @@ pub(crate) fn line_of(target: &Spec, path: Option<&OsStr>) -> Option<Vec<u8>> {
     is_read_again.then_some(line)
 }
 
-/// Without those that are named again; how many of them there were.
+/// Returns the targets without repetitions, and the number of repetitions.
 ///
 /// # Errors
 ///
-/// A host is named with two paths.
+/// Fails if a host is named with two paths.
 pub(crate) fn without_doubles(targets: Vec<Spec>) -> Result<(Vec<Spec>, usize), String> {
     let mut kept: std::collections::HashMap<OsString, OsString> = Default::default();
     let before = targets.len();

@@ -1,9 +1,9 @@
-//! What a job does with what it hears.
+//! How a job handles what it receives.
 
 use super::*;
 use crate::job::launching::Otherwise;
 
-/// Of hosts none of which is started.
+/// Returns a job whose hosts are not started.
 fn job() -> Job {
     let launcher = Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command");
     let agent = AgentChoice { command: "rddoctor", program: "a".into(), otherwise: Otherwise::Fail, remark: None };
@@ -26,7 +26,7 @@ fn a_host_that_answers_too_late_fails_no_other() {
     assert_eq!(job.answer(asked, Duration::from_secs(1)).expect_err("unasked").exit, Exit::Protocol);
 }
 
-/// Where hosts fail alone, one that says what it was not asked for is lost, and no other.
+/// If hosts fail alone, a host that sends what was not requested is lost, and no other host.
 #[test]
 fn a_host_that_speaks_unasked_fails_no_other() {
     let mut job = job();
@@ -41,7 +41,7 @@ fn a_host_that_speaks_unasked_fails_no_other() {
     assert!(job.hosts[loud].gone && !job.hosts[asked].gone);
 }
 
-/// One that sends through the channels what it has no credit for is lost, and not the one that cannot take it so fast.
+/// A host that sends data through the channels without credit is lost, and not the host that cannot take it so fast.
 #[test]
 fn a_host_that_floods_a_tunnel_is_lost_alone() {
     let mut job = job();

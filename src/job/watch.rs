@@ -1,5 +1,5 @@
-//! What changes at the sources of `rdcp --watch`: each host that has one watches, and is asked for the next change once the
-//! last one has been heard.
+//! Changes at the sources of `rdcp --watch`. Each host with a source watches it, and is asked for the next change once
+//! the previous one has been received.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
@@ -15,18 +15,18 @@ use crate::tree::watch::Touched;
 /// How long setting up the watch of a large tree may take.
 const START_MAX: Duration = Duration::from_secs(600);
 
-/// The hosts that watch. Dropping it ends their agents.
+/// The hosts that watch. Dropping this ends their agents.
 pub(crate) struct SourceWatch {
     job: Job,
-    /// There are several sources: directories of one are not passed on.
+    /// Whether there are several sources. Their changed directories are not passed on.
     has_several: bool,
 }
 
-/// What came while the hosts watched.
+/// What has come while the hosts watched.
 pub(crate) enum Watched {
-    /// Something has changed, in these directories.
+    /// Something has changed in these directories.
     Changed(Touched),
-    /// Nothing by the deadline.
+    /// Nothing has changed by the deadline.
     Nothing,
 }
 
@@ -35,7 +35,7 @@ impl SourceWatch {
     ///
     /// # Errors
     ///
-    /// Exit 3 or 4 for a host that cannot be reached, 5 where something cannot be watched, 128+n for a signal.
+    /// Exit 3 or 4 for a host that cannot be reached, 5 if a path cannot be watched, 128+n for a signal.
     pub(crate) fn start(setup: Setup, sources: &[Spec]) -> Result<Self, Failure> {
         let mut job = Job::new(setup, false)?;
         let mut paths: BTreeMap<&OsStr, Vec<_>> = BTreeMap::new();
@@ -63,7 +63,7 @@ impl SourceWatch {
     ///
     /// # Errors
     ///
-    /// Exit 4 for a host that was lost, 5 for what cannot be watched any more, 128+n for a signal.
+    /// Exit 4 for a lost host, 5 if a path can no longer be watched, 128+n for a signal.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Watched, Failure> {
         while let Some(update) = self.job.next(deadline) {
             match update {
@@ -81,7 +81,7 @@ impl SourceWatch {
         Ok(Watched::Nothing)
     }
 
-    /// Does nothing for a while, also where a host is lost.
+    /// Does nothing for a while, even if a host is lost.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl SourceWatch {
         Ok(())
     }
 
-    /// A copy is over, which has been stopped and continued by itself.
+    /// Drops stop signals after a copy, because the copy has stopped and continued by itself.
     pub(crate) fn forget_stops(&mut self) {
         let mut others = VecDeque::new();
         while let Some(update) = self.job.next(Instant::now()) {

@@ -1,9 +1,9 @@
-//! Nodes of a pipeline: the stream is what a command puts out, and other commands take it in.
+//! Nodes of a pipeline: the stream is the output of a command, and other commands take it as input.
 //!
 //! # What holds
 //!
-//! * A command has the end of its input only once the stream is proven. Of one that has not had all, the input stays open
-//!   until the command is ended or the node is gone: it must not take a part for the whole.
+//! * A command gets the end of its input only after the stream has been proven. If a command has not had the whole
+//!   stream, its input stays open until the command or the node ends. The command must not take a part for the whole.
 //! * No thread waits for a command longer than its node lives.
 
 use std::fs::File;
@@ -27,10 +27,10 @@ use crate::fs::queue::{DiskQueue, Unqueued};
 use crate::fs::{close, io_fact, standard, std_fact};
 use crate::transport::spool::Taken;
 
-/// How often it is looked whether the node still lives, where a command keeps it waiting.
+/// How often to check whether the node still lives while a command keeps it waiting.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Bytes that are read at once: what a pipe holds at most.
+/// Maximum number of bytes read at once: the capacity of a pipe.
 const READ_BYTES: usize = 1 << 20;
 
 /// Why no more is written.
@@ -38,7 +38,7 @@ enum Unwritten {
     /// The command has closed its input.
     Closed,
     Io(IoFact),
-    /// Nobody wants it to be written any more.
+    /// The rest of the stream is no longer wanted.
     Over,
 }
 
@@ -52,7 +52,7 @@ impl From<Unqueued> for Unwritten {
 }
 
 impl Shared {
-    /// Makes the stream of what a command puts out, or of standard input.
+    /// Makes the stream from the output of a command, or from standard input.
     pub(super) fn read_stream(&self, moves: Option<Moves>) -> Result<(), Fault> {
         let (file, path) = match moves {
             Some(Moves::Output(outlet)) => match self.await_stage(&outlet)? {
@@ -65,7 +65,7 @@ impl Shared {
             }
             _ => return Err(impossible()),
         };
-        // What is no pipe says so.
+        // This fails if the file is not a pipe, which does no harm.
         let _ = rustix::pipe::fcntl_setpipe_size(&file, READ_BYTES);
         let unreadable = |error| Fault::unreadable(&io_fact(path.as_os_str(), error));
         let (input, mut hasher, mut bytes) = (self.spool.input(), blake3::Hasher::new(), 0);
@@ -89,15 +89,16 @@ impl Shared {
                 return Err(self.given_up());
             }
         }
-        // Before anybody has the end.
+        // The proof is sent before any node can have the end of the stream.
         let digest = *hasher.finalize().as_bytes();
         (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest, tree: None }));
         input.end().map_err(|_| self.given_up())
     }
 
-    /// Gives the stream to a command, or to what a redirection opens, which may fall behind by so much on disk.
+    /// Passes the stream to a command, or to the file that a redirection opens. Up to `disk_bytes` may wait on disk for
+    /// it.
     pub(super) fn write_stream(&self, moves: Option<Moves>, disk_bytes: u64) -> Result<(), Fault> {
-        // Who is slow is judged by the caller, which knows what the user wants.
+        // Whether this node is too slow is decided by the caller, which knows what the user wants.
         self.spool.hold();
         let Some(Moves::Input(inlet)) = moves else { return Err(impossible()) };
         let Inlet::File(file, path) = self.await_stage(&inlet)? else { return Err(impossible()) };
@@ -110,7 +111,7 @@ impl Shared {
 
     fn write_all(&self, file: &File, path: &Path, disk_bytes: u64) -> Result<(), Fault> {
         let unwritable = |error| Fault::unwritable(&io_fact(path.as_os_str(), error));
-        // Of a pipe that is full it is heard at once, and not when there is room.
+        // With a non-blocking pipe, a full pipe is noticed at once instead of blocking the write.
         let flags = rustix::fs::fcntl_getfl(file).map_err(unwritable)?;
         rustix::fs::fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(unwritable)?;
         let _ = rustix::pipe::fcntl_setpipe_size(file, READ_BYTES);
@@ -121,7 +122,7 @@ impl Shared {
         close::settle(file).map_err(unwritable)
     }
 
-    /// The same by way of a queue on disk.
+    /// Does the same by way of a queue on disk.
     fn write_by_disk(&self, file: &File, path: &Path, disk_bytes: u64) -> Result<(), Fault> {
         let queue = DiskQueue::new(disk_bytes).map_err(|fact| Fault::unwritable(&fact))?;
         let is_over = AtomicBool::new(false);
@@ -139,7 +140,7 @@ impl Shared {
             let writer = std::thread::Builder::new().name("broadcast-disk".to_owned()).spawn_scoped(scope, || {
                 let written = write();
                 if written.is_err() {
-                    // Nobody waits for more of the stream either.
+                    // From now on the rest of the stream is not needed either.
                     is_over.store(true, Ordering::Relaxed);
                     self.spool.leave(false);
                 }
@@ -149,7 +150,7 @@ impl Shared {
                 .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")))?;
             let taken = self.take_all(|bytes| queue.put(bytes, goes_on).map_err(Unwritten::from));
             match taken {
-                // The end of the queue is that of a stream which is proven.
+                // The queue is ended only here, after the stream has been proven.
                 Ok(()) => queue.end(),
                 Err(_) => is_over.store(true, Ordering::Relaxed),
             }
@@ -160,7 +161,7 @@ impl Shared {
         })
     }
 
-    /// Takes all of the stream, which is proven in the end.
+    /// Takes the whole stream, which is proven at its end.
     fn take_all(&self, mut put: impl FnMut(&[u8]) -> Result<(), Unwritten>) -> Result<(), Fault> {
         let mut hasher = blake3::Hasher::new();
         loop {
@@ -212,7 +213,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until the stage has been started, as long as the node lives.
+    /// Waits until the stage has been started, for as long as the node lives.
     fn await_stage<T>(&self, attachment: &Attachment<T>) -> Result<T, Fault> {
         loop {
             match attachment.recv_timeout(LOOK_AGAIN) {
@@ -226,7 +227,7 @@ impl Shared {
         }
     }
 
-    /// Why a stage gets no more. The caller knows better.
+    /// Returns why a stage gets no more of the stream. The caller knows a more precise reason.
     fn left_out(&self) -> Fault {
         if self.is_stopped() {
             return self.given_up();
@@ -235,7 +236,7 @@ impl Shared {
     }
 }
 
-/// Waits a moment until something can be read or written; true also where that would fail.
+/// Waits a moment until the file can be read or written. Returns true also if that would fail.
 fn is_ready(file: &File, flags: PollFlags) -> bool {
     let limit = Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.subsec_nanos().into() };
     let polled = poll(&mut [PollFd::new(file, flags)], Some(&limit));

@@ -1,4 +1,5 @@
-//! Hosts of a broadcast in one process, each an agent, with sessions over loopback between them. The test is the caller.
+//! Hosts of a broadcast in one process. Each is an agent, with sessions over loopback between them. The test is the
+//! caller.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,12 +16,12 @@ use crate::transport::spool::SpoolStatus;
 use crate::tree::proof::Expected;
 use crate::tree::sync_tests::{Maker, picture, scratch};
 
-/// Nothing here takes as long.
+/// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 const SPOOL_BYTES: u64 = 4 << 20;
 
-/// A seed from the environment, or a new one; printed.
+/// Returns a seed from the environment, or a new one, and prints it.
 fn seed() -> u64 {
     let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64));
@@ -28,7 +29,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// One host, and what it has said.
+/// One host, and the messages that it has sent.
 struct Host {
     agent: Agent,
     said: Receiver<Message>,
@@ -37,7 +38,7 @@ struct Host {
     ended: Option<Report>,
     faults: Vec<Fault>,
     has_kept: bool,
-    /// What its ends have said, by number.
+    /// Messages of its ends, by the number of the end.
     ends: HashMap<u32, Vec<Message>>,
     at: PathBuf,
 }
@@ -111,7 +112,7 @@ fn until<T>(hosts: &mut [Host], what: &str, mut found: impl FnMut(&mut [Host]) -
     loop {
         hosts.iter_mut().for_each(Host::listen);
         let proof = hosts[0].proof;
-        // As the caller does.
+        // Passes the proof on, as the caller does.
         for host in hosts.iter_mut().skip(1) {
             if let Some(proof) = proof.filter(|_| host.proof.is_none()) {
                 host.proof = Some(proof);
@@ -136,7 +137,7 @@ fn until<T>(hosts: &mut [Host], what: &str, mut found: impl FnMut(&mut [Host]) -
     }
 }
 
-/// Connects one host to another: the numbers of the ends are all `number`.
+/// Connects one host to another. Both ends have the number `number`.
 fn hop(hosts: &mut [Host], number: u32, from: usize, to: usize, bwlimit: Option<u64>) {
     meet(hosts, number, (from, Job::SendBroadcast), (to, Job::ReceiveBroadcast), bwlimit);
 }
@@ -184,7 +185,7 @@ fn is_right(host: &Host, source: &Path) {
     assert!(picture(&host.tree()) == picture(source), "{}", host.at.display());
 }
 
-/// A tree with files of all kinds, and some of `large` bytes.
+/// Makes a tree with files of all kinds, and additional files with the lengths in `large`.
 fn random_tree(at: &Path, seed: u64, entries: u64, large: &[usize]) {
     let mut maker = Maker(seed);
     fs::create_dir(at).expect("a directory");
@@ -244,7 +245,7 @@ fn a_file_that_a_copy_could_resume_is_sent_without_asking() {
     hosts[1].agent.handle(Message::BroadcastLeave);
     until(&mut hosts, "it leaves", |hosts| hosts[1].ended.is_some().then_some(()));
     assert!(hosts[1].has_kept, "an ordinary copy can go on with it");
-    // All of it comes, over what is there.
+    // The whole file is sent again, over the data that is there.
     let mut hosts = begun();
     hop(&mut hosts, 1, 0, 1, None);
     all_ended(&mut hosts);
@@ -256,7 +257,7 @@ fn nobody_but_the_source_makes_its_stream() {
     let scratch = scratch();
     let from = scratch.path().join("from");
     random_tree(&from, seed(), 3, &[]);
-    // All of it fits.
+    // The whole stream fits into the spool.
     let mut hosts = vec![Host::source(&from, 64 << 20)];
     let begin = Begin {
         key: SessionKey([1; 32]),
@@ -285,14 +286,14 @@ fn a_host_that_dies_is_passed_over() {
             hop(&mut hosts, at as u32 + 1, at, at + 1, (at == 0).then_some(80 << 20));
         }
         println!("case {case}");
-        // One or two neighbours of those between, at some moment.
+        // Kills one node or two neighbouring nodes in the middle of the chain, at a random moment.
         let (first, count) = (1 + maker.below(2) as usize, 1 + maker.below(2) as usize);
         let moment = maker.below(23 << 20);
         until(&mut hosts, "a moment", |hosts| (hosts[first].state.received >= moment).then_some(()));
         hosts[first..first + count].iter_mut().for_each(|dead| dead.agent.stop(libc::SIGKILL as u8));
         let (before, behind) = (first - 1, first + count);
         let number = 10;
-        // Of two neighbours that die at once the one behind may have had more than what is kept for one.
+        // If two neighbours die at once, the node behind them may have had more than the node before them keeps.
         let (sent, received) = until(&mut hosts, "the old hop ends", |hosts| {
             let ended = hosts[behind].ended(behind as u32).is_some();
             ended.then(|| (status(&hosts[before]), status(&hosts[behind])))
@@ -316,7 +317,7 @@ fn a_host_that_dies_is_passed_over() {
             let hop = until(&mut hosts, "the new hop ends", |hosts| hosts[behind].ended(number).cloned());
             assert_eq!((hop.fault, hop.bytes), (None, proof.bytes - received.received), "case {case}: sent once");
         }
-        // The others have had all by the hops that they have had before.
+        // The other nodes have received everything over the hops that they had before.
         for at in behind + 1..5 {
             let hop = until(&mut hosts, "the hops end", |hosts| hosts[at].ended(at as u32).cloned());
             assert_eq!((hop.fault, hop.bytes), (None, proof.bytes), "case {case}");
@@ -420,7 +421,7 @@ fn a_node_that_lacks_nothing_ends_well_without_its_caller() {
     hosts.extend((1..3).map(|at| Host::copy(scratch.path().join(format!("h{at}")), SPOOL_BYTES, at < 2)));
     (0..2).for_each(|at| hop(&mut hosts, at as u32 + 1, at, at + 1, (at == 1).then_some(4 << 20)));
     until(&mut hosts, "the first has all", |hosts| (hosts[1].state.has_all && hosts[1].proof.is_some()).then_some(()));
-    // The second has not.
+    // The second node does not have the whole stream.
     for at in [2, 1] {
         for (thread, _) in hosts[at].agent.abandon() {
             let deadline = Instant::now() + LIMIT;
@@ -466,11 +467,11 @@ fn a_receiver_that_lies_about_what_it_has_ends_its_hop() {
     let report = until(&mut hosts, "the hop ends", |hosts| hosts[0].ended(1).cloned());
     let fault = report.fault.expect("it was no answer");
     assert_eq!((fault.exit, fault.own), (Exit::Protocol.code(), true), "{fault:?}");
-    // The node has lost nothing by it.
+    // The node itself is unharmed.
     assert!(hosts[0].ended.is_none());
 }
 
-/// A host that gives its tree to another later can give nothing but what the source had.
+/// A host that later gives its tree to another host can give nothing except what the source had.
 #[test]
 fn what_a_host_gives_later_is_proven_against_the_source() {
     let scratch = scratch();
@@ -498,7 +499,7 @@ fn what_a_host_gives_later_is_proven_against_the_source() {
             assert!(fault.is_misled() && fault.exit == Exit::Integrity.code(), "{fault:?}");
             assert!(!hosts[at].at.exists(), "nothing of it stays");
         }
-        // The first is hostile from now on.
+        // The first host is hostile from now on.
         let large = hosts[1].tree().join("large0");
         let modified = fs::metadata(&large).and_then(|found| found.modified()).expect("there");
         let mut data = fs::read(&large).expect("there");

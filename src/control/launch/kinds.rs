@@ -1,4 +1,4 @@
-//! The launchers that there are.
+//! The kinds of launchers.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use super::{Explains, Launch, Launcher};
 
-/// Has ssh end a connection on which nothing has come for 45 s, though it was asked for.
+/// Has ssh end a connection on which nothing has come for 45 s although ssh has asked for an answer.
 const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
 
-/// What its configuration may ask for where somebody logs in, and what would spoil the messages of an agent, or its start; as
-/// scp has it, but for RemoteCommand: an ssh before 7.6 would not start with that.
+/// Override settings of the user's configuration that are meant for logins, and would spoil an agent's messages or its
+/// start. scp does the same, except that RemoteCommand is missing here: an ssh before 7.6 would not start with that.
 const SSH_BARE: [&str; 2] = ["-o", "RequestTTY=no"];
 const SSH_NO_FORWARDS: [&str; 2] = ["-o", "ClearAllForwardings=yes"];
 
-/// How words of a user begin that ask for a forwarding: these options of ssh's, and the names of those of -o.
+/// Beginnings of the user's words that request a forwarding: these options of ssh, and the names of those given with
+/// -o.
 const SSH_FORWARDS: [&str; 6] = ["-L", "-R", "-D", "localforward", "remoteforward", "dynamicforward"];
 
-/// What ssh says of its own failure: how a line begins, or, of the second, what is in it.
+/// Messages of ssh about its own failure: beginnings of lines. `SSH_REFUSED` may be anywhere in a line.
 const SSH_CAUSES: [&str; 7] = [
     "ssh: connect to host ",
     "ssh: Could not resolve hostname ",
@@ -29,12 +30,14 @@ const SSH_CAUSES: [&str; 7] = [
 ];
 const SSH_REFUSED: &str = ": Permission denied (";
 
-/// Why it does not take a host's key: said before [`SSH_KEY_REFUSED`], with the old key's place where it was another one before.
+/// The reason why ssh does not accept a host's key. ssh prints it before [`SSH_KEY_REFUSED`], and the location of the
+/// old key if the host had another key before.
 const SSH_KEY_REFUSED: &str = "Host key verification failed";
 const SSH_KEY_REASON: &str = "you have requested strict checking";
 const SSH_OLD_KEY: &str = "Offending ";
 
-/// What it says where the command that was to connect it has failed, and has said why; and what it has done before.
+/// Messages of ssh that explain nothing: those that follow when the command that was to connect it has failed and has
+/// given its reason, and those about what ssh has done before.
 const SSH_FOLLOWS: [&str; 8] = [
     "Connection closed by UNKNOWN port",
     "Connection reset by UNKNOWN port",
@@ -46,10 +49,10 @@ const SSH_FOLLOWS: [&str; 8] = [
     "Warning: Permanently added ",
 ];
 
-/// A task of Slurm's on one node. `--overlap`: beside other tasks of the allocation, which have all of its processors.
-/// `--unbuffered`: else what is no whole line waits in the daemon at the other end. `--mpi=none`, `--cpu-bind=none`: it is
-/// none of the job's own work, and may use what the job has on the node. `--chdir`: the agent goes to the home by itself; the
-/// directory that we are in may be missing there.
+/// The command for a task of Slurm on one node. `--overlap`: runs beside other tasks of the allocation, which have all
+/// of its processors. `--unbuffered`: otherwise the daemon at the other end keeps incomplete lines. `--mpi=none` and
+/// `--cpu-bind=none`: the agent is not part of the job's own work, and may use everything that the job has on the node.
+/// `--chdir`: the agent changes to the home directory itself, and the current directory may be missing there.
 const SRUN: [&str; 10] = [
     "srun",
     "--nodes=1",
@@ -63,14 +66,14 @@ const SRUN: [&str; 10] = [
     "--nodelist",
 ];
 
-/// What srun says of a task that has ended, and where processors cannot be bound anyway.
+/// Messages of srun about a task that has ended, and about missing support for binding processors.
 const SRUN_NOISE: [&str; 2] = ["Exited with exit code", "cluster configuration lacks support for cpu binding"];
 
-/// Programs that run commands on hosts, but cannot carry the agent's messages, and what they do to them.
+/// Programs that run commands on hosts but cannot carry the agent's messages, with the reason.
 const UNFIT: [(&str, &str); 2] =
     [("clush", "passes on whole lines only, without their carriage returns"), ("pdsh", "passes no input on")];
 
-/// Words as a shell would split them.
+/// Splits a command into words as a shell would.
 pub(super) fn words_of(command: &OsStr) -> Result<Vec<OsString>, String> {
     let text = command.to_str().ok_or("is not UTF-8")?;
     let words = shell_words::split(text).map_err(|_| "has a quote that is not closed".to_owned())?;
@@ -86,28 +89,29 @@ pub(super) fn words_of(command: &OsStr) -> Result<Vec<OsString>, String> {
     Ok(words.into_iter().map(OsString::from).collect())
 }
 
-/// ssh, or what takes a host and a command as ssh does.
+/// ssh, or a program that takes a host and a command as ssh does.
 #[derive(Clone, Debug)]
 pub(super) struct Shell {
     /// The command and its first arguments.
     pub words: Vec<OsString>,
     /// ssh's options, as the user gave them.
     pub options: Vec<OsString>,
-    /// Only agents are started by it, whatever ssh's configuration has for logins.
+    /// Whether the launcher starts only agents, regardless of ssh's configuration for logins.
     pub is_bare: bool,
 }
 
 impl Shell {
-    /// What ssh is given behind the user's own, which win.
+    /// Returns the options that are given to ssh after the user's options, which take precedence.
     fn additions(&self) -> Vec<&'static str> {
         if !self.is_ssh() {
             return Vec::new();
         }
-        // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
+        // Without these, a host that is cut off is noticed only when the system gives up the connection, after about a
+        // quarter of an hour.
         let mut additions = SSH_ALIVE.to_vec();
         if self.is_bare {
             additions.extend(SSH_BARE);
-            // It would clear also those of the command line.
+            // This option would also clear forwardings of the command line.
             if !self.words.iter().skip(1).chain(&self.options).any(|word| is_forward(word)) {
                 additions.extend(SSH_NO_FORWARDS);
             }
@@ -120,7 +124,7 @@ impl Shell {
     }
 }
 
-/// Whether a word asks ssh for a forwarding.
+/// Whether a word requests a forwarding from ssh.
 fn is_forward(word: &OsStr) -> bool {
     let word = word.to_string_lossy();
     let option = word.strip_prefix("-o").unwrap_or(&word).trim_start();
@@ -140,7 +144,7 @@ impl Launch for Shell {
         [&self.words[..], &self.options, &additions, &[host.to_owned(), command.to_owned()]].concat()
     }
 
-    /// Only ssh is known to hand what it is given to a shell.
+    /// Only ssh is known to hand the command to a shell.
     fn has_shell(&self) -> bool {
         self.is_ssh()
     }
@@ -151,7 +155,7 @@ impl Launch for Shell {
 
     fn unasking(&self) -> Option<Launcher> {
         let is_ssh = self.words.len() == 1 && self.is_ssh();
-        // In front: of an option that is given twice, ssh takes the first.
+        // These come first, because ssh uses the first of two settings of the same option.
         let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
         let same = || Self { options: [&quiet, &self.options[..]].concat(), ..self.clone() };
         is_ssh.then(|| Launcher(Arc::new(same())))
@@ -181,7 +185,7 @@ impl Launch for Shell {
     }
 }
 
-/// `srun`, within an allocation.
+/// `srun`, within a Slurm allocation.
 #[derive(Debug)]
 pub(super) struct Slurm;
 
@@ -212,7 +216,7 @@ impl Launch for Slurm {
     }
 }
 
-/// Any other command.
+/// Any other command, as a template.
 #[derive(Debug)]
 pub(super) struct Template {
     words: Vec<OsString>,
@@ -305,7 +309,7 @@ mod tests {
         let alive = "-o ServerAliveInterval=15 -o ServerAliveCountMax=3";
         let bare = format!("{alive} -o RequestTTY=no");
         let none = "-o ClearAllForwardings=yes";
-        // Behind the user's own.
+        // The additions come after the user's options.
         assert_eq!(
             given("ssh -x", &["-o", "RequestTTY=force"]),
             format!("ssh -x -o RequestTTY=force {bare} {none} h a")
@@ -316,7 +320,7 @@ mod tests {
         }
         assert!(given("ssh -oLogLevel=ERROR -l R", &[]).ends_with(&format!("{none} h a")));
         assert_eq!(given("rsh", &["-v"]), "rsh -v h a");
-        // One that does what ssh does keeps what its configuration says.
+        // A launcher that is not only for agents keeps the settings of ssh's configuration.
         let launcher = Launcher::new(OsStr::new("ssh"), Vec::new()).expect("words");
         assert_eq!(launcher.0.words("h".as_ref(), "a".as_ref()).join(OsStr::new(" ")), *format!("ssh {alive} h a"));
     }

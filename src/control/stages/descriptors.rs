@@ -1,4 +1,4 @@
-//! Descriptors for another process, and messages that have them with them (unix(7), `SCM_RIGHTS`).
+//! Descriptors for another process, and messages that carry them (unix(7), `SCM_RIGHTS`).
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -11,23 +11,23 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-/// How many are given at once, at most.
+/// Maximum number of descriptors in one message.
 const MAX: usize = 3;
 
-/// /dev/null, to be read and written.
+/// Opens /dev/null for reading and writing.
 ///
 /// # Errors
 ///
-/// What the system answered.
+/// The system's error.
 pub fn null() -> std::io::Result<OwnedFd> {
     File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from)
 }
 
-/// Sends bytes, at least one, with descriptors, at most [`MAX`].
+/// Sends bytes, at least one, together with at most [`MAX`] descriptors.
 ///
 /// # Errors
 ///
-/// What the system answered; `E2BIG` if there are too many descriptors, `EMSGSIZE` if there are too many bytes.
+/// The system's error; `E2BIG` if there are too many descriptors, `EMSGSIZE` if there are too many bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -37,7 +37,8 @@ pub fn send(socket: impl AsFd, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Takes what is sent: how many bytes, and the descriptors; nothing when the other end has been closed without.
+/// Receives a message. Returns the number of bytes and the descriptors; nothing if the other end was closed without
+/// sending.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> (usize, Vec<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

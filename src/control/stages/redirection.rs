@@ -1,5 +1,4 @@
-//! What a redirection opens: a shell reads it, and the descriptor comes back from a program of ours that the shell
-//! becomes.
+//! Opens a redirection: a shell interprets it, then executes this program as a helper, which sends the descriptor back.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,16 +15,17 @@ use super::descriptors;
 use super::guard::Running;
 use crate::fs::identity;
 
-/// The argument that asks a program to give a descriptor away.
+/// The argument that asks this program to give a descriptor away.
 pub const WORD: &str = "--give-descriptor";
 
-/// The word behind the redirection, which tells that the text was one and nothing else: a `;` keeps it from the program.
+/// The word after the redirection. It proves that the text was only a redirection: after a `;` the helper would not get
+/// it.
 const LAST: &str = "end";
 
-/// Bytes of what the shell says that are read.
+/// Maximum number of bytes read from the shell's standard error.
 const COMPLAINT_BYTES_MAX: u64 = 4 << 10;
 
-/// Which descriptor a redirection opens.
+/// The descriptor that a redirection opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Standard input: `<`.
@@ -34,39 +34,41 @@ pub enum Side {
     Output,
 }
 
-/// A redirection that a shell is to open.
+/// A redirection that a shell is about to open.
 pub struct Opening {
-    /// Our end of the socket that the descriptor comes through.
+    /// This process's end of the socket through which the descriptor comes.
     socket: OwnedFd,
     complaints: std::io::PipeReader,
 }
 
-/// Whether two descriptors are of one file.
+/// Whether two descriptors refer to the same file.
 fn is_one(one: impl AsFd, other: impl AsFd) -> bool {
     let number = |file: rustix::io::Result<Stat>| file.as_ref().map(identity).ok();
     number(fstat(one)) == number(fstat(other))
 }
 
-/// What the shell is to be run with.
+/// How to run the shell.
 pub struct Call {
-    /// Words behind its `-c`.
+    /// Words after the shell's `-c`.
     pub words: Vec<OsString>,
-    /// Its standard descriptors.
+    /// The shell's standard descriptors.
     pub standard: [OwnedFd; 3],
 }
 
 impl Opening {
+    /// Prepares a redirection: returns its opening, and how to run the shell for it.
+    ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The system's error.
     pub fn new(redirection: &[u8], side: Side) -> std::io::Result<(Self, Call)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let number = if side == Side::Input { "0" } else { "1" };
-        // The program's path is no part of the text: it comes as $1. Where that is another program by now, or none, the shell's
-        // parent is one of ours, a guard.
+        // The program's path is not part of the text but passed as $1. If another program, or none, is at that path by
+        // now, the shell executes the program of its parent, which is a guard and so this program.
         let own = super::own_program();
         let program = if own.as_os_str() == super::OWN { &b"exec /proc/$PPID/exe"[..] } else { b"exec \"$1\"" };
-        // A line that ends would keep the last word from the program, too.
+        // A trailing newline would keep the last word from the helper, too.
         let redirection = redirection.strip_suffix(b"\n").unwrap_or(redirection);
         let parts = [program, WORD.as_bytes(), number.as_bytes(), redirection, LAST.as_bytes()];
         let script = parts.join(&b' ');
@@ -79,17 +81,17 @@ impl Opening {
         Ok((Self { socket: ours, complaints }, Call { words, standard }))
     }
 
-    /// Waits as long as opening takes: a FIFO waits for its other end.
+    /// Waits for as long as opening takes; a FIFO waits for its other end.
     ///
     /// # Errors
     ///
-    /// What the shell said of it, its last line.
+    /// The last line that the shell has written about the failure.
     pub fn finish(self, running: &Running, redirection: &[u8]) -> Result<(File, PathBuf), String> {
         let stderr = self.complaints.try_clone().map_err(|error| error.to_string())?;
         let complaint = listen(self.complaints).map_err(|error| error.to_string());
         let received = descriptors::receive(&self.socket, &mut [0]).1.pop();
         let _ = running.wait();
-        // That is where the shell complains, and who reads it is about to go.
+        // The descriptor is the pipe for the shell's messages, whose reader is about to go.
         if received.as_ref().is_some_and(|descriptor| is_one(descriptor, &stderr)) {
             return Err("a redirection has no standard error; 'cat >&2' has".to_owned());
         }
@@ -105,7 +107,7 @@ impl Opening {
     }
 }
 
-/// Reads what a shell says while it is at work: with a full pipe it would not come to its end. Gives the beginning.
+/// Reads the shell's messages while it runs, because with a full pipe the shell would never end. Keeps their beginning.
 fn listen(mut stderr: std::io::PipeReader) -> std::io::Result<Receiver<Vec<u8>>> {
     let (told, complaint) = bounded(1);
     std::thread::Builder::new().name("complaint".to_owned()).stack_size(64 << 10).spawn(move || {
@@ -117,8 +119,8 @@ fn listen(mut stderr: std::io::PipeReader) -> std::io::Result<Receiver<Vec<u8>>>
     Ok(complaint)
 }
 
-/// Gives away one of standard input and output through the other. The program's own process, from its first argument
-/// on.
+/// Gives away standard input through standard output, or the reverse. This is the main function of the helper process,
+/// with the arguments after its first.
 pub fn main(arguments: &[OsString]) -> bool {
     let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
     let (given, socket) = match arguments {

@@ -1,4 +1,4 @@
-//! On the disk that the tests are built on: memory file systems have no way past their cache.
+//! These tests use the disk that holds the build directory, because memory file systems cannot bypass their cache.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::transport::Pool;
 const CHUNK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A transfer that sends a cold file of `length` bytes.
+/// Returns a transfer that sends a cold file of `length` bytes, and the contents of the file.
 fn cold(length: usize) -> (Arc<Shared>, Vec<u8>) {
     let data: Vec<u8> = (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
@@ -33,7 +33,7 @@ fn cold(length: usize) -> (Arc<Shared>, Vec<u8>) {
     (Arc::new(shared), data)
 }
 
-/// Asks for all of the file; it must be cold.
+/// Requests all of the file, which must be cold.
 fn ask(shared: &Arc<Shared>, direct: &DirectReads, buffers: &mut Vec<Buffer>) {
     let Some(Parts::File(source)) = &shared.source else { unreachable!("made so") };
     while let Some(part) = source.next_part(CHUNK) {

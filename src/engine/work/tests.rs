@@ -13,7 +13,7 @@ use crate::tree::sink::TreeSink;
 const CHUNK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The receiver answers what is in the chunk, so it must leave although all workers wait for that answer.
+/// The receiver answers the records in the chunk, so the chunk must leave even though all workers wait for that answer.
 #[test]
 fn a_chunk_is_encrypted_while_all_workers_wait() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -44,7 +44,7 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     source.cancel();
 }
 
-/// What comes behind a write that failed would stand in the wrong place, and be passed on as if nothing were missing.
+/// Data behind a failed write would be in the wrong place, and would be passed on as if nothing were missing.
 #[test]
 fn nothing_is_written_behind_what_failed() {
     struct Refusing(Arc<AtomicU32>);
@@ -76,7 +76,7 @@ fn nothing_is_written_behind_what_failed() {
     assert_eq!(taken.load(Ordering::Relaxed), 1);
 }
 
-/// What waits for the sink of a tree when the session ends is neither written nor waited for.
+/// Chunks that wait for the sink of a tree when the session ends are neither written nor waited for.
 #[test]
 fn what_is_waiting_when_all_is_over_is_dropped() {
     for is_over in [false, true] {

@@ -1,4 +1,4 @@
-//! What ends a copy early, or stops it for a while: a signal, or an end that is lost; and what is said of it.
+//! Ends a copy early, or stops it for a while, after a signal or the loss of an end; and tells the user about it.
 
 use std::time::Instant;
 
@@ -23,7 +23,8 @@ impl Copy<'_> {
         Failure::silent(Exit::Signal(number))
     }
 
-    /// Says what a copy that was given up, or has failed, has left, if anything.
+    /// Tells the user what a copy that was given up or has failed has left to resume. Returns false if it has left
+    /// nothing.
     pub(super) fn tell_kept(&mut self, how: &str) -> bool {
         let Some(Kept { path, others, bytes }) = self.kept.take() else { return false };
         let Some(hop) = self.hop else { return false };
@@ -36,16 +37,16 @@ impl Copy<'_> {
         true
     }
 
-    /// Whether all have said how they ended.
+    /// Has all ends of the copy end, as by this signal. Returns whether all of them have reported their end.
     pub(super) fn stop_all(&mut self, number: u8) -> bool {
         let Some(hop) = self.hop else { return true };
         self.job.stop(hop, number);
         let deadline = Instant::now() + STOP_MAX;
         while self.job.is_heard(hop) {
-            // One that talks on and does not end is waited for no longer than one that is silent.
+            // An end that keeps talking without ending is waited for no longer than a silent one.
             match self.job.next(deadline).filter(|_| Instant::now() < deadline) {
                 Some(Update::End(_, side, said @ (Message::Say(_) | Message::Kept(_)))) => self.hear(side, said),
-                // Asked twice: no more waiting.
+                // After a second signal the wait is over.
                 Some(Update::Signal(again)) if again != libc::SIGTSTP => return false,
                 Some(_) => {}
                 None => return false,

@@ -1,4 +1,4 @@
-//! The manifest of a copy: where it may be, and what comes into it.
+//! The manifest of a copy: where it may be, and what it lists.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,20 +18,20 @@ use crate::tree::entries;
 use crate::tree::manifest::Entry;
 use crate::tree::manifest::write::Writer;
 
-/// What its entries are given to, while the copy is made.
+/// Takes the entries for the manifest while the copy is made.
 #[derive(Clone)]
 pub(super) struct Manifest {
     writer: Arc<Mutex<Option<Writer>>>,
-    /// The name of the tree at the destination, where that is what is listed and not the directory that it is in.
+    /// The name of the tree at the destination, if the manifest lists that tree and not the directory that contains it.
     root: Option<Vec<u8>>,
 }
 
 impl Copy<'_> {
-    /// Begins the manifest, if one is asked for.
+    /// Begins the manifest, if one was requested.
     ///
     /// # Errors
     ///
-    /// It cannot be written, or would be part of what it lists.
+    /// Fails if it cannot be written, or would be part of what it lists.
     pub(super) fn begin_manifest(
         &self,
         found: &[(usize, Found)],
@@ -50,7 +50,7 @@ impl Copy<'_> {
             let what = ("the manifest", &*file.path, "which it lists");
             self.check_place(what, found, to, std::slice::from_ref(&tree))?;
         }
-        // Of the contents of a directory, the destination itself is what is listed.
+        // If the contents of a directory are copied, the destination itself is listed.
         let root = root.filter(|tree| *tree != Path::new(OsStr::from_bytes(&placed.directory)));
         let root = root.and_then(|tree| Some(tree.file_name()?.as_bytes().to_vec()));
         let writer = Writer::new(targets.clone()).map_err(|fact| unwritable(&fact))?;
@@ -77,8 +77,8 @@ impl Copy<'_> {
         reports.try_for_each(|file| self.check_place(("the report", file, "which is copied"), found, to, &trees))
     }
 
-    /// Refuses a file that would be part of the copy, or of its source: its name, and what is written beside it, would come
-    /// into one of them meanwhile.
+    /// Refuses a file that would be part of the copy or of its source. Otherwise the file, and what is written beside
+    /// it, would get into one of them meanwhile.
     fn check_place(
         &self,
         (what, file, why): (&str, &Path, &str),
@@ -103,7 +103,7 @@ impl Copy<'_> {
             }
         }
         for tree in trees.iter().filter(|tree| to == HERE || self.job.is_one_kernel(to, HERE) && tree.is_absolute()) {
-            // One that is not there yet can only be the file itself.
+            // If the tree does not exist yet, the only possible conflict is that the file has the tree's path.
             let is_itself = directory_of(tree).canonicalize().ok().as_ref() == Some(&directory)
                 && tree.file_name() == file.file_name();
             if is_itself || tree.metadata().is_ok_and(|stat| around.contains(&identity(stat))) {
@@ -113,7 +113,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Has what ends tell of entries written, and printed.
+    /// Has the entries that the ends report written to the manifest, and printed.
     pub(super) fn take_entries(&mut self, to: usize, manifest: Option<Manifest>) -> Result<(), Failure> {
         let mut print = self.plan.tree.itemize_changes.then(|| self.observer.entry_printer(to != HERE));
         if manifest.is_none() && print.is_none() {
@@ -129,7 +129,7 @@ impl Copy<'_> {
         }))
     }
 
-    /// Writes the manifest of a copy that has succeeded. What went wrong with that, or the copy.
+    /// Completes the manifest of a copy that has succeeded. Returns why that, or the copy, has failed.
     pub(super) fn end_manifest(&mut self, manifest: Option<&Manifest>, failure: Option<Failure>) -> Option<Failure> {
         let Some(writer) = manifest.and_then(|manifest| manifest.writer().take()) else { return failure };
         if let Some(failure) = failure {
@@ -166,11 +166,11 @@ impl Manifest {
         self.writer.lock().expect("no panics under it")
     }
 
-    /// Adds an entry, with its path from the destination's directory on.
+    /// Adds an entry, whose path begins at the destination's directory.
     ///
     /// # Errors
     ///
-    /// Exit 6 where the disk is full, 9 where it is none of what is copied.
+    /// Exit 6 if the disk is full, 9 if the entry is not part of the copy.
     pub(super) fn add(&self, mut entry: Entry) -> Result<(), Failure> {
         if let Some(root) = &self.root {
             let below = entry.path.strip_prefix(&root[..]).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));

@@ -1,4 +1,4 @@
-//! What a copy takes, and where each of it comes to lie: asked of the hosts before anything is begun.
+//! Finds the sources of a copy, and where each of them will be placed, by asking the hosts before anything is begun.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,20 +16,21 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::job::event::{self, At, Event};
 use crate::job::plan::Spec;
 
-/// Memory for what is found on other hosts, in bytes: some hundred thousand paths.
+/// Maximum memory for what is found on other hosts, in bytes: some hundred thousand paths.
 const FOUND_BYTES_MAX: usize = 64 << 20;
 
-/// How slowly, in bytes a second, what is found may come from another host.
+/// Minimum rate, in bytes a second, at which found names must come from another host.
 const NAMES_RATE: u64 = 4 << 10;
 
-/// What a destination has against sources.
+/// Why a destination refuses sources.
 struct Objection {
     failure: Failure,
-    /// The only one is its own destination.
+    /// Whether the only source is its own destination.
     is_itself: bool,
 }
 
-/// How many sources are asked about at once: those of one side, as whether inodes can be compared is the same for all of them.
+/// Returns how many sources to ask about at once. They are from one side, because whether inodes can be compared is the
+/// same for all sources of a side.
 pub(super) fn batch(rest: &[(usize, Found)]) -> usize {
     let mut bytes = 0;
     let fits = rest.iter().take_while(|(side, found)| {
@@ -40,7 +41,8 @@ pub(super) fn batch(rest: &[(usize, Found)]) -> usize {
 }
 
 impl Copy<'_> {
-    /// What looks like a pattern and is the name of an entry stands for that alone: then somebody may miss the others.
+    /// Tells the user if a source looks like a pattern but is the name of an entry. It then stands for that entry
+    /// alone, and the user may miss the other matches.
     fn tell_literal(&mut self, side: usize, asked: &[ByteVec], found: &[Found]) {
         let looks_like_one = |path: &[u8]| path.iter().any(|byte| b"*?".contains(byte));
         for found in found.iter().filter(|found| side != HERE && looks_like_one(&found.path)) {
@@ -51,7 +53,8 @@ impl Copy<'_> {
         }
     }
 
-    /// All sources that are there, each with its host, in the order of the command line. The others are named.
+    /// Returns all existing sources, each with its host, in the order of the command line. Missing ones are reported to
+    /// the user.
     pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
         let specs = &self.plan.sources;
         let mut all = Vec::new();
@@ -77,7 +80,8 @@ impl Copy<'_> {
             let mut unanswered = asked.len();
             let (names_max, missing_before) = (asked.len().saturating_mul(names::MATCHES_MAX), self.left_out);
             loop {
-                // It has looked at all of them before it answers. Only what it then names may take longer to come.
+                // The host looks at all of them before it answers. Only the names that it then lists may take longer to
+                // come.
                 let for_names = Duration::from_secs(answered_bytes / NAMES_RATE);
                 match self.job.answer_by(side, ANSWER_MAX, asked_at + ANSWER_MAX + for_names)? {
                     Message::Found(found) if !found.is_empty() => {
@@ -100,7 +104,7 @@ impl Copy<'_> {
                             return Err(self.job.unexpected(side));
                         }
                         answered_bytes += missing.iter().map(|fault| fault.path.len() as u64).sum::<u64>();
-                        // What the user has named is named again, however much it is.
+                        // Missing sources that the user has named are all reported, however many they are.
                         let (named, others) = missing.split_at(missing.len().min(unanswered));
                         unanswered -= named.len();
                         named.iter().for_each(|fault| self.tell_failed(&self.unfound(side, fault)));
@@ -133,7 +137,7 @@ impl Copy<'_> {
         Ok(all)
     }
 
-    /// A source that is not there.
+    /// Returns the failure for a missing source.
     fn unfound(&self, side: usize, fault: &Fault) -> Failure {
         let failure = self.failure(side, fault);
         let is_pattern =
@@ -142,7 +146,8 @@ impl Copy<'_> {
         if is_pattern { Failure { message: Some(line()), ..failure } } else { failure }
     }
 
-    /// Refuses sources that would become one entry, but for those that can be merged: with `--sync`, of one host, in one session.
+    /// Refuses sources that would become one entry, unless they can be merged: with `--sync`, from one host, in one
+    /// session.
     fn check_merged(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
         let are_contents = self.are_contents(found);
         let mut own: Vec<&[u8]> = found.iter().map(|(_, found)| &found.name[..]).collect();
@@ -172,7 +177,7 @@ impl Copy<'_> {
         if let Some((what, advice)) = what.zip(advice) {
             return Err(Failure::new(Exit::Usage, format!("{what}; {advice}")));
         }
-        // What came from those that are missing would be deleted.
+        // Entries that came from the missing sources would be deleted.
         let last = |spec: &Spec| names::last_name(spec.path().as_bytes()).to_vec();
         let mut asked: Vec<_> = self.plan.sources.iter().map(last).collect();
         asked.sort_unstable();
@@ -186,13 +191,13 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Whether what is in each of the sources is meant: all of it becomes DST.
+    /// Reports whether the contents of each source are meant, so that all of them become DST.
     pub(super) fn are_contents(&self, found: &[(usize, Found)]) -> bool {
         let is_contents = |(_, found): &(usize, Found)| found.kind == Kind::Directory && self.plan.is_contents(found);
         self.plan.tree.sync && !found.is_empty() && found.iter().all(is_contents)
     }
 
-    /// The only root of all that is copied, or the first of those that are merged into one.
+    /// Returns the only root of everything that is copied, or the first of several roots that are merged into one.
     pub(super) fn only_root<'f>(&self, found: &'f [(usize, Found)]) -> Option<&'f Found> {
         let (_, first) = found.first()?;
         let is_same = |(_, other): &(usize, Found)| other.name == first.name && !first.name.is_empty();
@@ -207,11 +212,11 @@ impl Copy<'_> {
         Failure::new(Exit::Usage, message)
     }
 
-    /// Holds what an agent has found to what was asked for: its names become names here, and a name that leads elsewhere
-    /// would be written to.
+    /// Checks that an agent has found only what was requested. Its names become names on this host, so a name that
+    /// leads elsewhere would be written to.
     fn check_found(&self, side: usize, asked: &[ByteVec], found: &[Found]) -> Result<(), Failure> {
         let is_asked = |name: &[u8]| asked.iter().any(|pattern| names::may_be_named(pattern, name));
-        // This side's shell has expanded its patterns; what is found then is what was given.
+        // On this host the user's shell has expanded the patterns, so paths are taken as given.
         if side == HERE {
             return Ok(());
         }
@@ -224,12 +229,12 @@ impl Copy<'_> {
         Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
     }
 
-    /// Whether more than one source was named, be it there or not: only a single one can be what DST names.
+    /// Reports whether more than one source was named, existing or not. Only a single source can get DST as its name.
     pub(super) fn are_several(&self, found: &[(usize, Found)]) -> bool {
         (found.len() as u64).saturating_add(self.left_out) > 1
     }
 
-    /// Names a source that is not copied while the others are.
+    /// Reports a source that is not copied while the others are.
     pub(super) fn leave_out(&mut self, side: usize, failure: &Failure) {
         self.count_left_out(side, 1);
         self.tell_failed(failure);
@@ -241,7 +246,7 @@ impl Copy<'_> {
         *of_side = of_side.saturating_add(count);
     }
 
-    /// Somebody who types rsync's letters may mean its slash as well.
+    /// Tells a user who has typed rsync's letters that a trailing slash means something else than with rsync.
     pub(super) fn tell_nested(&mut self, found: &[(usize, Found)], placed: Option<&Placed>) {
         let is_into = self.plan.has_rsync_letters && placed.is_some_and(|placed| placed.as_name.is_none());
         let nested = |(_, found): &&(usize, Found)| found.kind == Kind::Directory && found.path.ends_with(b"/");
@@ -257,13 +262,13 @@ impl Copy<'_> {
     }
 
     fn is_any_left(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
-        // They have been named.
+        // The missing sources have been reported before.
         let exit = self.first_failed.filter(|_| found.is_empty());
         exit.map_or(Ok(()), |exit| Err(Failure::silent(exit)))
     }
 
-    /// Where they are placed; `None` for standard output. Of several, those that cannot come there are named and taken
-    /// out.
+    /// Returns where the sources are placed; `None` for standard output. If there are several, those that cannot be
+    /// placed are reported and removed from `found`.
     pub(super) fn place(&mut self, side: usize, found: &mut Vec<(usize, Found)>) -> Result<Option<Placed>, Failure> {
         let several = self.are_several(found) && !self.are_contents(found);
         if self.destination == Spec::Standard {
@@ -284,7 +289,7 @@ impl Copy<'_> {
         Ok(placed)
     }
 
-    /// Asks about sources of one host; those that can be placed become part of `found`.
+    /// Asks about sources of one host. Those that can be placed are added to `found`.
     fn place_some(
         &mut self,
         side: usize,
@@ -301,14 +306,14 @@ impl Copy<'_> {
                 return Ok(());
             }
             Err(Objection { failure, is_itself: true }) if matches!(some, [(from, _)] if *from != side) => {
-                // As scp has it: the data is where it is to be.
+                // As with scp, the data is already where it should be.
                 self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
                 return Ok(());
             }
             Err(objection) if !several => return Err(objection.failure),
             Err(objection) => objection.failure,
         };
-        // It may be about DST, and not about them.
+        // The failure may be about DST and not about the sources.
         if placed.is_none() {
             *placed = Some(self.ask_place(side, &[], several)?.map_err(|objection| objection.failure)?);
         }
@@ -323,7 +328,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// The inner error is what the destination has against them.
+    /// Asks the destination about sources. The inner error is the destination's objection to them.
     fn ask_place(
         &mut self,
         side: usize,
@@ -331,7 +336,7 @@ impl Copy<'_> {
         several: bool,
     ) -> Result<Result<Placed, Objection>, Failure> {
         let mut asked = self.place_question(side, some, several)?;
-        // Only then can it be known.
+        // Only within one kernel can it be known that a source is its own destination.
         let may_be_itself = asked.same_kernel;
         let is_one_kernel = || some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side));
         let only = self.plan.only.as_ref().filter(|only| only.recursive && is_one_kernel());
@@ -352,16 +357,17 @@ impl Copy<'_> {
         }
     }
 
-    /// What a host is asked about its destination.
+    /// Returns the question to a host about its destination.
     pub(super) fn place_question(&self, side: usize, some: &[(usize, Found)], several: bool) -> Result<Place, Failure> {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
-        // What is read becomes a file, whatever it was.
+        // A source that is read becomes a file, whatever it is.
         let is_read = |found: &Found| self.is_read(found) || found.kind == Kind::Block && !self.plan.recursive;
         let becomes = |(from, found): &(usize, Found)| match self.is_standard(*from, found) || is_read(found) {
             true => Found { kind: Kind::File, ..found.clone() },
             false => found.clone(),
         };
-        // As with rsync, SRC/ is what is in it, and SRC is the directory itself, at the first run and at all others.
+        // As with rsync, SRC/ means the contents and SRC means the directory itself, in the first run and in all
+        // others.
         let is_directory = some.iter().any(|(_, found)| found.kind == Kind::Directory);
         let is_synced = self.plan.tree.sync && is_directory;
         let is_contents = is_synced && some.iter().any(|(_, found)| self.plan.is_contents(found));
@@ -373,7 +379,7 @@ impl Copy<'_> {
         }
         let exact = self.plan.exact || standard || is_contents;
         let path = self.destination.path().as_bytes();
-        // A single directory becomes `new/`, as with cp; anything else comes into it.
+        // A single directory becomes `new/`, as with cp. Anything else goes into it.
         let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
         let is_generation = self.plan.tree.generations.snapshot.is_some();
         let is_into = names_directory || is_synced || is_generation;
@@ -382,21 +388,21 @@ impl Copy<'_> {
             directory: self.plan.directory && !is_contents || several || is_into && !exact,
             exact,
             sources: some.iter().map(becomes).collect(),
-            // A list of paths may well be copied into the directory that they begin with.
+            // A list of paths may well be copied into the directory with which the paths begin.
             same_kernel: !standard
                 && self.plan.only.is_none()
                 && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
             is_generation,
-            // A stream opens what is there.
+            // A stream opens an existing file.
             makes_path: self.plan.tree.mkpath && !standard && !some.iter().any(|(_, found)| is_read(found)),
             listed: Vec::new(),
         })
     }
 
-    /// What it answers where it has nothing against it.
+    /// Takes the answer of a host that has no objection.
     pub(super) fn placed(&self, side: usize, answer: Message, several: bool) -> Result<Placed, Failure> {
         match answer {
-            // Only a single source gets another name than its own, however many are asked about at once.
+            // Only a single source gets another name than its own, however many sources are asked about at once.
             Message::Placed(placed) if placed.directory.len() <= PATH_BYTES_MAX => {
                 Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed })
             }
@@ -404,7 +410,7 @@ impl Copy<'_> {
         }
     }
 
-    /// What the destination has against a copy, and what to do about it.
+    /// Returns why the destination refuses a copy, and what to do about it.
     pub(super) fn unplaceable(&self, side: usize, some: &[(usize, Found)], several: bool, fault: &Fault) -> Failure {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         let mut failure = self.failure(side, fault);
@@ -430,25 +436,25 @@ impl Copy<'_> {
         failure
     }
 
-    /// Whether a source is standard input.
+    /// Reports whether a source is standard input.
     pub(super) fn is_standard(&self, from: usize, found: &Found) -> bool {
         from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
     }
 
-    /// Whether a source that is no file is read, as cp does without `-r`, and not made anew.
+    /// Reports whether a source that is not a file is read, as cp does without `-r`, instead of being made anew.
     pub(super) fn is_read(&self, found: &Found) -> bool {
         let is_image = self.plan.tree.sync && found.kind == Kind::Block;
         matches!(found.kind, Kind::Other | Kind::Block) && !self.plan.recursive && !is_image
     }
 
-    /// Whether a source is copied as a stream: from or to what is no file.
+    /// Reports whether a source is copied as a stream, because the source or the destination is not a file.
     pub(super) fn is_stream(&self, from: usize, found: &Found, placed: Option<&Placed>) -> bool {
         let tree = &self.plan.tree;
         let is_written_to = |placed: &Placed| placed.is_special && !(placed.is_block && tree.sync && tree.in_place);
         self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(is_written_to)
     }
 
-    /// Refuses what is not done for streams or within a host, rather than to have it taken for done.
+    /// Refuses options that are not supported for streams or within a host, instead of ignoring them silently.
     pub(super) fn check_options(
         &self,
         found: &[(usize, Found)],
@@ -474,7 +480,7 @@ impl Copy<'_> {
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
         let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
         let name = self.name(*side, &found.path);
-        // What is written to a device block by block, with both options.
+        // With both options, the source is written to a device block by block.
         let is_image = matches!(found.kind, Kind::File | Kind::Block) && !self.is_standard(*side, found);
         let message = match placed.filter(|placed| placed.is_block && is_image && (tree.sync || tree.in_place)) {
             Some(placed) => {

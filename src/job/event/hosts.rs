@@ -1,4 +1,4 @@
-//! What becomes of a copy to several hosts.
+//! Events about the hosts of a copy to several hosts.
 
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! A last stage that runs on several hosts, each of which gets all of the stream. One that fails ends no other.
+//! A last stage that runs on several hosts, each of which gets the whole stream. A host that fails does not end the
+//! others.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +12,18 @@ use crate::job::event::{self, Event};
 use crate::job::line_of;
 use crate::job::told;
 
-/// How one stream goes to several hosts.
+/// Options of a stream that goes to several hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Branching {
-    /// The first of the stages that are the same on several hosts; all behind it are.
+    /// The first of the stages that are the same on several hosts. All later stages belong to them.
     pub(crate) first: usize,
-    /// One that holds the others up is dropped, not waited for.
+    /// Whether a host that holds the others up is dropped instead of waited for.
     pub(crate) drops_slow: bool,
-    /// How long one may take nothing.
+    /// How long a host may take nothing.
     pub(crate) stall: Duration,
-    /// Bytes that each may fall behind by on its disk.
+    /// How many bytes may wait for each host on its disk.
     pub(crate) disk_bytes: u64,
-    /// How long one may say nothing before its agent answers.
+    /// How long a host may be silent before its agent answers.
     pub(crate) connect_max: Duration,
 }
 
@@ -31,12 +32,12 @@ impl Pipeline<'_> {
         self.plan.branching.as_ref().is_some_and(|branching| number >= branching.first)
     }
 
-    /// Waits for all agents. One whose host has nothing to do but one of these stages fails alone, and does not hold the others
-    /// up for long: nothing could be copied to it later, so they do wait for it a while.
+    /// Waits for all agents. A host that has only one of these stages fails alone, and does not hold up the others for
+    /// long. The others do wait for it a while, because nothing can be copied to it later.
     ///
     /// # Errors
     ///
-    /// As [`crate::job::Job::greet`], for any other.
+    /// As [`crate::job::Job::greet`], for any other host.
     pub(super) fn greet_branches(&mut self, branching: Branching) -> Result<(), Failure> {
         let alone: Vec<usize> = (0..self.job.hosts.len()).filter(|&host| self.is_of_branch(host)).collect();
         let Self { job, observer, .. } = self;
@@ -52,13 +53,13 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Whether a host has one of these stages, and no other.
+    /// Reports whether a host has one of these stages and no other stage.
     pub(super) fn is_of_branch(&self, host: usize) -> bool {
         let mut stages = self.stages.iter().enumerate().filter(|(_, stage)| stage.host == host).peekable();
         stages.peek().is_some() && stages.all(|(number, _)| self.is_branch(number))
     }
 
-    /// Begins the chain. Its stages have been told of.
+    /// Begins the chain. The hosts have been told of their stages.
     pub(super) fn begin_branches(&mut self, feed: grammar::Feed) {
         let plan = self.plan;
         let Some(Branching { first, drops_slow, stall, disk_bytes, .. }) = plan.branching else { return };
@@ -69,7 +70,7 @@ impl Pipeline<'_> {
         let branches = self.stages.iter().enumerate().skip(first).filter(|(_, stage)| stage.failure.is_none());
         let branches: Vec<(usize, usize)> = branches.map(|(number, stage)| (stage.host, number)).collect();
         if branches.is_empty() {
-            // Each of them says why.
+            // Each stage has its own failure, which is reported.
             self.failing_since.get_or_insert_with(Instant::now);
             return;
         }
@@ -77,7 +78,7 @@ impl Pipeline<'_> {
         self.branches = Some(Branches::begin(&mut self.job, feed, &branches, (lag, stall, disk_bytes), plan.transfer));
     }
 
-    /// All that can be reached are connected with each other.
+    /// Reports whether all hosts that can be reached are connected.
     pub(super) fn are_branches_connected(&self) -> bool {
         self.branches.as_ref().is_none_or(Branches::are_connected)
     }
@@ -86,12 +87,12 @@ impl Pipeline<'_> {
         self.branches.as_ref().is_none_or(Branches::are_over)
     }
 
-    /// Does what the chain says, and ends commands that will not have all.
+    /// Does what the chain requires, and ends commands that will not get the whole stream.
     pub(super) fn attend_branches(&mut self) {
         let Some(branches) = &mut self.branches else { return };
         branches.turn(&mut self.job);
         let bytes = branches.bytes();
-        // What is ended breaks hops, which nobody needs to hear of.
+        // When the pipeline is being ended, hops break, which the user need not be told.
         let is_ended = self.signal.is_some() || self.fatal.is_some();
         for line in branches.said().into_iter().filter(|_| !is_ended) {
             self.observer.remark(&line);
@@ -128,18 +129,18 @@ impl Pipeline<'_> {
             self.moved();
         }
         if open == 0 {
-            // Nobody is left to take what the others make.
+            // No host is left to take the stream.
             self.failing_since.get_or_insert_with(Instant::now);
         }
     }
 
-    /// It was asked to end, and killed, and still has not said that it has ended.
+    /// Reports whether a stage was asked to end, and then killed, and still has not reported its end.
     pub(super) fn is_given_up(&self, number: usize) -> bool {
         self.stages[number].ending_since.is_some_and(|since| since.elapsed() > 2 * END_MAX)
     }
 
     pub(super) fn branch_ended(&mut self, number: usize, is_well: bool) {
-        // A redirection is opened and done; what it has opened is its node's to write.
+        // A redirection ends as soon as it is opened; its node writes to the opened file.
         if self.stages[number].spec.is_run()
             && let Some(branches) = &mut self.branches
         {
@@ -147,7 +148,7 @@ impl Pipeline<'_> {
         }
     }
 
-    /// The agent of a host that has only one of these stages is not heard any more.
+    /// Handles the loss of a host that has only one of these stages.
     pub(super) fn lose_branch(&mut self, host: usize, failure: Option<Failure>) {
         let failure = failure.unwrap_or_else(|| self.job.lost(host));
         let is_open = |number: usize| {
@@ -162,7 +163,7 @@ impl Pipeline<'_> {
         }
     }
 
-    /// What became of them all; those that failed are named here.
+    /// Returns the failure of the stage as a whole. Hosts that have failed are reported here.
     pub(super) fn judge_branches(&mut self) -> Option<Failure> {
         let first = self.plan.branching.as_ref()?.first;
         let count = self.stages.len() - first;
@@ -189,7 +190,7 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Why the branch of a stage failed, with its host.
+    /// Returns why the branch of a stage has failed, with its host.
     fn branch_failure(&self, number: usize) -> Option<Failure> {
         let stage = &self.stages[number];
         let label = grammar::label(&stage.spec.host);

@@ -1,4 +1,5 @@
-//! What the arguments of `rdpipe` mean: stages, the parts that run one after the other, and the hops between stages.
+//! The meaning of the arguments of `rdpipe`: stages, the parts that run one after the other, and the hops between
+//! stages.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,13 +11,13 @@ use crate::job::targets;
 /// One argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
-    /// As the launcher is given it; empty for this host.
+    /// The host's name for the launcher; empty for this host.
     pub(crate) host: OsString,
     /// The command, or the redirection with its operator.
     pub(crate) text: Vec<u8>,
 }
 
-/// What kind of stage a text makes.
+/// The kind of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Run,
@@ -25,11 +26,11 @@ enum Kind {
 }
 
 impl Spec {
-    /// Reads an argument. Where what is in front of the first colon cannot be a host, all of it is a command.
+    /// Parses an argument. If the text before the first colon cannot be a host, the whole argument is a command.
     ///
     /// # Errors
     ///
-    /// A sentence.
+    /// A sentence for the user.
     pub(crate) fn parse(argument: &OsStr) -> Result<Self, String> {
         let bytes = argument.as_bytes();
         let (host, text) = split(bytes).unwrap_or((Vec::new(), bytes));
@@ -59,27 +60,27 @@ impl Spec {
         }
     }
 
-    /// A command.
+    /// Reports whether the stage is a command.
     pub(crate) fn is_run(&self) -> bool {
         self.kind() == Kind::Run
     }
 
-    /// `< FILE`.
+    /// Reports whether the stage is `< FILE`.
     pub(crate) fn is_read(&self) -> bool {
         self.kind() == Kind::Read
     }
 
-    /// `> FILE` or `>> FILE`.
+    /// Reports whether the stage is `> FILE` or `>> FILE`.
     pub(crate) fn is_write(&self) -> bool {
         self.kind() == Kind::Write
     }
 
-    /// Its host, for a person.
+    /// Returns the host's name for messages.
     pub(crate) fn label(&self) -> String {
         label(&self.host)
     }
 
-    /// The file of a stage that is exactly `tee [-a] FILE`, with a name that means itself to any shell.
+    /// Returns the file of a stage that is exactly `tee [-a] FILE`, if no shell would change the file's name.
     pub(crate) fn tee(&self) -> Option<(Vec<u8>, bool)> {
         let words: Vec<&[u8]> = self.text.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty()).collect();
         let (file, append) = match words[..] {
@@ -94,12 +95,12 @@ impl Spec {
     }
 }
 
-/// A host's name, for a person; empty for this one.
+/// Returns a host's name for messages. `host` is empty for this host.
 pub(crate) fn label(host: &OsStr) -> String {
     if host.is_empty() { "localhost".to_owned() } else { escaped(host) }
 }
 
-/// The bytes of a host's name, or of a list such as `n[1-4]`, in front of whatever follows.
+/// Returns the length in bytes of a host's name, or of a list such as `n[1-4]`, at the beginning of `bytes`.
 fn name_bytes(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {
@@ -123,7 +124,7 @@ fn is_name(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(byte)
 }
 
-/// `HOST:`, `USER@HOST:`, `[ADDRESS]:`, `HOST[1-4]:` or `:` in front of a command.
+/// Splits off `HOST:`, `USER@HOST:`, `[ADDRESS]:`, `HOST[1-4]:` or `:` before a command.
 fn split(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     if let Some(rest) = bytes.strip_prefix(b":") {
         return Some((Vec::new(), rest));
@@ -145,22 +146,22 @@ fn split(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     Some(([user, &rest[..end]].concat(), &rest[end + 1..]))
 }
 
-/// A stage in its place.
+/// A stage with its place in the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    /// Its number: that of its argument.
+    /// The stage's number, which is that of its argument.
     pub(crate) number: usize,
     pub(crate) action: Action,
     pub(crate) input: Input,
     pub(crate) output: Output,
 }
 
-/// What a stream to several hosts is made of.
+/// The origin of a stream to several hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feed {
     /// The caller's standard input.
     Standard,
-    /// What this stage puts out.
+    /// The output of this stage.
     Stage(usize),
 }
 
@@ -168,18 +169,18 @@ pub(crate) enum Feed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) stages: Vec<Placed>,
-    /// From stage to stage; `None` is the caller's standard input, or output.
+    /// From stage to stage. `None` stands for the caller's standard input or output.
     pub(crate) hops: Vec<(Option<usize>, Option<usize>)>,
-    /// What the last stages, which are the same on several hosts, take in; they are in no hop.
+    /// The input of the last stages if these are the same on several hosts. They are part of no hop.
     pub(crate) feed: Option<Feed>,
 }
 
-/// Lays out a pipeline. `has_input`: the caller has a standard input for the first stage. `tees`: a stage that is `tee`
-/// may be done without a process; not where the user's own shell decides as whom, and where, it is run. `branches`: from
-/// this stage on they are one and the same on several hosts, each of which gets all of the stream.
+/// Lays out a pipeline. With `has_input`, the caller has a standard input for the first stage. With `tees`, a stage
+/// that is just `tee` may run without a process; not so if the user's own shell decides as which user, and where, it
+/// runs. From the stage `branches` on, the stages are the same on several hosts, each of which gets the whole stream.
 ///
-/// `<` begins a part, `>` ends one; between parts nothing flows. Stages of the caller's own at either end have its
-/// standard input and output themselves.
+/// `<` begins a part, and `>` ends one. Nothing flows between parts. The caller's own stages at either end use its
+/// standard input and output directly.
 pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool, branches: Option<usize>) -> Vec<Part> {
     let mut parts = vec![Part::default()];
     let last = specs.len() - 1;
@@ -211,12 +212,12 @@ pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool, branches: Opt
         let text = || spec.text.clone();
         let cat = || Action::Run { command: [b"cat ", &spec.text[..]].concat() };
         let action = match (kind, spec.tee()) {
-            // Between two descriptors of the caller's own no session runs.
+            // Between two descriptors of the caller itself, no session runs.
             (Kind::Read, _) if output == Output::Standard => cat(),
             (Kind::Write, _) if input == Input::Standard => cat(),
             (Kind::Read, _) => Action::Read { redirection: text() },
             (Kind::Write, _) => Action::Write { redirection: text() },
-            // To several hosts goes what a command puts out.
+            // The stream to several hosts must come from a command.
             (Kind::Run, Some((path, append)))
                 if tees && feeder != Some(number) && (input, output) == (Input::Hop, Output::Hop) =>
             {
@@ -246,11 +247,12 @@ pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool, branches: Opt
     parts
 }
 
-/// The last stage, where that is for several hosts, as one for each; `None` where it is not.
+/// Replaces a last stage for several hosts by one stage for each host, and returns the number of the first; `None` if
+/// the last stage is not for several hosts.
 ///
 /// # Errors
 ///
-/// A sentence: why it cannot be that.
+/// A sentence for the user that says why the stage cannot be for several hosts.
 pub(crate) fn branches(specs: &mut Vec<Spec>, has_input: bool) -> Result<Option<usize>, String> {
     let last = specs.len() - 1;
     if let Some(spec) = specs[..last].iter().find(|spec| targets::is_list(&spec.host)) {
@@ -347,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Each part as its stages' inputs and outputs, and its hops.
+    /// Describes each part: its stages with their inputs and outputs, and its hops.
     fn shape(texts: &[&str], has_input: bool) -> Vec<String> {
         let specs: Vec<Spec> = texts.iter().map(|text| spec(text)).collect();
         let stage = |stage: &Placed| {

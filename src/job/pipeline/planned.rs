@@ -1,4 +1,4 @@
-//! What a pipeline would do, for `--dry-run`.
+//! Describes what a pipeline would do, for `--dry-run`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use crate::control::frames::Action;
 use crate::fault::escaped;
 use crate::job::event;
 
-/// What would be done, for `--dry-run`.
+/// Returns what would be done, for `--dry-run`.
 pub(crate) fn planned(plan: &Plan<'_>) -> event::WouldRun {
     let command = |stage: usize| escaped(OsStr::from_bytes(plan.specs[stage].text.trim_ascii()));
     let host = |stage: Option<usize>| stage.map_or("localhost".to_owned(), |stage| plan.specs[stage].label());
@@ -51,7 +51,7 @@ pub(crate) fn planned(plan: &Plan<'_>) -> event::WouldRun {
     event::WouldRun { parts: plan.parts.iter().map(part).collect(), agents }
 }
 
-/// The hops between several hosts that get one stream: from each to the next.
+/// Returns the hops between several hosts that get one stream: from each host to the next.
 fn chain(plan: &Plan<'_>, part: &Part) -> Vec<(Option<usize>, Option<usize>)> {
     let (Some(feed), Some(branching)) = (part.feed, plan.branching) else { return Vec::new() };
     let feed = match feed {

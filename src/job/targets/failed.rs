@@ -1,8 +1,8 @@
-//! `--hosts-failed FILE`: the hosts that a copy did not succeed on, for `--hosts` of the next one.
+//! `--hosts-failed FILE`: the hosts on which a copy did not succeed, for `--hosts` of the next copy.
 //!
-//! The file is made without its name before anything is copied, so that it cannot be missing in the end, and gets the name
-//! when some host has failed. When none has, what is there of an earlier copy goes: it would be taken for this one's. A
-//! command that is killed leaves what was there.
+//! The file is made without a name before anything is copied, so that making it cannot fail in the end. It gets its
+//! name if a host has failed. If no host has failed, the file of an earlier copy is removed, because it would be taken
+//! for this copy's. A command that is killed leaves an existing file as it was.
 
 use std::io;
 use std::path::Path;
@@ -12,22 +12,24 @@ use crate::fault::{Exit, Failure, escaped, printable};
 use crate::fs::prepared::Prepared;
 use crate::job::plan::Spec;
 
-/// The file, before it is known whether there will be one.
+/// The file, before it is known whether it will be needed.
 pub(crate) struct FailedHosts(Prepared);
 
 impl FailedHosts {
+    /// Prepares the file.
+    ///
     /// # Errors
     ///
-    /// Exit 1 where no file can be made there.
+    /// Exit 1 if no file can be made at this path.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         Prepared::open(path).map(Self).map_err(|error| cannot_write(Exit::Usage, path, &error))
     }
 
-    /// Writes down who has failed of all targets, and why; with none of them there is no file.
+    /// Writes which of the targets have failed, and why. If none has, there will be no file.
     ///
     /// # Errors
     ///
-    /// Exit 6.
+    /// Exit 6 if the file cannot be written.
     pub(crate) fn finish(self, targets: &[Spec], failed: &[(&Spec, &str)]) -> Result<(), Failure> {
         let written = match failed {
             [] => match std::fs::remove_file(self.0.path()) {
@@ -45,7 +47,8 @@ fn cannot_write(exit: Exit, path: &Path, error: &io::Error) -> Failure {
     Failure::new(exit, format!("--hosts-failed {}: {reason}", escaped(path.as_os_str())))
 }
 
-/// A comment with the cause, then the host; its path as well, where targets differ in that.
+/// Formats the failed targets: a comment with the cause, then the host, with its path if the targets differ in their
+/// paths.
 fn text(targets: &[Spec], failed: &[(&Spec, &str)]) -> Vec<u8> {
     let first = targets.first().map(Spec::path);
     let path = first.filter(|path| targets.iter().all(|target| target.path() == *path));
@@ -87,7 +90,7 @@ mod tests {
         let text = std::fs::read(&path).expect("the file");
         assert_eq!(text.escape_ascii().to_string(), r"# no route\\nto it\nu@a\n# the disk is full\n[fd00::1]\n");
         assert_eq!(read(&text, "/x".as_ref()), Ok(targets[..2].to_vec()));
-        // One that is dropped changes nothing.
+        // A file that is dropped without being finished changes nothing.
         drop(FailedHosts::open(&path).expect("made"));
         assert_eq!((std::fs::read(&path).expect("still there"), names()), (text, 1));
         FailedHosts::open(&path).expect("made").finish(&targets, &[]).expect("removed");

@@ -77,7 +77,7 @@ fn a_target_is_each_of_its_hosts() {
         let spec = Spec::parse(one.as_ref()).expect(one);
         assert_eq!(each(spec.clone()), Ok(vec![spec]), "{one}");
     }
-    // It would be an option of the launcher's.
+    // The launcher would take it for an option.
     assert!(each_of("n[1:x").is_err());
 }
 
@@ -111,7 +111,7 @@ fn doubles_are_folded_unless_they_lie_elsewhere() {
     assert!(without_doubles(vec![a, there("a", "/y")]).is_err_and(|line| line.contains("two paths")));
 }
 
-/// A range as the model has it: the text, and every number of it.
+/// A range as the model has it: the text, and all of its numbers.
 fn range() -> impl Strategy<Value = (String, Vec<String>)> {
     (0_u64..300, 0_u64..12, 1_u64..4, 1_usize..5, any::<bool>()).prop_map(|(first, more, step, width, is_stepped)| {
         let shown = |number: u64| format!("{number:0width$}");
@@ -152,7 +152,8 @@ proptest! {
         }
     }
 
-    /// A file of any bytes neither panics nor makes more than it may, and what it names can be written down again.
+    /// A file of any bytes neither panics nor names too many hosts, and the hosts that it names can be written down
+    /// again.
     #[test]
     fn any_bytes_are_a_file(text in "[\\[\\]a0-9,:/@#% \n-]{0,40}", path in "[ -~]{0,5}") {
         let Ok(targets) = read(text.as_bytes(), path.as_ref()) else { return Ok(()) };
@@ -164,7 +165,7 @@ proptest! {
     }
 }
 
-/// What others print of these lists, a word for each host.
+/// Returns what another program prints for a list, one word per host.
 fn printed(program: &str, arguments: &[&str], list: &str) -> Option<Vec<String>> {
     let scratch = tempfile::tempdir().expect("a directory");
     let configuration = scratch.path().join("slurm.conf");
@@ -172,12 +173,12 @@ fn printed(program: &str, arguments: &[&str], list: &str) -> Option<Vec<String>>
     let mut command = std::process::Command::new(program);
     let output = command.args(arguments).arg(list).env("SLURM_CONF", &configuration).output().expect(program);
     let words = String::from_utf8(output.stdout).expect("UTF-8").split_whitespace().map(str::to_owned).collect();
-    // scontrol prints nothing of some lists, and succeeds.
+    // scontrol prints nothing for some lists, and still succeeds.
     Some(words).filter(|words: &Vec<String>| output.status.success() && !words.is_empty())
 }
 
-/// Both lack some forms that are taken here: ends of a range with different lengths, two brackets side by side, steps, text
-/// behind the last bracket.
+/// Both lack some forms that are accepted here: range ends of different lengths, two adjacent brackets, steps, text
+/// after the last bracket.
 #[test]
 #[ignore = "needs nodeset and scontrol: tests/run long, as root"]
 fn nodeset_and_slurm_expand_as_we_do() {
@@ -191,7 +192,7 @@ fn nodeset_and_slurm_expand_as_we_do() {
             continue;
         }
         if let Some(printed) = printed("nodeset", &["-e"], &text) {
-            // Sorted, each once.
+            // nodeset sorts the hosts and prints each once.
             let sorted = |hosts: &[String]| hosts.iter().cloned().collect::<std::collections::BTreeSet<_>>();
             assert_eq!(sorted(&printed), sorted(&expanded(&text)), "nodeset: {text}");
             by_nodeset += 1;

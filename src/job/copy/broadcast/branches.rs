@@ -1,6 +1,7 @@
-//! One stream to the same stage on several hosts: the chain of their nodes, as a pipeline sees it.
+//! One stream to the same stage on several hosts: the chain of their nodes, as a pipeline uses it.
 //!
-//! Nothing is copied later: there is nothing to copy from. So a host that is out of the chain has failed, unless it has all.
+//! Nothing can be copied later, because there is nothing to copy from. So a host that leaves the chain has failed,
+//! unless it has the whole stream.
 
 use std::time::{Duration, Instant};
 
@@ -22,25 +23,25 @@ struct Branch {
     stage: usize,
     name: String,
     state: BroadcastState,
-    /// What its node came to.
+    /// The final report of its node.
     report: Option<Report>,
-    /// Why it is out of the chain, or gets no more.
+    /// Why it is out of the chain, or gets no more of the stream.
     why: Option<Why>,
-    /// Its command has ended: whether well.
+    /// Whether its command has ended well; `None` while the command runs.
     ended: Option<bool>,
 }
 
-/// How a branch stands.
+/// The state of a branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::job) enum Standing {
     Open,
-    /// It has had all, proven, or as much as its command has wanted.
+    /// The node has had the whole stream, proven, or as much as its command has wanted.
     Done,
-    /// It will not have all: what its node has found, or the reason in words.
+    /// The node will not have the whole stream: its fault, or the reason in words.
     Failed(Result<Fault, String>),
 }
 
-/// All of them.
+/// All branches of a stream.
 pub(in crate::job) struct Branches<'a> {
     chain: Chain,
     links: Links,
@@ -56,7 +57,7 @@ pub(in crate::job) struct Branches<'a> {
     said: Vec<String>,
 }
 
-/// What the stream is made of: what a stage on a host puts out, or standard input.
+/// The origin of the stream: the output of a stage on a host, or standard input.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::job) enum Feed {
     Standard,
@@ -64,8 +65,8 @@ pub(in crate::job) enum Feed {
 }
 
 impl<'a> Branches<'a> {
-    /// Begins the nodes of these stages, each on another host, which has been told of it. `disk_bytes`: what each may fall behind
-    /// by, beside what is in memory.
+    /// Begins the nodes of these stages, each on a different host that has been told of its stage. `disk_bytes` is how
+    /// much of the stream may wait on disk for each of them, in addition to memory.
     pub(in crate::job) fn begin(
         job: &mut Job,
         feed: Feed,
@@ -112,7 +113,7 @@ impl<'a> Branches<'a> {
         }
     }
 
-    /// Takes what is about the chain; gives back what is not, and that a host is gone.
+    /// Handles updates about the chain. Returns all others, and the loss of a host.
     pub(in crate::job) fn take(&mut self, job: &mut Job, update: Update) -> Option<Update> {
         match update {
             Update::Host(host, message) => {
@@ -120,7 +121,7 @@ impl<'a> Branches<'a> {
             }
             Update::End(hop, ..) if job.hops[hop].is_of_chain() => {}
             Update::Ended(hop, side) if job.hops[hop].is_of_chain() => {
-                // The other end may not have noticed.
+                // The other end may not have noticed the failure.
                 let has_failed = job.hops[hop].report(side).is_some_and(|report| report.fault.is_some());
                 if has_failed && !job.hops[hop].is_stopping {
                     job.stop(hop, libc::SIGTERM as u8);
@@ -142,7 +143,8 @@ impl<'a> Branches<'a> {
         let Some(node) = self.node_of(host) else { return Some(message) };
         match message {
             Message::BroadcastState(state) => {
-                // That was asked of it: by the chain, or since its command has ended.
+                // A node falls behind only when told to, by the chain or because its command has ended, so its word is
+                // not needed.
                 let state = BroadcastState { is_behind: false, ..state };
                 self.chain.state(node, &state, self.began.elapsed());
                 match node {
@@ -162,7 +164,8 @@ impl<'a> Branches<'a> {
                     return None;
                 }
                 let branch = &mut self.branches[node - 1];
-                // What a command leaves unread it did not want; how it ended says whether that was well.
+                // Data that a command leaves unread was not wanted. The command's own end shows whether that was a
+                // success.
                 let is_closed = fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed);
                 let is_done = fault.is_none() || is_closed || branch.ended == Some(true);
                 branch.report.get_or_insert(*report);
@@ -173,7 +176,7 @@ impl<'a> Branches<'a> {
         None
     }
 
-    /// The command of a stage has ended: it takes no more.
+    /// Records that the command of a stage has ended, so that it takes no more of the stream.
     pub(in crate::job) fn stage_ended(&mut self, job: &mut Job, stage: usize, is_well: bool) {
         let Some(at) = self.branches.iter().position(|branch| branch.stage == stage) else { return };
         self.branches[at].ended.get_or_insert(is_well);
@@ -182,7 +185,7 @@ impl<'a> Branches<'a> {
         }
     }
 
-    /// Does what is to be done now, and looks at the time.
+    /// Carries out pending actions, and advances the time.
     pub(in crate::job) fn turn(&mut self, job: &mut Job) {
         if self.is_over {
             return;
@@ -216,11 +219,12 @@ impl<'a> Branches<'a> {
                     self.links.probe(job, self.options, hosts);
                 }
                 Action::Out(node, why) => self.note_out(job, node, why),
-                // A stream is not had again.
+                // A stream cannot be copied later.
                 Action::Copy { .. } => {}
                 Action::End => {
                     self.is_over = true;
-                    // Nobody wants any more of it: the command that makes it hears so when it writes on.
+                    // No node wants any more of the stream. The command that makes the stream notices that at its next
+                    // write.
                     if self.source_report.is_none() {
                         self.tell(job, SOURCE, Message::Signal(libc::SIGTERM as u8));
                     }
@@ -240,43 +244,44 @@ impl<'a> Branches<'a> {
         self.said.push(format!("{reason}; {then}"));
     }
 
-    /// What is to be said to the user.
+    /// Takes the messages for the user.
     pub(in crate::job) fn said(&mut self) -> Vec<String> {
         std::mem::take(&mut self.said)
     }
 
-    /// All that can be reached are connected, so that the stream may begin.
+    /// Reports whether all nodes that can be reached are connected, so that the stream may begin.
     pub(in crate::job) fn are_connected(&self) -> bool {
         self.chain.is_connected()
     }
 
-    /// None of them takes any more.
+    /// Reports whether no node takes any more of the stream.
     pub(in crate::job) fn are_over(&self) -> bool {
         self.is_over
     }
 
-    /// How far the source has come, and all of them together: what moves is not to be given up.
+    /// Returns a measure of progress: the bytes of the source and of all branches together. A stream that moves is not
+    /// given up.
     pub(in crate::job) fn bytes(&self) -> u64 {
         let written = self.branches.iter().map(|branch| branch.state.written);
         written.fold(self.source_state.received, u64::saturating_add)
     }
 
-    /// The host where the stream is made.
+    /// Returns the host where the stream is made.
     pub(in crate::job) fn source(&self) -> usize {
         self.source
     }
 
-    /// What became of the source's node, if that was no success.
+    /// Returns the fault of the source's node, if it has failed.
     pub(in crate::job) fn source_fault(&self) -> Option<&Fault> {
         self.source_report.as_ref()?.fault.as_ref()
     }
 
-    /// How much the branch of a stage has received.
+    /// Returns how much the branch of a stage has received.
     pub(in crate::job) fn received(&self, stage: usize) -> Option<u64> {
         self.branches.iter().find(|branch| branch.stage == stage).map(|branch| branch.state.received)
     }
 
-    /// How the branch of a stage stands.
+    /// Returns the state of a stage's branch.
     pub(in crate::job) fn standing(&self, stage: usize) -> Standing {
         let Some(at) = self.branches.iter().position(|branch| branch.stage == stage) else { return Standing::Open };
         let branch = &self.branches[at];
@@ -310,15 +315,15 @@ impl<'a> Branches<'a> {
         }
     }
 
-    /// Has all nodes end.
+    /// Ends all nodes.
     pub(in crate::job) fn stop(&self, job: &mut Job, number: u8) {
         for node in 0..=self.branches.len() {
             self.tell(job, node, Message::Signal(number));
         }
     }
 
-    /// How far each is, of what the source has made and whether that is all, and since when. `has_failed`: the command of a
-    /// stage has.
+    /// Returns the state of each host, how much the source has made and whether that is all, and the time since the
+    /// beginning. `has_failed` tells whether the command of a stage has failed.
     pub(in crate::job) fn shown(&self, has_failed: impl Fn(usize) -> bool) -> (Vec<HostShown>, u64, bool, Duration) {
         let shown = self.branches.iter().enumerate().map(|(at, branch)| HostShown {
             host: branch.name.clone(),

@@ -1,21 +1,22 @@
-//! Who sends to whom in a broadcast, and what becomes of that when hosts or connections fail.
+//! Decides which node sends to which in a broadcast, and how that changes when hosts or connections fail.
 //!
-//! A pure state machine: events go in, actions come out ([`Chain::poll`]), and the time is an argument. It decides alone;
-//! hosts do not vote. Nodes are numbers: 0 is the source, the others are the hosts in the order of the chain.
+//! A pure state machine: events go in, actions come out ([`Chain::poll`]), and the time is an argument. The chain
+//! decides alone; hosts do not vote. Nodes are numbers: 0 is the source, the others are the hosts in the order of the
+//! chain.
 //!
-//! The stream goes from each node to the next one in the order. A node keeps what the next but one lacks, so when
-//! one is taken out of the order, the node behind it goes on with the one before it from where it was. A node that is
-//! taken out and is still heard gets its tree by an ordinary copy, from a node that is done.
+//! The stream goes from each node to the next one in the order. A node keeps the part of the stream that the next node
+//! but one lacks. So when a node is taken out of the order, the node behind it continues with the node before it. A
+//! node that is taken out and still heard gets its tree by an ordinary copy from a node that is done.
 //!
 //! # What holds
 //!
-//! * A node sends to at most one node at a time and receives from at most one: a link begins only after those of the
-//!   same ends are over, or are to end and replaced by it.
+//! * A node sends to at most one node at a time, and receives from at most one. A link begins only after earlier links
+//!   of the same ends are over, or are being stopped and replaced by it.
 //! * A node is taken out once, and every node ends as done or failed.
-//! * What nodes say of themselves is believed no further than the node before them and the length of the stream allow
+//! * What nodes say of themselves is believed only as far as the node before them and the length of the stream allow
 //!   (`chain/claims.rs`).
-//! * Nothing waits without a deadline: a link that carries nothing although there is something to send is given up after
-//!   the time that the user allows, and a node that has only to end its own part is not believed for ever that it is at it.
+//! * Nothing waits without a deadline. A link that carries nothing even though there is something to send is given up
+//!   after the time that the user allows. A node that only has to finish its own part gets a limited time for that.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -28,47 +29,47 @@ use pace::{Pace, SLOWER};
 /// A node: 0 is the source.
 pub(super) type Node = usize;
 
-/// Names a link of the chain; none is used twice.
+/// Names a link of the chain. No number is used twice.
 pub(super) type LinkId = u32;
 
 /// The source.
 pub(super) const SOURCE: Node = 0;
 
-/// A tree that is always busier than this may be what the others wait for.
+/// A node whose tree is always busier than this may be holding up the others.
 const BUSY_PERMILLE: u16 = 900;
 
-/// Nodes say how far they are at least once a second: one that has not for so long may be gone.
+/// Minimum time of silence after which a node may be gone. Nodes report their progress at least once a second.
 const SILENT_MIN: Duration = Duration::from_secs(2);
 
-/// What becomes of a node that is too slow for the others, or out of the chain with less than all.
+/// What happens to a node that is too slow for the others, or that leaves the chain without the whole stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::job) enum Lag {
-    /// Its tree is copied to it later.
+    /// The node's tree is copied to it later.
     Copied,
-    /// It has failed: a stream comes once.
+    /// The node has failed, because a stream comes only once.
     Dropped,
-    /// One that is slow is waited for, however long; one that is out has failed.
+    /// A slow node is waited for without limit. A node that leaves the chain has failed.
     Held,
 }
 
-/// What is to be done.
+/// An action for the caller of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Have the stream sent from one node to the other.
+    /// Have one node send the stream to the other.
     Connect { link: LinkId, from: Node, to: Node },
     /// Have both ends of a link end; [`Chain::link_over`] answers.
     Stop(LinkId),
-    /// Tell a node whether another one is behind it.
+    /// Tell a node whether there is a node behind it.
     Next(Node, bool),
-    /// Have a node make no more of its tree of the stream; [`Chain::tree_over`] answers.
+    /// Have a node stop making its tree from the stream; [`Chain::tree_over`] answers.
     Leave(Node),
     /// Tell a node what the stream must have been.
     Prove(Node),
-    /// Copy the tree from one node, which has it, to another; [`Chain::copy_over`] answers.
+    /// Copy the tree from a node that has it to another; [`Chain::copy_over`] answers.
     Copy { from: Node, to: Node },
     /// Measure for a moment how fast the source can send to a node; [`Chain::probe_over`] answers.
     Probe(Node),
-    /// A node is out of the chain, for this reason.
+    /// A node has left the chain, for this reason.
     Out(Node, Why),
     /// All nodes are done or have failed.
     End,
@@ -77,29 +78,29 @@ pub(super) enum Action {
 /// Why a node is out of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// Its agent is not heard any more.
+    /// Its agent is no longer heard.
     Lost,
     /// Its connections broke, or could not be made.
     CutOff,
-    /// It took nothing for as long as the user allows.
+    /// It has taken nothing for as long as the user allows.
     StoodStill,
     /// It was much slower than the others.
     Slow,
-    /// The node before it no longer keeps what it lacks.
+    /// The node before it no longer keeps the part that it lacks.
     TooFar,
-    /// It could not go on, as it has said itself.
+    /// It has reported itself that it cannot go on.
     Failed,
-    /// Its disk has written nothing for long.
+    /// Its disk has written nothing for a long time.
     DiskStill,
-    /// It had only to end its own part, and has not.
+    /// It only had to finish its own part, and has not.
     Endless,
-    /// The source is lost, and no node before it has all.
+    /// The source is lost, and no node before this one has the whole stream.
     SourceLost,
-    /// What it was given is not what the source has sent.
+    /// The data that it got is not what the source has sent.
     Misled,
-    /// It says what cannot be.
+    /// Its reports cannot be true.
     Lied,
-    /// It has passed on something else than what it says that it got.
+    /// It has passed on data that differs from what it says it got.
     Forged,
 }
 
@@ -108,9 +109,9 @@ pub(super) enum Why {
 pub(super) enum LinkEnd {
     /// The receiving node has the end of the stream.
     Done,
-    /// It was stopped, or broke, or its ends did not meet.
+    /// The link was stopped, or broke, or its ends did not meet.
     Broken,
-    /// What the receiving node lacks is no longer kept.
+    /// The part that the receiving node lacks is no longer kept.
     NotKept,
     /// The sending node could not go on.
     FromFailed,
@@ -121,9 +122,9 @@ pub(super) enum LinkEnd {
 /// How an ordinary copy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyEnd {
-    /// The tree is there, and proven.
+    /// The tree has been made and proven.
     Made,
-    /// What came is not what the source has.
+    /// The data that came is not what the source has.
     Forged,
     /// The receiving node could not go on.
     ToFailed,
@@ -131,79 +132,80 @@ pub(super) enum CopyEnd {
     Broken,
 }
 
-/// How far a node's own tree is.
+/// The state of a node's own tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tree {
-    /// It is being made of the stream, or will be copied.
+    /// It is being made from the stream, or will be copied.
     Open,
-    /// It is there, and proven.
+    /// It is complete and proven.
     Done,
-    /// It will never be.
+    /// It will never be complete.
     Failed,
 }
 
 #[derive(Clone, Debug)]
 struct Member {
-    /// Its agent is heard.
+    /// Whether its agent is heard.
     is_heard: bool,
     is_out: bool,
-    /// Its tree takes no more of the stream: it has to be copied.
+    /// Whether its tree takes no more of the stream and has to be copied.
     is_behind: bool,
-    /// Nothing is made of the stream any more, so its tree may be copied.
+    /// Whether the node has stopped making its tree from the stream, so that the tree may be copied.
     is_over: bool,
     tree: Tree,
-    /// How much it has, and has passed on, as it says itself; and that this is all.
+    /// How much it says to have, how much it says to have passed on, and whether it says that this is all.
     said: u64,
     passed: u64,
     says_all: bool,
-    /// The most that it may have, and what others bear out: see [`Chain::learn`].
+    /// The most that it may have, and how much of that other nodes confirm: see [`Chain::learn`].
     received: u64,
     sure: u64,
     has_all: bool,
-    /// When it last got more, or a link to it came up; and how far it was then, by the word of both ends of the link, and by
-    /// that of one.
+    /// When it last got more, or a link to it came up. `reached` is how far it was then, by the word of both ends of
+    /// the link, and by the word of one end.
     moved: Duration,
     reached: (u64, u64),
-    /// When it last said how far it is.
+    /// When it last reported its progress.
     spoke: Duration,
-    /// What its own tree has, when that last grew, and whether it lacks something that is there.
+    /// How much its own tree has, when that last grew, and (`is_unwritten`) whether data that has come is still to be
+    /// written.
     written: u64,
     wrote: Duration,
-    /// When that had last grown by much, and how much it was then.
+    /// When `written` had last grown by much, and its value then.
     wrote_much: (Duration, u64),
     is_unwritten: bool,
-    /// Since when nothing is left to it but to end its own part: it is out, or has all and its proof.
+    /// Since when it only has to finish its own part: it is out, or has the whole stream and its proof.
     last_since: Option<Duration>,
-    /// How fast it takes the stream: by its own word, and by that of those before it.
+    /// How fast it takes the stream: by its own word, and by the word of the nodes before it.
     taken: Pace,
     given: Pace,
     /// Since when it has been much slower than others.
     slow_since: Option<Duration>,
-    /// How much its own tree has to do, and since when that has been too much for it.
+    /// How busy its own tree is, and since when that has been too busy.
     busy_permille: u16,
     busy_since: Option<Duration>,
-    /// It gives its tree to so many others.
+    /// Number of nodes to which it is giving its tree.
     serves: u32,
     is_served: bool,
     copies: u32,
-    /// It has a part in the stream, so it says how far it is.
+    /// Whether it takes part in the stream, and so reports its progress.
     speaks: bool,
-    /// Nodes from which it could not be copied.
+    /// Nodes from which copying to it has failed.
     tried: Vec<Node>,
-    /// It was given something else than what the source has: it believes the source alone.
+    /// Whether it accepts only the source, because it was given data that differs from the source's.
     wants_source: bool,
-    /// What it got of the stream was not the source's, or was.
+    /// Whether the stream that it got differed from the source's, and whether it matched.
     is_misled: bool,
     is_proof_met: bool,
-    /// Who gave it the stream.
+    /// The nodes that have given it the stream.
     fed_by: BTreeSet<Node>,
     has_next: bool,
-    /// A link from it has been begun.
+    /// Whether a link from it has been begun.
     has_fed: bool,
     is_proven: bool,
-    /// Its tree is the source's and nothing else, so others may have it.
+    /// Whether its tree has nothing except what the source has, so that it may be given to others.
     may_serve: bool,
-    /// It needs a copy, and there is nobody who could give it one now or later: since when.
+    /// Since when it has needed a copy that no node can give now or later.
     stranded: Option<Duration>,
 }
 
@@ -213,13 +215,13 @@ struct Link {
     to: Node,
     up_since: Option<Duration>,
     is_stopping: bool,
-    /// Its beginning has never sent to anybody else.
+    /// Whether its sending node has never sent to another node.
     is_first: bool,
-    /// It has never sent to this node before.
+    /// Whether its sending node has never sent to this node before.
     is_new: bool,
 }
 
-/// Two nodes that lost each other.
+/// Two nodes that have lost each other.
 #[derive(Clone, Copy, Debug)]
 struct Broken {
     from: Node,
@@ -228,7 +230,7 @@ struct Broken {
 }
 
 impl Member {
-    /// One of a chain, from the beginning on.
+    /// A member that takes part in a chain from the beginning.
     fn new(now: Duration) -> Self {
         Self {
             is_heard: true,
@@ -281,25 +283,26 @@ pub(super) struct Chain {
     links: BTreeMap<LinkId, Link>,
     begun: LinkId,
     broken: Vec<Broken>,
-    /// How often two have met again.
+    /// How often a pair of nodes has been connected again.
     again: BTreeMap<(Node, Node), u32>,
-    /// Bytes of the stream that a node keeps.
+    /// Number of bytes of the stream that a node keeps.
     spool_bytes: u64,
     stall: Duration,
     lag: Lag,
-    /// Copies that one node gives at once.
+    /// Maximum number of copies that one node gives at once.
     serves_max: u32,
-    /// The heads of the chain whose rates have been compared with that of another link from the source.
+    /// Heads of the chain whose rates have been compared with the rate of another link from the source.
     probed: BTreeSet<Node>,
-    /// Since when the first link has been what holds all up.
+    /// Since when the first link has been holding up all nodes.
     head_slow_since: Option<Duration>,
     has_proof: bool,
-    /// So many hosts may yet join.
+    /// Number of hosts that may still join.
     expected: usize,
-    /// The length of the stream, once the source has told it, and whether copies that others give can be proven.
+    /// The length of the stream, once the source has reported it. `is_provable` tells whether copies from other nodes
+    /// can be proven.
     length: Option<u64>,
     is_provable: bool,
-    /// Nodes behind which another one has stood still.
+    /// Nodes behind which another node has stood still.
     stilled: BTreeSet<Node>,
     ticked: Duration,
     actions: VecDeque<Action>,
@@ -307,21 +310,21 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// `nodes`: the source among them. `stall`: how long a node may take nothing.
+    /// Creates a chain of `nodes` nodes, including the source. `stall` is how long a node may take nothing.
     pub(super) fn new(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
         let mut chain = Self::at_rest(nodes, spool_bytes, stall, now);
         chain.settle();
         chain
     }
 
-    /// One whose stream cannot be had again.
+    /// Creates a chain whose stream cannot be repeated.
     pub(super) fn of_stream(nodes: usize, spool_bytes: u64, stall: Duration, lag: Lag, now: Duration) -> Self {
         let mut chain = Self { lag, ..Self::at_rest(nodes, spool_bytes, stall, now) };
         chain.settle();
         chain
     }
 
-    /// One that has not begun anything.
+    /// Creates a chain that has not begun anything.
     fn at_rest(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
         let mut chain = Self {
             members: vec![Member::new(now); nodes],
@@ -351,24 +354,25 @@ impl Chain {
         chain
     }
 
-    /// No chain: each host that joins gets an ordinary copy from the source, a few at a time. So many are expected.
+    /// Creates a state without a chain: each host that joins gets an ordinary copy from the source, a few at a time.
+    /// `expected` hosts will join.
     pub(super) fn of_copies(expected: usize, now: Duration) -> Self {
         let mut chain = Self { serves_max: COPIES_AT_ONCE, expected, ..Self::at_rest(1, 0, Duration::MAX, now) };
         chain.members[SOURCE].tree = Tree::Done;
         chain
     }
 
-    /// What stands at this node is not only the source's.
+    /// Records that a node's tree has more than what the source has, so that it must not be given to others.
     pub(super) fn keep_to_itself(&mut self, node: Node) {
         self.members[node].may_serve = false;
     }
 
-    /// The next thing to be done.
+    /// Returns the next action.
     pub(super) fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// The node that gives a node the stream; `None` for one that is in the chain no more.
+    /// Returns the node that gives a node the stream; `None` if that node is no longer in the chain.
     pub(super) fn before(&self, node: Node) -> Option<Node> {
         self.order.windows(2).find(|two| two[1] == node).map(|two| two[0])
     }
@@ -377,34 +381,35 @@ impl Chain {
         self.members[node].tree
     }
 
-    /// So many more hosts may join; there is no end before they have, or will not.
+    /// Records that this many more hosts may join. The chain does not end before they have joined or will not join.
     pub(super) fn expect(&mut self, hosts: usize) {
         self.expected += hosts;
         self.settle();
     }
 
-    /// One that was expected will not join.
+    /// Records that an expected host will not join.
     pub(super) fn will_not_join(&mut self) {
         self.expected = self.expected.saturating_sub(1);
         self.settle();
     }
 
-    /// Nobody can have all of what could not be read.
+    /// Reports whether no node can ever have the whole tree, because the source could not be read.
     pub(super) fn is_hopeless(&self) -> bool {
         self.members[SOURCE].tree == Tree::Failed && !self.has_proof
     }
 
-    /// All is done, and nobody can join any more.
+    /// Reports whether everything is done and no host can join any more.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Nobody is waited for but hosts that may yet join.
+    /// Reports whether only hosts that may still join are waited for.
     pub(super) fn waits_for_joiners(&self) -> bool {
         self.expected > 0 && self.members[1..].iter().all(|member| member.tree != Tree::Open)
     }
 
-    /// One that was expected joins: it gets its tree by an ordinary copy. `may_serve`: others may have it from there.
+    /// Adds an expected host, which gets its tree by an ordinary copy. With `may_serve`, others may copy the tree from
+    /// there.
     pub(super) fn join(&mut self, may_serve: bool, now: Duration) -> Node {
         self.expected = self.expected.saturating_sub(1);
         let may_serve = may_serve && self.serves_max == 1;
@@ -417,14 +422,14 @@ impl Chain {
         self.members.len() - 1
     }
 
-    /// Each node that is in the chain is connected with the one before it, or has all of a stream so short that the link between
-    /// them is over before the others are up.
+    /// Reports whether each node of the chain is connected with the node before it, or has all of it. If the stream is
+    /// short, a link may be over before the others are up.
     pub(super) fn is_connected(&self) -> bool {
         let is_up = |two: &[Node]| self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some());
         self.order.windows(2).all(|two| is_up(two) || self.members[two[1]].has_all)
     }
 
-    /// The two ends of a link have met. It may be said again.
+    /// Records that the two ends of a link have met. May be called again.
     pub(super) fn link_up(&mut self, link: LinkId, now: Duration) {
         if let Some(link) = self.links.get_mut(&link).filter(|link| link.up_since.is_none()) {
             link.up_since = Some(now);
@@ -436,29 +441,29 @@ impl Chain {
         }
     }
 
-    /// The receiving end of a link says that nothing came by it; said before [`Chain::link_over`].
+    /// Records that nothing came over a link, as its receiving end says. Called before [`Chain::link_over`].
     pub(super) fn fed_nothing(&mut self, link: LinkId) {
         if let Some(&Link { from, to, is_new: true, .. }) = self.links.get(&link) {
             self.members[to].fed_by.remove(&from);
         }
     }
 
-    /// The nodes at the ends of a link.
+    /// Returns the nodes at the ends of a link.
     pub(super) fn ends(&self, link: LinkId) -> Option<(Node, Node)> {
         self.links.get(&link).map(|link| (link.from, link.to))
     }
 
-    /// A link is to end, whatever becomes of it.
+    /// Reports whether a link is being stopped.
     pub(super) fn is_stopping(&self, link: LinkId) -> bool {
         self.links.get(&link).is_some_and(|link| link.is_stopping)
     }
 
-    /// Both ends of a link are over, or will never be heard of again.
+    /// Records that both ends of a link are over, or will never be heard of again.
     pub(super) fn link_over(&mut self, id: LinkId, end: LinkEnd, now: Duration) {
         let Some(Link { from, to, is_stopping, .. }) = self.links.remove(&id) else { return };
         match end {
             LinkEnd::Done => self.members[to].has_all = true,
-            // What ends of a link that is stopped have to say of that is about nobody.
+            // Failures of a link that is being stopped say nothing about its nodes.
             _ if is_stopping => {}
             LinkEnd::NotKept => self.take_out(to, Why::TooFar),
             LinkEnd::ToFailed => self.take_out(to, Why::Failed),
@@ -473,25 +478,26 @@ impl Chain {
         self.settle();
     }
 
-    /// A node's agent is not heard any more.
+    /// Records that a node's agent is no longer heard.
     pub(super) fn lost(&mut self, node: Node) {
         self.members[node].is_heard = false;
         self.take_out(node, Why::Lost);
         self.settle();
     }
 
-    /// How far a node has come.
+    /// Takes a node's report of its progress.
     pub(super) fn state(&mut self, node: Node, state: &BroadcastState, now: Duration) {
         let &BroadcastState { received, written, passed, has_all, is_behind, busy_permille, .. } = state;
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
         let member = &mut self.members[node];
         member.spoke = now;
-        // What has taken all is still to finish it. It does not lack anything again.
+        // A node that has taken the whole stream still has to finish it, but never lacks data again.
         let had_all = has_all || member.says_all;
         if written > member.written || received == written && !had_all {
             member.wrote = now;
         }
-        // Where others wait for it, it is not enough to say a byte more now and then. What it lacks is in its spool, and no more.
+        // If others wait for the node, reporting one byte more now and then is not enough. Data that it still has to
+        // write is in its spool, so at most one spool.
         let least = member.wrote_much.1.max(received.max(member.said).saturating_sub(self.spool_bytes));
         if !had_all || written >= least.saturating_add((self.spool_bytes / 8).max(1)) {
             member.wrote_much = (now, written);
@@ -514,16 +520,16 @@ impl Chain {
         }
     }
 
-    /// A node's own tree has been read or made, or cannot be.
+    /// Records that a node's own tree has been read or made, or that it has failed.
     pub(super) fn tree_over(&mut self, node: Node, is_made: bool) {
         if node == SOURCE && !is_made && !self.has_proof {
-            // Nobody can have all, and no copy of it would come further.
+            // No node can have the whole tree, and a copy of it would get no further.
             self.members.iter_mut().filter(|member| member.tree == Tree::Open).for_each(|it| it.tree = Tree::Failed);
         }
         let member = &mut self.members[node];
         member.is_over = true;
         member.is_proof_met |= is_made && node != SOURCE && !member.is_behind;
-        // What is behind is copied.
+        // A node that is behind gets a copy.
         if member.tree == Tree::Open && (is_made || !member.is_behind) {
             member.tree = if is_made { Tree::Done } else { Tree::Failed };
         }
@@ -531,14 +537,15 @@ impl Chain {
         self.settle();
     }
 
-    /// The source has said what the stream was: its length. `is_provable`: also what a copy of the tree must be.
+    /// Records the length of the stream, as the source has reported it. With `is_provable`, copies of the tree can be
+    /// proven as well.
     pub(super) fn proof(&mut self, length: u64, is_provable: bool) {
         (self.has_proof, self.length, self.is_provable) = (true, Some(length), is_provable);
         (1..self.members.len()).for_each(|node| self.check(node));
         self.settle();
     }
 
-    /// The source could send so many bytes a second to a node that is not the head of the chain.
+    /// Records that the source could send `rate` bytes a second to a node that is not the head of the chain.
     pub(super) fn probe_over(&mut self, rate: f64) {
         let Some(&head) = self.order.get(1) else { return };
         if self.probed.contains(&head) && self.members[head].rate() * SLOWER < rate {
@@ -547,9 +554,9 @@ impl Chain {
         self.settle();
     }
 
-    /// Time has passed; called some times a second.
+    /// Advances the time; called some times a second.
     pub(super) fn tick(&mut self, now: Duration) {
-        // This process was stopped for a while: nobody else was to blame.
+        // If this process was stopped for a while, no node is to blame for that time.
         let slept = now.saturating_sub(self.ticked);
         if slept > self.stall / 2 {
             for member in &mut self.members {
@@ -568,16 +575,16 @@ impl Chain {
         self.give_up(now);
         self.excuse(now);
         if let Some(node) = self.still(now) {
-            // Where the one behind it has gone for the same reason, it is what both had in common.
+            // If another node behind the same node stood still before, the node that both had in common is to blame.
             let before = self.before(node).filter(|&before| before != SOURCE);
             let node = before.filter(|&before| !self.stilled.insert(before)).unwrap_or(node);
             self.take_out(node, Why::StoodStill);
-            // Those before it may have been waiting for it, and those behind it for what it had.
+            // The nodes before it may have been waiting for it, and those behind it for its data.
             for &node in &self.order {
                 self.members[node].moved = now;
             }
         } else if self.lag == Lag::Held {
-            // Whoever is slow is waited for.
+            // Slow nodes are waited for.
         } else if let Some(node) = self.slow(now) {
             self.take_out(node, Why::Slow);
         } else if let Some(node) = self.busy(now) {
@@ -590,7 +597,7 @@ impl Chain {
         self.settle();
     }
 
-    /// Nodes of a chain say how far they are some times a second.
+    /// Whether a node has been silent for too long. Nodes of a chain report their progress some times a second.
     fn is_silent(&self, node: Node, now: Duration) -> bool {
         let member = &self.members[node];
         self.stall < Duration::MAX
@@ -606,7 +613,7 @@ impl Chain {
         self.links.values().find(|link| (link.from, link.to) == (from, to))
     }
 
-    /// Bytes that one node has for sure, and the other, which is behind it, lacks.
+    /// Returns how many bytes `from` surely has that `to`, which is behind it, lacks.
     fn lag(&self, from: Node, to: Node) -> u64 {
         self.members[from].sure.saturating_sub(self.members[to].received)
     }
@@ -619,7 +626,7 @@ impl Chain {
         }
         let Some(at) = self.order.iter().position(|&other| other == node) else { return };
         member.is_out = true;
-        // One that has all makes its tree of that; any other has to have it copied.
+        // A node that has the whole stream makes its tree from that. Any other node needs a copy.
         if !member.has_all {
             self.fall_behind(node);
         }
@@ -630,7 +637,7 @@ impl Chain {
         }
     }
 
-    /// A node's tree takes no more of the stream.
+    /// Records that a node's tree takes no more of the stream.
     fn fall_behind(&mut self, node: Node) {
         let member = &mut self.members[node];
         member.is_behind = true;
@@ -647,7 +654,7 @@ impl Chain {
         }
     }
 
-    /// The first of the chain is gone. Whoever lacks something gets it from those that have a whole tree.
+    /// Handles the loss of the first node. Nodes that lack something get it from nodes that have the whole tree.
     fn behead(&mut self) {
         while let Some(&first) = self.order.first() {
             let member = &mut self.members[first];
@@ -661,7 +668,7 @@ impl Chain {
         }
     }
 
-    /// Makes actions of what has been learnt.
+    /// Derives actions from the new state.
     fn settle(&mut self) {
         if self.has_ended {
             return;
@@ -687,7 +694,8 @@ impl Chain {
     }
 
     fn begin_links(&mut self) {
-        // A node's new end takes the place of one that is to end, which may take long where the other side is not heard.
+        // A new link takes the place of a link that is being stopped, which may take long if its other end is not
+        // heard.
         let busy = || self.links.values().filter(|link| !link.is_stopping);
         let sending: BTreeSet<Node> = busy().map(|link| link.from).collect();
         let receiving: BTreeSet<Node> = busy().map(|link| link.to).collect();
@@ -701,7 +709,7 @@ impl Chain {
             let link = self.begun;
             self.begun += 1;
             let is_first = !std::mem::replace(&mut self.members[from].has_fed, true);
-            // From now on: an end that is hostile may send and never say that the two have met.
+            // Counts from now on, because a hostile end may send without ever reporting that the two have met.
             let is_new = self.members[to].fed_by.insert(from);
             self.links.insert(link, Link { from, to, up_since: None, is_stopping: false, is_first, is_new });
             self.actions.push_back(Action::Connect { link, from, to });
@@ -729,7 +737,8 @@ impl Chain {
         if !self.has_proof {
             return;
         }
-        // One that was told to leave may have taken the rest by then, and waits for the proof; one that has left ignores it.
+        // A node that was told to leave may have taken the rest by then, and waits for the proof. If it has left, it
+        // ignores this.
         let may_have_all = |member: &Member| self.lag == Lag::Copied && !member.is_over;
         for (node, member) in self.members.iter_mut().enumerate().skip(1) {
             if member.is_heard && !member.is_proven && (!member.is_behind || may_have_all(member)) {
@@ -740,7 +749,7 @@ impl Chain {
     }
 
     fn end(&mut self) {
-        // Those that nobody can give anything any more.
+        // Nodes to which no other node can give anything any more have failed.
         let can_give = |member: &Member| member.is_heard && member.tree != Tree::Failed;
         let is_source_there = self.members[SOURCE].is_heard;
         let gives = |member: &Member| can_give(member) && member.tree == Tree::Done && member.may_serve;

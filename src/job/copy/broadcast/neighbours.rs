@@ -1,4 +1,4 @@
-//! Which hosts of a broadcast are one machine, which are near each other, and which are on slow links.
+//! Finds hosts of a broadcast that are one machine, that are near each other, or that are on slow links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,14 +10,14 @@ use crate::fault::{Exit, Failure};
 use crate::transport::leads_elsewhere;
 
 impl Copy<'_> {
-    /// Why a host cannot get its copy: another one would write to the same place. They are two names of one machine, or two of
-    /// its containers that share a directory; their copies would be in each other's way.
+    /// Returns why a host cannot get its copy: another host would write to the same place. The two hosts are names of
+    /// one machine, or containers on one machine that share a directory. Their copies would be in each other's way.
     pub(super) fn is_same_place(&self, run: &Run, at: usize, placed: &Placed) -> Option<Failure> {
         let host = run.targets[at].host?;
         let names = names_of(placed, &run.found);
         let is_same = |other: &&Target| {
             let (Some(there), Some(theirs)) = (other.host, &other.placed) else { return false };
-            // What failed there may be added again, under whatever name.
+            // A target that has failed may be added again, under any name.
             let is_one = !run.has_failed(other) && there != host && placed.spot.is_some() && placed.spot == theirs.spot;
             is_one && self.job.is_one_kernel(there, host) && names_of(theirs, &run.found) == names
         };
@@ -28,21 +28,21 @@ impl Copy<'_> {
     }
 }
 
-/// A subnet: its address, and how many bits of it count.
+/// A subnet: its address and its prefix length in bits.
 type Network = (IpAddr, u8);
 
-/// A link that is slower than another by more than this factor is much slower: its host stands behind the others.
+/// A link that is slower than another by more than this factor is much slower, and its host comes behind the others.
 const MUCH_SLOWER: u64 = 2;
 
-/// An address that a host tells: its subnet, itself, and the speed of its link.
+/// An address that a host announces: its subnet, the address itself, and the speed of its link.
 type Told = (Network, IpAddr, u32);
 
-/// The order of the chain: as named, but hosts of one subnet stand beside each other, and hosts whose links are much slower
-/// than those of others come behind these.
+/// Returns the order of the chain: as named by the user, except that hosts of one subnet are placed next to each other,
+/// and hosts with much slower links come behind the others.
 ///
-/// The host behind another one is that which shares the smallest subnet with it. A subnet that one host alone is in says
-/// nothing, nor does an address that several hosts have, as their bridges for containers do. What hosts tell decides about
-/// nothing but the order.
+/// Each host is followed by the host that shares the smallest subnet with it. A subnet with a single host says nothing.
+/// Neither does an address that several hosts have, such as that of a bridge for containers. What hosts announce
+/// affects nothing except the order.
 pub(super) fn in_order<'a>(hosts: impl Iterator<Item = (usize, &'a Placed)>) -> Vec<usize> {
     let (names, told): (Vec<usize>, Vec<Vec<Told>>) = hosts.map(|(host, placed)| (host, told(placed))).unzip();
     let told = without_common(told);
@@ -50,7 +50,7 @@ pub(super) fn in_order<'a>(hosts: impl Iterator<Item = (usize, &'a Placed)>) -> 
     for network in told.iter().flat_map(|told| told.iter().map(|it| it.0).collect::<BTreeSet<_>>()) {
         *sizes.entry(network).or_default() += 1;
     }
-    // The smallest first.
+    // The sets begin with the smallest subnet.
     let shared = |told: &Vec<Told>| -> BTreeSet<(usize, Network)> {
         told.iter().map(|(network, ..)| (sizes[network], *network)).filter(|(size, _)| *size > 1).collect()
     };
@@ -65,14 +65,14 @@ pub(super) fn in_order<'a>(hosts: impl Iterator<Item = (usize, &'a Placed)>) -> 
             let common = last.and_then(|last| networks[host].iter().find(|network| last.contains(network)));
             (ranks[host], common.map_or(usize::MAX, |(size, _)| *size))
         };
-        // The first of those that are as near.
+        // Takes the first of equally near hosts.
         let next = (0..left.len()).min_by_key(|&at| distance(left[at])).unwrap_or(0);
         order.push(left.remove(next));
     }
     order.into_iter().map(|host| names[host]).collect()
 }
 
-/// What a host tells of its addresses, but for those that lead nowhere else.
+/// Returns the addresses that a host announces, except those that other hosts cannot reach.
 fn told(placed: &Placed) -> Vec<Told> {
     let told = placed.addresses.iter().take(ENDPOINTS_MAX).filter_map(|endpoint| {
         let network = (endpoint.subnet()?, endpoint.prefix_bits);
@@ -93,14 +93,15 @@ fn without_common(mut told: Vec<Vec<Told>>) -> Vec<Vec<Told>> {
     told
 }
 
-/// The speed of the link by which others reach a host: in a network where others are, if there is one. 0 if nobody knows.
+/// Returns the speed of the link by which others reach a host, preferably in a network with other hosts. 0 if unknown.
 fn rate(told: &[Told], shared: &BTreeSet<(usize, Network)>) -> u32 {
     let is_shared = |network: &Network| shared.iter().any(|(_, other)| other == network);
     let there = told.iter().filter(|(network, ..)| shared.is_empty() || is_shared(network));
     there.map(|(.., rate)| *rate).max().unwrap_or(0)
 }
 
-/// For each host how many kinds of links are much faster than its own. One whose link nobody knows is not taken for slow.
+/// Returns for each host how many kinds of links are much faster than its own. A link of unknown speed does not count
+/// as slow.
 fn ranks(rates: &[u32]) -> Vec<usize> {
     let mut sorted: Vec<u32> = rates.iter().copied().filter(|&rate| rate > 0).collect();
     sorted.sort_unstable_by(|one, other| other.cmp(one));
@@ -148,7 +149,7 @@ mod tests {
         assert_eq!(order(&hosts), [0, 2, 1, 4, 3, 5]);
     }
 
-    /// In a network of all, and in one of a rack each; some have a bridge for containers as well.
+    /// All hosts are in one network, and in a smaller one for each rack. Some have a bridge for containers as well.
     #[test]
     fn the_smallest_network_counts() {
         let host = |number: u8| {
@@ -164,14 +165,14 @@ mod tests {
     #[test]
     fn those_on_slow_links_come_last() {
         let link = |number: u8, rate: u32| placed(&[([10, 0, 0, number], 24, rate), ([172, 17, 0, 1], 16, 40_000)]);
-        // Nobody knows of the third how fast its link is.
+        // The speed of the third host's link is unknown.
         let hosts: Vec<Placed> = [1000, 25_000, 0, 10_000, 20_000, 1000, 25_000, 100]
             .into_iter()
             .enumerate()
             .map(|(at, rate)| link(at as u8, rate))
             .collect();
         assert_eq!(order(&hosts), [1, 2, 4, 6, 3, 0, 5, 7]);
-        // A fast link into a network where nobody else is does not help.
+        // A fast link into a network without other hosts does not help.
         let hosts = [
             placed(&[([10, 0, 0, 1], 24, 1000), ([10, 9, 0, 1], 24, 100_000)]),
             placed(&[([10, 0, 0, 2], 24, 25_000)]),
@@ -180,8 +181,8 @@ mod tests {
         assert_eq!(order(&hosts), [1, 2, 0]);
     }
 
-    /// Racks of random sizes with links of random speeds: each rank of speeds stands together, within it each rack, and within
-    /// that hosts stand as they were named.
+    /// Racks of random sizes with links of random speeds. Hosts of each speed rank are together, within that each rack,
+    /// and within each rack the hosts are in the order named.
     #[test]
     fn random_sets_are_in_order() {
         for seed in 0..300_u64 {
@@ -201,7 +202,7 @@ mod tests {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..all.len()), "seed {seed}: {order:?}");
-            // By how it stands, not by how it came to that.
+            // Checks the resulting order, not how it was reached.
             let ranks = ranks(&all.iter().map(|(_, rate)| *rate).collect::<Vec<_>>());
             assert!(order.is_sorted_by_key(|&host| ranks[host]), "seed {seed}: {order:?} of {all:?}");
             for (at, &host) in order.iter().enumerate() {
@@ -213,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Whatever hosts tell, each stands in the chain once, and hosts that tell nothing stand as they were named.
+    /// Whatever hosts announce, each is in the chain once, and hosts that announce nothing keep the order named.
     #[test]
     fn what_hosts_make_up_only_moves_them() {
         for seed in 0..300_u64 {

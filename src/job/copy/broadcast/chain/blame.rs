@@ -1,4 +1,4 @@
-//! Who holds the others up, or is gone: which node of a chain is to be passed over.
+//! Finds the nodes of a chain that hold the others up or are gone, and that must be passed over.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,42 +6,43 @@ use std::time::Duration;
 use super::pace::RATE_OVER;
 use super::{Action, Chain, Lag, Node, SOURCE, Tree, Why};
 
-/// How long it is looked for which of two hosts lost the other, before they are to meet again.
+/// How long to look for which of two hosts has lost the other before they are connected again.
 const SUSPECT: Duration = Duration::from_millis(700);
 
-/// How often two hosts that lost each other are to meet again.
+/// How often two hosts that have lost each other are connected again.
 const AGAIN_MAX: u32 = 1;
 
-/// For so long a node must have been slow without a break.
+/// How long a node must have been slow without a break.
 const SLOW_OVER: Duration = Duration::from_secs(2);
 
-/// A link is compared with others only after so long.
+/// How long a link must have been up before it is compared with others.
 pub(super) const COMPARED_AFTER: Duration = Duration::from_secs(2);
 
-/// For so long a tree must have been busy, while all others were less busy than that: then it holds them up.
+/// How long a tree must have been busy, while all others were less busy than `IDLE_PERMILLE`, to count as holding them
+/// up.
 const BUSY_OVER: Duration = Duration::from_secs(2);
 const IDLE_PERMILLE: u16 = 500;
 
-/// A disk that has written nothing for so long, although there is something, will not.
+/// How long a disk may write nothing although there is data before it is given up.
 const DISK_MAX: Duration = Duration::from_secs(30);
 
-/// For so long a node that has all may write little more of it, as where a server makes each of many small files last; and what
-/// it has then is to be on its disk, or read from there again, in as long as a very slow one takes for all of it: bytes a second.
-/// Nobody else waits for it, so that it is long costs nothing but time.
+/// How long a node that has the whole stream may go without writing much more of it, for example while a server makes
+/// many small files durable. In addition, the node may take as long as a very slow disk needs to write or read back the
+/// whole stream, at `FINISH_RATE` bytes a second. No other host waits for it, so a long limit costs nothing but time.
 const FINISH_MAX: Duration = Duration::from_secs(30 * 60);
 const FINISH_RATE: u64 = 1 << 20;
 
-/// One that was told to leave may be in the middle of a write, or make a file last.
+/// How long a node may take to leave. It may be in the middle of a write, or be making a file durable.
 const LEAVE_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// A node that says nothing for so long, and is not being copied to, will not be heard of again.
+/// How long a node may be silent, unless it is being copied to, before it is given up.
 const SILENT_MAX: Duration = Duration::from_secs(12);
 
-/// The same of one that is out of the chain, when nobody else is waited for.
+/// The same limit for a node that is out of the chain, when no other node is waited for.
 const SILENT_ALONE: Duration = Duration::from_secs(3);
 
 impl Chain {
-    /// Looks for who is to blame for links that broke.
+    /// Finds the nodes that are to blame for broken links.
     pub(super) fn judge(&mut self, now: Duration) {
         let broken = std::mem::take(&mut self.broken);
         let mut kept = Vec::new();
@@ -49,7 +50,7 @@ impl Chain {
             if !self.are_neighbours(one.from, one.to) {
                 continue;
             }
-            // Of a host that is cut off both links break.
+            // If a host is cut off, both of its links break.
             let lost_both = |node: Node| {
                 broken.iter().any(|other| other.from == node) && broken.iter().any(|other| other.to == node)
             };
@@ -72,7 +73,7 @@ impl Chain {
         self.broken = kept;
     }
 
-    /// Gives up whom nothing will be heard of any more.
+    /// Gives up nodes that will not be heard of again.
     pub(super) fn give_up(&mut self, now: Duration) {
         let limit = self.silent_max();
         self.give_up_source(now, limit);
@@ -92,7 +93,8 @@ impl Chain {
         }
     }
 
-    /// Those whose disks stand still. Others may yet catch up with one; those whose disks do so as well will not.
+    /// Gives up nodes whose disks stand still, if they are behind, or if no other unfinished node is at work. A node at
+    /// work may yet catch up with one that stands still; a node whose disk stands still as well will not.
     fn give_up_disks(&mut self, now: Duration) {
         // A command may do without its input for long.
         if self.lag != Lag::Copied {
@@ -113,12 +115,12 @@ impl Chain {
         }
     }
 
-    /// Nothing more has been made of the stream at a node for so long that nothing will be.
+    /// Reports whether a node has written nothing for so long that it never will.
     pub(super) fn has_not_written(&self, node: Node, now: Duration) -> bool {
         self.is_still_since(self.members[node].wrote, now)
     }
 
-    /// So little more has been made of it that the others are not to wait for that node, whatever it says.
+    /// Reports whether a node has written so little that the others must not wait for it, whatever it says.
     pub(super) fn has_hardly_written(&self, node: Node, now: Duration) -> bool {
         self.is_still_since(self.members[node].wrote_much.0, now)
     }
@@ -132,7 +134,8 @@ impl Chain {
     }
 
     fn give_up_silent(&mut self, now: Duration, limit: Duration) {
-        // Whoever has been passed over may come back as long as others are at it; then it is not waited for.
+        // A node that has been passed over may come back while others are still working. Otherwise it is not waited
+        // for.
         let is_at_it = |node: Node| {
             let member = &self.members[node];
             member.tree == Tree::Open && (member.is_served || !self.is_silent(node, now))
@@ -143,7 +146,7 @@ impl Chain {
             if member.tree != Tree::Open || member.is_served {
                 continue;
             }
-            // One that has left has nothing to say until it is copied to.
+            // A node that has left has nothing to report until it is copied to.
             let speech_max = if member.is_out { limit_if_out } else { limit };
             let is_silent = !member.is_over && now.saturating_sub(member.spoke) > speech_max;
             let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
@@ -154,9 +157,9 @@ impl Chain {
         }
     }
 
-    /// Those that have only to end their own part, and do not, however much they say meanwhile.
+    /// Gives up nodes that only have to finish their own part and do not, however much they report meanwhile.
     fn give_up_endless(&mut self, now: Duration, limit: Duration) {
-        // Where a command takes the stream, it ends when that does.
+        // If a command takes the stream, the node ends when the command does.
         if self.lag != Lag::Copied {
             return;
         }
@@ -172,7 +175,7 @@ impl Chain {
                 true => {
                     has_passed(member.wrote_much.0.max(since), FINISH_MAX) && has_passed(since, FINISH_MAX + for_all)
                 }
-                // It was told to leave what it has.
+                // The node was told to leave with what it has.
                 false => has_passed(since, LEAVE_MAX),
             };
             if is_endless {
@@ -185,8 +188,8 @@ impl Chain {
         }
     }
 
-    /// A node that takes nothing although the one before it has something for it: one that says nothing either, else the
-    /// last of the chain, as those before it may only be waiting for it.
+    /// Returns a node that takes nothing even though the node before it has data for it. A node that is also silent is
+    /// blamed first; otherwise the last such node of the chain, because those before it may only be waiting for it.
     pub(super) fn still(&self, now: Duration) -> Option<Node> {
         let is_still = |two: &&[Node]| {
             let is_up = self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some() && !link.is_stopping);
@@ -198,7 +201,7 @@ impl Chain {
         silent.or_else(|| links().next().map(|two| two[1]))
     }
 
-    /// It takes nothing because what is made of the stream there, or behind it, is slow, and that is to be waited for.
+    /// Whether a node takes nothing because a command there or behind it is slow, and slow nodes are to be waited for.
     fn is_held(&self, node: Node, now: Duration) -> bool {
         let is_heard = |node: Node| !self.is_silent(node, now);
         let from_it_on = self.order.iter().skip_while(|&&other| other != node);
@@ -206,13 +209,13 @@ impl Chain {
         self.lag == Lag::Held && is_heard(node) && from_it_on.copied().any(|node| is_slow(&node))
     }
 
-    /// One node has something that the other, which is behind it, lacks.
+    /// Reports whether one node has something that the other, which is behind it, lacks.
     pub(super) fn waits(&self, from: Node, to: Node) -> bool {
         let (from, to) = (&self.members[from], &self.members[to]);
         from.sure > to.received || self.length == Some(from.sure) && !to.has_all
     }
 
-    /// Whoever has nothing to take does not stand still.
+    /// Records that nodes without anything to take do not stand still.
     pub(super) fn excuse(&mut self, now: Duration) {
         for at in 1..self.order.len() {
             if !self.waits(self.order[at - 1], self.order[at]) {
@@ -221,12 +224,13 @@ impl Chain {
         }
     }
 
-    /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
+    /// Returns a node that holds the others up: the node before it keeps as much for it as it can, and could have gone
+    /// much faster.
     pub(super) fn slow(&mut self, now: Duration) -> Option<Node> {
         let lags = |from: Node, to: Node| self.lag(from, to) >= self.spool_bytes / 2;
         let is_slow = |at: usize| {
             let (from, node) = (self.order[at - 1], self.order[at]);
-            // What is not heard is not slow, whatever it was.
+            // A node that is not heard is not slow, whatever it was before.
             let is_heard = now.saturating_sub(self.members[node].spoke) <= RATE_OVER;
             self.is_measured(from, node, now)
                 && is_heard
@@ -239,20 +243,22 @@ impl Chain {
         for (node, member) in self.members.iter_mut().enumerate() {
             member.slow_since = slow.contains(&node).then(|| member.slow_since.unwrap_or(now));
         }
-        // Who goes on after a while in which it was held up by another has been slow in that while.
+        // A node that continues after being held up by another node seems slow for the time of that hold-up.
         let over = self.patience(SLOW_OVER);
         let is_long =
             |node: &Node| self.members[*node].slow_since.is_some_and(|since| now.saturating_sub(since) >= over);
         self.order.iter().rev().copied().find(is_long)
     }
 
-    /// For how long a node that holds the others up is waited for. One that gets nothing later is given what the user allows.
+    /// Returns how long a node that holds the others up is waited for. If it cannot get its data later, it gets the
+    /// time that the user allows.
     fn patience(&self, least: Duration) -> Duration {
         if self.lag == Lag::Copied { least } else { least.max(self.stall) }
     }
 
-    /// The node at this place is itself held up: it takes no more because it has no room, as it keeps what the next but one
-    /// lacks. One of the two behind it may lie, so each is asked that could tell: what it has passed on it says itself.
+    /// Whether the node at this place is itself held up: it has no room for more, because it keeps what the next node
+    /// but one lacks. One of the two nodes behind it may lie, so each report that could tell is used. How much a node
+    /// has passed on is known only from the node itself.
     fn is_blocked(&self, at: usize, now: Duration) -> bool {
         let is_full = |bytes: u64| bytes >= self.spool_bytes / 2;
         let keeps = |two: &[Node]| {
@@ -263,28 +269,29 @@ impl Chain {
         self.order[at..].windows(2).take(2).any(keeps) || self.order.get(at + 2).is_some_and(lacks)
     }
 
-    /// A link has been up for long enough to be compared with others.
+    /// Whether a link has been up for long enough to be compared with others.
     fn is_measured(&self, from: Node, to: Node, now: Duration) -> bool {
         let up_since = self.link(from, to).and_then(|link| link.up_since);
         up_since.is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER)
     }
 
-    /// Where the first link is what holds all up, nothing is known of what the others could carry: one of them is tried.
+    /// Has another link measured if the first link is holding up all nodes, because then nothing is known of the
+    /// capacity of the others.
     pub(super) fn probe(&mut self, now: Duration) {
         let &[SOURCE, head, behind, ..] = &self.order[..] else { return };
         let waits = self.lag(SOURCE, head) >= self.spool_bytes / 2;
-        // Else it may be waiting for those behind it.
+        // Otherwise the head may be waiting for the nodes behind it.
         let passes = self.lag(head, behind) < self.spool_bytes / 4 && !self.is_blocked(1, now);
         let is_slow = self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate() > 0.0;
         self.head_slow_since = is_slow.then(|| self.head_slow_since.unwrap_or(now));
-        // So that it is not a rate of before, when something else held it up.
+        // Waits, so that the rate is not from a time when something else held the head up.
         let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= SLOW_OVER);
         if is_long && self.probed.insert(head) {
             self.actions.push_back(Action::Probe(behind));
         }
     }
 
-    /// A node whose own tree holds all others up: it passes the stream on and gets its tree later.
+    /// Returns a node whose own tree holds all others up. It passes the stream on, and gets its tree later.
     pub(super) fn busy(&self, now: Duration) -> Option<Node> {
         let live = || self.order.iter().copied().filter(|&node| node != SOURCE);
         let live = || live().filter(|&node| self.members[node].tree == Tree::Open && !self.members[node].is_behind);

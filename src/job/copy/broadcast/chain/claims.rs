@@ -1,20 +1,21 @@
-//! What nodes say of themselves, and how far it is believed.
+//! What nodes say of themselves, and how far they are believed.
 //!
-//! The source is trusted. Any other node may be hostile: it says how much it has and how much it has passed on, and could
-//! say so that others look slow. So of each there are two numbers, made of what both ends of its hop say: the most that it
-//! may have, by which it is judged itself, and what is sure, by which those behind it are. A lie makes nobody else look
-//! worse. How fast they are is judged in `pace.rs`. A node whose claim cannot be true, even if any other node lies, has failed.
+//! The source is trusted. Any other node may be hostile. It reports how much it has and how much it has passed on, and
+//! may try to make others look slow that way. So two numbers are derived for each node from the words of both ends of
+//! its hop: the most that it may have, by which the node itself is judged, and what it surely has, by which the nodes
+//! behind it are judged. A lie makes no other node look worse. How fast nodes are is judged in `pace.rs`. A node has
+//! failed if its claim cannot be true even if any other node lies.
 
 use std::time::Duration;
 
 use super::blame::COMPARED_AFTER;
 use super::{Action, Chain, Node, SOURCE, Tree, Why};
 
-/// So large a share of the spool has to have moved where only one end of a hop says so.
+/// If only one end of a hop reports progress, this share of the spool must have moved (an eighth).
 const ALONE_SHARE: u64 = 8;
 
 impl Chain {
-    /// A node has said how much it has and has passed on, in bytes, and whether that is all.
+    /// Takes a node's report: how many bytes it has and has passed on, and whether that is all.
     pub(super) fn claim(&mut self, node: Node, (said, passed, says_all): (u64, u64, bool), now: Duration) {
         let member = &mut self.members[node];
         member.said = member.said.max(said);
@@ -24,14 +25,14 @@ impl Chain {
         self.check(node);
         let member = &mut self.members[node];
         member.taken.hear(member.said, now);
-        // What it says to have passed on is about the node behind it.
+        // How much it says to have passed on concerns the node behind it.
         let behind = self.order.windows(2).find(|two| two[0] == node).map(|two| two[1]);
         if let Some((behind, passed)) = behind.and_then(|behind| Some((behind, self.passed_to(node, behind, now)?))) {
             self.members[behind].given.hear(passed, now);
         }
     }
 
-    /// Makes what is believed of what has been said.
+    /// Derives what is believed of a node from what has been reported.
     pub(super) fn learn(&mut self, node: Node, now: Duration) {
         let said = self.members[node].said;
         let Some(before) = self.before(node) else {
@@ -42,7 +43,8 @@ impl Chain {
         };
         let passed = self.passed_to(before, node, now).unwrap_or(said);
         let most = self.members[before].received;
-        // By the word of both, and by that of one: the source does not lie, and of more than a spool a node has to know.
+        // By the word of both ends, and by the word of one. The source does not lie. Any other node's word counts for
+        // at most one spool more than the node's own, because a node must know of more than that.
         let by_both = said.min(passed);
         let by_one = match before {
             SOURCE => passed,
@@ -50,9 +52,9 @@ impl Chain {
         };
         let sure = by_both.min(self.members[before].sure);
         let member = &mut self.members[node];
-        // A lie of the node before it ends with that node, so this may become less.
+        // A lie of the node before it ends with that node, so these numbers may become smaller.
         (member.received, member.sure) = (said.max(passed).min(most), sure);
-        // What one of them says alone has to be much: by single bytes it could go on for ever.
+        // Progress that only one end reports must be large. Otherwise it could go on for ever by single bytes.
         let (of_both, of_one) = member.reached;
         if by_both > of_both || by_one >= of_one.saturating_add(self.spool_bytes / ALONE_SHARE) {
             member.reached = (of_both.max(by_both), of_one.max(by_one));
@@ -60,8 +62,8 @@ impl Chain {
         }
     }
 
-    /// What a node says to have passed on to the one behind it; none as long as that may be about another one that was
-    /// there before. Nobody is passed over in so short a time.
+    /// Returns how much a node says to have passed on to the node behind it. `None` while that may concern another node
+    /// that was there before. In so short a time no node is passed over.
     pub(super) fn passed_to(&self, from: Node, to: Node, now: Duration) -> Option<u64> {
         let mut links = self.links.values().filter(|link| !link.is_stopping);
         let link = links.find(|link| (link.from, link.to) == (from, to))?;
@@ -69,13 +71,14 @@ impl Chain {
         is_about_it.then(|| self.members[from].passed)
     }
 
-    /// The two ends of a hop contradict each other: nobody can tell which of them lies, so none of them is slow.
+    /// Reports whether the two ends of a hop contradict each other. It cannot be known which of them lies, so neither
+    /// is slow.
     pub(super) fn is_disputed(&self, from: Node, to: Node, now: Duration) -> bool {
         let passed = self.passed_to(from, to, now);
         passed.is_some_and(|passed| self.members[to].said > passed.saturating_add(self.spool_bytes))
     }
 
-    /// Looks whether what a node says can be.
+    /// Checks whether a node's reports can be true.
     pub(super) fn check(&mut self, node: Node) {
         let member = &mut self.members[node];
         if node == SOURCE {
@@ -84,7 +87,7 @@ impl Chain {
         }
         let Some(length) = self.length else { return };
         let cannot_be = member.said > length || member.says_all && member.said < length;
-        // Another node may have changed what it got; it finds that out itself.
+        // Another node may have changed what this node got; the node finds that out itself.
         let is_its_own = member.is_proof_met || member.fed_by.iter().eq([&SOURCE]);
         if cannot_be && is_its_own {
             self.expose(node, Why::Lied);
@@ -93,7 +96,7 @@ impl Chain {
         }
     }
 
-    /// A node is not to be trusted.
+    /// Fails a node that must not be trusted.
     fn expose(&mut self, node: Node, why: Why) {
         if self.members[node].tree == Tree::Failed {
             return;
@@ -106,7 +109,7 @@ impl Chain {
         }
     }
 
-    /// What a node got of the stream is not what the source has sent.
+    /// Records that the stream that a node got is not what the source has sent.
     pub(in crate::job::copy::broadcast) fn misled(&mut self, node: Node) {
         let member = &mut self.members[node];
         (member.is_over, member.is_misled, member.wants_source) = (true, true, true);
@@ -115,8 +118,9 @@ impl Chain {
         self.settle();
     }
 
-    /// Finds who has changed the stream, as far as that can be told: a node that says that it got the right one, while all
-    /// that it alone has fed say that they did not. Who says that he got the wrong one, and has passed on the right one, lies.
+    /// Finds the nodes that have changed the stream, as far as that can be known. A node has forged the stream if it
+    /// says that it got the right one, while a node that it alone has fed says otherwise and does not lie. A node lies
+    /// if it says that it got the wrong stream, but has passed on the right one or was fed by the source alone.
     pub(super) fn blame_forgers(&mut self) {
         let is_open = |&node: &Node| node != SOURCE && !self.members[node].is_over && self.members[node].is_heard;
         if !self.members.iter().any(|member| member.is_misled) || self.order.iter().any(is_open) {

@@ -1,15 +1,16 @@
-//! Ordinary copies, to nodes that are out of the chain with less than all and to those that join: who gives them, and when.
+//! Ordinary copies to nodes that are out of the chain without the whole stream, and to nodes that join: which node
+//! gives them, and when.
 
 use super::{Action, Chain, CopyEnd, Member, Node, SOURCE, Tree};
 
-/// How often an ordinary copy to a node is begun.
+/// Maximum number of ordinary copies to one node that are begun.
 const COPIES_MAX: u32 = 3;
 
-/// Ordinary copies that the source gives at once where there is no chain.
+/// Maximum number of ordinary copies that the source gives at once if there is no chain.
 pub(super) const COPIES_AT_ONCE: u32 = 4;
 
 impl Chain {
-    /// An ordinary copy is over.
+    /// Records the end of an ordinary copy.
     pub(in crate::job::copy::broadcast) fn copy_over(&mut self, from: Node, to: Node, end: CopyEnd) {
         self.members[from].serves = self.members[from].serves.saturating_sub(1);
         let member = &mut self.members[to];
@@ -20,7 +21,8 @@ impl Chain {
             member.tree = Tree::Failed;
         } else {
             member.tried.push(from);
-            // What cannot be written may be what the giver has made of the tree: with the source's it is the host's own fault.
+            // If the host cannot write the tree, the giver may have changed the tree. With the source's tree, it is the
+            // host's own fault.
             member.wants_source |= matches!(end, CopyEnd::Forged | CopyEnd::ToFailed);
         }
         self.settle();
@@ -31,9 +33,10 @@ impl Chain {
         member.is_heard && member.tree == Tree::Open && member.is_behind && member.is_over && !member.is_served
     }
 
-    /// Begins those that can be begun.
+    /// Begins all copies that can be begun.
     pub(super) fn copy(&mut self) {
-        // Whose disk stands still may be so for ever; it has all, and the source is not needed for it.
+        // A disk that stands still may do so for ever. Its node has the whole stream, so the source is not needed for
+        // it.
         let is_still = |node: Node| self.members[node].has_all && self.has_hardly_written(node, self.ticked);
         let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
         let is_live = self.order.iter().any(|&node| node != SOURCE && is_at_it(node));
@@ -44,7 +47,7 @@ impl Chain {
             let is_whole = |node: &Node| {
                 let member = &self.members[*node];
                 let has_tree = member.tree == Tree::Done && *node != SOURCE && member.may_serve;
-                // The source gives what nobody else can, once it is not needed for the others.
+                // The source gives what no other node can, once the others do not need it.
                 let has_tree = has_tree && self.is_provable;
                 let is_there = member.is_heard && !self.is_silent(*node, self.ticked);
                 is_there && member.serves < self.serves_max && (has_tree || *node == SOURCE && !is_live)
@@ -53,7 +56,7 @@ impl Chain {
             let believes_source = self.members[to].wants_source && self.members[SOURCE].is_heard;
             let may_give = |&node: &Node| node != to && (node == SOURCE || !believes_source);
             let whole = || (0..self.members.len()).rev().filter(may_give).filter(is_whole);
-            // One that has failed it once is asked again only when there will be no other.
+            // A node from which a copy has failed is asked again only when there will be no other.
             let again = || whole().next().filter(|_| !is_live);
             let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else {
                 let is_stranded = !is_live && !self.members.iter().any(|member| member.serves > 0);

@@ -1,4 +1,4 @@
-//! Chains of streams, of which nothing is copied later.
+//! Chains of streams, where nothing is copied later.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const SPOOL: u64 = 32;
 const STALL: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(200);
 
-/// A chain whose links come up as soon as they are begun, and what it has asked for.
+/// A chain whose links come up as soon as they are begun, with the actions that it has requested.
 struct Rig {
     chain: Chain,
     now: Duration,
@@ -36,7 +36,7 @@ impl Rig {
         }
     }
 
-    /// Some time passes, in which nodes say this of themselves: how much they have received and written.
+    /// Lets some time pass, in which nodes report how much they have received and written.
     fn pass(&mut self, over: Duration, states: &[(Node, u64, u64)]) {
         let until = self.now + over;
         while self.now < until {
@@ -67,7 +67,7 @@ impl Rig {
 
 const HELD_UP: [(Node, u64, u64); 4] = [(0, 96, 96), (1, 64, 64), (2, 32, 0), (3, 32, 32)];
 
-/// Those before one that takes nothing wait for it, as long as it says that it is there; then it is to blame, and they are not.
+/// Nodes before a node that takes nothing wait for it while it is heard. After that it is to blame, and they are not.
 #[test]
 fn one_that_is_slow_is_waited_for_as_long_as_it_is_heard() {
     let mut rig = Rig::new(3, Lag::Held);
@@ -79,7 +79,7 @@ fn one_that_is_slow_is_waited_for_as_long_as_it_is_heard() {
     assert_eq!((rig.chain.tree(2), rig.chain.tree(1), rig.chain.before(3)), (Tree::Failed, Tree::Open, Some(1)));
 }
 
-/// A link that carries nothing, for no command's sake, is nobody's to wait for.
+/// A link that carries nothing is not waited for unless a command is the cause.
 #[test]
 fn one_whose_command_waits_for_more_is_not_slow() {
     let mut rig = Rig::new(3, Lag::Held);
@@ -97,8 +97,8 @@ fn one_that_is_slow_is_dropped_where_that_is_asked_for() {
     assert!(rig.asked.contains(&Action::Leave(2)) && rig.chain.tree(2) == Tree::Failed);
 }
 
-/// One that takes something, but always less than the others could, is left behind after the same time. It still passes the
-/// stream on.
+/// A node that takes something, but always less than the others could, is left behind after the same time. It still
+/// passes the stream on.
 #[test]
 fn one_that_is_always_busy_is_dropped() {
     for (lag, is_dropped) in [(Lag::Dropped, true), (Lag::Held, false)] {
@@ -114,7 +114,7 @@ fn one_that_is_always_busy_is_dropped() {
     }
 }
 
-/// All end: those that have all as done, one that was lost before as failed, and then there is nothing to wait for.
+/// All nodes end: those that have the whole stream as done, a node lost before as failed. Then nothing is waited for.
 #[test]
 fn a_stream_ends_with_the_last_of_its_hosts() {
     for lag in [Lag::Held, Lag::Dropped] {
@@ -138,7 +138,8 @@ fn a_stream_ends_with_the_last_of_its_hosts() {
     }
 }
 
-/// All of a short stream has gone to a host before the next one is connected: that link is over, and is not waited for.
+/// A short stream has gone to a host completely before the next host is connected. That link is over, and not waited
+/// for.
 #[test]
 fn a_link_that_is_over_before_the_others_are_up() {
     let mut chain = Chain::of_stream(3, SPOOL, STALL, Lag::Held, Duration::ZERO);

@@ -8,10 +8,10 @@ use super::*;
 const SPOOL: u64 = 32;
 const STALL: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(50);
-/// Long after anything can still be going on.
+/// Longer than any simulation can take.
 const TOO_LONG: Duration = Duration::from_secs(200);
 
-/// So many seeds, and fifty times as many in a long run of the tests.
+/// Returns this many seeds, and fifty times as many in a long run of the tests.
 fn seeds(count: u64) -> std::ops::Range<u64> {
     0..count * if std::env::var_os("RD_LONG").is_some() { 50 } else { 1 }
 }
@@ -19,13 +19,13 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
 /// What is wrong with a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// It is gone, and its agent's end is heard.
+    /// The node is gone, and the end of its agent is noticed.
     Killed,
-    /// Nothing reaches it any more, and nobody says so.
+    /// Nothing reaches the node any more, and nothing reports that.
     CutOff,
-    /// It is there, and takes and gives nothing.
+    /// The node is there, but takes and gives nothing.
     Stopped,
-    /// Its own tree cannot be made.
+    /// The node's own tree cannot be made.
     Full,
 }
 
@@ -38,47 +38,47 @@ struct Peer {
     may_leave: bool,
     is_proven: bool,
     is_told: bool,
-    /// Units that it takes in a step.
+    /// Number of units that the node takes in a step.
     rate: u64,
-    /// It has no part in the stream, and says nothing of itself.
+    /// Whether it has joined, so that it takes no part in the stream and reports nothing.
     is_joined: bool,
-    /// It is hostile: what it says of itself, and what it gives, is made up.
+    /// If set, the node is hostile: what it says of itself, and what it gives, is made up.
     lie: Option<Lie>,
 }
 
 /// What a hostile node says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
-    /// It has more than it has.
+    /// It claims to have more than it has.
     More(u64),
-    /// It has all.
+    /// It claims to have everything.
     All,
-    /// It has more than there is.
+    /// It claims to have more than there is.
     Impossible,
-    /// It has, and has passed on, less than it has.
+    /// It claims to have, and to have passed on, less than it has.
     Less,
-    /// It has passed on nothing.
+    /// It claims to have passed on nothing.
     Keeps,
-    /// It has more than it has, until then.
+    /// It claims to have more than it has, until this time.
     Early(u64, Duration),
-    /// It has nothing, and has passed on nothing, until then.
+    /// It claims to have nothing, and to have passed on nothing, until this time.
     Late(Duration),
-    /// It has, and has passed on, less than it has, which grows by leaps.
+    /// It claims to have, and to have passed on, less than it has, in leaps.
     Leaps,
-    /// It has passed on more than it has.
+    /// It claims to have passed on more than it has.
     Passes(u64),
-    /// It has passed on now more and now less.
+    /// It claims to have passed on now more and now less.
     Falls,
-    /// Anything, now this and now that.
+    /// It claims something different each time.
     Wild,
-    /// It takes no more, and says that it has one more each so many seconds.
+    /// It takes no more, and claims to have one unit more every so many seconds.
     Creeps(u64),
-    /// It gives nothing more, and says that it has passed on one more each so many seconds.
+    /// It gives nothing more, and claims to have passed on one unit more every so many seconds.
     Starves(u64),
 }
 
 impl Lie {
-    /// `dice`: a random number.
+    /// Returns the false report. `dice` is a random number.
     fn told(self, state: &BroadcastState, length: u64, now: Duration, dice: u64) -> BroadcastState {
         let state = state.clone();
         let BroadcastState { received, passed, .. } = state;
@@ -125,7 +125,7 @@ struct Wire {
     stopping: bool,
 }
 
-/// The nodes, and what is between them.
+/// The nodes, and the connections between them.
 struct World {
     seed: u64,
     rng: TestRng,
@@ -136,7 +136,7 @@ struct World {
     wires: BTreeMap<LinkId, Wire>,
     copies: Vec<(Node, Node, Duration)>,
     sent_by_source: u64,
-    /// When the source says what the stream was.
+    /// When the source reports what the stream was.
     proof_at: Duration,
     is_proof_told: bool,
     outs: Vec<(Node, Why)>,
@@ -225,11 +225,11 @@ impl World {
                     assert!(!self.wires.values().any(shares), "seed {}: two links at one end", self.seed);
                     self.wires.insert(link, Wire { from, to, is_up: false, since: self.now, stopping: false });
                 }
-                // It may be over by now.
+                // The link may be over by now.
                 Action::Stop(link) => self.wires.get_mut(&link).into_iter().for_each(|wire| wire.stopping = true),
                 Action::Next(node, has_next) => self.peers[node].has_next = has_next,
                 Action::Prove(node) => self.peers[node].is_proven = true,
-                // One that has all is not told anything by that.
+                // A node that has everything ignores this.
                 Action::Leave(node) => self.peers[node].may_leave |= self.peers[node].received < self.length,
                 Action::Copy { from, to } => {
                     assert!(self.peers[from].received == self.length, "seed {}: {from} has it not", self.seed);
@@ -271,7 +271,7 @@ impl World {
                 continue;
             }
             if is_up {
-                // The job says it whenever it looks.
+                // The job reports it whenever it looks.
                 self.chain.link_up(id, self.now);
             }
             if is_up && !stopping && !is_broken && self.is_well(from) && self.is_well(to) {
@@ -299,7 +299,7 @@ impl World {
         if from == SOURCE {
             self.sent_by_source += amount;
         }
-        // What the host behind it has, or it itself where there is none.
+        // The amount that the host behind it has, or that it has itself if it is the last.
         let mark = |peers: &[Peer], node: Node| match peers[node].next.filter(|_| peers[node].has_next) {
             Some(next) => peers[next].received.min(peers[node].received),
             None if peers[node].has_next => peers[node].kept_from,
@@ -317,12 +317,12 @@ impl World {
         }
     }
 
-    /// What the node behind one has.
+    /// Returns how much the node behind a node has.
     fn passed(&self, node: Node) -> u64 {
         self.peers[node].next.map_or(0, |next| self.peers[next].received)
     }
 
-    /// What nodes say of themselves.
+    /// Reports the progress of all nodes.
     fn report(&mut self) {
         for node in 1..self.peers.len() {
             if !self.is_well(node) || self.peers[node].is_joined {
@@ -386,7 +386,7 @@ impl World {
         }
     }
 
-    /// Whoever is well has the tree; nobody else is said to have it who has not all of it.
+    /// Checks that every healthy node has the tree, and that no node counts as done without the whole tree.
     fn check(&self, is_source_well: bool) {
         for node in 1..self.peers.len() {
             let (tree, peer) = (self.chain.tree(node), &self.peers[node]);
@@ -454,7 +454,7 @@ fn a_large_chain_heals() {
     }
 }
 
-/// What the first host has taken by then is enough for the others, or it is not, and all of them say so.
+/// What the first host has by then either is enough for the others, or is not, and then all of them report it.
 #[test]
 fn the_source_may_go_once_a_host_has_everything() {
     for seed in seeds(80) {
@@ -476,8 +476,8 @@ fn the_source_may_go_once_a_host_has_everything() {
     }
 }
 
-/// One that stands still holds those before it and those behind it: they are not to blame, also when they go on later than
-/// their neighbours.
+/// A node that stands still holds up the nodes before it and behind it. They are not to blame, even if they continue
+/// later than their neighbours.
 #[test]
 fn one_that_stands_still_is_blamed_alone() {
     let mut chain = Chain::new(6, SPOOL, STALL, Duration::ZERO);
@@ -499,9 +499,9 @@ fn one_that_stands_still_is_blamed_alone() {
     all(&mut chain, ms(0));
     for at in (200..=9000).step_by(200) {
         let now = ms(at);
-        // The third stops at 1 s; those before it are full soon, those behind it have all that there is.
+        // The third node stops at 1 s. The nodes before it are soon full, and those behind it have all that there is.
         let full = (100 + at / 20).min(180);
-        // It is passed over at 6 s. Then the fourth goes on, the fifth is heard of later, those before them too.
+        // It is passed over at 6 s. Then the fourth continues. The fifth, and those before them, are heard of later.
         let fourth = if at > 6400 { 140 } else { 100 };
         let second = if at > 6400 { fourth } else { 100 };
         let said = [(full + 64, full + 32), (full + 32, full), (full, second), (100, 100), (fourth, 100), (100, 0)];
@@ -516,8 +516,8 @@ fn one_that_stands_still_is_blamed_alone() {
     assert_eq!(outs, [(3, Why::StoodStill)]);
 }
 
-/// Whatever a host says of itself, no other is passed over for it, and all others get the tree, also where the one behind it
-/// lies as well.
+/// Whatever a host says of itself, no other host is passed over for it, and all others get the tree, even if the host
+/// behind it lies as well.
 #[test]
 fn a_host_that_lies_harms_nobody() {
     for seed in seeds(72) {
@@ -536,7 +536,7 @@ fn a_host_that_lies_harms_nobody() {
             let is_hostile = world.peers[node].lie.is_some();
             let is_whole = world.chain.tree(node) == Tree::Done && world.peers[node].received == world.length;
             assert!(is_hostile || is_whole, "seed {seed}: {node} of {hosts}, {liar} lies: {:?}", world.chain);
-            // Two may hold back what they say to have passed on, and nobody could tell.
+            // Two hosts may both hold back what they have passed on, which could not be detected.
             let is_blamed = world.outs.iter().any(|(out, _)| *out == node) && seed % 3 != 0;
             let lie = world.peers[liar].lie;
             assert!(is_hostile || !is_blamed, "seed {seed}: {liar} of {hosts} lies: {lie:?}: {:?}", world.outs);
@@ -544,7 +544,7 @@ fn a_host_that_lies_harms_nobody() {
     }
 }
 
-/// Who says what cannot be has failed, unless another one may have made it so.
+/// A node whose report cannot be true has failed, unless another node may be the cause.
 #[test]
 fn what_cannot_be_ends_a_host() {
     for (node, said, has_all) in [(1, 101, false), (1, 60, true), (2, 101, false), (2, 60, true)] {
@@ -565,7 +565,7 @@ fn what_cannot_be_ends_a_host() {
         chain.state(node, &state(said, has_all), Duration::ZERO);
         chain.proof(100, true);
         all(&mut chain);
-        // The second may have been given that.
+        // The second node may have been given that.
         if node == 2 {
             chain.tree_over(node, true);
             all(&mut chain);
@@ -575,11 +575,13 @@ fn what_cannot_be_ends_a_host() {
     }
 }
 
-/// Whoever gets something else than the source has sent gets it from the source, and who has changed it fails.
+/// A node that gets other data than the source has sent gets it from the source, and the node that has changed it
+/// fails.
 #[test]
 fn who_changes_the_stream_is_found() {
-    // Who says that the stream was wrong, and who has failed by that: the third changes it; the third says so, and has passed
-    // on the right one; the first says so, to whom the source has sent it.
+    // Nodes that report a wrong stream, and the node that fails for it: the third, which changes the stream; the third,
+    // which reports it although it has passed on the right stream; the first, to which the source itself has sent the
+    // stream.
     for (misled, failed) in [(&[4, 5][..], 3), (&[3], 3), (&[1], 1)] {
         let mut chain = Chain::new(6, SPOOL, STALL, Duration::ZERO);
         chain.proof(100, true);
@@ -617,8 +619,8 @@ fn who_changes_the_stream_is_found() {
     }
 }
 
-/// Who sends what is wrong, and never says that it has met the one behind it, does not have that one blamed: what has come by
-/// a link counts from when it is begun, unless its receiver says that nothing did.
+/// A node that sends wrong data, and never reports that it has met the node behind it, does not get that node blamed.
+/// Data over a link counts from its beginning, unless the receiver says that nothing came.
 #[test]
 fn who_never_says_that_it_sends_has_nobody_blamed() {
     for was_fed in [true, false] {
@@ -655,7 +657,7 @@ fn who_never_says_that_it_sends_has_nobody_blamed() {
     }
 }
 
-/// One that is slow does not hold the others, wherever it stands, and gets it in the end.
+/// A slow node does not hold up the others, wherever it is, and gets the tree in the end.
 #[test]
 fn a_slow_host_is_served_later() {
     let others_took = |slow: Option<Node>| {
@@ -695,7 +697,8 @@ fn one_that_joins_gets_it_from_another() {
     assert_eq!(world.chain.tree(joined.expect("it has joined")), Tree::Done);
 }
 
-/// Those that are late, or were added: who comes gets it, who does not is not waited for, and faults of others change nothing.
+/// Hosts that are late or were added: a host that comes gets the tree, a host that does not come is not waited for, and
+/// faults of others change nothing.
 #[test]
 fn late_ones_get_it_whatever_happens_to_others() {
     for seed in seeds(60) {
@@ -726,7 +729,8 @@ fn late_ones_get_it_whatever_happens_to_others() {
     }
 }
 
-/// Without a chain the source gives each its copy; who fails is tried again, and whoever is well has it in the end.
+/// Without a chain, the source gives each host its copy. Failed copies are repeated, and every healthy host gets its
+/// tree.
 #[test]
 fn copies_come_from_the_source_alone() {
     let mut chain = Chain::of_copies(20, Duration::ZERO);
@@ -746,7 +750,7 @@ fn copies_come_from_the_source_alone() {
         }
         assert!(going.len() <= COPIES_AT_ONCE as usize);
         if let Some(to) = going.pop_front() {
-            // The fifth is broken, the seventh fails once.
+            // The fifth host is broken, and the copy to the seventh fails once.
             let end = match to {
                 5 => CopyEnd::ToFailed,
                 7 if begun < 12 => CopyEnd::Broken,
@@ -758,13 +762,13 @@ fn copies_come_from_the_source_alone() {
     assert!((1..=20).all(|node| (chain.tree(node) == Tree::Done) == (node != 5)));
 }
 
-/// What cannot be read is nobody's to wait for, and no host is blamed for it.
+/// A source that cannot be read is not waited for, and no host is blamed for it.
 #[test]
 fn without_its_source_a_broadcast_ends() {
     let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
     chain.tree_over(SOURCE, false);
     assert!(std::iter::from_fn(|| chain.poll()).any(|action| action == Action::End));
-    // One that says nothing any more, while the hosts do.
+    // The source falls silent, while the hosts do not.
     let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
     let (mut outs, mut is_ended) = (Vec::new(), false);
     for at in (200..=40_000).step_by(200) {

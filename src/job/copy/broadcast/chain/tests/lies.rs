@@ -1,8 +1,8 @@
-//! Words that change, or come late: nobody is slow for them.
+//! Reports that change, or come late: no other node looks slow because of them.
 
 use super::*;
 
-/// A simulation in which one host lies, and its outcome. Every host that does not lie has the tree.
+/// Runs a simulation in which one host lies, and returns its outcome. Every host that does not lie must have the tree.
 fn told(seed: u64, lie: Lie) -> (World, Node) {
     let hosts = 2 + (seed % 6) as usize;
     let mut world = World::new(seed, hosts, 600 + seed % 300);
@@ -17,7 +17,7 @@ fn told(seed: u64, lie: Lie) -> (World, Node) {
     (world, liar)
 }
 
-/// No other is passed over for what one says, however that changes.
+/// No other host is passed over because of what one host says, however that changes.
 #[test]
 fn words_alone_harm_nobody() {
     let second = Duration::from_secs(1);
@@ -43,7 +43,7 @@ fn words_alone_harm_nobody() {
     }
 }
 
-/// One that stands still, or gives nothing, and says that something goes on: it does not hold the others for ever.
+/// A node that stands still, or gives nothing, and claims to go on, does not hold up the others for ever.
 #[test]
 fn words_hold_nobody_for_ever() {
     for seed in seeds(24) {
@@ -55,11 +55,11 @@ fn words_hold_nobody_for_ever() {
     }
 }
 
-/// In the first seconds of a link one of its ends may say anything. That is no rate by which another is slow, also not once
-/// the other end bears the amount out.
+/// In the first seconds of a link, one of its ends may say anything. That gives no rate by which another node is slow,
+/// even after the other end confirms the amount.
 #[test]
 fn a_rate_is_what_both_ends_bear_out() {
-    // How much of 4000 the first host, and the source, say to have gone through the hop after a second.
+    // How much of 4000 the first host and the source report to have gone through the hop after a second.
     for (said, passed) in [(100, 100), (4000, 100), (100, 4000), (100, 0), (0, 100)] {
         let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
         while let Some(action) = chain.poll() {
@@ -79,7 +79,7 @@ fn a_rate_is_what_both_ends_bear_out() {
     }
 }
 
-/// While the caller is stopped words pile up, and come at once: nobody was that fast.
+/// While the caller is stopped, reports pile up and then come at once. They show no node's real rate.
 #[test]
 fn words_that_have_waited_are_no_rate() {
     let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
@@ -95,19 +95,19 @@ fn words_that_have_waited_are_no_rate() {
     assert!((90.0..=110.0).contains(&rate) && (90.0..=110.0).contains(&peak), "{rate} {peak}");
 }
 
-/// One that is out, or says that it has all, and only talks on: it is not waited for without end, whatever it says.
+/// A node that is out, or says that it has everything, and only keeps reporting, is not waited for without end.
 #[test]
 fn one_that_talks_on_and_never_ends_is_given_up() {
     let state = |received, written, has_all| BroadcastState { received, written, has_all, ..BroadcastState::default() };
     type Words = fn(u64) -> (u64, u64, bool);
     let told: [(Words, u64); 6] = [
         (|_| (0, 0, false), 360),
-        // It was out before it says that it has all.
+        // It was out before it says that it has everything.
         (|second| if second < 20 { (0, 0, false) } else { (100, 100, true) }, 2000),
         (|_| (100, 100, true), 1900),
         (|second| (100, 100, second % 2 == 0), 1900),
         (|second| (100, (second / 20).min(99), true), 12_000),
-        // By as much as counts, from nothing on.
+        // Grows by just enough to count, starting from nothing.
         (|second| (100, (second / 10).min(99), second % 2 == 0), 12_000),
     ];
     for (at, (words, limit)) in told.into_iter().enumerate() {
@@ -142,7 +142,7 @@ fn one_that_talks_on_and_never_ends_is_given_up() {
     }
 }
 
-/// What was written has to get to a disk: the more it is, the longer that may take.
+/// Written data has to reach a disk. The more data, the longer that may take.
 #[test]
 fn one_that_has_much_to_finish_is_waited_for() {
     let length = 3000 << 20;

@@ -1,8 +1,9 @@
-//! Disks that stand still: neither one nor several, nor others beside them, are waited for without end.
+//! Disks that stand still: nodes with such disks, one or several, are not waited for without end, and neither are
+//! others because of them.
 
 use super::*;
 
-/// What nodes say of themselves, for so long: how much each has written of the 100 that all have. Which copies were begun.
+/// Has nodes report for some time how much they have written of the 100 units that all have. Returns the copies begun.
 fn pass(chain: &mut Chain, over: std::ops::Range<u64>, written: &[(Node, u64)]) -> Vec<(Node, Node)> {
     let mut copies = Vec::new();
     for at in (over.start * 1000..over.end * 1000).step_by(200) {
@@ -22,14 +23,14 @@ fn pass(chain: &mut Chain, over: std::ops::Range<u64>, written: &[(Node, u64)]) 
     copies
 }
 
-/// A chain whose stream is proven. Its nodes are still to finish their trees.
+/// Returns a chain whose stream is proven. Its nodes still have to finish their trees.
 fn proven(nodes: usize) -> Chain {
     let mut chain = Chain::new(nodes, SPOOL, STALL, Duration::ZERO);
     chain.proof(100, true);
     chain
 }
 
-/// They hold nobody for good, whether one alone does so or several, as on one server that hangs.
+/// They hold up no other node for good, neither a single one nor several, as on a server that hangs.
 #[test]
 fn disks_that_stand_still_are_given_up() {
     for still in [&[(2, 40)][..], &[(2, 40), (3, 0)]] {
@@ -44,24 +45,24 @@ fn disks_that_stand_still_are_given_up() {
     }
 }
 
-/// The source gives a copy once the chain does not need it any more: not only when everybody else is done.
+/// The source gives a copy as soon as the chain no longer needs it, and not only when all other nodes are done.
 #[test]
 fn a_disk_that_stands_still_keeps_no_copy_from_another() {
     for written in [40, 100] {
         let mut chain = proven(3);
-        // One of them alone would be blamed.
+        // A node fed by the source alone would be blamed.
         chain.members[1].fed_by.insert(2);
         chain.misled(1);
         let states = [(SOURCE, 0), (2, written)];
         assert_eq!(pass(&mut chain, 0..30, &states), []);
         assert_eq!(pass(&mut chain, 30..60, &states), [(SOURCE, 1)], "{written}");
         assert_eq!(chain.tree(1), Tree::Done);
-        // One that has taken all may take as long as its disk does to finish it.
+        // A node that has taken everything may take as long as its disk needs to finish it.
         assert_eq!(chain.tree(2), if written == 100 { Tree::Open } else { Tree::Failed });
     }
 }
 
-/// Nor does one that says now and then that it has written one byte more.
+/// Neither does a disk that is reported now and then to have written one byte more.
 #[test]
 fn a_disk_that_is_said_to_write_keeps_no_copy_from_another_for_ever() {
     let mut chain = proven(3);
@@ -75,19 +76,20 @@ fn a_disk_that_is_said_to_write_keeps_no_copy_from_another_for_ever() {
     assert_eq!(chain.tree(1), Tree::Done);
 }
 
-/// One that is slow and alone at it is waited for.
+/// A slow node is waited for if no other node is at work.
 #[test]
 fn a_disk_that_is_slow_is_not_given_up() {
     let mut chain = proven(3);
     chain.tree_over(1, true);
-    // No more than a spool can have been taken and not written.
+    // At most one spool can have been taken and not written.
     for second in 0..600 {
         pass(&mut chain, second..second + 1, &[(SOURCE, 0), (1, 100), (2, 68 + second / 20)]);
         assert_eq!(chain.tree(2), Tree::Open, "{second} s");
     }
 }
 
-/// What a host cannot write may be what another one has made of the tree: only with the source's is it the host's own fault.
+/// If a host cannot write a tree, another host may have changed that tree. Only with the source's tree is it the host's
+/// own fault.
 #[test]
 fn one_that_cannot_write_what_another_gives_gets_it_from_the_source() {
     for is_full in [false, true] {
@@ -115,7 +117,7 @@ fn one_that_cannot_write_what_another_gives_gets_it_from_the_source() {
     }
 }
 
-/// A caller that was stopped for a while blames nobody for that while, a disk neither.
+/// After the caller was stopped for a while, no node and no disk is blamed for that time.
 #[test]
 fn a_while_in_which_the_caller_was_stopped_does_not_count() {
     let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
@@ -133,7 +135,8 @@ fn a_while_in_which_the_caller_was_stopped_does_not_count() {
     assert_eq!(chain.tree(2), Tree::Open);
 }
 
-/// A node that is told to leave just after it has taken the rest of the stream still completes its tree, and waits for the proof.
+/// A node that is told to leave just after taking the rest of the stream still completes its tree, and waits for the
+/// proof.
 #[test]
 fn one_that_has_all_when_it_is_told_to_leave_is_proven() {
     let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
@@ -151,7 +154,7 @@ fn one_that_has_all_when_it_is_told_to_leave_is_proven() {
     chain.state(SOURCE, &state(100), Duration::ZERO);
     chain.state(1, &state(100), Duration::ZERO);
     chain.state(2, &state(90), Duration::ZERO);
-    // The last piece is on its way.
+    // The last piece is still in flight.
     let last = *chain.links.iter().find(|(_, link)| link.to == 2).expect("it was begun").0;
     chain.link_over(last, LinkEnd::NotKept, Duration::ZERO);
     act(&mut chain);

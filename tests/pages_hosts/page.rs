@@ -4,9 +4,8 @@
 //! lines after `backup$ ` are typed at that host, and the lines under them are their output. Comments in the source,
 //! invisible to readers, say the rest:
 //!
-//! * `<!-- run`, lines such as `backup$ COMMAND`, `-->`: typed as well. They make what the page
-//! takes for granted, and check
-//!   the effects of its lines.
+//! * `<!-- run`, lines such as `backup$ COMMAND`, `-->`: typed as well. They make what the page takes for granted, and
+//!   check the effects of its lines.
 //! * `<!-- not run: REASON -->` before a block: its lines are not typed.
 //! * `<!-- exits with 8 -->` before a block: its last line has this exit code.
 //! * `<!-- printed elsewhere: REASON -->` before a block: its lines are typed, but print something else here.

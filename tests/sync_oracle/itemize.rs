@@ -97,9 +97,9 @@ fn path_of(line: &str, grown: &Grown) -> Vec<u8> {
 /// Returns a line without the parts in which rdcp intentionally differs; `None` if nothing is left.
 ///
 /// * A file whose contents are already at the destination: rsync sends it if its time differs, but not with `-c`. rdcp
-/// compares the contents and prints `.f`, but sends files with holes anew.
+///   compares the contents and prints `.f`, but sends files with holes anew.
 /// * An entry with setuid, setgid or capabilities: rsync changes the owner first, which clears them, and then prints
-/// what is missing: neither owner nor group, but permissions and attributes. rdcp prints the original differences.
+///   what is missing: neither owner nor group, but permissions and attributes. rdcp prints the original differences.
 /// * With another ACL, rsync takes its mask for permissions that are the same.
 /// * rsync reads attributes of links and special files after it has replaced them.
 /// * rsync prints DEL and the control characters behind it unchanged; rdcp escapes them for the terminal.

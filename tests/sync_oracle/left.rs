@@ -14,8 +14,8 @@ use crate::snapshot::Finding;
 use crate::told;
 use crate::typed::{self, set_time};
 
-/// Makes entries, one for each line: `dir PATH`, `file PATH TEXT TIME`, `link PATH TARGET`, `fifo
-/// PATH`, `name FIRST PATH`.
+/// Makes entries, one for each line:
+/// `dir PATH`, `file PATH TEXT TIME`, `link PATH TARGET`, `fifo PATH`, `name FIRST PATH`.
 fn plant(top: &Path, lines: &[&str]) {
     fs::create_dir_all(top).expect("a directory");
     for line in lines {

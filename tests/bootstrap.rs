@@ -1,6 +1,7 @@
-//! Hosts that have no agent: one is sent there, kept, checked before each start, and replaced.
+//! Hosts without an agent: the agent is sent there, cached, checked before each start, and replaced.
 //!
-//! The other host is a launcher's own PATH and HOME on this one. As `ssh` it hands what it is given to a shell.
+//! The other host is simulated by a launcher that sets its own PATH and HOME. Like `ssh`, it passes
+//! its arguments to a shell.
 
 mod rig;
 
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use rig::*;
 use rustix::process::Signal;
 
-/// Writes what was run, and runs the last argument as sshd does: in the home, by a shell, with the host's own PATH.
+/// Records the command, and runs the last argument as sshd does: in the home, by a shell, with the host's own PATH.
 const LAUNCHER: &str = "#!/bin/sh
 for last; do :; done
 printf '%.30s\\n' \"$last\" >>DIR/noted
@@ -32,7 +33,8 @@ impl Far {
         Self::with("", "")
     }
 
-    /// `extra`: done on the host before the command, which `$last` is. `home`: where its home is, below the scratch directory.
+    /// `extra`: shell text that runs on the host before the command, which is in `$last`. `home`:
+    /// appended to the host's home.
     fn with(extra: &str, home: &str) -> Self {
         let far = Self(Scratch::new());
         for name in ["home", "bin"] {
@@ -57,7 +59,7 @@ impl Far {
         path
     }
 
-    /// A copy to the host.
+    /// Prepares a copy to the host.
     fn command(&self, launcher: &str, options: &[&str]) -> Command {
         let mut command = rdcp();
         let mut target = OsString::from("far:");
@@ -76,24 +78,24 @@ impl Far {
         fs::remove_file(self.join("copy")).expect("ours");
     }
 
-    /// The copy succeeded, with an agent that was sent.
+    /// Copies successfully, with an agent that is sent.
     #[track_caller]
     fn sends(&self) {
         let ended = self.copy(&[]);
         ended.expect(0);
-        // Where it takes long, it is said before.
+        // If sending takes long, a notice is printed before.
         let said: Vec<&str> = ended.stderr.lines().filter(|line| !line.contains("copying rdma-pipe-agent")).collect();
         assert_eq!(said, [self.line("rdcp", "far").trim_end()]);
         self.arrived();
     }
 
-    /// What is said of an agent that was sent.
+    /// Returns the line that reports a sent agent.
     fn line(&self, program: &str, host: &str) -> String {
         let bytes = fs::metadata(AGENT).expect("the agent").len();
         format!("{program}: copied rdma-pipe-agent ({} MB) to {host}\n", (bytes + 500_000) / 1_000_000)
     }
 
-    /// The copy succeeded, and nothing was sent or said.
+    /// Copies successfully, without sending or printing anything.
     #[track_caller]
     fn finds(&self) {
         let ended = self.copy(&[]);
@@ -102,7 +104,7 @@ impl Far {
         self.arrived();
     }
 
-    /// The copy failed with one line that has all of these, and left nothing.
+    /// Fails to copy, with one line that contains all `parts`, and leaves nothing.
     #[track_caller]
     fn refuses(&self, parts: &[&str]) {
         let ended = self.copy(&[]);
@@ -114,13 +116,13 @@ impl Far {
         self.join("home/.cache/rdma-pipe")
     }
 
-    /// What is in the cache, also what is hidden.
+    /// Returns the files in the cache, including hidden ones.
     fn cached(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.cache()).into_iter().flatten();
         entries.map(|entry| entry.expect("an entry").path()).collect()
     }
 
-    /// The one agent in it, which is ours.
+    /// Returns the only file in the cache, which must be the agent of this build.
     #[track_caller]
     fn agent(&self) -> PathBuf {
         let cached = self.cached();
@@ -130,7 +132,7 @@ impl Far {
         cached[0].clone()
     }
 
-    /// What the launcher was told to run, in short.
+    /// Returns the commands that the launcher was told to run, shortened, and forgets them.
     fn launches(&self) -> Vec<String> {
         let noted = fs::read_to_string(self.join("noted")).unwrap_or_default();
         fs::write(self.join("noted"), "").expect("ours");
@@ -205,7 +207,7 @@ fn one_that_was_changed_is_replaced() {
         },
         &|| fs::write(&agent, "").expect("ours"),
         &|| fs::set_permissions(&agent, fs::Permissions::from_mode(0o600)).expect("ours"),
-        // Not followed, though it leads to the right program.
+        // Links are not followed, even if they lead to the right program.
         &|| symlink(AGENT, &agent).expect("a link"),
         &|| symlink("/nonexistent", &agent).expect("a link"),
     ];
@@ -227,12 +229,12 @@ fn another_version_goes_that_nobody_has_used_for_days_also_while_it_runs() {
     let old = far.cache().join(format!("rdma-pipe-agent-{}", "0".repeat(64)));
     fs::copy("/bin/sleep", &old).expect("a program");
     let mut running = Process::spawn(Command::new(&old).arg("60").stdin(Stdio::null()).stdout(Stdio::null()));
-    // Of an upload that was cut off long ago, and of one that is under way.
+    // Files of an upload that was interrupted long ago, and of one in progress.
     let [stale, fresh] = ["stale1", "fresh1"].map(|name| far.cache().join(format!(".new.{name}")));
     for path in [&stale, &fresh] {
         fs::write(path, "x").expect("ours");
     }
-    // Another caller may be about to start it.
+    // Another caller may be about to start this agent.
     let used = far.cache().join(format!("rdma-pipe-agent-{}", "1".repeat(64)));
     fs::write(&used, "x").expect("ours");
     for (path, options) in [(&stale, ["-d", "2 hours ago"]), (&old, ["-ad", "3 days ago"])] {
@@ -277,7 +279,7 @@ fn a_cache_that_others_could_change_is_not_used() {
     assert_eq!(fs::read(there).expect("it is as it was").len() as u64, fs::metadata(AGENT).expect("it").len());
 }
 
-/// `extra` for a host whose home is a file system of its own.
+/// Returns an `extra` for a host whose home is a separate file system.
 fn mounted(options: &str) -> String {
     let user = if rustix::process::geteuid().is_root() { "" } else { "--user --map-root-user" };
     format!(
@@ -302,7 +304,7 @@ fn homes_in_which_no_program_can_be_kept() {
     }
     Far::with("unset HOME", "").refuses(&["HOME is not set there", "--agent"]);
     Far::with("", "/../source").refuses(&["Not a directory", "--agent"]);
-    // Where the specification of such directories says.
+    // The directory is where the specification of XDG_CACHE_HOME says.
     let far = Far::with("export XDG_CACHE_HOME=$HOME/other", "");
     assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
     assert!(far.join("home/other/rdma-pipe").is_dir() && !far.cache().exists());
@@ -339,11 +341,11 @@ fn a_cached_one_of_another_kind_is_not_run() {
     far.finds();
 }
 
-/// What a program that does not run there says is in the line, and it is not kept.
+/// If the program does not run there, the error line shows the program's own message, and the program is not kept.
 #[test]
 fn one_that_does_not_run_there() {
     let far = Far::new();
-    // It takes the place of what came through, after its hash was found right.
+    // The script replaces the uploaded file after its hash was found right.
     far.program(
         "bin/sha256sum",
         "#!/bin/sh\nset -- $(/usr/bin/sha256sum)\nf=$(ls .new.* 2>/dev/null)\n\
@@ -365,10 +367,10 @@ fn what_was_asked_for_otherwise() {
     nothing(&["--bootstrap", "--no-bootstrap"], &["far has no rdma-pipe-agent"]);
     nothing(&["-n"], &["far has no rdma-pipe-agent", "without -n it would be copied"]);
     nothing(&["--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", "--agent"]);
-    // As it was when it was an option.
+    // `--bootstrap` is still accepted, as it was when sending had to be requested.
     far.copy(&["--agent", "/nonexistent/agent", "--no-bootstrap", "--bootstrap"]).expect(0);
     far.arrived();
-    // What is there is used for a dry run too, and only looked at.
+    // A dry run uses a cached agent too, but does not replace it.
     far.copy(&["-n"]).expect(0).one_line("rdcp", &["would copy source to far:"]);
     far.copy(&["--no-bootstrap"]).expect(3);
     fs::write(far.agent(), "damaged").expect("ours");
@@ -376,7 +378,7 @@ fn what_was_asked_for_otherwise() {
     assert_eq!(fs::read(&far.cached()[0]).expect("it"), b"damaged");
 }
 
-/// HELLO of another major version.
+/// A HELLO message of another major version.
 const OTHER: &str =
     r"printf '\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\1439.9\141L\141m\141c\100\100\144more'";
 
@@ -403,14 +405,14 @@ fn one_that_is_installed_and_of_no_use() {
             ended.expect(3).one_line("rdcp", &["far has no rdma-pipe-agent"]);
         }
     }
-    // One that is well is used, and no other sent.
+    // A working installed agent is used, and none is sent.
     let far = Far::new();
     symlink(AGENT, far.join("bin/rdma-pipe-agent")).expect("a link");
     far.finds();
     assert!(far.cached().is_empty());
 }
 
-/// Another launcher may have no shell at the other end: it gets a plain name at first.
+/// Other launchers may not run a shell at the other end, so they are first given a plain program name.
 #[test]
 fn launchers_that_are_not_ssh() {
     let far = Far::new();
@@ -430,7 +432,7 @@ fn launchers_that_are_not_ssh() {
     run("exec").expect(0);
 }
 
-/// The host's `sh` is not always the same.
+/// The host's `sh` may be any of several shells.
 #[test]
 fn any_shell_does() {
     let mut tried = 0;
@@ -441,7 +443,7 @@ fn any_shell_does() {
             continue;
         };
         let far = Far::with("PATH=$PATH:DIR", "");
-        // With busybox, all that is run there is busybox.
+        // With busybox, every program on the host is busybox.
         let applets: &[&str] = match shell {
             "busybox" => &[
                 "sh",
@@ -503,7 +505,7 @@ fn every_command_that_starts_agents_sends_it() {
     );
 }
 
-/// Hosts that share a home, each of which gets it at the same time.
+/// Several hosts share a home, and each of them gets the agent at the same time.
 #[test]
 fn several_hosts_at_once() {
     let far = Far::new();
@@ -514,13 +516,13 @@ fn several_hosts_at_once() {
     let ended = process.wait();
     ended.expect(0);
     assert_eq!(output.join().expect("no panic"), b"1\n");
-    // The first to come needs it; who comes later may find it there.
+    // The first host needs the agent. Later hosts may find it there.
     let copied = ended.stderr.lines().filter(|line| line.starts_with("rdpipe: copied rdma-pipe-agent (")).count();
     assert!((1..=3).contains(&copied) && copied == ended.stderr.lines().count(), "{}", ended.stderr);
     far.agent();
 }
 
-/// Ends while the host takes its time; nothing stays there under a name that would be run.
+/// A signal ends the upload while the host is slow. Nothing is left there under a name that would be run.
 #[test]
 fn a_signal_ends_it() {
     let far = Far::new();
@@ -543,7 +545,7 @@ fn a_signal_ends_it() {
 #[test]
 fn a_shell_that_refuses_the_login_says_why() {
     let far = Far::new();
-    // As nologin(8) does.
+    // The script behaves as nologin(8).
     fs::create_dir(far.join("refusing")).expect("a directory");
     far.program("refusing/ssh", "#!/bin/sh\nprintf 'Welcome.\\nThis account is \\033[1mnot available.\\n'\nexit 1\n");
     let ended = Process::spawn(&mut far.command("refusing/ssh", &[])).wait();
@@ -565,7 +567,7 @@ fn a_directory_of_the_programs_name_makes_way() {
     far.finds();
 }
 
-/// `timeout` sends its signal to the launcher too, whose end may be heard first.
+/// `timeout` also sends its signal to the launcher, whose end may be noticed first.
 #[test]
 fn a_signal_that_reaches_the_launcher_first() {
     let far = Far::new();
@@ -588,7 +590,7 @@ fn a_signal_that_reaches_the_launcher_first() {
         let ended = process.wait_for(Duration::from_secs(5));
         assert_eq!((ended.code, &*ended.stderr), (128 + signal.as_raw(), ""), "{signal:?}");
     }
-    // One that nobody sent to us is what has happened to the launcher.
+    // A signal that rdcp itself has not received is reported as the end of the launcher.
     far.program("killed", "#!/bin/sh\nkill -TERM $$\n");
     Process::spawn(&mut far.command("killed", &[]))
         .wait()
@@ -596,7 +598,7 @@ fn a_signal_that_reaches_the_launcher_first() {
         .one_line("rdcp", &["no agent answers on far", "exit code 143"]);
 }
 
-/// The agent beside the program is read when a host asks for it; where it is not there a line says so.
+/// The agent beside the program is read only when a host needs it. If it is missing, a line says so.
 #[test]
 fn a_program_without_its_agent() {
     let far = Far::new();

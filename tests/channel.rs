@@ -1,4 +1,4 @@
-//! What `rdcp` and `rdpipe` and their agents tell each other: patterns, messages that are too long or too many, and agents
+//! Messages between `rdcp` or `rdpipe` and their agents: patterns, messages that are too long or too many, and agents
 //! whose caller is killed while they wait for the other end of a FIFO.
 
 mod rig;
@@ -15,7 +15,7 @@ use rig::lab::*;
 use rig::*;
 use rustix::process::Signal;
 
-/// The longest for all processes to end after one of them was killed.
+/// Maximum time for all processes to end after one of them was killed.
 const GONE: Duration = Duration::from_secs(5);
 
 fn start(lab: &Lab, program: Command, launcher: &str, arguments: &[OsString]) -> Process {
@@ -135,7 +135,7 @@ fn a_command_that_is_too_long_is_refused_at_the_start() {
     assert!(lab.launches().is_empty());
 }
 
-/// What an agent says at first, and a file of what it says then.
+/// Writes a file with an agent's first messages and the bytes that follow them.
 fn said(lab: &Lab, name: &str, messages: &[Message], rest: &[u8]) -> PathBuf {
     let mut bytes = Vec::new();
     messages.iter().for_each(|message| message.encode(&mut bytes).expect("short"));
@@ -185,7 +185,7 @@ fn a_caller_whose_messages_are_too_long_is_left_at_once() {
     }
 }
 
-/// The most memory that a process had, in KiB, until it ended.
+/// Waits for a process to end, and returns its peak memory in KiB.
 fn peak_kib(process: &mut Process) -> u64 {
     let mut peak = 0;
     while process.is_running() {
@@ -220,12 +220,12 @@ fn an_agent_that_finds_without_end_costs_little_memory() {
         process.wait().expect(1).one_line("rdcp", &["evil", "64 MiB", "-r"]).within(within);
         assert!(peak < 200 << 10, "{peak} KiB");
     }
-    // More in one message than any agent says.
+    // More entries in one message than any agent sends.
     let many = said(&lab, "many", &[found(20_000, 1)], b"");
     lab.script("evil", &format!("cat '{}' '{}'; exec sleep 100", hello.display(), many.display()));
     let ended = start(&lab, rdcp(), "evil", &words(&["evil:*", "dst"])).wait();
     ended.expect(9).one_line("rdcp", &["evil", "protocol"]).within(SOON);
-    // While another is asked.
+    // While another host is being asked.
     let talks = forever("talk", &vec![Message::Listening(Vec::new()); 100]);
     let waits = format!("cat '{}'; exec sleep 100", hello.display());
     lab.script("evil", &format!("case $1 in evil) {talks} ;; *) {waits} ;; esac"));
@@ -238,12 +238,12 @@ fn an_agent_that_finds_without_end_costs_little_memory() {
 
 // --- a FIFO without its other end ------------------------------------------------------------------------------------
 
-/// A launcher that is not the agent itself, as ssh is not: killing it does not end the agent.
+/// Makes a launcher that, like ssh, does not become the agent itself. Killing it does not end the agent.
 fn apart(lab: &Lab) {
     lab.script("apart", "sh -c \"exec $2\"\nexit $?");
 }
 
-/// Kills a command that waits for a FIFO's other end, and waits until nothing of it is left.
+/// Kills a command that waits for a FIFO's other end, and waits until none of its processes is left.
 fn left_at_a_fifo(program: fn() -> Command, arguments: &[&str]) {
     let lab = Lab::new();
     apart(&lab);
@@ -251,7 +251,7 @@ fn left_at_a_fifo(program: fn() -> Command, arguments: &[&str]) {
         lab.0.file(&format!("{directory}source"), b"some bytes");
         lab.0.fifo(&format!("{directory}fifo"));
     }
-    // As the agents start, and when all wait.
+    // While the agents start, and when all of them wait.
     for pause in [300, 1500] {
         let mut process = start(&lab, program(), "apart", &words(arguments));
         std::thread::sleep(Duration::from_millis(pause));

@@ -1,5 +1,5 @@
-//! `make demo` as somebody meets it, with the programs that the tests have in place of a release. As root it makes its own
-//! hosts; otherwise both ends are here.
+//! `make demo` as a new user runs it, with the programs of the tests in place of a release. As root, the demo makes its
+//! own hosts; otherwise both ends are on this host.
 
 mod rig;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// A target directory in which `make build` finds all built, by a compiler that does and says this.
+/// A target directory in which `make build` finds everything built, with this shell text in place of the compiler.
 struct Built(Scratch);
 
 impl Built {
@@ -34,14 +34,14 @@ impl Built {
         let mut command = Command::new(program);
         command.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO", self.0.join("cargo"));
         command.env("CARGO_TARGET_DIR", self.0.path()).env("DEMO_MIB", mebibytes);
-        // Of the make that may run this test.
+        // Set by a make that may be running this test.
         command.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env_remove("V");
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command
     }
 }
 
-/// The directory that the demo says it has its data in.
+/// Returns the directory that the demo names for its data.
 fn data_of(said: &str) -> PathBuf {
     let line = said.lines().find(|line| line.starts_with("Making ")).expect("says what it makes");
     line.rsplit(' ').next().expect("a word").into()
@@ -67,7 +67,7 @@ fn it_sends_a_stream_and_a_tree_and_ends_with_what_to_type_next() {
         steps.lines().filter(|line| line.split_once(". ").is_some_and(|(n, _)| n.parse::<u8>().is_ok())).count()
     );
     assert!(steps.contains("$ rdcp -r tree/ ") && steps.contains("$ rdsend ") && well >= 2, "{said}");
-    // The path stands there where the programs are not installed.
+    // The PATH is printed only if the programs are not installed.
     let is_installed =
         std::env::var_os("PATH").is_some_and(|all| std::env::split_paths(&all).any(|it| it.join("rdcp").exists()));
     assert_eq!(next.contains(&format!("PATH={}/release:$PATH", built.0.path().display())), !is_installed, "{next}");
@@ -91,11 +91,11 @@ fn a_build_that_fails_is_shown() {
     assert!(said.ends_with("FAILED: ended early (exit code 1); see above\n"), "{said}");
 }
 
-/// ^C, which all that runs in the foreground gets.
+/// ^C, which all foreground processes receive.
 #[test]
 fn an_interrupted_one_leaves_nothing() {
     let built = Built::by("true");
-    // A sender that would take as long as the demo waits.
+    // A sender that takes as long as the demo waits.
     let program = built.0.join("release/rdma-pipe");
     fs::remove_file(&program).expect("a link");
     let slow =

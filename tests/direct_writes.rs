@@ -1,7 +1,7 @@
-//! The ways past the page cache that take root to test, so that `tests/run` runs them then: files that are too large for it, on
-//! the disk that the tests are built on, and a file system that does not tell what it has. What is too large is a share of the
-//! memory that the kernel says is available: here it says so little, in a mount namespace of the process under test, that a few
-//! MiB are too much.
+//! Direct I/O that can be tested only as root, for which reason `tests/run` runs these tests: files too large for the
+//! page cache, on the disk that the tests are built on, and a file system that does not report what it has cached. A
+//! file is too large if it exceeds a share of the kernel's available memory. Here the kernel reports so little, in a
+//! mount namespace of the process under test, that a few MiB are too much.
 
 mod rig;
 
@@ -14,15 +14,15 @@ use rustix::process::Signal;
 use rig::lab::Lab;
 use rig::*;
 
-/// Available memory, as /proc/meminfo is made to tell it; the cache gets an eighth of it.
+/// Available memory that /proc/meminfo is made to report. The cache gets an eighth of it.
 const AVAILABLE_KIB: u64 = 8 << 10;
 
 const SHARE: u64 = AVAILABLE_KIB * 1024 / 8;
 
-/// What cannot be written past the cache: less than a page.
+/// Size of a page. Less than a page cannot be written past the cache.
 const PAGE: u64 = 4096;
 
-/// The command in a mount namespace with little memory, in which `before` is done first.
+/// Wraps the command in a mount namespace with little memory, in which `before` runs first.
 fn with_little_memory(scratch: &Scratch, before: &str, command: &Command) -> Command {
     let told = scratch.file("meminfo", format!("MemAvailable:   {AVAILABLE_KIB} kB\n").as_bytes());
     let line = format!("mount --bind '{}' /proc/meminfo && {before} exec \"$@\"", told.display());
@@ -34,7 +34,7 @@ fn with_little_memory(scratch: &Scratch, before: &str, command: &Command) -> Com
     wrapped
 }
 
-/// An rdrecv into `target` with little memory.
+/// Starts an rdrecv into `target` with little memory.
 fn start_with_little_memory(scratch: &Scratch, before: &str, target: &Path) -> (Process, u16) {
     let mut command = rdrecv();
     command.args(["-v", "--json-fd=2", "0", KEY]).arg(target);
@@ -45,13 +45,13 @@ fn start_with_little_memory(scratch: &Scratch, before: &str, target: &Path) -> (
 }
 
 fn written(ended: &Ended) -> [u64; 2] {
-    // rdcp tells of its progress before.
+    // rdcp prints reports of its progress before the final one.
     let line = ended.stderr.lines().rfind(|line| line.starts_with('{')).expect("a report");
     let report: serde_json::Value = serde_json::from_str(line).expect("JSON");
     ["written_direct_bytes", "written_buffered_bytes"].map(|key| report[key].as_u64().expect("a number"))
 }
 
-/// What remains of the last chunk is worth a direct write only if it is long; chunks have whole pages, however many.
+/// The rest of the last chunk is written directly only if it is long. Other chunks have whole pages, however many.
 #[track_caller]
 fn only_the_rest_is_buffered(direct: u64, buffered: u64, length: u64) {
     assert_eq!(direct + buffered, length);
@@ -88,7 +88,7 @@ fn a_file_that_is_too_large_is_written_past_the_cache() {
 fn it_is_not_in_the_cache_then() {
     let scratch = Scratch::new();
     let target = scratch.join("target");
-    // How long chunks are depends on how fast they go, and what is short goes through the cache: at the end of a file, and
+    // The length of a chunk depends on the rate, and short chunks go through the cache: at the end of a file, and
     // anywhere on a busy machine.
     for length in [8 << 20, (8 << 20) + (48 << 10)] {
         let source = scratch.file("source", &noise(length));
@@ -174,7 +174,7 @@ fn a_full_disk_is_told_as_ever() {
         image = image.display(),
         disk = disk.display()
     );
-    // What is left there can only be seen from inside.
+    // The files left there can be seen only from inside the namespace.
     let mut command = rdrecv();
     command.args(["--json-fd=2", "0", KEY]).arg(disk.join("target"));
     let line = "\"$@\"; code=$?; ls -A \"$(dirname \"$6\")\"; cat \"$6\"; exit $code";
@@ -191,7 +191,7 @@ fn a_full_disk_is_told_as_ever() {
     assert_eq!(listed.replace("lost+found\n", ""), "target\nold", "the old file, and nothing else");
 }
 
-/// rdcp in a laboratory with little memory; what it has reported.
+/// Starts rdcp in a laboratory with little memory.
 fn copy(lab: &Lab, arguments: &[&str]) -> Process {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
     command.args(["-v", "--json-fd=2"]).args(arguments);
@@ -278,7 +278,7 @@ fn a_pipeline_writes_a_file_so() {
     let last: serde_json::Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
     let hop = &last["hops"][0];
     let [direct, buffered] = ["written_direct_bytes", "written_buffered_bytes"].map(|key| hop[key].as_u64());
-    // Nobody has said how large it will be: the cache gets its share, and up to a chunk for each thread that writes.
+    // The size is not known in advance: the cache gets its share, and up to a chunk for each writing thread.
     assert_eq!(direct.zip(buffered).map(|(direct, buffered)| direct + buffered), Some(6 << 20), "{hop}");
     assert!(direct.is_some_and(|direct| direct > 0), "{hop}");
 }

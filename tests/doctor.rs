@@ -1,6 +1,6 @@
-//! `rddoctor`, on this host and with a launcher that runs the agent on it: exit codes, the three forms of its report, hosts
-//! that cannot be examined. What each check finds is tested beside it, over recorded hosts (`tests/doctor/*.tree`);
-//! `tests/doctor_hosts.rs` has real hosts and firewalls.
+//! `rddoctor`, on this host and with a launcher that runs the agent on it: exit codes, the three forms of its report,
+//! and hosts that cannot be examined. Findings of each check are tested beside its code, over recorded hosts
+//! (`tests/doctor/*.tree`). `tests/doctor_hosts.rs` has real hosts and firewalls.
 
 mod rig;
 
@@ -14,10 +14,10 @@ use rig::*;
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// How long a host without a peer may take to be examined.
+/// Maximum time to examine a host without a peer.
 const QUICK: Duration = Duration::from_secs(2);
 
-/// What a run has said, on both streams.
+/// Exit code and output of a run, on both streams.
 struct Said {
     code: i32,
     stdout: String,
@@ -84,7 +84,7 @@ fn finding<'a>(report: &'a Value, part: &str, check: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no {check} of {part} in {report:#}"))
 }
 
-/// What every report must have; returns the exit code that its findings ask for.
+/// Checks what every report must have. Returns the exit code that follows from its findings.
 #[track_caller]
 fn hold_to_schema(report: &Value) -> i32 {
     assert_eq!(report["version"], 1);
@@ -123,7 +123,7 @@ fn hold_to_schema(report: &Value) -> i32 {
 
 #[test]
 fn this_host_is_examined_at_once() {
-    // One that takes longer has met a busy machine; three that do have met none.
+    // A single slow run may be due to a busy machine; three slow runs are not.
     let fastest = (0..3).map(|_| said(&mut rddoctor()).after).min().expect("three");
     assert!(fastest < QUICK, "{fastest:?}");
     let json = said(rddoctor().arg("--json"));
@@ -141,7 +141,7 @@ fn this_host_is_examined_at_once() {
 #[test]
 fn a_host_without_an_adapter_has_not_failed() {
     if fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-        // What such a host must have is tested in the guest, where it is known which devices there are.
+        // A host with adapters is tested in the guest, whose devices are known.
         let report = said(rddoctor().arg("--json")).json();
         assert!(report["findings"].as_array().expect("a list").iter().any(|finding| finding["check"] == "device"));
         return;
@@ -171,7 +171,7 @@ fn both_hosts_and_the_way_between() {
         bandwidth["found"].as_str().expect("text").split(' ').next().expect("a word").parse().expect("a rate");
     assert!(rate > 0.05, "{bandwidth:#}");
     assert!(said.after > Duration::from_secs(1), "it was measured for a second: {:?}", said.after);
-    // Without it nothing is measured.
+    // With `--seconds 0` nothing is measured.
     let said = lab.run("rsh", &["--agent", AGENT, "--seconds", "0", "node7"]);
     assert!(said.stdout.contains("node7 (") && said.stdout.contains("this host -> node7\n"), "{}", said.stdout);
     assert!(!said.stdout.contains("bandwidth"), "{}", said.stdout);
@@ -202,7 +202,7 @@ fn several_hosts_and_their_pairs() {
         }
     }
     assert_eq!((of("n2", "ssh"), of("n2", "host")), (1, 0));
-    // Without pairs, from a file, and for a person.
+    // Without pairs, with hosts from a file, and as text.
     let file = lab.0.file("hosts", b"n1 # the first\nn3\nn[4-5]\n").display().to_string();
     let said = lab.run("rsh", &["--agent", AGENT, "--seconds", "0", "--hosts", &file]);
     assert!(said.code == 0 || said.code == 10, "{} {}", said.stdout, said.stderr);
@@ -210,7 +210,7 @@ fn several_hosts_and_their_pairs() {
     assert!(said.stdout.contains("n[1,3-5]"), "{}", said.stdout);
 }
 
-/// What goes wrong on purpose is noticed and survived, and nothing of it is left.
+/// Deliberate faults are noticed and survived, and leave nothing behind.
 #[test]
 fn a_drill() {
     let lab = Lab::new();
@@ -270,7 +270,7 @@ fn ports_of_a_range_are_taken() {
 fn hosts_that_cannot_be_examined() {
     let lab = Lab::new();
     lab.script("dead", "echo 'ssh: connect to host h port 22: No route to host' >&2; exit 255");
-    // One that went on without a greeting would be given time to ask for a password: 120 s.
+    // A launcher that kept running without a greeting would be given 120 s, the time to enter a password.
     lab.script("mute", "echo; exit 0");
     lab.script("quits", "exec sh -c \"exec $2\" </dev/null");
     for (launcher, agent, code, parts) in [
@@ -289,7 +289,7 @@ fn hosts_that_cannot_be_examined() {
         for part in parts {
             assert!(ssh["found"].as_str().expect("text").contains(part), "{part}: {ssh:#}");
         }
-        // What could be examined is told all the same.
+        // Findings that could be made are reported all the same.
         finding(&report, "here", "memlock");
         assert!(said.after < Duration::from_secs(10), "{launcher}: {:?}", said.after);
     }
@@ -305,7 +305,7 @@ fn an_agent_of_another_version_or_without_sense() {
     let report = said.json();
     assert_eq!(said.code, 11, "{report:#}");
     assert_eq!(finding(&report, "path", "ssh")["code"], "agent-of-another-version", "{report:#}");
-    // One of ours, that tells facts which are none: [41, [h'ff']]
+    // An agent of this version that sends invalid facts: [41, [h'ff']]
     let hello = hello.replace("\\201\\210\\011", "\\201\\210\\001");
     lab.script(
         "mad",
@@ -331,7 +331,7 @@ fn the_script_of_fixes() {
         let status = Command::new(program).args(options).arg(&script).status();
         assert!(status.unwrap_or_else(|error| panic!("{program}: {error}")).success(), "{program}: {}", said.stdout);
     }
-    // It does nothing on a host that it does not name; the shell here is not asked to run the part of this one.
+    // The script does nothing on a host that it does not name. The part for this host is not run here.
     assert!(said.stdout.contains("no fixes for $(uname -n)"), "{}", said.stdout);
 }
 
@@ -369,7 +369,7 @@ fn command_lines_that_make_no_sense() {
 #[test]
 fn an_output_that_is_closed_and_one_that_is_full() {
     let mut command = in_shell("{ \"$@\"; echo $? >&2; } | true", &rddoctor());
-    // `true` may still be there when the little that there is to say is written.
+    // `true` may still be running when the short output is written.
     let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
     let code = ended.stderr.lines().last().unwrap_or_default().to_owned();
     assert!(["0", "10", "11", "141"].contains(&code.as_str()), "{}", ended.stderr);
@@ -392,7 +392,7 @@ fn a_signal_ends_it_and_its_agent() {
         assert!(Instant::now() < until && process.is_running(), "{}", process.stderr());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // In the middle of the measurement, or on the way to it.
+    // During the measurement, or just before it.
     std::thread::sleep(Duration::from_millis(300));
     process.signal(Signal::INT);
     let ended = process.wait();

@@ -1,5 +1,6 @@
-//! `rddoctor` between hosts with sshd: ports that a firewall shuts, in one direction and in both, hosts without a way to each
-//! other; a slow one, and a slow pair, among eight. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+//! `rddoctor` between hosts with sshd: ports shut by a firewall, in one direction and in both, hosts that cannot reach
+//! each other, and a slow host and a slow pair among eight. `tests/run` makes the hosts, as root, and runs these tests
+//! in them. Elsewhere they are not run.
 
 mod rig;
 
@@ -12,8 +13,8 @@ use rig::network::*;
 use rig::*;
 use serde_json::Value;
 
-/// The ports that the firewalls here shut. The kernels that these tests run on may have no packet filter; a rule of
-/// routing that drops what comes for a port is one as well.
+/// Ports shut by the firewalls here. The kernels for these tests may have no packet filter. A routing rule that drops
+/// packets for a port is a firewall too.
 const SHUT: &str = "45000-45009";
 
 fn doctor(network: &Network, arguments: &[&str]) -> (i32, Value, Duration) {
@@ -41,13 +42,13 @@ fn text<'a>(finding: &'a Value, field: &str) -> &'a str {
     finding[field].as_str().unwrap_or_else(|| panic!("no {field} in {finding:#}"))
 }
 
-/// A firewall on a host that drops what comes for [`SHUT`], for as long as this lives.
+/// A firewall on a host that drops packets for [`SHUT`], for as long as the value lives.
 struct Firewall(u32);
 
 impl Firewall {
     fn on(host: u32) -> Self {
         let firewall = Self(host);
-        // Rules are asked in order, and the one that says what is local comes first.
+        // Rules are tried in order, and the rule for local addresses comes first.
         firewall.rule(&["add", "pref", "100", "lookup", "local"]);
         firewall.rule(&["del", "pref", "0"]);
         firewall.rule(&["add", "pref", "10", "iif", "e0", "ipproto", "6", "dport", SHUT, "blackhole"]);
@@ -125,7 +126,7 @@ fn a_firewall_there_and_one_at_both_ends() {
     all_gone(SOON);
 }
 
-/// A switch of jumbo frames that has been left at 1500 bytes.
+/// A switch for jumbo frames whose MTU was left at 1500 bytes.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn large_packets_that_are_lost_are_told() {
@@ -137,7 +138,7 @@ fn large_packets_that_are_lost_are_told() {
             assert!(status.success(), "{program} {words}");
         };
         run("ip", "link set e1 mtu 9000");
-        // What is larger than a burst is dropped.
+        // Packets larger than the burst are dropped.
         run("tc", "qdisc replace dev e1 root tbf rate 40mbit burst 2000 latency 50ms");
     }
     let (code, report, after) = doctor(&network, &["--via", "10.7.0.2", "--seconds", "1", "h2"]);
@@ -148,7 +149,7 @@ fn large_packets_that_are_lost_are_told() {
     all_gone(SOON);
 }
 
-/// Another link between two hosts, of this rate, by which all goes that one sends to the other.
+/// Another link between two hosts, limited to this rate, that carries all traffic between them.
 struct SlowWay(u32, u32);
 
 impl SlowWay {
@@ -250,7 +251,7 @@ fn hosts_that_ssh_does_not_reach() {
             .split_once("  FAIL  ssh ")
             .and_then(|(_, rest)| rest.split_once("  why "))
             .unwrap_or_else(|| panic!("{said}"));
-        // Lines end where the screen does.
+        // Lines are wrapped at the width of the screen.
         let found = found.0.split_whitespace().collect::<Vec<_>>().join(" ");
         for part in parts {
             assert!(found.contains(part), "{part}: {said}");

@@ -1,5 +1,5 @@
-//! The commands between hosts, which are network namespaces on one switch: links that fail without a word, IPv6, what is
-//! encrypted where. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+//! The commands between hosts, which are network namespaces on one switch: links that fail silently, IPv6, and what is
+//! encrypted where. `tests/run` makes the hosts, as root, and runs these tests in them. Elsewhere they are not run.
 
 mod rig;
 
@@ -15,7 +15,7 @@ use rig::*;
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A stream from host 1 to host 2, with what has come out of it counted.
+/// A stream from host 1 to host 2, with its output counted.
 struct Stream {
     send: Process,
     recv: Process,
@@ -52,7 +52,7 @@ fn stream(options: &[&str], recv_options: &[&str], input: Vec<u8>) -> Stream {
     stream
 }
 
-/// Cuts the sender's or the receiver's host off in mid-stream for a while.
+/// Cuts off the host of the sender or the receiver for a while in the middle of a stream.
 #[track_caller]
 fn cut_for(host: u32, how: &str, seconds: u64, retries: std::ops::RangeInclusive<u64>) {
     let input = noise(48 * CHUNK);
@@ -77,7 +77,7 @@ fn cut_for(host: u32, how: &str, seconds: u64, retries: std::ops::RangeInclusive
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_short_silence_is_nothing() {
-    // Shorter than the 5 s after which a lane is dead: TCP itself sends again what was lost.
+    // Shorter than the 5 s after which a lane counts as dead. TCP itself sends lost data again.
     cut_for(1, "silent", 3, 0..=0);
 }
 
@@ -110,7 +110,7 @@ fn a_partition_past_the_window_ends_both() {
         ended.expect(4);
         assert!(ended.stderr.contains("lost the link"), "{}", ended.stderr);
     }
-    // 5 s until the lanes are dead, then the window; the smaller of both ends' windows holds.
+    // 5 s until the lanes are dead, then the window, which is the smaller one of both ends.
     let seconds = start.elapsed().as_secs_f64();
     assert!((5.0..11.0).contains(&seconds), "{seconds}");
 }
@@ -127,7 +127,7 @@ fn a_signal_during_a_partition() {
     drop(partition);
 }
 
-/// Over a line of 80 ms there and back: what both ends report.
+/// Returns the reports of both ends for a line with a round trip of 80 ms.
 fn over_a_long_line(options: &[&str]) -> [serde_json::Value; 2] {
     let _line = Line::between(1, 2, 40, 400, 0);
     let input = noise(64 * CHUNK);
@@ -252,7 +252,7 @@ fn an_address_that_does_not_answer() {
 fn a_disk_that_is_full() {
     let scratch = Scratch::new();
     let disk = scratch.path().to_str().expect("UTF-8").to_owned();
-    // In the host's own mount namespace, by the process itself: it goes with it.
+    // Mounted by the process itself in its own mount namespace, with which it disappears.
     let line = format!(
         "mount -t tmpfs -o size=6m none '{disk}' && printf old >'{disk}/target' && \"$@\"; code=$?; \
         ls -A '{disk}'; cat '{disk}/target'; exit $code"
@@ -273,7 +273,7 @@ fn a_disk_that_is_full() {
     assert_eq!(String::from_utf8_lossy(&listed), "target\nold", "the old file, and nothing else");
 }
 
-/// A stream without end over two networks from host 1 to host 2, of which every byte is compared as it comes out.
+/// An endless stream over two networks from host 1 to host 2. Every byte is compared as it comes out.
 struct Rails {
     second: SecondNetwork,
     held: Held,
@@ -284,11 +284,11 @@ struct Rails {
     checker: JoinHandle<()>,
 }
 
-/// Bytes of that stream after which it begins again: chunks and packets have other lengths.
+/// Number of bytes after which that stream repeats. No chunk or packet has this length.
 const PERIOD: u64 = 251;
 
-/// The rate that each network is held to, less than one carries of payload then, and more, in MB/s. In two seconds more than
-/// that may come through: what was held up before.
+/// Rate to which each network is limited. One network then carries a payload of between RAIL_MB and RAIL_MB_MAX MB/s.
+/// Over two seconds more may come through, because data may have been held up before.
 const RAIL_RATE: &str = "40mbit";
 const RAIL_MB: f64 = 4.5;
 const RAIL_MB_MAX: f64 = 5.0;
@@ -328,14 +328,14 @@ impl Rails {
         Self { second, held, send, recv, arrived, over, checker }
     }
 
-    /// MB/s from now on, for so many seconds.
+    /// Returns the rate from now on, over this many seconds, in MB/s.
     fn rate(&self, seconds: f64) -> f64 {
         let (before, start) = (self.arrived.load(Ordering::SeqCst), Instant::now());
         std::thread::sleep(Duration::from_secs_f64(seconds));
         (self.arrived.load(Ordering::SeqCst) - before) as f64 / start.elapsed().as_secs_f64() / 1e6
     }
 
-    /// Ends the stream: what both ends have said on standard error.
+    /// Ends the stream, and returns the standard error of both ends.
     #[track_caller]
     fn end(mut self) -> [String; 2] {
         self.over.store(true, Ordering::SeqCst);
@@ -354,7 +354,7 @@ fn two_networks_carry_nearly_twice_as_much() {
     let one = alone.rate(2.0).min(RAIL_MB_MAX);
     alone.end();
     let both = Rails::start(&[]);
-    // That it is worth it is found out on the way.
+    // That the second network is worth using is found out during the stream.
     let until = Instant::now() + Duration::from_secs(12);
     let mut two = 0.0;
     while two < 1.8 * one && Instant::now() < until {
@@ -364,7 +364,7 @@ fn two_networks_carry_nearly_twice_as_much() {
     assert!(two >= 1.8 * one, "{two:.1} MB/s by two networks, {one:.1} by one: {sent}");
 }
 
-/// What `rdperf HOST rails` on host 1 says of host 2: its report.
+/// Returns the report of `rdperf HOST rails` on host 1 about host 2.
 fn rails_measured(scratch: &Scratch, arguments: &[&str]) -> Value {
     let mut command = rdperf();
     command.args(["rails", "2", "--json", "--agent", rig::AGENT, "--rsh"]).arg(launcher(scratch)).args(arguments);
@@ -393,7 +393,7 @@ fn each_network_is_measured_by_itself_and_all_at_once() {
     assert!((report["rails"]["gain"].as_f64().expect("a number") - rates[2] / rates[0]).abs() < 0.01, "{report}");
 }
 
-/// How often a sender says that a network is left, and that one is back.
+/// Returns how often a sender reports that a network is left, and that one is back.
 fn left_and_back(send: &str) -> [usize; 2] {
     let said = |what| send.lines().filter(|line| line.starts_with("rdsend: ") && line.contains(what)).count();
     ["no answer by", "is back"].map(said)
@@ -437,7 +437,7 @@ fn the_network_that_a_session_began_on_may_fail_too() {
     rails.end();
 }
 
-/// Nobody needs the second network until the first one fails.
+/// The second network is not needed until the first one fails.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_network_that_was_not_needed_is_used_where_no_other_works() {
@@ -445,13 +445,13 @@ fn a_network_that_was_not_needed_is_used_where_no_other_works() {
     std::thread::sleep(Duration::from_secs(3));
     let partition = Partition::start(2, "silent");
     let until = Instant::now() + Duration::from_secs(12);
-    // What was on its way arrives first.
+    // Data that was already on its way arrives first.
     std::thread::sleep(Duration::from_secs(3));
     while rails.rate(1.0) < 1.5 {
         assert!(Instant::now() < until, "nothing comes by the other network");
     }
     drop(partition);
-    // It is tried again within seconds.
+    // The first network is tried again within seconds.
     std::thread::sleep(Duration::from_secs(8));
     let [send, _] = rails.end();
     assert_eq!(left_and_back(&send), [1, 1], "{send}");

@@ -1,8 +1,9 @@
-//! What every launcher has to do, over each that is installed: ssh, another command in its place, a template, `mpirun`, and
-//! `srun` within a real Slurm cluster. And what `clush` and `pdsh` cannot do, which is why they are no launchers.
+//! Requirements on every launcher, checked for each that is installed: ssh, another command in its place, a
+//! template, `mpirun`, and `srun` within a real Slurm cluster. Also shows what `clush` and `pdsh` cannot do, which
+//! is why they are not launchers.
 //!
-//! `tests/run` runs these as root within `tests/testbed/slurm`; elsewhere the cases of Slurm are not run, nor are those
-//! whose program is missing: they are listed as ignored, with the reason in their names.
+//! `tests/run` runs these as root within `tests/testbed/slurm`. Elsewhere the Slurm cases are not run, nor are cases
+//! whose program is missing. They are listed as ignored, with the reason in their names.
 
 mod rig;
 
@@ -22,15 +23,15 @@ use rdma_pipe::control::launch::{Launched, Launcher, agent_command};
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long an answer may take that nothing but the launcher holds up.
+/// Maximum time for an answer that is delayed only by the launcher.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// A launcher to be tried.
+/// A launcher under test.
 struct Kind {
     name: &'static str,
-    /// Programs without which it is not tried.
+    /// Programs without which the launcher is skipped.
     needs: &'static [&'static str],
-    /// In the environment where what it needs stands.
+    /// Environment variable that is set where the services that it needs are running.
     variable: Option<&'static str>,
     launcher: fn() -> Launcher,
     host: fn() -> String,
@@ -97,7 +98,7 @@ fn main() -> ExitCode {
         trials.push(Trial::test(name, case).with_ignored_flag(is_missing));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
-    // Nothing ends what a static holds.
+    // A static is never dropped.
     if let Ok(mut sshd) = SSHD.lock() {
         sshd.take();
     }
@@ -124,7 +125,7 @@ impl Kind {
         (self.launcher)().start(host.as_ref(), command.as_ref()).expect("a launcher that is installed")
     }
 
-    /// A program that does this, on a path that needs no shell.
+    /// Starts a program that runs this shell text, at a path that needs no quoting.
     fn script(&self, scratch: &Scratch, body: &str) -> Launched {
         let path = scratch.file("script", format!("#!/bin/sh\n{body}\n").as_bytes());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
@@ -136,14 +137,14 @@ fn local() -> String {
     "127.0.0.1".to_owned()
 }
 
-/// A node that is not the one that srun runs on.
+/// A node other than the one on which srun runs.
 fn node() -> String {
     "h2".to_owned()
 }
 
 static SSHD: Mutex<Option<Arc<Sshd>>> = Mutex::new(None);
 
-/// An sshd on this host, for all cases.
+/// An sshd on this host, shared by all cases.
 struct Sshd {
     scratch: Scratch,
     port: u16,
@@ -191,7 +192,7 @@ fn ssh() -> Launcher {
     Launcher::new("ssh".as_ref(), options.to_vec()).expect("words")
 }
 
-/// Its configuration is that of one who logs in, and whose forwarding cannot be made a second time.
+/// ssh with a configuration for logins: it requests a terminal, and its port forwarding cannot be set up a second time.
 fn ssh_for_logins() -> Launcher {
     let sshd = sshd();
     let plain = fs::read_to_string(sshd.scratch.join("ssh_config")).expect("its configuration");
@@ -220,7 +221,7 @@ fn slurm() -> Launcher {
     Launcher::slurm()
 }
 
-/// Reads so many bytes within the time that an answer may take.
+/// Reads this many bytes within the time allowed for an answer.
 fn read_within(pipe: &mut (impl Read + Send), count: usize) -> Result<Vec<u8>, Failed> {
     std::thread::scope(|scope| {
         let (give, taken) = std::sync::mpsc::channel();
@@ -231,7 +232,7 @@ fn read_within(pipe: &mut (impl Read + Send), count: usize) -> Result<Vec<u8>, F
         });
         match taken.recv_timeout(ANSWER) {
             Ok(read) => Ok(read?),
-            // The reader would hold the scope open.
+            // The reader would keep the scope open.
             Err(_) => {
                 eprintln!("{count} bytes have not come within {ANSWER:?}");
                 std::process::abort()
@@ -315,7 +316,8 @@ fn the_end_of_input_ends_it(kind: &Kind) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What reads its input, as an agent does, is gone soon after its launcher was killed, with or without a chance to clean up.
+/// A command that reads its input, as an agent does, ends soon after its launcher was killed, with or
+/// without a chance to clean up.
 fn killed_it_leaves_nothing(kind: &Kind) -> Result<(), Failed> {
     for how in [Signal::TERM, Signal::KILL] {
         let scratch = Scratch::new();
@@ -333,7 +335,7 @@ fn killed_it_leaves_nothing(kind: &Kind) -> Result<(), Failed> {
         drop(stdin);
         let until = Instant::now() + ANSWER;
         while remote.exists() {
-            // It may be the launcher itself.
+            // The process may be the launcher itself.
             process.wait(Duration::ZERO);
             assert!(Instant::now() < until, "{how:?}: process {number} is still there");
             std::thread::sleep(Duration::from_millis(10));
@@ -351,7 +353,7 @@ fn words_that_a_shell_would_change(kind: &Kind) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs a program with an input that stays open, and gives what it has printed once that is enough, or after `limit`.
+/// Runs a program whose input stays open. Returns its output once that is long enough, or after `limit`.
 fn printed_of(mut command: Command, input: &[u8], enough: usize, limit: Duration) -> Vec<u8> {
     let mut child = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let (post, printed) = std::sync::mpsc::channel();
@@ -377,12 +379,12 @@ fn printed_of(mut command: Command, input: &[u8], enough: usize, limit: Duration
     seen
 }
 
-/// Lines are its unit: a byte without one behind it stays where it is, and the agent's messages have none.
+/// clush forwards whole lines. Bytes without a newline after them are held back, and the agent's messages have none.
 fn clush_waits_for_whole_lines() -> Result<(), Failed> {
     let configuration = sshd().scratch.join("ssh_config");
     let clush = || {
         let mut command = Command::new("clush");
-        // Python holds back what it prints into a pipe, which is another reason against it.
+        // Python buffers its output into a pipe, which is another reason against clush.
         command.env("PYTHONUNBUFFERED", "1");
         command.args(["-N", "-w", "127.0.0.1", "-o"]).arg(format!("-F {}", configuration.display())).arg("cat");
         command
@@ -405,7 +407,7 @@ fn pdsh_has_no_input() -> Result<(), Failed> {
     Ok(())
 }
 
-/// At a terminal, where a question would be shown.
+/// Runs at a terminal, where a question would be shown.
 fn ssh_completes_paths_and_asks_nothing() -> Result<(), Failed> {
     let sshd = sshd();
     let scratch = Scratch::new();
@@ -418,7 +420,8 @@ fn ssh_completes_paths_and_asks_nothing() -> Result<(), Failed> {
         String::from_utf8(output.expect("script").stdout).expect("UTF-8").replace('\r', "")
     };
     let found = format!("none\n127.0.0.1:{}/file\n", scratch.path().display());
-    // On a machine that is busy a login takes longer than the second that a person waits, but not a connection that is there.
+    // On a busy machine a login takes longer than the second that a user waits. A connection
+    // that already exists does not.
     let socket = scratch.join(".shared");
     let shared = format!("-o ControlPath={}", socket.display());
     let mut master = Command::new("ssh");
@@ -441,7 +444,7 @@ fn ssh_completes_paths_and_asks_nothing() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A command of Slurm's, or one that it runs.
+/// Returns the output of a Slurm command, or of a command that Slurm runs.
 fn output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("a program");
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -449,7 +452,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Reads a file that is on another node's own file system.
+/// Reads a file from another node's own file system.
 fn on_node(node: u32, path: &Path) -> Option<Vec<u8>> {
     let output = hosts::on(node, Command::new("cat").arg(path)).output().expect("the testbed");
     output.status.success().then_some(output.stdout)
@@ -459,7 +462,7 @@ fn node_directory() -> PathBuf {
     std::env::var_os("RD_NODE_DIR").expect("RD_NODE_DIR is not set: run tests/testbed/slurm with 4 ...").into()
 }
 
-/// The node's name is all that is needed: identity and clean-up are Slurm's.
+/// Only the node's name is needed. Slurm provides identity and clean-up.
 fn copies_within_an_allocation() -> Result<(), Failed> {
     let scratch = Scratch::new();
     let bytes = noise(3 << 20);
@@ -475,7 +478,7 @@ fn copies_within_an_allocation() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Slurm is found by itself, as are the nodes; each host's state and hop are told of.
+/// Slurm is detected automatically, as are the nodes. Each host's state and hop are reported.
 fn a_tree_to_every_node_of_the_allocation() -> Result<(), Failed> {
     let scratch = Scratch::new();
     fs::create_dir(scratch.join("tree"))?;
@@ -521,7 +524,7 @@ fn a_cancelled_job_leaves_nothing() -> Result<(), Failed> {
     let script = script.to_str().expect("UTF-8");
     let job = output("sbatch", &["--parsable", "-N3", "-w", "h1,h2,h3", "-o", &log, script]);
     let until = Instant::now() + PATIENCE;
-    // Something of it flows.
+    // Waits until some of it has arrived.
     loop {
         let names = hosts::on(3, Command::new("ls").arg("-A").arg(node_directory())).output()?.stdout;
         if String::from_utf8_lossy(&names).contains(".rd-part") {
@@ -538,7 +541,7 @@ fn a_cancelled_job_leaves_nothing() -> Result<(), Failed> {
     Ok(())
 }
 
-/// docs/guide/slurm.md as it is typed, but that `/node` is where each node has something of its own here.
+/// docs/guide/slurm.md as typed by a user, except that `/node` is a directory that each node here has for itself.
 fn lines_of_the_guide() -> Result<(), Failed> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/slurm.md"))?;
     let node = node_directory();
@@ -575,7 +578,7 @@ fn lines_of_the_guide() -> Result<(), Failed> {
         assert!(hosts::on(host, Command::new("rm").arg("-r").arg(node.join("model"))).status()?.success());
     }
     assert_eq!((submission, copies()), ("sbatch stage.sh", 0));
-    // Its end is waited for, and what it prints is read.
+    // The end of the job is waited for, so that its output can be read.
     typed("sbatch --wait --output=log stage.sh");
     let log = fs::read_to_string(scratch.join("log"))?;
     let trained = format!("{}/model", node.display());

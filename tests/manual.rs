@@ -1,5 +1,5 @@
-//! What is written of the program agrees with it: manual pages, completions, the README's tables, the bytes in
-//! `docs/PROTOCOL.md`.
+//! Checks that the documentation agrees with the program: manual pages, completions, the README's tables, the
+//! bytes in `docs/PROTOCOL.md`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -70,7 +70,7 @@ fn every_help_and_manual_page_has_examples_that_are_taken() {
     }
 }
 
-/// What programs read of their environment, and those that read it: all but the agent where none is named.
+/// Environment variables, and the programs that read them. An empty list stands for all programs but the agent.
 const VARIABLES: &[(&str, &[&str])] = &[
     ("HOME", &["rdcp", "rdpipe", "rdsh", "rdsend", "rdrecv", "rdperf", "rddoctor", "rdma-pipe-agent"]),
     ("NO_COLOR", &[]),
@@ -89,7 +89,7 @@ const VARIABLES: &[(&str, &[&str])] = &[
     ("XDG_RUNTIME_DIR", &["rdcp"]),
 ];
 
-/// Files by their names in the pages, and the programs that read or write them; the same.
+/// Files by their names in the pages, and the programs that read or write them. An empty list means the same as above.
 const FILES: &[(&str, &[&str])] = &[
     ("~/.config/rdma-pipe/config.toml", &[]),
     ("/etc/rdma-pipe/config.toml", &[]),
@@ -103,7 +103,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("/etc/hosts", &["rdcp"]),
 ];
 
-/// A section of a page, without the marks of roff.
+/// Returns a section of a page, without roff markup.
 fn section(name: &str, heading: &str) -> String {
     let page = document(&format!("docs/man/{name}.1"));
     let heading = if heading.contains(' ') { format!("\n.SH \"{heading}\"\n") } else { format!("\n.SH {heading}\n") };
@@ -129,7 +129,7 @@ fn every_page_has_what_one_looks_for_and_names_what_the_program_reads() {
         let reads = |who: &[&str]| if who.is_empty() { name != "rdma-pipe-agent" } else { who.contains(&name) };
         for (heading, known) in [("ENVIRONMENT", VARIABLES), ("FILES", FILES)] {
             let section = section(name, heading);
-            // The names alone: a variable may be spoken of where another one is explained.
+            // Only the terms: a variable's description may mention another variable.
             let terms: Vec<&str> = section.split(".TP\n").filter_map(|term| term.lines().next()).collect();
             for (what, who) in known {
                 let is_named = terms
@@ -141,7 +141,7 @@ fn every_page_has_what_one_looks_for_and_names_what_the_program_reads() {
     }
 }
 
-/// The files of a folder, and of those in it, that are code of the program.
+/// Returns the texts of all source files of the program in and below a folder, without tests.
 fn sources(folder: &Path) -> Vec<String> {
     let mut texts = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
@@ -163,7 +163,7 @@ fn no_variable_is_read_that_no_page_names() {
     let folders = ["src", "crates/rd-proto/src", "crates/rd-verbs/src"];
     let mut found = std::collections::BTreeSet::new();
     for text in folders.iter().flat_map(|folder| sources(&root.join(folder))) {
-        // A name in quotes where the environment is asked, or in what says that it is a variable's.
+        // Finds quoted names on lines that read the environment or that mark a name as a variable's.
         let asks = ["env::var", "absolute(\"", "variable(\"", "VARIABLE", "is_set(\""];
         for line in text.lines().filter(|line| asks.iter().any(|ask| line.contains(ask))) {
             let names = line.split('"').skip(1).step_by(2);
@@ -190,7 +190,7 @@ fn a_synopsis_is_what_a_person_types_and_not_a_list_of_all_options() {
     }
 }
 
-/// The first cells of the rows of a page's tables that begin with a code span.
+/// Returns the first cells of table rows that begin with a code span.
 fn rows(page: &str) -> impl Iterator<Item = &str> {
     page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0))
 }
@@ -207,7 +207,7 @@ fn the_guide_has_every_exit_code() {
     }
 }
 
-/// The pages that people read, and which of them there are.
+/// Returns the pages written for users.
 fn pages() -> Vec<String> {
     let mut pages = pages_in("docs/guide");
     pages.extend(["README.md", "CONTRIBUTING.md"].map(str::to_owned));
@@ -220,7 +220,7 @@ fn pages_in(directory: &str) -> Vec<String> {
     names.filter(|name| name.ends_with(".md")).map(|name| format!("{directory}/{name}")).collect()
 }
 
-/// The commands of a pipe in the shell.
+/// Splits a line into the commands of a shell pipe.
 fn parts_of(line: &str) -> Vec<&str> {
     let mut quoted = None;
     line.split(|letter| {
@@ -235,7 +235,7 @@ fn parts_of(line: &str) -> Vec<&str> {
     .collect()
 }
 
-/// The words of the lines of a page's shell blocks that begin with one of our commands.
+/// Returns the lines of a page's shell blocks that begin with one of this project's commands, with their words.
 fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
     let names = ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdsh", "rdperf", "rddoctor"];
     let mut found = Vec::new();
@@ -250,7 +250,7 @@ fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
                 "console" => line.split_once("$ ").map(|(_, typed)| typed),
                 _ => Some(line),
             };
-            // Of a pipe in the shell, the part that is ours; without redirections and comments.
+            // The parts of a shell pipe that are commands of this project, without redirections and comments.
             for part in parts_of(typed.unwrap_or_default()) {
                 let part = part.split(" #").next().unwrap_or_default();
                 let Ok(words) = shell_words::split(part) else { continue };
@@ -266,7 +266,7 @@ fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// Parses a command line, its command's name first, and runs nothing.
+/// Parses a command line that begins with the command's name, without running anything.
 fn parsed(words: &[String]) -> Result<(), String> {
     let command = commands().into_iter().find(|command| command.get_name() == words[0]).expect("one of ours");
     let rest: Vec<OsString> = words[1..].iter().map(OsString::from).collect();
@@ -275,7 +275,7 @@ fn parsed(words: &[String]) -> Result<(), String> {
     command.try_get_matches_from(words).map(|_| ()).map_err(|error| error.to_string())
 }
 
-/// What a page tells people to type is what the commands take. That it does what the page says is for other tests.
+/// The commands accept every command line in the pages. Other tests check that these do what the pages say.
 #[test]
 fn command_lines_of_the_pages_are_taken() {
     let mut count = 0;
@@ -289,7 +289,7 @@ fn command_lines_of_the_pages_are_taken() {
     assert!(count > 25, "the lines are found: {count}");
 }
 
-/// README's recording: seen at once, by itself, and of the command that README has first.
+/// README's recording is on the first screen, complete in itself, and shows README's first command.
 #[test]
 fn readme_begins_with_a_recorded_terminal() {
     let page = document("README.md");
@@ -304,7 +304,7 @@ fn readme_begins_with_a_recorded_terminal() {
     let typed = page.lines().find(|line| line.starts_with("rdcp -r ")).expect("a tree is copied");
     let typed = typed.split(" #").next().expect("one").trim_end();
     assert!(drawing.contains(&format!(">$ {typed}</text>")), "{file} shows {typed}; make it anew: make record");
-    // The bar at some time, and the last line.
+    // The progress bar at some time, and the last line.
     assert!(drawing.contains(" % ") && drawing.contains(" files  ") && drawing.contains(", verified</text>"), "{file}");
 }
 
@@ -335,7 +335,7 @@ fn links_between_the_pages_lead_somewhere() {
     assert!(count > 60, "{count}");
 }
 
-/// `make book` takes what docs/SUMMARY.md names, and nothing from beside docs.
+/// `make book` takes the pages that docs/SUMMARY.md names, and nothing outside docs.
 #[test]
 fn the_book_has_every_page_and_no_link_out_of_it() {
     let summary = document("docs/SUMMARY.md");
@@ -358,7 +358,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The examples of a document, without the spaces that make them readable: lines of four blanks, a label, a colon, hex.
+/// Returns a document's examples, without spaces for readability: lines of four blanks, a label, a colon, hex digits.
 fn examples(text: &str) -> Vec<(String, String)> {
     let mut examples: Vec<(String, String)> = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("    ")) {
@@ -368,7 +368,7 @@ fn examples(text: &str) -> Vec<(String, String)> {
         }
         match (line.split_once(':'), examples.last_mut()) {
             (Some((label, _)), _) => examples.push((label.trim().to_owned(), bytes)),
-            // The line before goes on.
+            // Continues the previous line.
             (None, Some((_, before))) => before.push_str(&bytes),
             (None, None) => {}
         }
@@ -376,7 +376,7 @@ fn examples(text: &str) -> Vec<(String, String)> {
     examples
 }
 
-/// The corpus has one frame of each kind, and a test of rd-proto keeps it to what this version encodes.
+/// The corpus has one frame of each kind. A test of rd-proto checks that it is what this version encodes.
 #[test]
 fn the_protocol_shows_the_bytes_of_every_frame() {
     let shown = examples(&document("docs/PROTOCOL.md"));

@@ -1,5 +1,5 @@
 //! `rdperf` as a command: over loopback with a server, with a launcher that runs the agent on this host, and on this
-//! host's own storage and memory. `tests/perf_rdma.rs` has the same over RDMA.
+//! host's own storage and memory. `tests/perf_rdma.rs` tests the same over RDMA.
 
 mod rig;
 
@@ -14,7 +14,7 @@ use rig::proxy::{Damage, Plan, Proxy, Spot, Way};
 use rig::*;
 use serde_json::Value;
 
-/// How a run ended, and what it wrote.
+/// How a run ended, and its output.
 struct Measured {
     ended: Ended,
     text: String,
@@ -40,7 +40,7 @@ fn run(command: &mut Command) -> Measured {
     Measured { ended, text: reader.join().expect("no panic").expect("text") }
 }
 
-/// A server with [`KEY`], and its port.
+/// A server with [`KEY`].
 struct Server {
     process: Process,
     port: u16,
@@ -63,7 +63,7 @@ impl Server {
         measure_at(self.port, arguments)
     }
 
-    /// Measures once the server has seen that a session which failed at the other end is over.
+    /// Measures once the server has noticed the end of an earlier session that failed at the other end.
     fn measure_after_failure(&self, arguments: &[&str]) -> Measured {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
@@ -102,7 +102,7 @@ fn latency_and_bandwidth_in_perftests_columns() {
     let bandwidth = numbers(lines[5]);
     assert_eq!((bandwidth.len(), bandwidth[0]), (5, 65_536.0));
     assert!(bandwidth[2] >= bandwidth[3] && bandwidth[3] > 10.0, "{bandwidth:?}");
-    // A server goes on.
+    // The server keeps running.
     server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
 }
 
@@ -136,7 +136,7 @@ fn a_sweep_of_all_lengths_as_json_and_drawings() {
     let shown = date.replace('T', " ").replace('Z', " UTC");
     assert!(drawn.contains(&format!("TCP to 127.0.0.1, 1 connection, depth 128, events, {shown}")), "{date}");
 
-    // Two runs over each other, without measuring anything.
+    // Draws two runs over each other, without measuring.
     let both = scratch.join("both.svg");
     let other = scratch.join("other.json");
     fs::copy(&json, &other).expect("a copy");
@@ -164,7 +164,7 @@ fn both_directions_several_connections_the_other_way_and_polling() {
 
 #[test]
 fn no_room_for_threads_is_said_and_the_server_goes_on() {
-    // Root has no such limit, so it becomes somebody who runs nothing else.
+    // Root has no such limit, so the program runs as a user who runs nothing else.
     assert!(rustix::process::geteuid().is_root(), "run as root");
     let limited = |threads: u32, command: &Command| {
         let mut limited = Command::new("prlimit");
@@ -219,7 +219,7 @@ fn ping_compares_what_comes_back() {
 #[test]
 fn a_damaged_echo_is_caught() {
     let server = Server::start();
-    // The second connection is the one that is measured; what it carries begins after its handshake.
+    // The second connection carries the measurement, whose data begins after its handshake.
     for way in [Way::Up, Way::Down] {
         let spot = Spot { way, connection: Some(1), offset: 150_000 };
         let proxy = Proxy::start(server.port, Plan { damage: vec![(spot, Damage::Flip(3))], ..Plan::default() });
@@ -241,14 +241,14 @@ fn a_wrong_key_no_server_and_another_program() {
     let none = run(rdperf().arg(&address).stdin(Stdio::null()));
     assert!([1, 2].contains(&none.ended.code), "no KEY at all: {:?}", none.ended);
 
-    // rdsend and rdperf do not take each other for their own.
+    // rdsend and rdperf refuse each other's servers.
     let mut send = rdsend();
     let sent = run(send.args(["127.0.0.1", &server.port.to_string(), KEY, "/dev/null"]));
     sent.ended.expect(3).one_line("rdsend", &["does not accept"]);
     let mut receiver = rdrecv();
     let receiver = Process::spawn(receiver.args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::null()));
     measure_at(receiver.port(), &["lat"]).ended.expect(9).one_line("rdperf", &["does not measure"]);
-    // And the server still serves.
+    // The server still serves.
     server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
 }
 
@@ -262,7 +262,7 @@ fn a_server_serves_one_at_a_time_and_once() {
     server.process.line_with("127.0.0.1 measures");
     let second = run(rdperf().args([&address, "lat", "--iterations", "1"]).env("RD_KEY", KEY));
     second.ended.expect(3).one_line("rdperf", &["busy"]);
-    // Killed, it leaves a server that notices.
+    // The server notices that its client was killed.
     first.signal(rustix::process::Signal::KILL);
     first.wait().expect(137);
     let ended = server.process.wait();
@@ -274,11 +274,11 @@ fn connections_of_an_earlier_measurement_are_not_taken_for_the_next() {
     let server = Server::with(&["--verbose"]);
     let earlier = Holder::with_key(server.port);
     let further: Vec<_> = (1..=4).map(|generation| earlier.lane(1, generation)).collect();
-    // They have been accepted when another that came later has been answered.
+    // A later lane has been answered, so these have been accepted.
     drop(earlier.half_lane(1, 9));
     drop(earlier);
     server.process.line_with("lost the link");
-    // Their ends are open: what was sent to them would be waited for.
+    // Their ends here are still open, so the server would wait for data sent to them.
     server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
     drop(further);
 }
@@ -299,7 +299,7 @@ fn a_lost_link_ends_it() {
     process.wait_for(Duration::from_secs(10)).expect(4).one_line("rdperf", &["lost"]);
 }
 
-/// A scratch directory with a launcher that runs the agent on this host.
+/// Makes a launcher that runs the agent on this host. Returns the options that select it.
 fn launcher(scratch: &Scratch) -> Vec<String> {
     let path = scratch.file("rsh", b"#!/bin/sh\nexec sh -c \"exec $2\"\n");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
@@ -397,7 +397,7 @@ fn memory_and_the_model() {
     assert!((400..=500).contains(&peak), "{peak}");
 }
 
-/// Whatever was measured: one command, its numbers, and a drawing of them.
+/// For every kind of measurement: one command, its numbers, and a drawing of them.
 #[test]
 fn every_kind_of_measurement_can_be_drawn() {
     let scratch = Scratch::new();
@@ -458,7 +458,7 @@ fn command_lines_that_make_no_sense() {
     run(rdperf().args(["model", "--compare", "missing.json", "--plot", "x.svg"])).ended.expect(5);
 }
 
-/// What a file sets for all commands is left out where it means nothing, and said to be by `--show-config`.
+/// A setting for all commands is ignored where it has no meaning, and `--show-config` says so.
 #[test]
 fn settings_that_mean_nothing_for_it_are_left_out() {
     let scratch = Scratch::new();
@@ -472,7 +472,7 @@ fn settings_that_mean_nothing_for_it_are_left_out() {
     set(&["mem", "--size", "4K"]).ended.expect(1).one_line("rdperf", &["--size does not go with mem"]);
 }
 
-/// Nobody listens where these would measure: that they say what is wrong with the file shows that they looked at it first.
+/// No server listens there, so an error about the file shows that the file was checked first.
 #[test]
 fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     let scratch = Scratch::new();
@@ -486,7 +486,7 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     let one = scratch.join("one.svg").display().to_string();
     let measured = measure_at(free, &[&format!("--json={one}"), &format!("--plot={one}")]);
     measured.ended.expect(1).one_line("rdperf", &["--json and --plot are one file"]);
-    // What was there stays where nothing was measured.
+    // An existing file is kept if nothing was measured.
     let file = scratch.file("it.json", b"as it was");
     measure_at(free, &[&format!("--json={}", file.display())]).ended.expect(3);
     assert_eq!((fs::read(&file).expect("there"), scratch.names()), (b"as it was".to_vec(), vec!["it.json".to_owned()]));
@@ -496,7 +496,7 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
 fn a_report_may_go_to_a_device_a_fifo_or_standard_output() {
     let scratch = Scratch::new();
     let mem = |json: &str| run(rdperf().args(["mem", "--duration", "0.02", &format!("--json={json}")]));
-    // The figures are printed also where the report cannot be written in the end.
+    // The figures are printed even if the report cannot be written in the end.
     let full = mem("/dev/full");
     full.ended.expect(6).one_line("rdperf", &["cannot write /dev/full", "No space"]);
     assert!(full.text.contains("MiB/s") || full.text.contains("MB/s"), "{}", full.text);
@@ -504,7 +504,7 @@ fn a_report_may_go_to_a_device_a_fifo_or_standard_output() {
     let both = mem("/dev/stdout");
     both.ended.expect(0);
     assert!(both.text.starts_with("{\"rdperf\":1,") && both.text.lines().count() > 2, "{}", both.text);
-    // The same where standard output is a file.
+    // The same if standard output is a file.
     let file = scratch.join("out");
     let mut command = rdperf();
     command.args(["mem", "--duration", "0.02", "--json=/dev/stdout"]);

@@ -1,4 +1,4 @@
-//! `rdperf` over RDMA: run by `tests/run` in a guest, on a host with an rxe or siw device that talks to itself.
+//! `rdperf` over RDMA. `tests/run` runs it in a guest, on a host with an rxe or siw device that talks to itself.
 
 mod rig;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rig::*;
 use serde_json::Value;
 
-/// Under emulation, and on a busy machine, some hundred megabytes take their time.
+/// Some hundred megabytes take long under emulation and on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
 
 /// The testbed's first host.
@@ -67,7 +67,7 @@ fn every_length_by_events() {
 #[ignore = "needs an RDMA device; tests/run has guests with one"]
 fn both_ways_backwards_and_polling_with_several_queue_pairs() {
     let (_server, port) = server();
-    // A credit has another length where messages have its own.
+    // If messages have the length of a credit, credits are sent with another length.
     for size in ["8", "4", "4096"] {
         let row = &measure(
             port,
@@ -82,7 +82,7 @@ fn both_ways_backwards_and_polling_with_several_queue_pairs() {
         let poll = measure(port, &[mode, "--transport", "rdma", "--poll", "--iterations", "300", "--depth", "1"]);
         assert_eq!(poll["wire"]["wait"], "polling");
     }
-    // By time: nobody knows which message is the last until it is over.
+    // By time: which message is the last is not known until the time is over.
     let timed = measure(
         port,
         &["bw", "--transport", "rdma", "--qp", "3", "--bidirectional", "--duration", "0.5", "--size", "64"],
@@ -103,7 +103,7 @@ fn many_queue_pairs() {
     }
 }
 
-/// iWARP connects from TCP ports that the RDMA connection manager picks without looking: here every tenth is taken.
+/// iWARP connects from TCP ports that the RDMA connection manager picks without checking. Here every tenth is taken.
 #[test]
 #[ignore = "needs an RDMA device; tests/run has guests with one"]
 fn siw_many_queue_pairs_where_ports_are_taken() {

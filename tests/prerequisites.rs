@@ -1,5 +1,5 @@
-//! `tests/testbed/deps`: what `make test` and `make check` install as root, and what they print otherwise. Package
-//! managers and Rust's tools are scripts that note their arguments here.
+//! `tests/testbed/deps`: what `make test` and `make check` install as root, and what they print otherwise. Here package
+//! managers and Rust's tools are scripts that record their arguments.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,17 +8,17 @@ use std::process::{Command, Output};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Tools that a test takes away, or that it must not run.
+/// Tools that a test removes, or that it must not really run.
 const OWN: [&str; 10] =
     ["apt-get", "apt-cache", "cargo", "rustc", "rustup", "cargo-deny", "id", "shellcheck", "patch", "git"];
 
-/// A machine: this one's programs, but for those of [`OWN`].
+/// A simulated machine with this machine's programs, except those in [`OWN`].
 struct Machine {
     scratch: tempfile::TempDir,
 }
 
 impl Machine {
-    /// `user`: who runs things; `version`: Rust's.
+    /// `user`: user id of the caller; `version`: version of Rust.
     fn new(user: u32, version: &str) -> Self {
         let machine = Self { scratch: tempfile::tempdir().expect("a directory") };
         fs::create_dir(machine.path("bin")).expect("a directory");
@@ -34,7 +34,7 @@ impl Machine {
         machine.program("rustc", &format!("echo 'rustc {version} (0 2026-01-01)'"));
         let bin = machine.path("bin").display().to_string();
         let made = format!("for name; do :; done; echo >\"{bin}/$name\"; chmod +x \"{bin}/$name\"");
-        // The last word is what an installation makes; `fmt` and `clippy` stand for the components.
+        // The last word is the program that an installation makes; `fmt` and `clippy` stand for the components.
         machine.program("cargo", &format!("case $1 in install) {made} ;; *) test -e '{bin}/components' ;; esac"));
         machine.program("rustup", &format!("case $1 in component) echo >'{bin}/components' ;; esac"));
         machine.program("apt-get", &format!("case $1 in install) {made} ;; esac"));
@@ -45,13 +45,13 @@ impl Machine {
         self.scratch.path().join(name)
     }
 
-    /// A program that notes its name and arguments, if it changes something, and does this.
+    /// Makes a program that records its name and arguments, if they change something, and then runs this shell text.
     fn program(&self, name: &str, body: &str) {
         let noted = self.path("noted");
         let note =
             format!("case $1 in install|update|default|component) echo {name} \"$*\" >>'{}' ;; esac", noted.display());
         let path = self.path("bin").join(name);
-        // Not through a link to one of this machine's.
+        // Removed first, because it may be a link to this machine's program.
         let _ = fs::remove_file(&path);
         fs::write(&path, format!("#!/bin/sh\n{note}\n{body}\n")).expect("a program");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
@@ -65,12 +65,12 @@ impl Machine {
     fn deps(&self, what: &str) -> Output {
         let mut command = Command::new("/bin/bash");
         command.arg("tests/testbed/deps").arg(what).current_dir(ROOT).env_clear();
-        // The guest's packages bring files, not only programs; a machine that leaves RDMA out may lack them.
+        // The guest's packages contain files, not only programs. They may be missing on a machine without RDMA.
         command.env("PATH", self.path("bin")).env("HOME", self.scratch.path()).env("SKIP_RDMA", "1");
         command.output().expect("bash")
     }
 
-    /// What has been installed.
+    /// Returns the recorded installations.
     fn installed(&self) -> Vec<String> {
         let noted = fs::read_to_string(self.path("noted")).unwrap_or_default();
         noted.lines().map(str::to_owned).collect()
@@ -85,7 +85,7 @@ fn lines(bytes: &[u8]) -> Vec<String> {
 fn tests_need_neither_clippy_nor_cargo_deny() {
     let machine = Machine::new(1000, "1.99.0");
     let output = machine.deps("test");
-    // This machine may lack something else.
+    // This machine may lack other packages.
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() || said.contains("apt-get install"), "{output:?}");
     assert!(!said.contains("cargo") && !said.contains("rustup"), "{said}");
@@ -123,7 +123,7 @@ fn others_are_given_one_command_and_nothing_is_done() {
          && rustup default stable && rustup update stable && rustup component add rustfmt clippy \
          && cargo install --locked cargo-deny"
     );
-    // The command is a whole one.
+    // The printed command has complete syntax.
     assert!(Command::new("bash").args(["-nc", command]).status().expect("bash").success(), "{command}");
 }
 
@@ -143,7 +143,7 @@ fn what_cannot_be_installed_is_an_error() {
 fn the_two_commands_install_what_they_need() {
     let make = |target: &str| {
         let mut command = Command::new("make");
-        // The one that runs this test would tell it what to print.
+        // The make that runs this test would otherwise affect the output.
         command.args(["-n", "--no-print-directory", target]).current_dir(ROOT);
         for variable in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS"] {
             command.env_remove(variable);

@@ -1,4 +1,4 @@
-//! `rdcp` with a launcher that runs the agent on this host: what is copied where, what goes wrong, and what is left.
+//! `rdcp` with a launcher that runs the agent on this host: where copies are placed, failures, and what is left.
 //! `tests/rdcp_hosts.rs` has real hosts and sshd.
 
 mod rig;
@@ -16,11 +16,11 @@ use rig::lab::*;
 use rig::*;
 use rustix::process::Signal;
 
-/// The longest for all processes to end after one of them was killed.
+/// Maximum time for all processes to end after one of them was killed.
 const GONE: Duration = Duration::from_secs(5);
 
 impl Lab {
-    /// rdcp with the launcher of this name.
+    /// Prepares rdcp with the launcher of this name.
     fn rdcp_by(&self, launcher: &str) -> Command {
         self.rdcp_with(launcher, AGENT)
     }
@@ -89,7 +89,7 @@ fn names_arrive_byte_for_byte() {
         fs::write(lab.0.path().join(&local), &bytes).expect("a file");
         let mut there = OsString::from("h:to/");
         there.push(name);
-        // Relative to the login's home, by its whole name and into a directory.
+        // Relative to the login's home, under its full name and into a directory.
         lab.rdcp(&[&local, &there]).expect(0);
         holds(&lab.join("home/to").join(name), &bytes);
         fs::remove_file(lab.join("home/to").join(name)).expect("it is there");
@@ -117,7 +117,8 @@ fn patterns_and_homes_are_expanded_there() {
     names.sort();
     assert_eq!(names, ["a.txt", "b.txt", "c.dat"]);
     holds(&lab.join("into/b.txt"), b"b.txt");
-    // A backslash keeps what is behind it from being special; what has the very name of a pattern stands for itself, which is said.
+    // A backslash makes the next character literal. An entry whose name equals the pattern is
+    // copied itself, with a remark.
     fs::write(lab.join("home/a b"), "blank").expect("a file");
     lab.rdcp(&["h:a\\ b", "into"]).expect(0);
     holds(&lab.join("into/a b"), b"blank");
@@ -127,7 +128,7 @@ fn patterns_and_homes_are_expanded_there() {
     holds(&lab.join("itself"), b"itself");
     fs::remove_file(lab.join("home/*.txt")).expect("ours");
     lab.rdcp(&["h:*.none", "into"]).expect(5).one_line("rdcp", &["h: no file matches *.none"]);
-    // On this host that is the shell's part.
+    // On this host, the shell expands patterns.
     lab.rdcp(&["*.txt", "h:x"]).expect(5).one_line("rdcp", &["*.txt", "errno 2"]);
 }
 
@@ -156,13 +157,13 @@ fn placed_as_cp_does() {
     assert!(lab.made(&["source", "other", "old", "dir"]).is_empty());
 }
 
-/// Two trees are alike: names, kinds, contents, modes, times, links.
+/// Checks that two trees are alike: names, kinds, contents, modes, times, links.
 #[track_caller]
 fn alike(one: &Path, other: &Path) {
     let listed = |top: &Path| {
         let mut find = Command::new("find");
         find.current_dir(top).args([".", "-printf", "%P %y %m %s %T@ %n %l\\n"]);
-        // The size of a directory is its file system's.
+        // The size of a directory depends on its file system.
         let text = String::from_utf8_lossy(&find.output().expect("find").stdout).into_owned();
         let mut lines: Vec<String> = text
             .lines()
@@ -184,7 +185,7 @@ fn alike(one: &Path, other: &Path) {
     assert!(diff.status.success(), "{}", String::from_utf8_lossy(&diff.stdout));
 }
 
-/// A tree with some of everything.
+/// Makes a tree with entries of every kind.
 fn tree(lab: &Lab, name: &str) -> PathBuf {
     let top = lab.join(name);
     fs::create_dir_all(top.join("sub/empty")).expect("a directory");
@@ -193,7 +194,7 @@ fn tree(lab: &Lab, name: &str) -> PathBuf {
     }
     fs::write(top.join("large"), noise(3 * CHUNK + 5)).expect("a file");
     fs::write(top.join(OsStr::from_bytes(b"\xff \x01")), b"odd").expect("a file");
-    // More than may wait for a large file.
+    // More hard links than may wait for a large file.
     for number in 0..100 {
         fs::hard_link(top.join("large"), top.join(format!("sub/linked{number}"))).expect("a link");
     }
@@ -212,7 +213,7 @@ fn trees_between_any_two_sides() {
         let name = format!("copy{number}");
         lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]).expect(0);
         alike(&source, &lab.join(&name));
-        // Into a directory that is there, and its contents into another.
+        // Into an existing directory, and the contents into another.
         fs::create_dir(lab.join(&format!("into{number}"))).expect("a directory");
         lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &format!("into{number}"))]).expect(0);
         alike(&source, &lab.join(&format!("into{number}/tree")));
@@ -262,7 +263,7 @@ fn contents_of_directories_are_merged_beside_other_sources() {
     lab.all_gone(SOON);
 }
 
-/// One, and more than a message has room for.
+/// One failed entry, and more than a message has room for.
 #[test]
 fn entries_that_fail_are_named_and_do_not_keep_the_others() {
     let lab = Lab::new();
@@ -272,7 +273,7 @@ fn entries_that_fail_are_named_and_do_not_keep_the_others() {
         let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
         for (count, told) in [(1, "1 entry was"), (150, "150 entries were")] {
             let name = format!("copy{number}of{count}");
-            // Directories that are not empty, where files are to go.
+            // Non-empty directories in the places of files.
             let file = |number: usize| lab.join(&name).join(format!("tree/sub/file{number}"));
             (0..count).for_each(|number| fs::create_dir_all(file(number).join("x")).expect("directories"));
             let ended = lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]);
@@ -291,7 +292,7 @@ fn entries_that_fail_are_named_and_do_not_keep_the_others() {
     lab.all_gone(SOON);
 }
 
-/// The level that the report in `report` says was reached.
+/// Returns the level that was reached, according to the file `report`.
 fn level(lab: &Lab) -> String {
     let text = fs::read_to_string(lab.join("report")).expect("a report");
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -324,7 +325,7 @@ fn what_is_kept_and_left_out_is_chosen() {
         arguments.extend([side(from, "tree"), side(to, &some)]);
         lab.rdcp(&arguments).expect(0);
         assert_eq!(names(&some), ["./keep.o"]);
-        // What is named itself is meant.
+        // A source that is named itself is copied even if a pattern excludes it.
         lab.rdcp(&["--exclude=*".into(), side(from, "tree/a.o"), side(to, "a.o")]).expect(0);
         fs::remove_file(lab.join("a.o")).expect("copied");
         let mut arguments: Vec<OsString> =
@@ -358,7 +359,7 @@ fn the_level_that_was_asked_for_is_reached_and_told() {
     let here = lab.rdcp(&["--verify=disk", "source", "x"]);
     here.expect(1).one_line("rdcp", &["--verify=disk"]);
     lab.rdcp(&["--bwlimit", "10M", "source", "x"]).expect(1).one_line("rdcp", &["--bwlimit"]);
-    // In place: the same file, with other contents.
+    // In place: the inode is kept, with other contents.
     lab.0.file("old", &noise(3 * CHUNK));
     let inode = fs::metadata(lab.join("old")).expect("it").ino();
     lab.rdcp(&["--in-place".into(), "source".into(), lab.there("h", "old")]).expect(0);
@@ -380,7 +381,7 @@ fn standard_input_and_output() {
     let output = drain(process.stdout());
     process.wait().expect(0);
     same(&output.join().expect("no panic"), &bytes);
-    // Within one host: both ends are in one process, or behind two agents.
+    // Within one host: both ends in one process, or behind two agents.
     let mut process = Process::spawn(lab.rdcp_by("rsh").args(["-v", "-", "here"]).stdin(Stdio::piped()));
     feed(process.stdin(), bytes.clone());
     let ended = process.wait();
@@ -394,7 +395,7 @@ fn standard_input_and_output() {
     fs::write(lab.join("fifo"), &bytes).expect("somebody reads it");
     process.wait().expect(0);
     holds(&lab.join("there"), &bytes);
-    // A reader that goes away.
+    // A reader that closes the pipe.
     let mut command = lab.rdcp_by("rsh");
     let mut process = Process::spawn(command.args(["h:/dev/zero", "-"]));
     process.stdout().read_exact(&mut [0; 1000]).expect("some of it");
@@ -403,7 +404,7 @@ fn standard_input_and_output() {
     lab.all_gone(GONE);
 }
 
-/// Nothing is claimed that is not done.
+/// Guarantees that cannot be given are refused.
 #[test]
 fn what_is_done_for_files_alone_is_refused_for_streams() {
     let lab = Lab::new();
@@ -500,7 +501,7 @@ fn a_dry_run_changes_nothing() {
     let ended = lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "old")]);
     ended.expect(0).one_line("rdcp", &["would copy source to h:", "old"]);
     lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "new")]).expect(0);
-    // What would be done is what was asked for, and no remark.
+    // -q does not suppress the plan, because it is the requested output and not a remark.
     let ended = lab.rdcp(&["-nq".into(), "source".into(), lab.there("h", "new")]);
     ended.expect(0).one_line("rdcp", &["would copy source to h:"]);
     lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "none/new")]).expect(6);
@@ -554,7 +555,7 @@ fn what_login_scripts_print_does_no_harm() {
 fn another_major_is_refused_by_name() {
     let lab = Lab::new();
     lab.0.file("source", b"1");
-    // The magic, then HELLO of major 3, minor 7, program 9.9, with a field that is not known here.
+    // The magic, then a HELLO of major 3, minor 7, program 9.9, with an unknown field.
     let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\0039.9\141L\141m\141c\100\100\144more";
     let hello = hello.replace(r"\0039.9", r"\1439.9");
     lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
@@ -568,7 +569,7 @@ fn another_major_is_refused_by_name() {
 fn what_no_agent_may_say_is_refused() {
     let lab = Lab::new();
     lab.0.file("source", b"1");
-    // A length past all bounds, and a message that is none, both behind a HELLO.
+    // An excessive length, and an invalid message, each after a HELLO.
     for (name, rest) in [("long", r"\377\377\377\377"), ("garbage", r"\004\0\0\0abcd")] {
         let hello = r"\0rdma-pipe agent\0\n\022\0\0\0\202\0\201\210\001\0\1430.1\141L\141m\141c\100\100";
         lab.script(name, &format!("printf '{hello}{rest}'; exec cat >/dev/null"));
@@ -587,7 +588,7 @@ fn a_destination_that_cannot_be_written() {
     ended.expect(6).one_line("rdcp", &["h:/dev/full", "errno 28"]).within(SOON);
     let ended = lab.rdcp(&["h:/proc/self/mem", "x"]);
     ended.expect(5).one_line("rdcp", &["h:/proc/self/mem", "errno 5"]).within(SOON);
-    // Between two agents, which tell each other and the caller.
+    // Between two agents, which inform each other and the caller.
     let ended = lab.rdcp(&[lab.there("h1", "source"), "h2:/dev/full".into()]);
     ended.expect(6).one_line("rdcp", &["h2:/dev/full", "errno 28"]).within(SOON);
     let ended = lab.rdcp(&["h1:/proc/self/mem".into(), lab.there("h2", "x")]);
@@ -613,7 +614,7 @@ fn through_the_channel_when_asked() {
     lab.all_gone(SOON);
 }
 
-/// A copy that takes long, from or to these sides, some of which has arrived.
+/// Starts a slow copy from and to these sides, and waits until some of it has arrived.
 fn slow(lab: &Lab, from: &str, to: &str) -> Process {
     let mut command = lab.rdcp_by("rsh");
     command.args(["--bwlimit", "8M", "--progress"]);
@@ -703,7 +704,7 @@ fn an_agent_that_is_stopped_by_hand_tells_so() {
 fn the_agent_has_no_use_by_hand_and_tells_its_version() {
     let ended = Process::spawn(Command::new(AGENT).arg("--version").stdin(Stdio::null()).stdout(Stdio::piped())).wait();
     ended.expect(0);
-    // Somebody who says nothing, and somebody who says something else.
+    // A peer that sends nothing, and a peer that speaks another protocol.
     let mut process = Process::spawn(Command::new(AGENT).stdin(Stdio::null()).stdout(Stdio::null()));
     process.wait_for(SOON).expect(0);
     let mut process = Process::spawn(Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::null()));
@@ -727,8 +728,8 @@ fn secrets_stay_out_of_sight() {
     assert!(!told.windows(4).any(|some| some == b"e2e-"), "no path in the agent's arguments");
 }
 
-/// Each level of a tree takes a descriptor at either end. Most systems begin with a limit that is a fraction of the one
-/// that a process may set itself.
+/// Each level of a tree takes a descriptor at either end. On most systems the initial limit is a fraction of the limit
+/// that a process may set for itself.
 #[test]
 fn a_tree_deeper_than_the_soft_limit_on_open_files() {
     const LEVELS: usize = 150;

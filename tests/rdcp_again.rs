@@ -1,5 +1,5 @@
-//! What is there already: a plain copy over an earlier one, `--stats`, and `--digest-cache`, by command line and between
-//! hosts: with a launcher that runs the agent on this host.
+//! Existing destinations: a plain copy over an earlier one, `--stats`, and `--digest-cache`, by command line and
+//! between hosts, with a launcher that runs the agent on this host.
 
 mod rig;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rig::lab::*;
 use rig::*;
 
-/// To another host, from another, between two.
+/// To another host, from another host, between two.
 const WAYS: [(&str, &str); 3] = [("", "h1:"), ("h1:", ""), ("h1:", "h2:")];
 
 fn noise(path: &Path, bytes: usize) {
@@ -21,7 +21,7 @@ fn noise(path: &Path, bytes: usize) {
     fs::write(path, data).expect("a file");
 }
 
-/// What a run prints.
+/// Runs a copy and returns what it prints.
 #[track_caller]
 fn run(lab: &Lab, options: &[&str], (from, to): (&str, &str), destination: &str) -> String {
     let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
@@ -34,13 +34,13 @@ fn run(lab: &Lab, options: &[&str], (from, to): (&str, &str), destination: &str)
     fs::read_to_string(output).expect("text")
 }
 
-/// How a run ends.
+/// Runs rdcp and returns how it ends.
 fn ended(lab: &Lab, arguments: &[&str]) -> Ended {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
     Process::spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
-/// A number of `--stats`.
+/// Returns a number of `--stats`.
 #[track_caller]
 fn number(stats: &str, name: &str) -> u64 {
     let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -63,7 +63,7 @@ fn a_plain_copy_sends_only_what_is_not_there() {
         let copy = |options: &[&str]| run(&lab, &[&["-r", "-T", "--stats"], options].concat(), way, "copy");
         let first = copy(&[]);
         assert_eq!(number(&first, "Literal data"), 3000 + 4096 + 100_000 + (3 << 20), "{way:?}");
-        // A byte for each directory that is new, and one for each verdict: nothing is asked at all.
+        // Answers would take a byte for each new directory, and one for each verdict. Here nothing is asked at all.
         let answers = if way.0.is_empty() { "Total bytes received" } else { "Total bytes sent" };
         if way.0.is_empty() != way.1.is_empty() {
             assert_eq!(number(&first, answers), 0, "{way:?}");
@@ -71,7 +71,7 @@ fn a_plain_copy_sends_only_what_is_not_there() {
         let again = copy(&[]);
         assert_eq!(number(&again, "Literal data"), 3000, "{way:?}");
         assert_eq!(number(&again, "Number of regular files transferred"), 1, "{way:?}");
-        // Time and size are the same, and the contents are not.
+        // The same time and size, but different contents.
         for side in ["source", "copy"] {
             let file = File::options().write(true).open(lab.join(side).join("below/record")).expect("ours");
             if side == "source" {
@@ -81,7 +81,7 @@ fn a_plain_copy_sends_only_what_is_not_there() {
         }
         assert_eq!(number(&copy(&[]), "Literal data"), 3000 + 100_000, "{way:?}");
         holds(&lab.join("copy/below/record"), &fs::read(lab.join("source/below/record")).expect("it"));
-        // What is to be read back from the disk, or to have the time of the copy, is sent.
+        // Files to be read back from the disk, or to get the time of the copy, are sent.
         for option in ["--verify=disk", "--fsync", "--no-times", "--in-place"] {
             let all = 3000 + 4096 + 100_000 + (3 << 20);
             assert_eq!(number(&copy(&[option]), "Literal data"), all, "{way:?} {option}");
@@ -89,8 +89,9 @@ fn a_plain_copy_sends_only_what_is_not_there() {
     }
 }
 
-/// A new tree is made under a partial name. What was whole in it when the copy was cut is not sent again, by a plain copy either;
-/// what is no longer in the source, or of another kind there, goes; and how much is kept is said.
+/// A new tree is made under a partial name. Files that were complete in it when the copy was interrupted are not sent
+/// again, not even by a plain copy. Entries that are no longer in the source, or have another kind there, are removed.
+/// A line says how much is kept.
 #[test]
 fn a_tree_that_was_cut_is_gone_on_with() {
     for (way, options) in [(WAYS[0], &["-r"][..]), (WAYS[1], &["-r"]), (WAYS[2], &["-r"]), (WAYS[0], &["-r", "--sync"])]
@@ -122,7 +123,7 @@ fn a_tree_that_was_cut_is_gone_on_with() {
         let named = partial.file_name().expect("a name").to_string_lossy().into_owned();
         let kept = ended.stderr.lines().find(|line| line.contains(&named)).expect("it is said").to_owned();
         assert!(kept.contains("MiB kept in") && kept.contains("run again to resume"), "{kept}");
-        // A file that was there is a directory now, and the other way round; one is no longer there; and one is not what it was.
+        // A file becomes a directory and the other way round, one is removed, and one changes.
         let there: Vec<String> = (0..200).map(name).filter(|name| partial.join(name).is_file()).collect();
         let [to_directory, gone, changed] = [0, 1, 2].map(|at| lab.join("source").join(&there[at]));
         let time = fs::metadata(&changed).and_then(|it| it.modified()).expect("there");
@@ -166,12 +167,12 @@ fn numbers_are_written_as_asked() {
     assert_eq!(copy(&["-q"]), "");
     let within = run(&lab, &["-r", "--sync", "--stats"], ("", ""), "other");
     assert!(within.contains("\nTotal bytes sent: 0\n") && within.ends_with("\ntotal size is 3,252,824\n"), "{within}");
-    // A report is read by a program.
+    // A program reads the report, so nothing else is printed.
     let report = copy(&["--json"]);
     assert!(report.lines().all(|line| line.starts_with('{')), "{report}");
 }
 
-/// Whatever becomes of it, what is copied is right; that it is used at all is shown beside it in the source.
+/// Copies are right whatever happens to the cache. Tests beside the cache's source show that it is used at all.
 #[test]
 fn a_cache_does_no_harm() {
     for way in [("", ""), ("", "h:"), ("h:", "")] {
@@ -186,12 +187,12 @@ fn a_cache_does_no_harm() {
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
         let shown = fs::metadata(&cache).expect("it is made");
         assert_eq!(shown.mode() & 0o777, 0o600);
-        // Agents are run from no directory that others may enter.
+        // Agents are run only from directories that other users may not enter.
         assert_eq!(fs::metadata(lab.join("caches/rdma-pipe")).expect("made").mode() & 0o777, 0o700);
         let after = fs::metadata(lab.join("copy/below/large")).expect("it");
         assert_eq!((before.ctime(), before.ctime_nsec()), (after.ctime(), after.ctime_nsec()));
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
-        // Damaged, it is none, and all is as ever.
+        // A damaged cache is ignored, and the copy is as usual.
         let file = File::options().write(true).open(&cache).expect("ours");
         let length = file.metadata().expect("it").len();
         let mut at = 4096;
@@ -219,13 +220,13 @@ fn a_cache_does_no_harm() {
         checked.expect(7);
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 100_000, "{way:?}");
         holds(&changed, &fs::read(lab.join("source/below/record")).expect("it"));
-        // One that others may write to is not used, which is said; the copy goes on.
+        // A cache that other users may write to is not used, which is reported. The copy goes on.
         fs::set_permissions(&cache, std::os::unix::fs::PermissionsExt::from_mode(0o622)).expect("ours");
         assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
     }
 }
 
-/// A generation that is whole does not change any more, also once `latest` leads to a later one.
+/// A complete generation does not change any more, even when `latest` leads to a later one.
 #[test]
 fn an_older_generation_is_not_copied_into_again() {
     for way in [("", ""), WAYS[0], WAYS[1], WAYS[2]] {
@@ -247,8 +248,8 @@ fn an_older_generation_is_not_copied_into_again() {
     }
 }
 
-/// One with entries that failed has its name, and can be used; the next run makes of it what the source is by then, so that it
-/// is as its manifest has it.
+/// A generation with failed entries has its name and can be used. The next run makes it equal to the current source, so
+/// that it agrees with its manifest.
 #[test]
 fn a_generation_with_failed_entries_is_gone_on_with() {
     for (from, to) in [("", ""), WAYS[0], WAYS[1], WAYS[2]] {
@@ -275,7 +276,7 @@ fn a_generation_with_failed_entries_is_gone_on_with() {
     }
 }
 
-/// Where something fails every night, each generation is linked to the one before all the same.
+/// Even if entries fail every night, each generation is linked to the one before.
 #[test]
 fn a_generation_is_linked_to_one_with_failed_entries() {
     for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
@@ -307,7 +308,7 @@ fn a_generation_is_linked_to_one_with_failed_entries() {
     }
 }
 
-/// What patterns leave out takes no part: neither among sources that have one name, nor where a link leads nowhere.
+/// Excluded entries are ignored, both among sources that share a name and where a link leads nowhere.
 #[test]
 fn what_is_left_out_is_in_nobodys_way() {
     for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
@@ -323,7 +324,7 @@ fn what_is_left_out_is_in_nobodys_way() {
             noise(&lab.join(name), 50);
         }
         symlink("nowhere", lab.join("one/bad")).expect("a link");
-        // Nobody knows what it would be, and what has its name elsewhere is a file.
+        // What the link would lead to is unknown. In the other source the same name is a file.
         fs::create_dir(lab.join("one/t")).expect("a directory");
         fs::create_dir(lab.join("two/t")).expect("a directory");
         symlink("nowhere", lab.join("one/t/dangling")).expect("a link");
@@ -344,7 +345,7 @@ fn what_is_left_out_is_in_nobodys_way() {
     }
 }
 
-/// Nothing is there that a link could lead to.
+/// Without DST there is nothing there to which a link could lead.
 #[test]
 fn a_rehearsal_without_dst_looks_for_nothing_elsewhere() {
     for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
@@ -357,7 +358,7 @@ fn a_rehearsal_without_dst_looks_for_nothing_elsewhere() {
     }
 }
 
-/// Both found no DST, and each was to become it: what they hold does not get mixed.
+/// Both copies found no DST, and each was to become it. Their contents do not get mixed.
 #[test]
 fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
     for to in ["", "h1:"] {
@@ -367,7 +368,7 @@ fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
             noise(&lab.join(name).join("same"), 4 << 20);
         }
         let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
-        // Within a host there is no limit to a rate.
+        // Within a host the rate cannot be limited.
         let begin = |options: &[&str], from: &str| {
             let mut command = lab.command(rdcp(), "rsh", AGENT);
             command.args(options).args(["-r", &path("", from), &path(to, "new")]);
@@ -376,7 +377,7 @@ fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
         if to.is_empty() {
             let both = ["one", "two"].map(|from| begin(&[], from)).map(|mut process| process.wait().code);
             let whole = ["one", "two"].map(|name| lab.join(name).join("same")).map(|file| fs::read(file).expect("it"));
-            // Where one has ended before the other began, that comes into it.
+            // If one copy ended before the other began, the other is copied into it.
             let copy = fs::read(lab.join("new/same")).expect("a copy");
             let winner = whole.iter().position(|source| *source == copy).expect("one of them");
             assert!(both[winner] == 0 && [0, 6].contains(&both[1 - winner]), "{both:?}");

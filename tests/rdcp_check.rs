@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rig::*;
 
-/// A directory with one file, and its manifest.
+/// Makes a directory with one file. Returns its manifest.
 fn tree(scratch: &Scratch) -> String {
     let top = scratch.join("tree");
     fs::create_dir(&top).expect("a directory");
@@ -22,7 +22,7 @@ fn tree(scratch: &Scratch) -> String {
     format!("rdcp manifest 1\n{}{}end 2\n", line(".", "d", "-", "-"), line("file", "f", "8", &digest))
 }
 
-/// Exit code, standard output and standard error.
+/// Returns exit code, standard output and standard error.
 fn check(scratch: &Scratch, options: &[&str], manifest: &str) -> (Option<i32>, String, String) {
     let file = scratch.file("manifest", manifest.as_bytes());
     let mut command = Command::new(PROGRAM);

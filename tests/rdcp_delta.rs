@@ -1,5 +1,5 @@
-//! `rdcp --sync` of a large file on file systems that share blocks between files, and of and to block devices. Images and
-//! loop devices take root: `tests/run` runs them then.
+//! `rdcp --sync` of a large file on file systems that share blocks between files, and of block devices as source and
+//! destination. Images and loop devices need root, for which reason `tests/run` runs these tests.
 
 mod rig;
 
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         if has(kind) {
             cases.push((name, case));
         } else {
-            // Counted as skipped.
+            // `tests/run` counts this as skipped.
             println!("{name}: NOT RUN, this kernel has no {kind}\ntest result: ok. 0 passed; 0 failed; 1 ignored");
         }
     }
@@ -64,7 +64,7 @@ impl Mounted {
         Self(at)
     }
 
-    /// Bytes in use, when all is written.
+    /// Returns the number of bytes in use, once everything is written.
     fn used(&self) -> u64 {
         run("sync", &["-f", self.0.to_str().expect("text")]);
         let system = rustix::fs::statfs(&self.0).expect("mounted");
@@ -78,7 +78,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A block device that is a file.
+/// A loop device: a block device backed by a file.
 struct Loop(String);
 
 impl Loop {
@@ -88,7 +88,7 @@ impl Loop {
     }
 
     fn contents(&self) -> Vec<u8> {
-        // The kernel writes the cache of a device that is closed.
+        // When a device is closed, the kernel writes its cache back.
         fs::read(&self.0).expect("a device")
     }
 
@@ -97,7 +97,7 @@ impl Loop {
         device.write_all_at(bytes, at).expect("written");
     }
 
-    /// Bytes that have been written to it.
+    /// Returns the number of bytes written to the device.
     fn written(&self) -> u64 {
         let name = Path::new(&self.0).file_name().expect("a name").to_str().expect("text");
         let text = fs::read_to_string(format!("/sys/block/{name}/stat")).expect("the kernel's account");
@@ -111,14 +111,14 @@ impl Drop for Loop {
     }
 }
 
-/// rdcp with these options, from and to.
+/// Runs rdcp with these options, source and destination.
 fn rdcp(lab: &Lab, options: &[&str], from: &std::ffi::OsStr, to: &std::ffi::OsStr) -> Ended {
     let mut command = lab.command(rig::rdcp(), "rsh", AGENT);
     command.arg("-q").args(options).arg(from).arg(to).stdin(Stdio::null()).stdout(Stdio::null());
     Process::spawn(&mut command).wait()
 }
 
-/// The old file is still open when the new one is made, so both take room, unless they share blocks.
+/// The old file is still open while the new one is made, so both take space unless they share blocks.
 fn equal_blocks(kind: &str, are_shared: bool) {
     const SIZE: u64 = 96 * MIB;
     let lab = Lab::new();
@@ -150,7 +150,7 @@ fn a_device_gets_what_differs() {
     let lab = Lab::new();
     let (mut image, old) = (noise(6 * MIB as usize + 4097), noise(9 * MIB as usize));
     let device = Loop::new(&lab, "disk", &old);
-    // As those of logical volumes.
+    // Like the links to logical volumes.
     symlink(&device.0, lab.join("volume")).expect("a link");
     let mut expected = old.clone();
     let to = lab.there("h", "volume");
@@ -162,11 +162,11 @@ fn a_device_gets_what_differs() {
         same(&device.contents(), &expected);
         let written = device.written() - before;
         assert!(if turn == 0 { written > 6 * MIB } else { written <= 256 << 10 }, "{turn}: {written} bytes written");
-        // Also what another has changed there.
+        // A change by another program at the destination is replaced too.
         image[turn * 3_000_000 + 5] ^= 1;
         device.write(b"other", 4 * MIB);
     }
-    // Small enough for one record.
+    // Small enough for a single record.
     let from = lab.0.file("small.img", &image[..10_000]);
     rdcp(&lab, &["--sync", "--in-place"], from.as_os_str(), &to).expect(0);
     same(&device.contents()[..10_000], &image[..10_000]);
@@ -197,7 +197,7 @@ fn a_device_is_not_written_to_otherwise() {
     let held = rustix::fs::open(&*device.0, opened, rustix::fs::Mode::empty()).expect("nobody else's");
     refused(&["--sync", "--in-place"], &image, &to, "mounted or in use");
     drop(held);
-    // In a tree that is copied it is no destination, whatever the file is called.
+    // Within a copied tree a device is not a destination, even if it has the name of a file.
     fs::create_dir(lab.join("tree")).expect("a directory");
     fs::create_dir(lab.join("copy")).expect("a directory");
     fs::copy(&image, lab.join("tree/node")).expect("a copy");
@@ -206,7 +206,7 @@ fn a_device_is_not_written_to_otherwise() {
     rdcp(&lab, &["--sync", "--in-place", "-r"], std::ffi::OsStr::new("tree/"), &there).expect(0);
     same(&fs::read(lab.join("copy/node")).expect("a file"), &fs::read(&image).expect("it"));
     same(&device.contents(), &old);
-    // Nor is a FIFO.
+    // Neither is a FIFO.
     run("mkfifo", &[lab.join("fifo").to_str().expect("text")]);
     refused(&["--sync", "--in-place"], &image, &lab.there("h", "fifo"), "as a stream");
     assert!(fs::symlink_metadata(lab.join("fifo")).expect("it").file_type().is_fifo());
@@ -240,18 +240,18 @@ fn what_is_in_a_device_is_copied() {
     for turn in 0..3_u8 {
         rdcp(&lab, &["--sync"], &from, to.as_os_str()).expect(0);
         same(&fs::read(&to).expect("a copy"), &bytes);
-        // The rights are those of a file, as it is copied without --sync, and stay.
+        // The mode is that of a new file, as without --sync, and it stays.
         let mode = fs::metadata(&to).expect("it").mode() & 0o7777;
         assert_eq!(mode, if turn == 0 { 0o666 & !umask } else { 0o640 });
         fs::set_permissions(&to, fs::Permissions::from_mode(0o640)).expect("ours");
-        // What is mounted there changes it so: the time of its node stays.
+        // A mounted file system changes the device in the same way: the time of the device node stays.
         bytes[2_000_000] = turn;
         let mut disk = File::options().write(true).open(lab.join("disk")).expect("a file");
         disk.write_all_at(&[turn], 2_000_000).expect("written");
         disk.flush().expect("nothing is kept back");
         run("blockdev", &["--flushbufs", &device.0]);
     }
-    // And to another device.
+    // To another device.
     let other = Loop::new(&lab, "other", &vec![0; 5 * MIB as usize]);
     let to = {
         let mut to = std::ffi::OsString::from("h:");

@@ -1,5 +1,6 @@
-//! What `rdcp` keeps of each kind of entry, and what it must not take for one: names of its own, files with other names,
-//! rights that come from the destination. Within a host and between hosts: with a launcher that runs the agent on this host.
+//! What `rdcp` preserves of each kind of entry, and what must not be mistaken for an entry: its own temporary names,
+//! other names of files, rights that come from the destination. Within a host and between hosts, with a launcher that
+//! runs the agent on this host.
 
 mod rig;
 
@@ -14,7 +15,7 @@ use rig::lab::*;
 use rig::*;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, listxattr, makedev, mknodat, setxattr};
 
-/// From and to which host.
+/// Hosts of source and destination.
 const WAYS: [(&str, &str); 3] = [("", "h"), ("h", ""), ("", "")];
 
 fn side(lab: &Lab, host: &str, name: &str) -> OsString {
@@ -40,13 +41,12 @@ fn setfacl(arguments: &[&str], path: &Path) {
     run(Command::new("setfacl").args(arguments).arg(path));
 }
 
-/// All that getfacl tells of a tree: modes, owners, ACLs.
+/// Returns getfacl's output for a tree: modes, owners, ACLs.
 fn rights(top: &Path) -> String {
     run(Command::new("getfacl").args(["-RPn", "."]).current_dir(top))
 }
 
-/// The name under which a copy makes what is to be called `name`.
-/// Attributes of the user and of root, with their values.
+/// Returns the attributes in the user's and root's namespaces, with their values.
 fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let (mut list, mut value) = (vec![0; 65536], vec![0; 65536]);
     let length = listxattr(path, &mut list[..]).expect("a list");
@@ -66,7 +66,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A large file, and what a cut update of it has left beside it.
+/// A file, and what an interrupted update has left beside it.
 #[test]
 fn what_a_cut_copy_left_is_not_copied() {
     const MIB: usize = 1 << 20;
@@ -82,7 +82,7 @@ fn what_a_cut_copy_left_is_not_copied() {
             let leftovers = [
                 name_beside("foo", "rd-part"),
                 format!("sub/{}", name_beside("foo", "rd-link")),
-                // Of any file, also one that is not there.
+                // Of any file, even one that does not exist.
                 name_beside("bar", "rd-part"),
             ];
             for name in &leftovers {
@@ -101,7 +101,7 @@ fn what_a_cut_copy_left_is_not_copied() {
             holds(&backup.join("foo"), &whole);
             assert_eq!((names(&backup), names(&backup.join("sub"))), (vec!["foo".into(), "sub".into()], vec![]));
         }
-        // Named itself, it is refused, and so is such a name for what is new.
+        // A temporary name is refused as a source, and as the name of a new file.
         let part = name_beside("foo", "rd-part");
         let ended = rdcp(&lab, &[side(&lab, from, &format!("data/{part}")), side(&lab, to, "taken")]);
         ended.expect(5).one_line("rdcp", &[&part, "interrupted copy"]);
@@ -111,7 +111,7 @@ fn what_a_cut_copy_left_is_not_copied() {
     }
 }
 
-/// A file with several names is not written where it stands: another of them may be the source, or another destination.
+/// A file with several names is not written in place: another name may be the source, or another destination.
 #[test]
 fn in_place_spares_what_has_other_names() {
     let lab = Lab::new();
@@ -147,7 +147,7 @@ fn in_place_spares_what_has_other_names() {
     }
 }
 
-/// What is let in by an ACL of the destination's directory is let into nothing that has a mode of its own.
+/// Users admitted by an ACL of the destination's directory get no access to entries that have their own mode.
 #[test]
 fn what_is_no_file_keeps_no_acl_of_the_destination() {
     if !is_root() {
@@ -171,7 +171,7 @@ fn what_is_no_file_keeps_no_acl_of_the_destination() {
         setfacl(&["-dm", "u:1000:rw"], &lab.join(&target));
         rdcp(&lab, &["-r".into(), side(&lab, from_host, "from"), side(&lab, to, &target)]).expect(0);
         assert_eq!(rights(&from), rights(&lab.join(&target).join("from")));
-        // One by one, they are roots and stand in a directory that is not made anew.
+        // One by one: each is a root of the copy, in a directory that is not made anew.
         let each = names(&from).into_iter().map(|name| side(&lab, from_host, &format!("from/{name}")));
         let arguments: Vec<OsString> = ["-r".into()].into_iter().chain(each).chain([side(&lab, to, &target)]).collect();
         rdcp(&lab, &arguments).expect(0);
@@ -181,13 +181,13 @@ fn what_is_no_file_keeps_no_acl_of_the_destination() {
         }
         let mut open = Command::new("setpriv");
         open.args(["--reuid=1000", "--regid=1000", "--clear-groups", "sh", "-c", "exec 3>null"]);
-        // Where it can be tried: the way there may be shut.
+        // The attempt may fail earlier, because a directory on the way may be closed.
         let status = open.current_dir(lab.join(&target)).stderr(Stdio::null()).status().expect("util-linux");
         assert!(!status.success(), "another user opens a device");
     }
 }
 
-/// Without modes, what is made gets the rights of what cp makes: of the umask or the directory's default ACL.
+/// Without modes, new entries get the same rights as with cp: those from the umask or the directory's default ACL.
 #[test]
 fn no_mode_is_as_cp_without_p() {
     let lab = Lab::new();
@@ -212,7 +212,7 @@ fn no_mode_is_as_cp_without_p() {
                 }
                 fs::set_permissions(top, fs::Permissions::from_mode(mode)).expect("ours");
                 acl.inspect(|acl| setfacl(&["-dm", acl], top));
-                // One that is there keeps what it has, and its ACL.
+                // An existing file keeps its mode and its ACL.
                 fs::write(top.join("kept"), "old").expect("ours");
                 setfacl(&["-b", "-m", "u:77:rw,g::-"], &top.join("kept"));
             }
@@ -231,7 +231,7 @@ fn no_mode_is_as_cp_without_p() {
     }
 }
 
-/// What replaces a file, and has no mode of its own, has the file's rights: its ACL, too.
+/// A stream has no mode of its own. If it replaces a file, it gets that file's rights, including its ACL.
 #[test]
 fn a_stream_keeps_the_acl_of_the_file_that_it_replaces() {
     let lab = Lab::new();
@@ -256,7 +256,7 @@ fn a_stream_keeps_the_acl_of_the_file_that_it_replaces() {
     }
 }
 
-/// The group's bits of a file with an ACL are the ACL's mask: without the ACL they must not become the group's.
+/// The group bits of a file with an ACL are the ACL's mask. Without the ACL they must not become the group's rights.
 #[test]
 fn without_its_acl_a_file_gives_its_group_no_more() {
     let lab = Lab::new();
@@ -292,7 +292,7 @@ fn without_its_acl_a_file_gives_its_group_no_more() {
     }
 }
 
-/// Several names of one entry, whatever it is, are names of one copy.
+/// Several names of one entry, of any kind, are names of one copy.
 #[test]
 fn entries_of_every_kind_keep_their_further_names() {
     let lab = Lab::new();
@@ -318,7 +318,7 @@ fn entries_of_every_kind_keep_their_further_names() {
         for again in [false, true] {
             let target = format!("to{number}");
             if again {
-                // Over what is there, of the same kinds and of others.
+                // Over existing entries of the same and of other kinds.
                 for name in ["a/link", "a/fifo-too", "z/socket", "z/file"] {
                     let path = lab.join(&target).join(name);
                     fs::remove_file(&path).expect("ours");
@@ -343,7 +343,7 @@ fn entries_of_every_kind_keep_their_further_names() {
             };
             assert_eq!(groups(&from), groups(&lab.join(&target)), "{from_host}>{to} {again}");
         }
-        // A link to something that is not kept is not kept, and nor are its names.
+        // A link to an entry of an excluded kind is not copied, and neither are its other names.
         let bare = format!("bare{number}");
         let options = ["-rT", "--no-symlinks", "--no-specials"].map(OsString::from).into_iter();
         let both = [side(&lab, from_host, "from"), side(&lab, to, &bare)];
@@ -352,7 +352,7 @@ fn entries_of_every_kind_keep_their_further_names() {
     }
 }
 
-/// A directory that was there, and a file that is written where it stands, get what their sources have and nothing else.
+/// An existing directory, and a file that is written in place, get exactly the attributes of their sources.
 #[test]
 fn attributes_of_what_was_there_before_go() {
     let lab = Lab::new();
@@ -371,14 +371,14 @@ fn attributes_of_what_was_there_before_go() {
             }
             setfacl(&["-m", "u:99:rx"], &target.join(name));
             if is_root() {
-                // Not ours to remove: who knows what it is good for.
+                // Must not be removed, because its purpose is unknown.
                 setxattr(target.join(name), "trusted.kept", b"1", XattrFlags::empty()).expect("root's");
             }
         }
         setfacl(&["-dm", "u:99:rx"], &target.join("sub"));
         let contents = side(&lab, from_host, &format!("from{number}/."));
         let into = side(&lab, to, &format!("to{number}"));
-        // Nothing changes where attributes are not kept.
+        // Nothing changes if attributes are not preserved.
         let ended =
             rdcp(&lab, &["-r".into(), "--in-place".into(), "--no-xattrs".into(), contents.clone(), into.clone()]);
         ended.expect(0);
@@ -393,18 +393,19 @@ fn attributes_of_what_was_there_before_go() {
     }
 }
 
-/// As [`rdcp`], with temporary files in a directory of the laboratory, which may be missing.
+/// Like [`rdcp`], with temporary files in a directory of the laboratory, which may be missing.
 fn rdcp_with_temporary(lab: &Lab, temporary: &str, arguments: &[OsString]) -> Ended {
     let mut command = lab.command(rig::rdcp(), "rsh", AGENT);
     command.env("TMPDIR", lab.join(temporary)).args(arguments);
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
-/// More hard links than memory holds go to a temporary file. Without one some become files of their own: never silently.
+/// More hard links than fit in memory go to a temporary file. Without that file some become separate files,
+/// which is always reported.
 #[test]
 fn hard_links_that_are_lost_are_a_failure() {
     let lab = Lab::new();
-    // Long paths: few files are enough.
+    // With long paths, few files are enough.
     let mut deep = PathBuf::from("tree");
     (0..12).for_each(|_| deep.push("d".repeat(250)));
     for directory in [Path::new("tmp"), Path::new("tree/later"), &deep] {
@@ -434,8 +435,8 @@ fn hard_links_that_are_lost_are_a_failure() {
     }
 }
 
-/// More names of one directory than memory holds are sorted in a temporary file; that there is none is not taken for
-/// something about the directory.
+/// More names of one directory than fit in memory are sorted in a temporary file. If that file cannot be made, the
+/// error does not blame the directory.
 #[test]
 fn names_that_cannot_be_sorted_are_said_to_be_so() {
     let lab = Lab::new();

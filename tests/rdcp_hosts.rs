@@ -1,5 +1,5 @@
-//! `rdcp` between hosts with sshd: which way the data goes, hosts that cannot be reached, ssh that is cut. `tests/run`
-//! makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+//! `rdcp` between hosts with sshd: the path of the data, hosts that cannot be reached, and ssh connections that are
+//! cut. `tests/run` makes the hosts, as root, and runs these tests in them. Elsewhere they are not run.
 
 mod rig;
 
@@ -28,7 +28,7 @@ fn both_ways_and_encrypted() {
     let down = network.rdcp(&["-v".into(), network.at("h2", "source"), here("down")]);
     assert!(down.expect(0).stderr.contains("10.9.0.2:") && down.stderr.contains(", encrypted"), "{}", down.stderr);
     network.holds("down", &bytes);
-    // By an IPv6 address, in brackets.
+    // Through an IPv6 address, in brackets.
     let to = format!("root@[fd00:9::3]:{}", network.path("six").display());
     network.rdcp(&[here("source"), to.into()]).expect(0);
     network.holds("six", &bytes);
@@ -47,12 +47,12 @@ fn between_two_others_the_data_does_not_pass_here() {
     assert!(ended.expect(0).stderr.contains("10.9.0.2:") && ended.stderr.contains("10.9.0.3:"), "{}", ended.stderr);
     network.holds("copy", &bytes);
     assert!(passed < 2 << 20, "{passed} bytes passed the caller's host");
-    // Unless it is asked for; which shows that the count counts.
+    // With --relay the data passes, which shows that the counter works.
     let before = crossed(1);
     network.rdcp(&["--relay".into(), network.at("h2", "source"), network.at("h3", "relayed")]).expect(0);
     network.holds("relayed", &bytes);
     assert!(crossed(1) - before > 2 * bytes.len() as u64);
-    // One host is both: nothing of the data is on the network.
+    // Source and destination on one host: the data does not cross the network.
     let before = crossed(2);
     network.rdcp(&[network.at("h2", "source"), network.at("h2", "again")]).expect(0);
     network.holds("again", &bytes);
@@ -88,7 +88,7 @@ fn hosts_that_ssh_does_not_reach() {
     let to = network.at("h2", "x");
     let ended = network.rdcp(&["-P".into(), "23".into(), here.clone(), to.clone()]);
     ended.expect(3).one_line("rdcp", &["h2", "refused"]).within(GONE);
-    // A key that is not known there.
+    // A key that the host does not know.
     let mut keygen = Command::new("ssh-keygen");
     keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(network.path("other_key"));
     assert!(keygen.status().expect("ssh-keygen").success());
@@ -105,7 +105,7 @@ fn hosts_that_ssh_does_not_reach() {
     all_gone(SOON);
 }
 
-/// What somebody does who has just built the program: the other host has nothing of it.
+/// As after a fresh build of the program: the other host has no part of it.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_tree_to_a_host_with_nothing_but_ssh() {
@@ -132,7 +132,7 @@ fn a_tree_to_a_host_with_nothing_but_ssh() {
     let cached = fs::read_dir(network.path("home/.cache/rdma-pipe")).expect("a cache").count();
     assert_eq!(cached, 1);
     lab::none_marked(network.scratch.path(), GONE);
-    // Of one that is on its way when the caller is killed nothing stays.
+    // If the caller is killed during the upload, nothing of it stays.
     let names = || -> Vec<String> {
         let entries = fs::read_dir(network.path("home/.cache/rdma-pipe")).expect("a cache");
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
@@ -165,7 +165,7 @@ fn where_only_ssh_gets_through() {
     for (name, from, to) in
         [("up", here("source"), network.at("h3", "up")), ("down", network.at("h3", "source"), here("down"))]
     {
-        // Both would listen on the same port, and both have 127.0.0.1: none is to connect to itself.
+        // Both ends would listen on the same port, and both have 127.0.0.1. Neither may connect to itself.
         let ports = ["--port-range", "45000-45009"].map(OsString::from);
         let ended = network.rdcp(&[&["-J".into(), "h2".into(), "-v".into()], &ports[..], &[from, to]].concat());
         ended.expect(0);
@@ -174,7 +174,7 @@ fn where_only_ssh_gets_through() {
         network.holds(name, &bytes);
     }
     drop(_no_way);
-    // Two that see this host but not each other.
+    // Two hosts that reach this host but not each other.
     let _no_way = NoWay::between(2, 3);
     let ended = network.rdcp(&[network.at("h2", "source"), network.at("h3", "between")]);
     ended.expect(0).one_line("rdcp", &["h2", "h3", "through ssh"]);
@@ -182,7 +182,7 @@ fn where_only_ssh_gets_through() {
     all_gone(SOON);
 }
 
-/// A second network between hosts 1 and 2, by whose addresses ssh reaches them, and of which nobody knows how fast it is.
+/// A second network between hosts 1 and 2, of unknown speed, through whose addresses ssh reaches them.
 struct Management;
 
 impl Management {
@@ -210,7 +210,7 @@ impl Drop for Management {
     }
 }
 
-/// Host 1 is on a network where host 3 alone is, which passes on what comes for two of its ports to host 2.
+/// A network that host 1 shares only with host 3. Host 3 forwards connections to two of its ports to host 2.
 struct Translator {
     passing: Vec<Process>,
 }
@@ -250,7 +250,7 @@ impl Drop for Translator {
     }
 }
 
-/// As a machine of a cloud is reached: its own address is none that anybody else could use.
+/// Like a machine in a cloud, whose own address is of no use to other hosts.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
@@ -260,7 +260,7 @@ fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
     let here = |name: &str| network.path(name).into_os_string();
     let translator = Translator::start();
     let options = || ["-v", "-o", "HostName=198.51.100.3", "-P", "2022", "--port-range"].map(OsString::from);
-    // As the sender sees it.
+    // As seen by the sender.
     for (name, from, to, way) in [
         ("up", here("source"), network.at("h2", "up"), "> 198.51.100.3:45000"),
         ("down", network.at("h2", "source"), here("down"), "10.9.0.2:45000 > 10.9.0.3:"),
@@ -272,7 +272,7 @@ fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
         assert!(ended.stderr.contains(", encrypted"), "{name}: {}", ended.stderr);
         network.holds(name, &bytes);
     }
-    // Nobody passes this one on.
+    // Host 3 does not forward this port.
     let mut arguments = options()[1..].to_vec();
     arguments.extend(["45009".into(), here("source"), network.at("h2", "relayed")]);
     network.rdcp(&arguments).expect(0).one_line("rdcp", &["cannot reach a port of each other", "through ssh"]);
@@ -304,10 +304,10 @@ fn ssh_by_a_management_name_and_the_data_over_the_fast_network() {
         assert!(ended.expect(0).stderr.contains("data: tcp 10.9.0."), "{}", ended.stderr);
         assert!(!ended.stderr.contains("10.8.0."), "{}", ended.stderr);
         network.holds(name, &bytes);
-        // ssh went by it, and the data did not.
+        // ssh used that network, and the data did not.
         assert!((1..2 << 20).contains(&managed) && fast > bytes.len() as u64, "{managed}, {fast}");
         fs::remove_file(network.path(name)).expect("ours");
-        // Unless it is asked for, which shows that the count counts.
+        // With --via the data uses it, which shows that the counter works.
         let before = crossed_on(2, "m0");
         let ended = network.rdcp(&["-v".into(), "--via".into(), "m0".into(), from, to]);
         assert!(ended.expect(0).stderr.contains("data: tcp 10.8.0."), "{}", ended.stderr);
@@ -338,7 +338,7 @@ fn ssh_that_is_cut_does_not_cut_the_copy() {
     }
 }
 
-/// The end that is left tells the caller how it went.
+/// The remaining end tells the caller the outcome.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn ssh_to_one_of_two_other_hosts_that_is_cut_does_not_cut_the_copy() {
@@ -356,7 +356,7 @@ fn ssh_to_one_of_two_other_hosts_that_is_cut_does_not_cut_the_copy() {
         network.holds(name, &bytes);
         all_gone(GONE);
     }
-    // Then the caller goes as well, or the other ssh: nobody is left whom anything could be told.
+    // The caller, or the other ssh, goes as well. Then no process is left to which anything could be reported.
     for caller in [true, false] {
         let mut process = copy("never");
         kill_process(launcher_to(process.pid(), "h2"), Signal::KILL).expect("ssh");
@@ -375,13 +375,13 @@ fn ssh_to_one_of_two_other_hosts_that_is_cut_does_not_cut_the_copy() {
     }
 }
 
-/// The end that has failed with an entry cannot name it any more; that there was one, the other has been told.
+/// The end at which an entry failed can no longer name it, but it has told the other end that one failed.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn ssh_that_is_cut_hides_no_failure() {
     let network = Network::start();
     let bytes = noise(32 * CHUNK);
-    // `other` cannot take the place of a directory.
+    // `other` cannot replace a non-empty directory.
     fs::create_dir_all(network.path("other/full")).expect("directories");
     fs::create_dir(network.path("in")).expect("a directory");
     network.scratch.file("in/other", b"other");
@@ -422,7 +422,7 @@ fn killed_processes_leave_none() {
         process.signal(Signal::KILL);
         process.wait();
         all_gone(GONE.saturating_sub(start.elapsed()));
-        // Any of the agents.
+        // Each of the agents in turn.
         let agents = ours_after(&network, &from, &to);
         for victim in 0..agents {
             let mut process = network.slow(&[], from.clone(), to.clone());
@@ -438,7 +438,7 @@ fn killed_processes_leave_none() {
     }
 }
 
-/// The number of agents that such a copy has.
+/// Returns the number of agents of such a copy.
 fn ours_after(network: &Network, from: &OsString, to: &OsString) -> usize {
     let local = network.path("");
     [from, to].into_iter().filter(|side| !Path::new(side).starts_with(&local)).count()
@@ -456,7 +456,7 @@ fn a_partition_past_the_window_ends_all() {
     let ended = process.wait();
     assert!(ended.expect(4).stderr.contains("lost the link to "), "{}", ended.stderr);
     assert!((5.0..12.0).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
-    // 5 s until the lanes are dead, then the window, then as after any end.
+    // 5 s until the lanes are dead, then the window, then the usual time after any end.
     all_gone(Duration::from_secs(5 + 2 + 5).saturating_sub(start.elapsed()));
 }
 
@@ -475,10 +475,10 @@ fn a_short_partition_is_survived() {
     all_gone(GONE);
 }
 
-/// Hosts 2 and 3 with one address each, on `lo`, to which the others have routes.
+/// Hosts 2 and 3 with a single address each, on `lo`, to which the other hosts have routes.
 struct OnLoopback;
 
-/// Runs ip(8) on a host, with these words.
+/// Runs ip(8) on a host with these arguments. Returns whether it succeeded.
 fn ip(host: u32, words: &str) -> bool {
     let mut command = Command::new("ip");
     command.args(words.split(' ')).stdin(Stdio::null());

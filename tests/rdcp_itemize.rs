@@ -1,5 +1,5 @@
-//! `rdcp --itemize-changes`: what is printed when, and a reader that takes its time. `tests/sync_oracle/itemize.rs` holds the
-//! lines to those of rsync.
+//! `rdcp --itemize-changes`: what is printed when, and slow readers. `tests/sync_oracle/itemize.rs` compares the
+//! lines with those of rsync.
 
 mod rig;
 
@@ -15,10 +15,10 @@ use rustix::process::Signal;
 /// More lines than pipes, messages and the stream's window hold together.
 const FILES: usize = 6000;
 
-/// Source and destination: within this host, to another, from another, between two.
+/// Hosts of source and destination: within this host, to another, from another, between two.
 const WAYS: [(&str, &str); 4] = [("", ""), ("", "h1:"), ("h1:", ""), ("h1:", "h2:")];
 
-/// A tree with many files of long names.
+/// Makes a tree of many files with long names.
 fn wide() -> Lab {
     let lab = Lab::new();
     fs::create_dir(lab.join("source")).expect("a directory");
@@ -36,7 +36,7 @@ fn itemized(lab: &Lab, (from, to): (&str, &str), name: &str) -> Command {
     command
 }
 
-/// Nor are they counted as copied, by a dry run neither.
+/// Hard links that have not changed are not counted as copied either, not even by a dry run.
 #[test]
 fn further_names_that_are_as_they_were_are_not_copied() {
     let lab = Lab::new();
@@ -54,7 +54,7 @@ fn further_names_that_are_as_they_were_are_not_copied() {
     }
 }
 
-/// The copy waits for its reader, for longer than an end may take to say how it ended, and then goes on.
+/// The copy waits for its reader, for longer than an end may take to report its outcome, and then goes on.
 #[test]
 fn a_reader_may_take_its_time() {
     let lab = wide();
@@ -68,7 +68,7 @@ fn a_reader_may_take_its_time() {
         let letter = if way.1.is_empty() { '>' } else { '<' };
         assert_eq!(lines.iter().filter(|line| line.starts_with(&format!("{letter}f+++++++++ 0"))).count(), FILES);
         assert_eq!(lines.len(), FILES + 1, "and the directory");
-        // What is the same is not told.
+        // Unchanged files are not listed.
         let mut again = Process::spawn(&mut itemized(&lab, way, &name));
         let mut text = String::new();
         again.stdout().read_to_string(&mut text).expect("text");
@@ -82,7 +82,7 @@ fn a_reader_may_take_its_time() {
     });
 }
 
-/// A signal is heeded while nobody reads, and one who closes the output ends the copy.
+/// A signal takes effect even if the output is not read, and closing the output ends the copy.
 #[test]
 fn nobody_waits_for_a_reader_that_is_not_wanted() {
     let lab = wide();
@@ -100,7 +100,7 @@ fn nobody_waits_for_a_reader_that_is_not_wanted() {
     lab.all_gone(SOON);
 }
 
-/// Each name of a file is told once, with the one that was sent.
+/// Each name of a file is listed once, together with the name that was sent.
 #[test]
 fn names_of_one_file() {
     for (from, to) in WAYS {
@@ -122,7 +122,7 @@ fn names_of_one_file() {
         let expected =
             [">f+++++++++ a", "cd+++++++++ ./", "cd+++++++++ below/", "hf+++++++++ below/b => a", "hf+++++++++ c => a"];
         assert_eq!(first, expected, "{from} {to}");
-        // What changes is the file, and with it every name.
+        // A changed file is listed under every name.
         fs::write(source.join("a"), b"22").expect("a file");
         let mut second = lines("copy");
         second.sort_unstable();
@@ -130,7 +130,7 @@ fn names_of_one_file() {
     }
 }
 
-/// What `-n` says of a generation is what the run after it says and does.
+/// `-n` with a generation lists what the run after it lists and does.
 #[test]
 fn a_generation_is_foreseen() {
     for (from, to) in WAYS {
@@ -194,7 +194,7 @@ fn what_it_cannot_be_with() {
     assert!(lab.made(&["source"]).is_empty());
 }
 
-/// The end of a dry run claims nothing that was not done.
+/// The summary of a dry run claims nothing that was not done.
 #[test]
 fn a_dry_run_says_what_it_is() {
     let lab = Lab::new();
@@ -216,7 +216,7 @@ fn a_dry_run_says_what_it_is() {
     assert!(lab.made(&["source"]).is_empty());
 }
 
-/// A renamed file has a line with its new name, in a dry run as well.
+/// A renamed file is listed under its new name, in a dry run too.
 #[test]
 fn what_was_moved_has_a_line() {
     let lab = Lab::new();

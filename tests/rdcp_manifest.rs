@@ -1,5 +1,5 @@
-//! `rdcp --manifest` and `--manifest-b3sum`: what is written, where and when, and that `rdcp --check` agrees with it, on this
-//! host and others.
+//! `rdcp --manifest` and `--manifest-b3sum`: what is written, where and when, and that `rdcp --check` agrees with it,
+//! on this host and on others.
 
 mod rig;
 
@@ -14,7 +14,7 @@ use rig::*;
 
 const MIB: usize = 1 << 20;
 
-/// A tree with files of all ways in which they are sent, in `from`.
+/// Makes a tree in `from` with a file for each way of sending files.
 fn plant(lab: &Lab) {
     let top = lab.join("from");
     fs::create_dir_all(top.join("sub/deep")).expect("directories");
@@ -46,7 +46,7 @@ fn run(lab: &Lab, arguments: &[&str], code: i32) -> String {
     text + &String::from_utf8_lossy(&output.stdout)
 }
 
-/// The sums agree with the files, by the program that they are for where it is installed, else by its rules.
+/// Checks the sums against the files, with b3sum if it is installed, otherwise by its rules.
 #[track_caller]
 fn sums_hold(sums: &Path, top: &Path) {
     let text = fs::read_to_string(sums).expect("sums");
@@ -63,7 +63,7 @@ fn sums_hold(sums: &Path, top: &Path) {
     }
 }
 
-/// Within a host, to another, from another and between two; the first time, again, and after a change.
+/// Within a host, to another, from another and between two; for the first time, again, and after a change.
 #[test]
 fn the_manifest_of_a_copy_holds_and_is_the_same_wherever_it_is_made() {
     let lab = Lab::new();
@@ -87,7 +87,7 @@ fn the_manifest_of_a_copy_holds_and_is_the_same_wherever_it_is_made() {
                 assert_eq!(run(&lab, &[check, "list", &to], 0), "");
             }
             if run_number == 1 {
-                // What the last run is to find.
+                // Differences that the last run must find.
                 let large = lab.join(&name).join("sub/deep/large");
                 let data = fs::read(&large).expect("it");
                 fs::write(&large, &data[..MIB]).expect("shorter");
@@ -132,7 +132,7 @@ fn it_is_not_written_where_it_would_list_itself_or_be_copied() {
             assert!(told.contains("which it lists") && told.lines().count() == 1, "{told}");
         }
     }
-    // A directory that is made by the copy.
+    // In a directory that the copy itself would make.
     run(&lab, &["-r", "--manifest", "new", "from", "new"], 1);
     for (arguments, part) in [
         (&["--manifest", "list", "from/small", "copy"][..], "--recursive"),
@@ -148,7 +148,7 @@ fn it_is_not_written_where_it_would_list_itself_or_be_copied() {
     assert!(!lab.join("copy").exists() && fs::read_dir(lab.join("to")).expect("it").next().is_none());
 }
 
-/// The older one stays, and a line says so.
+/// The older manifest stays, and a line says so.
 #[test]
 fn a_copy_that_leaves_something_out_has_no_manifest() {
     let lab = Lab::new();
@@ -164,7 +164,7 @@ fn a_copy_that_leaves_something_out_has_no_manifest() {
     assert!(partials(&lab.join(".")).is_empty());
 }
 
-/// Whatever is wrong with a manifest or a directory of another host has the exit code that it has here.
+/// Errors in a manifest or a directory of another host have the same exit code as on this host.
 #[test]
 fn a_directory_of_another_host_is_checked_there() {
     let lab = Lab::new();
@@ -183,8 +183,8 @@ fn a_directory_of_another_host_is_checked_there() {
     assert!(told.contains(r#""host":"a""#) && told.contains(r#""differs":["extra"]"#), "{told}");
 }
 
-/// Nothing but a file is replaced by a manifest, which is said before anything is copied; a link keeps leading to the file, and
-/// the file its mode.
+/// A manifest replaces only a regular file, which is checked before anything is copied. A link keeps its
+/// target, and the file its mode.
 #[test]
 fn only_files_are_replaced() {
     let lab = Lab::new();
@@ -198,7 +198,7 @@ fn only_files_are_replaced() {
     node("fifo", rustix::fs::FileType::Fifo, 0).expect("a FIFO");
     symlink("fifo", lab.join("leads-to-fifo")).expect("a link");
     let mut others = vec!["fifo", "leads-to-fifo"];
-    // As /dev/null. Only root can make one.
+    // A device such as /dev/null, which only root can make.
     if node("null", rustix::fs::FileType::CharacterDevice, rustix::fs::makedev(1, 3)).is_ok() {
         others.push("null");
     }
@@ -216,7 +216,7 @@ fn only_files_are_replaced() {
     assert!(fs::symlink_metadata(lab.join("leads-to-manifest")).expect("it").is_symlink());
     assert_eq!(fs::metadata(lab.join("manifest")).expect("it").permissions().mode() & 0o7777, 0o600);
     run(&lab, &["--check", &name("manifest"), &to], 0);
-    // One file of two names.
+    // Two names of one file.
     fs::remove_dir_all(lab.join("to")).expect("it");
     for (one, other) in [("new", "./new"), ("new", "from/../new"), ("manifest", "leads-to-manifest")] {
         let told = run(&lab, &["-r", "--manifest", &name(one), "--manifest-b3sum", &name(other), &from, &to], 1);

@@ -1,5 +1,5 @@
-//! `rdcp` to several hosts: one tree, sent once, along a chain of them. Other hosts are this one, by a launcher that runs
-//! the agent, each with a directory of its own.
+//! `rdcp` to several hosts: one tree, sent once, along a chain of them. The other hosts are simulated by a launcher
+//! that runs the agent on this host, each in its own directory.
 
 mod rig;
 
@@ -20,7 +20,7 @@ impl Lab {
         Process::spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
-    /// DST and `--to` for so many hosts, each with a directory of its own below this one.
+    /// Returns DST and `--to` for this many hosts, each with its own directory below this one.
     fn to(&self, hosts: usize) -> Vec<OsString> {
         let to = |host: usize| {
             fs::create_dir_all(self.join(&format!("h{host}"))).expect("a directory");
@@ -30,7 +30,7 @@ impl Lab {
         (1..=hosts).flat_map(to).collect()
     }
 
-    /// A tree with files of all kinds of sizes, links and directories.
+    /// Makes a tree with files of many sizes, links and directories.
     fn tree(&self, name: &str, large_bytes: usize) {
         let top = self.join(name);
         fs::create_dir_all(top.join("sub/empty")).expect("directories");
@@ -63,7 +63,7 @@ impl Lab {
     }
 }
 
-/// Each launcher goes on for a while after its agent has ended.
+/// Each launcher keeps running for a while after its agent has ended.
 #[test]
 fn launchers_end_side_by_side() {
     const HOSTS: usize = 8;
@@ -94,7 +94,7 @@ fn a_tree_comes_to_all_hosts() {
     }
 }
 
-/// A source on another host, and single files.
+/// The source may be on another host, or a single file.
 #[test]
 fn sources_are_anywhere_and_of_any_kind() {
     let lab = Lab::new();
@@ -113,7 +113,7 @@ fn sources_are_anywhere_and_of_any_kind() {
     }
 }
 
-/// A host whose directory cannot be written to fails alone.
+/// If a host's directory cannot be written to, only that host fails.
 #[test]
 fn one_that_cannot_take_it_is_named_and_the_others_have_it() {
     let lab = Lab::new();
@@ -127,7 +127,7 @@ fn one_that_cannot_take_it_is_named_and_the_others_have_it() {
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
-/// The reason is the line that one host alone would get.
+/// The reason is the line that a copy to this host alone would print.
 #[test]
 fn hosts_that_nothing_leads_to_are_told_why() {
     let lab = Lab::new();
@@ -145,7 +145,7 @@ fn hosts_that_nothing_leads_to_are_told_why() {
     }
 }
 
-/// Agents that are killed in the middle: the others go on, and no half of a tree stands under its name.
+/// If an agent is killed in the middle, the other hosts go on, and no incomplete tree has its final name.
 #[test]
 fn hosts_that_die_hold_nobody() {
     for dead in 1..=4 {
@@ -174,7 +174,7 @@ fn hosts_that_die_hold_nobody() {
     }
 }
 
-/// With --sync each host gets what it lacks, and a run that finds nothing changed sends nothing.
+/// With --sync each host gets what it lacks, and a run that finds no changes sends nothing.
 #[test]
 fn each_host_is_synchronized() {
     let lab = Lab::new();
@@ -202,8 +202,8 @@ fn each_host_is_synchronized() {
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
-/// A host that gets its copy later has the source's contents: of a file that had others of the same length, and of one
-/// that is all there is.
+/// A host that gets its copy late has the source's contents, also if an older file has the same length, or if a single
+/// small file is all there is.
 #[test]
 fn a_late_copy_is_the_source() {
     let lab = Lab::new();
@@ -233,7 +233,7 @@ fn a_late_copy_is_the_source() {
     }
 }
 
-/// The only host hangs: whom the copy waits for is said, once, and not to who wants to hear nothing.
+/// The only host hangs. The host that the copy waits for is named once, and not with --quiet.
 #[test]
 fn a_host_that_does_not_answer_is_named() {
     let lab = Lab::new();
@@ -252,12 +252,13 @@ fn a_host_that_does_not_answer_is_named() {
     }
 }
 
-/// A host whose login takes long, and one that hangs: the others do not wait for them, and the late one gets its copy.
+/// A host whose login takes long, and a host that hangs: the others do not wait for them, and
+/// the late host gets its copy.
 #[test]
 fn hosts_that_are_late_hold_nobody() {
     let lab = Lab::new();
     lab.tree("src", 1 << 20);
-    // Longer than any login is waited for; one that hangs until a connection gives up.
+    // h2 takes longer than any login is waited for; h3 hangs until its connection times out.
     let late = "case $1 in h2) sleep 8 ;; h3) sleep 9; echo 'h3: connection timed out' >&2; exit 255 ;; esac";
     lab.script("late", &format!("{late}\nexec sh -c \"exec $2\""));
     let mut arguments = vec!["-r".into(), "--json=report".into(), lab.join("src").into_os_string()];
@@ -278,7 +279,7 @@ fn hosts_that_are_late_hold_nobody() {
     assert!(!lab.join("h3/copy").exists());
     let report = fs::read_to_string(lab.join("report")).expect("a report");
     assert!(report.contains(r#""state":"starting""#), "{report}");
-    // What it came to is told as of a copy to one host, and the host that could not be reached is named.
+    // The outcome is reported as for a copy to one host, and the unreachable host is named.
     let events: Vec<serde_json::Value> = report.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let of =
         |name: &str| events.iter().find(|event| event["event"] == name).unwrap_or_else(|| panic!("{name}: {report}"));
@@ -289,7 +290,7 @@ fn hosts_that_are_late_hold_nobody() {
     assert!(waits.values().filter_map(serde_json::Value::as_f64).sum::<f64>() > 0.0, "{end}");
 }
 
-/// Where no host answers for long, it is said whom all wait for.
+/// If no host answers for long, the hosts that everything waits for are named.
 #[test]
 fn hosts_that_are_all_late_are_named() {
     let lab = Lab::new();
@@ -304,7 +305,7 @@ fn hosts_that_are_all_late_are_named() {
     [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
-/// A host that another command adds gets its copy; what it comes to is that command's to tell as well.
+/// A host that another command adds gets its copy. That command reports the outcome too.
 #[test]
 fn hosts_are_added_while_it_runs() {
     let lab = Lab::new();
@@ -320,7 +321,7 @@ fn hosts_are_added_while_it_runs() {
     };
     fs::create_dir(lab.join("h5")).expect("a directory");
     let (mut added, mut unreached) = (add(lab.there("h5", "h5/copy")), add("h7:/x".into()));
-    // Without a path it is that of the first.
+    // Without a path, the first host's path is used.
     let again = add("h1".into()).wait();
     again.expect(1);
     assert!(again.stderr.contains("h1 is one of its hosts already"), "{}", again.stderr);
@@ -338,7 +339,7 @@ fn hosts_are_added_while_it_runs() {
     assert!(gone.stderr.contains("no copy with this name runs here"), "{}", gone.stderr);
 }
 
-/// The name of a job that runs.
+/// Returns the name of a running job.
 fn job_of(process: &Process) -> String {
     let line = process.line_with("adds a host");
     line.split("--join ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its name").to_owned()
@@ -352,20 +353,20 @@ impl Lab {
     }
 }
 
-/// A host that has failed may be added until it succeeds, whether its agent is still there or not; what it failed with before
-/// does not count then.
+/// A failed host may be added again until it succeeds, whether its agent still runs or not. Its earlier
+/// failures then no longer count.
 #[test]
 fn a_host_that_failed_is_added_again() {
     let lab = Lab::new();
     lab.tree("src", 48 << 20);
     let mut arguments = vec!["-rv".into(), "--bwlimit=8M".into(), lab.join("src").into_os_string()];
     arguments.extend(lab.to(3));
-    // It cannot be copied there: the agent answers that, and stays.
+    // The copy cannot be made there. The agent reports that, and keeps running.
     fs::write(lab.join("h4"), "in the way").expect("a file");
     arguments.extend(["--to".into(), lab.there("h4", "h4/copy")]);
     let process = lab.start_many(&arguments);
     let job = job_of(&process);
-    // Until it has failed it is one of them.
+    // Until the host has failed, it counts as one of the job's hosts.
     let until = Instant::now() + PATIENCE;
     let again = loop {
         let again = lab.join_job(&job, lab.there("h4", "h4/copy"));
@@ -374,7 +375,7 @@ fn a_host_that_failed_is_added_again() {
         }
     };
     again.expect(6);
-    // One whose agent is gone.
+    // A host whose agent is gone.
     while !lab.join("h3/copy").exists() && fs::read_dir(lab.join("h3")).expect("made").next().is_none() {
         assert!(Instant::now() < until, "{}", process.stderr());
         std::thread::sleep(Duration::from_millis(10));
@@ -397,7 +398,8 @@ fn a_host_that_failed_is_added_again() {
     (1..=4).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
-/// What the source could not read is missing on every host, including one that got its copy from another; --join says so.
+/// Entries that the source could not read are missing on every host, even on one that got its copy from
+/// another host. --join says so.
 #[test]
 fn a_host_that_is_added_hears_what_the_source_could_not_read() {
     let lab = Lab::new();
@@ -405,7 +407,7 @@ fn a_host_that_is_added_hears_what_the_source_could_not_read() {
     for host in 1..=3 {
         fs::create_dir(lab.join(&format!("h{host}"))).expect("a directory");
     }
-    // Nobody may read it, not even root.
+    // A file that not even root may read.
     let unreadable = OsString::from("/proc/sys/vm/compact_memory");
     let arguments = [
         "-rv".into(),
@@ -426,7 +428,8 @@ fn a_host_that_is_added_hears_what_the_source_could_not_read() {
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/src")));
 }
 
-/// What a host gives another later is proven against the source: changed, it is not taken, and comes from the source.
+/// Data that a host later passes on is verified against the source. Altered data is rejected,
+/// and comes from the source.
 #[test]
 fn a_host_that_gives_something_else_is_found_out() {
     let lab = Lab::new();
@@ -453,7 +456,7 @@ fn a_host_that_gives_something_else_is_found_out() {
     let modified = fs::metadata(&forged).and_then(|found| found.modified()).expect("there");
     fs::write(&forged, noise(57).iter().rev().copied().collect::<Vec<u8>>()).expect("ours");
     fs::File::open(&forged).and_then(|file| file.set_modified(modified)).expect("ours");
-    // Until it is passed over: else the rest of the stream would come to it, which is not what was changed.
+    // Waits until h2 is passed over. Otherwise h2 would get the rest of the stream, which is not altered.
     while !process.stderr().contains("h2 ") {
         assert!(Instant::now() < until, "{}", process.stderr());
         std::thread::sleep(Duration::from_millis(10));
@@ -465,7 +468,7 @@ fn a_host_that_gives_something_else_is_found_out() {
     lab.is_equal("src", "h2/copy");
 }
 
-/// Two names of one machine, with one place: one is refused, with a line that says so.
+/// Two names of one machine with the same destination: one of them is refused, with a line that says so.
 #[test]
 fn one_place_is_written_to_once() {
     let lab = Lab::new();
@@ -477,13 +480,13 @@ fn one_place_is_written_to_once() {
     arguments.extend(["--to".into(), lab.there("h3", "both/other")]);
     let ended = lab.start_many(&arguments).wait();
     ended.expect(8);
-    // Whichever answers first.
+    // Depends on which host answers first.
     let said = ["h2 is the same machine as h1", "h1 is the same machine as h2"];
     assert!(said.iter().any(|said| ended.stderr.contains(said)), "{}", ended.stderr);
     ["both/copy", "both/other"].iter().for_each(|copy| lab.is_equal("src", copy));
 }
 
-/// What has arrived is said, and used with `--sync`. Of a large file only whole blocks of 16 MiB are.
+/// The copy says how much has arrived, and `--sync` uses it. Of a large file only whole blocks of 16 MiB are used.
 #[test]
 fn an_interrupted_copy_says_how_it_goes_on() {
     let lab = Lab::new();
@@ -527,7 +530,7 @@ fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64) {
     }
 }
 
-/// What of a tree is on the disk: a file may have its length before its contents.
+/// Returns the number of bytes of a tree on the disk. A file may have its length before its contents.
 fn disk_bytes_below(path: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(path) else {
         return fs::symlink_metadata(path).map_or(0, |file| file.blocks() * 512);

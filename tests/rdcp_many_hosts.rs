@@ -1,6 +1,6 @@
-//! `rdcp` to eight hosts with sshd, whose links are held to a rate. Hosts die, are cut off, stop, or have a full disk at
-//! random moments: the others have equal trees, and whoever failed is named. `tests/run` makes the hosts, as root, and runs
-//! these tests in them; elsewhere they are not run.
+//! `rdcp` to eight hosts with sshd, over links of limited rate. Hosts die, are cut off, stop, or have a full disk at
+//! random moments. The others get equal trees, and each failed host is named. `tests/run` makes the hosts, as root, and
+//! runs these tests in them. Elsewhere they are not run.
 
 mod rig;
 
@@ -18,18 +18,18 @@ use rig::*;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Host 1 is the source and has the caller; these get the tree.
+/// The hosts that get the tree. Host 1 has the source and the caller.
 const TARGETS: std::ops::RangeInclusive<u32> = 2..=9;
 
-/// What `--stall` is in these tests.
+/// Value of `--stall` in these tests.
 const STALL: Duration = Duration::from_secs(2);
 
-/// The rate of each link, and what the tree then takes.
+/// Rate of each link, size of the tree, and time that the tree then takes.
 const RATE: &str = "100mbit";
 const TREE_BYTES: usize = 24 << 20;
 const FLOWS: Duration = Duration::from_millis(2100);
 
-/// What is done to a host.
+/// What happens to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Killed,
@@ -40,7 +40,7 @@ enum Fault {
 
 const FAULTS: [Fault; 4] = [Fault::Killed, Fault::CutOff, Fault::Stopped, Fault::FullDisk];
 
-/// A small file system on a host, where its copy is to be.
+/// A small file system on a host, in which the copy is made.
 struct SmallDisk(u32, String);
 
 impl SmallDisk {
@@ -51,7 +51,7 @@ impl SmallDisk {
         disk
     }
 
-    /// Names in it.
+    /// Returns the names in it.
     fn names(&self) -> String {
         let output = on(self.0, Command::new("ls").args(["-A", &self.1])).output().expect("ls");
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -64,7 +64,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A stopped process, which goes on when this is dropped.
+/// A stopped process, which is continued when the value is dropped.
 struct Stopped(Pid);
 
 impl Drop for Stopped {
@@ -73,7 +73,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Nine hosts, and a tree on the first.
+/// Makes nine hosts, and a tree on the first.
 fn network() -> Network {
     let network = Network::of(*TARGETS.end());
     (1..=*TARGETS.end()).for_each(|host| hold(host, RATE));
@@ -93,7 +93,7 @@ fn place(host: u32) -> String {
     format!("at{host}")
 }
 
-/// `rdcp -r` of the tree to all, each with a directory of its own; the hosts share their file systems.
+/// Starts `rdcp -r` of the tree to all hosts, each with its own directory, because the hosts share their file systems.
 fn start(network: &Network, options: &[&str]) -> Process {
     let mut arguments: Vec<OsString> = vec!["-r".into(), format!("--stall={}", STALL.as_secs()).into()];
     arguments.extend(options.iter().map(OsString::from));
@@ -108,7 +108,7 @@ fn start(network: &Network, options: &[&str]) -> Process {
     network.start_rdcp(&arguments)
 }
 
-/// Removes what was copied, and makes the directories anew.
+/// Removes all copies, and makes the directories anew.
 fn clean(network: &Network) {
     for host in TARGETS {
         let _ = fs::remove_dir_all(network.path(&place(host)));
@@ -116,7 +116,7 @@ fn clean(network: &Network) {
     }
 }
 
-/// What differs between the tree and a host's copy.
+/// Returns the differences between the tree and a host's copy.
 fn differs(network: &Network, host: u32) -> Option<String> {
     let copy = network.path(&format!("{}/copy", place(host)));
     let diff = Command::new("diff").args(["-r", "--no-dereference"]).arg(network.path("src")).arg(copy).output();
@@ -167,13 +167,13 @@ fn case(network: &Network, fault: Fault, host: u32, after: Duration) {
     let disk = (fault == Fault::FullDisk).then(|| SmallDisk::mount(host, &network.path(&place(host))));
     let before = crossed(1);
     let mut process = start(network, &[]);
-    // The stream, which begins once all hosts are there; logins are far less.
+    // Waits for the stream, which begins once all hosts are there. Logins transfer far less.
     wait_until("flow", &mut process, || crossed(1) > before + (1 << 20));
     let agent = agent_on(host).expect("an agent");
     std::thread::sleep(after);
     let (mut partition, mut stopped) = (None, None);
     let send = |signal| match kill_process(agent, signal) {
-        // It may have been done by then.
+        // The agent may have finished by then.
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => panic!("the agent of h{host}: {error}"),
     };
@@ -210,7 +210,7 @@ fn case(network: &Network, fault: Fault, host: u32, after: Duration) {
     assert!(wrong.is_empty(), "{wrong:?}: {}", ended.stderr);
     all_gone(GONE);
     match disk {
-        // As after any copy that fails, what could be gone on from is kept, under another name.
+        // As after any failed copy, data that can be resumed from is kept, under another name.
         Some(disk) => assert!(!disk.names().lines().any(|name| !name.ends_with(".rd-part")), "{}", disk.names()),
         None => {
             let copy = network.path(&format!("{}/copy", place(host)));

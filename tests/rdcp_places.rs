@@ -1,5 +1,5 @@
-//! Where `rdcp` puts things, and what is there when it was cut: names, links, several sources, trees that are not whole.
-//! Other hosts are this one, by a launcher that runs the agent.
+//! Where `rdcp` puts copies, and what exists after an interruption: names, links, several sources, incomplete trees.
+//! The other hosts are simulated by a launcher that runs the agent on this host.
 
 mod rig;
 
@@ -15,10 +15,10 @@ use rig::lab::*;
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The longest for all processes to end after one of them was killed.
+/// Maximum time for all processes to end after one of them was killed.
 const GONE: Duration = Duration::from_secs(8);
 
-/// Ways between two hosts, and within one.
+/// Hosts of source and destination: between two hosts, and within one.
 const WAYS: [(&str, &str); 5] = [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1"), ("", "")];
 
 impl Lab {
@@ -31,13 +31,13 @@ impl Lab {
         self.start(arguments).wait()
     }
 
-    /// A path in this directory, on a host or here.
+    /// Returns a path in this directory, on a host or here.
     fn at(&self, host: &str, name: &str) -> OsString {
         if host.is_empty() { name.into() } else { self.there(host, name) }
     }
 }
 
-/// Everything below a directory: names, kinds, targets, sizes, modes, and what is in the files.
+/// Lists everything below a directory: names, kinds, link targets, sizes, modes, and contents of files.
 fn listed(top: &Path) -> Vec<String> {
     let mut find = Command::new("find");
     find.current_dir(top).args([".", "-printf", "%P|%y|%l|%m\\n"]);
@@ -60,7 +60,8 @@ fn no_temporaries(top: &Path) {
     assert!(!names.iter().any(|name| name.contains(".rd-part") || name.contains(".rd-link")), "{names:?}");
 }
 
-/// The first generation makes DST, and nothing above it; one that `latest` leads to is not changed by another run.
+/// The first generation makes DST, but nothing above it. A generation to which `latest` leads is
+/// not changed by another run.
 #[test]
 fn generations_begin_without_dst_and_do_not_change_once_they_are_whole() {
     for (from, to) in WAYS {
@@ -97,7 +98,7 @@ fn generations_begin_without_dst_and_do_not_change_once_they_are_whole() {
     }
 }
 
-/// What is asked about in several messages is placed by one rule: only a single source is what DST names.
+/// Sources that are looked up by several messages are placed by one rule: only a single source takes the name of DST.
 #[test]
 fn several_sources_keep_their_names_wherever_they_are_from() {
     for (first, second) in [("", "h1"), ("h1", ""), ("h1", "h2")] {
@@ -150,7 +151,7 @@ fn several_sources_that_fill_more_than_one_message() {
     assert_eq!(found, ["below"]);
 }
 
-/// Links, FIFOs and names that lead nowhere, made twice: for cp and for rdcp.
+/// Makes links, FIFOs and names that lead nowhere. Called twice, for cp and for rdcp.
 fn links(top: &Path) {
     for name in ["dir/sub", "other", "into"] {
         fs::create_dir_all(top.join(name)).expect("a directory");
@@ -174,7 +175,7 @@ fn links(top: &Path) {
     }
 }
 
-/// As cp has it: what is copied as what it is replaces a link of that name, and nothing that it leads to.
+/// As with cp, an entry that is copied as itself replaces a link of the same name, and never the target of that link.
 #[test]
 fn links_at_the_destination_are_treated_as_by_cp() {
     let forms: [&[&str]; 16] = [
@@ -222,7 +223,8 @@ fn links_at_the_destination_are_treated_as_by_cp() {
     told.expect(6).one_line("rdcp", &["h:", "x/dangling", "leads nowhere"]);
 }
 
-/// With `--delete-after` nothing goes unless each source was there; what takes several sessions is refused before it begins.
+/// With `--delete-after` nothing is deleted unless every source exists. Sources that need several sessions
+/// are refused at the start.
 #[test]
 fn deletion_at_the_end_needs_all_sources() {
     for (from, to) in WAYS {
@@ -286,17 +288,17 @@ fn one_bad_source_does_not_keep_the_others() {
         assert_eq!(lines[4], "rdcp: 4 entries were not copied in full; the others are there");
         holds(&lab.join("dst/a"), b"1");
         holds(&lab.join("dst/b"), b"2");
-        // Of a pattern that stands for nothing and a file, the file is still one of several.
+        // Even if the other source is missing, the file counts as one of several sources.
         copy(&["a", "nope"], lab.at(to, "new")).expect(8);
         holds(&lab.join("new/a"), b"1");
-        // Nothing is left to copy.
+        // No source is left to copy.
         let ended = copy(&["nope", "none"], lab.at(to, "dst"));
         assert_eq!(ended.expect(5).stderr.lines().count(), 2, "{}", ended.stderr);
-        // What is wrong with DST is said once.
+        // An error about DST is reported once.
         copy(&["a", "b"], lab.at(to, "missing/x")).expect(6).one_line("rdcp", &["missing", "errno 2", "mkdir -p"]);
         copy(&["a", "b"], lab.at(to, "clash")).expect(6).one_line("rdcp", &["clash", "errno 20"]);
     }
-    // A stream among them.
+    // One of the sources is a stream.
     let lab = Lab::new();
     lab.0.file("a", b"1");
     fs::create_dir(lab.join("dst")).expect("a directory");
@@ -314,14 +316,14 @@ fn by_an_address_that_is_named() {
     assert!(!lab.join("x").exists());
 }
 
-/// The copy is made as cp makes it, and a name that can only be a host's is noticed.
+/// The copy is made as by cp, with a remark about a name that can only be a host's.
 #[test]
 fn a_host_without_its_colon_is_noticed() {
     let lab = Lab::new();
     lab.0.file("a", b"1");
     lab.rdcp(&["a", "me@h"]).expect(0).one_line("rdcp", &["file me@h on this host", "did you mean me@h:?"]);
     holds(&lab.join("me@h"), b"1");
-    // It is a file now.
+    // The name is an existing file now.
     assert_eq!(lab.rdcp(&["a", "me@h"]).expect(0).stderr, "");
     assert_eq!(lab.rdcp(&["-q", "a", "10.0.0.1"]).expect(0).stderr, "");
     let ended = lab.rdcp(&["10.0.0.2", "b"]);
@@ -329,8 +331,8 @@ fn a_host_without_its_colon_is_noticed() {
     assert!(!lab.join("b").exists() && lab.launches().is_empty());
 }
 
-/// As with rsync: several sources, and files to a name with a slash behind it, come into a directory that is made if it is
-/// missing. A single directory becomes it, as with cp.
+/// As with rsync: several sources, and files copied to a name that ends in a slash, go into a directory that is made if
+/// it is missing. As with cp, a single directory takes the name itself.
 #[test]
 fn the_last_directory_is_made() {
     for (from, to) in WAYS {
@@ -359,11 +361,11 @@ fn the_last_directory_is_made() {
         ] {
             holds(&lab.join(name), text.as_bytes());
         }
-        // Only the last, and neither by a dry run nor for what cannot be read.
+        // Only the last directory is made, and not by a dry run or for a source that cannot be read.
         copy(&[], &["a", "b"], lab.at(to, "none/new")).expect(6).one_line("rdcp", &["none", "errno 2", "mkdir -p"]);
         copy(&["-n"], &["a", "b"], lab.at(to, "none")).expect(0);
         copy(&[], &["nope"], lab.at(to, "none/")).expect(5);
-        // All of it where that is asked for.
+        // All missing directories are made with --mkpath.
         copy(&["--mkpath", "-n"], &["a"], lab.at(to, "none/of/it/")).expect(0);
         copy(&["--mkpath", "-n", "--sync", "-r"], &["d/"], lab.at(to, "none/of/it")).expect(0);
         copy(&["--mkpath"], &["nope"], lab.at(to, "none/of/it")).expect(5);
@@ -385,7 +387,7 @@ fn the_last_directory_is_made() {
         }
         no_temporaries(lab.0.path());
     }
-    // A FIFO is read, and becomes a file in it.
+    // A FIFO is read, and becomes a file in the directory.
     let lab = Lab::new();
     lab.0.fifo("p");
     let mut copy = lab.start(&["p".into(), lab.at("h", "new/")]);
@@ -394,14 +396,14 @@ fn the_last_directory_is_made() {
     holds(&lab.join("new/p"), b"through it");
 }
 
-/// A directory that was made for a copy into which nothing has come is removed with it.
+/// A directory that was made for a copy is removed again if nothing has been copied into it.
 #[test]
 fn a_directory_made_for_nothing_is_removed() {
     for to in ["", "h"] {
         let lab = Lab::new();
         lab.0.file("a", &noise(20 * CHUNK));
         lab.0.fifo("p");
-        // Within a host files are copied too fast to be interrupted; a FIFO that nobody writes is not.
+        // Copies of files within a host are too fast to be interrupted. A FIFO without a writer is not.
         let mut arguments: Vec<OsString> = vec!["a".into(), "-l".into(), "800".into(), "p".into()];
         if to.is_empty() {
             arguments = vec!["p".into()];
@@ -424,10 +426,10 @@ fn a_directory_made_for_nothing_is_removed() {
     }
 }
 
-/// Bytes of the large file of a tree: one that is gone on with.
+/// Size of a tree's large file, which resumes after an interruption.
 const LARGE: usize = 72 * CHUNK;
 
-/// A tree whose copy takes some seconds at [`RATE`]: small files, then a large one, then more.
+/// Makes a tree whose copy takes some seconds at [`RATE`]: small files, then a large one, then more.
 fn plant(lab: &Lab) {
     fs::create_dir_all(lab.join("t/a/deep")).expect("directories");
     fs::create_dir_all(lab.join("t/z")).expect("directories");
@@ -448,14 +450,14 @@ fn plant(lab: &Lab) {
 
 const RATE: &str = "40M";
 
-/// Bytes of data that are in a directory.
+/// Returns the number of bytes of data in a directory.
 fn blocks(top: &Path) -> u64 {
     let mut du = Command::new("du");
     let output = du.args(["-s", "-B1"]).arg(top).output().expect("du");
     String::from_utf8_lossy(&output.stdout).split_whitespace().next().and_then(|it| it.parse().ok()).unwrap_or(0)
 }
 
-/// Starts a copy of the tree and waits until so much has arrived.
+/// Starts a copy of the tree, and waits until this much has arrived.
 fn started(lab: &Lab, from: &str, to: &str, bytes: u64) -> Process {
     let mut process =
         lab.start(&["--bwlimit".into(), RATE.into(), "-r".into(), lab.at(from, "t"), lab.at(to, "dst/new")]);
@@ -477,7 +479,7 @@ fn is_whole(lab: &Lab) {
     assert_eq!(inodes[0], inodes[1], "one file");
 }
 
-/// A tree that was cut has no name: run again, the copy is the same as if it had not been.
+/// An interrupted tree has no name. The next run makes the same copy as without the interruption.
 #[test]
 fn a_tree_that_was_cut_is_gone_on_with_under_the_same_name() {
     for (from, to) in [("", "h1"), ("h1", ""), ("h1", "h2")] {
@@ -503,7 +505,7 @@ fn a_tree_that_was_cut_is_gone_on_with_under_the_same_name() {
                 let kept = kept[0].0.file_name().expect("a name").to_str().expect("ASCII").to_owned();
                 ended.expect(130).one_line("rdcp", &["interrupted; ", "kept in ", &kept, ", run again to "]);
             }
-            // At once: what was killed may still hold it.
+            // At once, while killed processes may still hold the tree.
             let report = lab.join("report");
             let arguments = ["--json=report".into(), "-r".into(), lab.at(from, "t"), lab.at(to, "dst/new")];
             lab.rdcp(&arguments).expect(0);
@@ -516,7 +518,7 @@ fn a_tree_that_was_cut_is_gone_on_with_under_the_same_name() {
     }
 }
 
-/// What is left of one tree does not get into another, be it a later state of the same.
+/// The remains of one tree do not get into another, not even into a later state of the same tree.
 #[test]
 fn what_a_cut_copy_left_is_not_taken_for_part_of_another() {
     let lab = Lab::new();
@@ -528,7 +530,7 @@ fn what_a_cut_copy_left_is_not_taken_for_part_of_another() {
     let left = partials(&lab.join("dst"))[0].0.clone();
     let names = listed(&left);
     assert!(names.iter().any(|name| name.starts_with("a/file")) && names.len() > 20, "{names:?}");
-    // A directory has become a file, a large file a directory, and others are gone.
+    // A directory has become a file, a large file a directory, and other entries are gone.
     fs::remove_dir_all(lab.join("t/a")).expect("ours");
     lab.0.file("t/a", b"a file now");
     for name in ["t/large", "t/z/large"] {
@@ -540,7 +542,7 @@ fn what_a_cut_copy_left_is_not_taken_for_part_of_another() {
     no_temporaries(&lab.join("dst"));
 }
 
-/// Once it is whole, it is a directory to copy into.
+/// A complete tree is a directory to copy into.
 #[test]
 fn a_tree_that_is_there_is_copied_into() {
     let lab = Lab::new();
@@ -571,7 +573,7 @@ fn two_copies_to_one_new_name_do_not_meet() {
     is_whole(&lab);
 }
 
-/// An agent that has not noticed yet that its caller was killed holds what it was writing.
+/// An agent that has not yet noticed that its caller was killed still holds the file that it was writing.
 #[test]
 fn pushing_again_right_after_a_kill_succeeds() {
     let lab = Lab::new();
@@ -592,10 +594,10 @@ fn pushing_again_right_after_a_kill_succeeds() {
         fs::remove_file(lab.join("target")).expect("ours");
     }
     no_temporaries(lab.0.path());
-    // And a stream.
+    // The same with a stream.
     let fifo = lab.0.fifo("fifo");
     let mut process = lab.start(&["fifo".into(), lab.at("h1", "stream")]);
-    // Nothing is written: where the process dies before it reads, the next reader would get it.
+    // Nothing is written yet: if the process died before reading, the next reader would get the data.
     let pipe = fs::OpenOptions::new().write(true).open(&fifo).expect("somebody reads");
     let until = Instant::now() + PATIENCE;
     while partials(lab.0.path()).is_empty() {
@@ -611,7 +613,8 @@ fn pushing_again_right_after_a_kill_succeeds() {
     holds(&lab.join("stream"), b"from a fifo");
 }
 
-/// A directory where a partial file is to be is removed as anything else; one that cannot be is what is named.
+/// A directory in the place of a partial file is removed like any other entry. If it cannot be
+/// removed, the error names it.
 #[test]
 fn what_is_in_the_way_of_a_partial_is_named() {
     let lab = Lab::new();
@@ -621,7 +624,7 @@ fn what_is_in_the_way_of_a_partial_is_named() {
     lab.rdcp(&["source".into(), lab.at("h", "target")]).expect(0);
     no_temporaries(lab.0.path());
     let mut deepest = lab.join(&partial);
-    // Deeper than what is removed.
+    // Deeper than the limit for removal.
     for _ in 0..1030 {
         deepest.push("d");
     }
@@ -629,7 +632,7 @@ fn what_is_in_the_way_of_a_partial_is_named() {
     lab.rdcp(&["source".into(), lab.at("h", "target")]).expect(6).one_line("rdcp", &["h:", &partial, "errno"]);
 }
 
-/// Mounts a small file system; `None` where that is not allowed.
+/// A small mounted file system.
 struct Small(std::path::PathBuf);
 
 impl Small {
@@ -647,7 +650,7 @@ impl Drop for Small {
     }
 }
 
-/// The file that found no more space does not keep the disk full; what else is kept is said.
+/// The file for which there was no more space does not keep the disk full. Anything else that is kept is reported.
 #[test]
 fn a_full_disk_is_not_kept_full() {
     let lab = Lab::new();
@@ -684,7 +687,7 @@ fn a_full_disk_is_not_kept_full() {
     drop(small);
 }
 
-/// As between hosts: what is left of a tree is named, and the next run makes the tree with it.
+/// As between hosts: the remains of a tree are named, and the next run uses them.
 #[test]
 fn an_interrupted_copy_within_a_host_says_what_it_leaves() {
     let lab = Lab::new();
@@ -751,7 +754,7 @@ fn what_failed_and_what_would_be_copied_is_reported() {
     assert_eq!((two["to"]["host"].as_str(), two["to"]["path"].as_str()), (Some("h"), into.to_str()), "{two}");
     assert_eq!((end["event"].as_str(), end["exit"].as_u64()), (Some("end"), Some(0)));
     assert!(!into.exists());
-    // One of two is not there.
+    // One of the two sources is missing.
     lab.rdcp(&["-r".into(), "--json=report".into(), "nowhere".into(), "tree".into(), to]).expect(8);
     let lines = read("report");
     let failed = lines.iter().find(|line| line["event"] == "failed").expect("it");
@@ -762,7 +765,7 @@ fn what_failed_and_what_would_be_copied_is_reported() {
     assert!(lines.iter().all(|line| line["schema"] == 1));
 }
 
-/// What a list names may be copied into a directory that its base has in it, but into nothing that is listed.
+/// Listed entries may be copied into a directory within their base, but not into a listed entry.
 #[test]
 fn a_list_is_copied_within_its_base() {
     for host in ["", "h"] {

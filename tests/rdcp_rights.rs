@@ -1,5 +1,5 @@
-//! `rdcp` with other rights than those of the owner of the files, and what it must not destroy, within a host and between
-//! hosts: with a launcher that runs the agent on this host.
+//! `rdcp` with the rights of a user who does not own the files, and what it must not destroy, within a host and between
+//! hosts, with a launcher that runs the agent on this host.
 
 mod rig;
 
@@ -12,17 +12,17 @@ use rig::lab::*;
 use rig::others::{MEMBER, NOBODY, TEAM, as_member, as_user, with_rights};
 use rig::*;
 
-/// Leaves a command the rights that it has.
+/// Runs a command with its present rights.
 const PLAIN: &str = "exec \"$@\"";
 
-/// Gives a command the rights of a root who may give files to nobody else.
+/// Runs a command with the rights of a root that may not give files to other users.
 const AS_CONTAINED_ROOT: &str = "exec unshare --user --map-root-user -- \"$@\"";
 
-/// Lets a command write 64 KiB into `into`.
+/// Runs a command that can write only 64 KiB into `into`.
 const WITH_LITTLE_SPACE: &str =
     "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=64k none into && exec \"$@\"' - \"$@\"";
 
-/// rdcp by a line of the shell that gives it its rights, with which it and its launcher may write to the laboratory.
+/// Runs rdcp by a shell line that gives it its rights. With these rdcp and its launcher may write to the laboratory.
 fn rdcp(lab: &Lab, line: &str, arguments: &[OsString]) -> Ended {
     fs::OpenOptions::new().append(true).create(true).open(lab.join("noted")).expect("the launcher's notes");
     for (name, mode) in [("", 0o777), ("noted", 0o666)] {
@@ -33,17 +33,18 @@ fn rdcp(lab: &Lab, line: &str, arguments: &[OsString]) -> Ended {
     Process::spawn(command.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
-/// The rights of an ordinary user.
+/// Returns the shell line that gives the rights of an ordinary user.
 fn as_ordinary(lab: &Lab) -> String {
     if rustix::process::geteuid().is_root() { as_user(NOBODY, lab.0.path()) } else { PLAIN.to_owned() }
 }
 
-/// A path on a host, or on this one.
+/// Returns a path on a host, or on this one.
 fn side(lab: &Lab, host: &str, name: &str) -> OsString {
     if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) }
 }
 
-/// As cp -a tells it: by copies within a host as by others. It takes two users, so only root can make it.
+/// Lost metadata is reported as by cp -a, for copies within a host too. The test needs two
+/// users, so only root can run it.
 #[test]
 fn metadata_that_is_lost_is_told() {
     if !rustix::process::geteuid().is_root() {
@@ -53,7 +54,7 @@ fn metadata_that_is_lost_is_told() {
     fs::create_dir(lab.join("from")).expect("a directory");
     lab.0.file("from/file", b"1");
     for (number, to) in ["", "h"].into_iter().enumerate() {
-        // Somebody else's directory, which may be written to and not changed.
+        // A directory of another user, which may be written to but not changed.
         let into = format!("into{number}");
         fs::create_dir(lab.join(&into)).expect("a directory");
         fs::set_permissions(lab.join(&into), fs::Permissions::from_mode(0o777)).expect("ours");
@@ -73,13 +74,13 @@ fn metadata_that_is_lost_is_told() {
         let given = format!("given{number}");
         let ended = rdcp(&lab, AS_CONTAINED_ROOT, &["-r".into(), "from".into(), side(&lab, to, &given)]);
         let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
-        // One line for all of one kind.
+        // One line for all failures of a kind.
         let is_named = ["file", "link"].iter().any(|name| lines[0].contains(&format!("{given}/{name}: ")));
         assert!(is_named && lines[0].contains("cannot set owner of "), "{lines:?}");
         assert!(lines[0].contains("--no-owner"), "{lines:?}");
         assert!(lines.len() == 3 && lines[1].contains("and 1 more") && lines[2].contains("2 entries"), "{lines:?}");
         holds(&lab.join(&given).join("file"), b"1");
-        // Who is not root does not expect to.
+        // Users other than root do not expect to keep owners.
         rdcp(
             &lab,
             &as_user(NOBODY, lab.0.path()),
@@ -89,7 +90,7 @@ fn metadata_that_is_lost_is_told() {
     }
 }
 
-/// A file that may be written to, in a directory that may not: nothing can say there that it is half-written.
+/// A writable file in a read-only directory: no marker can be made there to say that the file is half-written.
 #[test]
 fn what_cannot_be_marked_is_written_in_place_only_where_the_next_copy_would_see_that() {
     if !rustix::process::geteuid().is_root() {
@@ -104,7 +105,7 @@ fn what_cannot_be_marked_is_written_in_place_only_where_the_next_copy_would_see_
         for to in ["", "h"] {
             for option in ["--update", "--size-only", "--modify-window=2", "--append-verify", ""] {
                 if option == "--append-verify" && bytes == 5_000 {
-                    // It is replaced.
+                    // The file is replaced instead.
                     continue;
                 }
                 fs::write(&place, &old).expect("a file");
@@ -128,7 +129,7 @@ fn what_cannot_be_marked_is_written_in_place_only_where_the_next_copy_would_see_
     }
 }
 
-/// A single source of which nothing can be copied is the failure itself, and not a part of it.
+/// If nothing of a single source can be copied, that is the failure itself, and not a failure of a part.
 #[test]
 fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
     let lab = Lab::new();
@@ -154,7 +155,7 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
         assert!(!lab.join(&new).exists());
         copy(&["closed"], &into).expect(5).one_line("rdcp", &["closed", "errno 13"]);
         copy(&["open"], "locked").expect(6).one_line("rdcp", &["locked/open", "errno 13"]);
-        // Of several sources, each is a part.
+        // Each of several sources is a part.
         let ended = copy(&["closed", "closed too"], &into);
         assert!(ended.expect(8).stderr.contains("nothing was copied: 2 entries failed"), "{}", ended.stderr);
         assert_eq!(fs::read_dir(lab.join(&into)).expect("it").count(), 0);
@@ -164,7 +165,8 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
     }
 }
 
-/// Who may not read a directory of theirs any more may still delete in it, at the end as when it is left.
+/// Users who may no longer read their own directory may still delete in it, at the end as well as
+/// when the directory is left.
 #[test]
 fn what_may_not_be_read_is_deleted_in() {
     for option in ["--delete", "--delete-after"] {
@@ -189,7 +191,7 @@ fn what_may_not_be_read_is_deleted_in() {
             let mode = fs::metadata(&closed).expect("it").permissions().mode() & 0o777;
             assert_eq!((mode, closed.join("gone").exists()), (0o300, false), "{option} {to}");
             holds(&closed.join("kept"), b"1");
-            // Or the laboratory could not be removed.
+            // Otherwise the laboratory could not be removed.
             for path in [&closed, &lab.join(&format!("dst{number}"))] {
                 fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("root, or ours");
             }
@@ -197,7 +199,7 @@ fn what_may_not_be_read_is_deleted_in() {
     }
 }
 
-/// What stops a copy is the whole failure, and no entry's besides.
+/// A failure that ends a copy is reported once, and not for an entry as well.
 #[test]
 fn a_full_disk_is_told_once() {
     let lab = Lab::new();
@@ -211,7 +213,7 @@ fn a_full_disk_is_told_once() {
     }
 }
 
-/// A link that would take the place of what it leads to would lead to itself, and the data be lost.
+/// A link that replaced its own target would lead to itself, and the data would be lost.
 #[test]
 fn a_link_does_not_replace_what_it_leads_to() {
     let lab = Lab::new();
@@ -231,8 +233,8 @@ fn a_link_does_not_replace_what_it_leads_to() {
     }
 }
 
-/// As rsync does it: who owns a directory may remove what is in it, though its mode keeps even its owner from that. One that
-/// stays has its mode.
+/// As with rsync: the owner of a directory may remove its entries, even if the mode denies that to the owner. A
+/// directory that stays keeps its mode.
 #[test]
 fn directories_that_are_closed_to_their_owner_are_deleted() {
     let options: [&[&str]; 4] =
@@ -269,13 +271,13 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// So that it can be removed.
+/// Opens all directories, so that they can be removed.
 fn open_all(lab: &Lab) {
     let opened = std::process::Command::new("chmod").args(["-R", "u+rwx"]).arg(lab.0.path()).status();
     assert!(opened.expect("chmod").success());
 }
 
-/// Messages name what could not be removed from SRC, and DST where `--max-delete` has kept something.
+/// Messages name what could not be removed from SRC, and DST if `--max-delete` has kept something.
 #[test]
 fn what_stays_is_told_by_its_own_name() {
     for to in ["", "h"] {
@@ -303,15 +305,15 @@ fn what_stays_is_told_by_its_own_name() {
     }
 }
 
-/// Lets a command write nothing into `full`.
+/// Runs a command that can write nothing into `full`.
 const WITH_FULL_DISK: &str = "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=16k none full \
     && { head -c 100000 /dev/zero >full/all 2>/dev/null; exec \"$@\"; }' - \"$@\"";
 
-/// Lets a command write to a file system that keeps no attributes.
+/// Runs a command that can write to a file system without attributes.
 const WITHOUT_XATTRS: &str =
     "exec unshare --user --map-root-user --mount sh -c 'mount -t ramfs none into && exec \"$@\"' - \"$@\"";
 
-/// An access control list in the kernel's form: acl(5), and posix_acl_xattr.h. One user more may read.
+/// Returns an access control list in the kernel's format (acl(5), posix_acl_xattr.h). One additional user may read.
 fn acl() -> Vec<u8> {
     let entries = [(1_u16, 6_u16, u32::MAX), (2, 4, 0), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)];
     let entries = entries
@@ -320,7 +322,7 @@ fn acl() -> Vec<u8> {
     2_u32.to_le_bytes().into_iter().chain(entries).collect()
 }
 
-/// With a line: it is no failure, since nothing could be done about it there.
+/// Reported in a line. It is not a failure, because nothing could be done about it there.
 #[test]
 fn what_the_file_system_cannot_keep_is_told() {
     for to in ["", "h"] {
@@ -346,7 +348,7 @@ fn what_the_file_system_cannot_keep_is_told() {
     }
 }
 
-/// By then SRC has been removed, and the message says so.
+/// SRC has been removed by then, and the message says so.
 #[test]
 fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
     for (to, option) in ["", "h"].into_iter().flat_map(|to| [(to, true), (to, false)]) {
@@ -367,7 +369,7 @@ fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
     }
 }
 
-/// Paths below a directory, with owner, group and mode of each, and what `more` asks find(1) for.
+/// Lists the paths below a directory with owner, group and mode, and what `more` asks find(1) for.
 fn rights(lab: &Lab, directory: &str, more: &str) -> Vec<String> {
     let mut find = std::process::Command::new("find");
     find.current_dir(lab.join(directory)).args([".", "-printf", &format!("%P %U:%G %m{more}\\n")]);
@@ -378,8 +380,8 @@ fn rights(lab: &Lab, directory: &str, more: &str) -> Vec<String> {
     lines
 }
 
-/// As cp -a and rsync -a have it: what an ordinary user copies stays with the groups that they are in, and what their directory
-/// would hand down does not become the group's.
+/// As with cp -a and rsync -a: an ordinary user's copies keep the groups of which the user is a member, and rights that
+/// the directory would hand down do not become the group's.
 #[test]
 fn groups_of_which_the_user_is_a_member_are_kept() {
     if !is_root() {
@@ -400,7 +402,7 @@ fn groups_of_which_the_user_is_a_member_are_kept() {
             Process::spawn(command.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait()
         };
         by_member(std::process::Command::new("sh").args(["-c", &plant])).expect(0);
-        // Another's, with the team's group and with one that they are not in.
+        // Owned by another user, one with the team's group and one with a group that the user is not in.
         for (name, group, mode) in [("from/foreign", TEAM, 0o2775), ("from/foreign/file", 34, 0o755)] {
             if name.ends_with("file") {
                 fs::write(lab.join(name), b"1").expect("a file");
@@ -413,15 +415,16 @@ fn groups_of_which_the_user_is_a_member_are_kept() {
         let (tree, option) = (format!("{into}/from"), |option: &str| OsString::from(option));
         rdcp(&lab, &line, &[option("-r"), option("from"), side(&lab, to, &into)]).expect(0);
         let mut expected = rights(&lab, "expected", "");
-        // As the manual page has it: with cp, directories keep the setgid that they inherit. And the sender would choose what
-        // runs with this user's rights; a directory's setgid stays, whoever owns the source.
+        // As in the manual page: with cp, directories keep a setgid bit that they inherit. From another host files
+        // lose setgid, because the sender would choose what runs with this user's rights. A directory keeps its setgid
+        // bit, whoever owns the source.
         let without = ["from ", "from/own ", if to.is_empty() { "none" } else { "from/set " }];
         for line in expected.iter_mut().filter(|line| without.iter().any(|name| line.starts_with(name))) {
             *line = line.replace(" 2755", " 755");
         }
         assert_eq!(rights(&lab, &into, ""), expected, "{to}");
 
-        // What has another group gets the source's again, and is not touched then any more.
+        // Entries with another group get the source's group again, and are not touched after that.
         let sync = |more: &[&str], sources: &str| {
             let mut arguments: Vec<OsString> = ["--sync", "-r"].iter().chain(more).map(OsString::from).collect();
             arguments.extend([option(sources), side(&lab, to, &tree)]);
@@ -451,10 +454,10 @@ fn groups_of_which_the_user_is_a_member_are_kept() {
     }
 }
 
-/// A directory that its owner may not open is no failure: it is opened up, and has its mode again.
+/// A directory that its owner may not open is not a failure: it is opened up, and gets its mode back.
 #[test]
 fn directories_of_ones_own_that_are_closed_are_written_into() {
-    // Root's capabilities make no difference between its own and others': it has none in many containers.
+    // With capabilities, root's own directories are no different from others'. In many containers root has none.
     let without_capabilities = |lab: &Lab| with_rights("", "", lab.0.path());
     let as_users: &[&dyn Fn(&Lab) -> String] = &[&as_ordinary, &without_capabilities];
     for as_one in &as_users[..if is_root() { 2 } else { 1 }] {
@@ -484,7 +487,7 @@ fn directories_of_ones_own_that_are_closed_are_written_into() {
                 holds(&lab.join("into/d/file"), text.as_bytes());
                 holds(&lab.join("into/d/below/file"), text.as_bytes());
             }
-            // What is refused before anything is copied leaves it as it was, too.
+            // A refusal before anything is copied leaves the mode unchanged, too.
             sync(&["--backup-dir", "d/file"], side(&lab, to, "into")).expect(6);
             let into = fs::metadata(lab.join("into")).expect("it").permissions().mode() & 0o777;
             assert_eq!(into, u32::from_str_radix(mode, 8).expect("octal"), "{to}");
@@ -493,7 +496,7 @@ fn directories_of_ones_own_that_are_closed_are_written_into() {
     }
 }
 
-/// As with rsync and `cp --parents`: to come to what is listed takes no right to list what is beside it.
+/// As with rsync and `cp --parents`: reaching a listed entry does not require the right to list its directory.
 #[test]
 fn directories_that_may_only_be_entered_lead_to_what_is_listed() {
     for to in ["", "h"] {
@@ -520,15 +523,16 @@ fn directories_that_may_only_be_entered_lead_to_what_is_listed() {
         copy(&["-R"], "from/./entered/sub/file", "into");
         copy(&["-R"], "from/./entered/sub", "whole");
         copy(&["--files-from=list"], "from/", "listed");
-        // What is beside it cannot be known.
+        // Entries beside it cannot be found.
         let ended = rdcp(&lab, &line, &["--sync".into(), "-r".into(), "from/".into(), side(&lab, to, "all")]);
         ended.expect(5).one_line("rdcp", &["from", "errno 13"]);
         open_all(&lab);
     }
 }
 
-/// What another user's copy has left in a directory of several can be neither locked nor removed by this one, and no waiting helps.
-/// It is in nobody's way; but for somebody who put it under another user's name, and whose that is, is said.
+/// In a shared directory, this user can neither lock nor remove what another user's copy has left, and
+/// waiting does not help. Such remains block no name. If they are under the name that belongs to this user's
+/// copy, the error names their owner.
 #[test]
 fn what_another_user_has_left_blocks_no_name() {
     if !is_root() {
@@ -559,7 +563,7 @@ fn what_another_user_has_left_blocks_no_name() {
             &["-r".into(), name.into(), side(&lab, "h", &format!("shared/{name}"))],
         )
     };
-    // Of root, and of a user who has made it as such.
+    // Left by root, and by another user under that user's own temporary name.
     for user in ["", "/4000001"] {
         ["file", "tree"].iter().for_each(|name| left(user, name));
     }

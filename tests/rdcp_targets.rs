@@ -1,5 +1,5 @@
-//! Where `rdcp` copies to, as command lines name several hosts: what is refused before any host is bothered, the file of hosts
-//! that failed, how many launchers are started at once.
+//! Destinations of `rdcp` when a command line names several hosts: what is refused before any host is contacted, the
+//! file of failed hosts, and how many launchers are started at once.
 
 mod rig;
 
@@ -47,7 +47,7 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
         (&["--launcher", "on %x", "source", "h1:x"], "neither %h"),
         (&["--launcher", "slurm", "-P", "22", "source", "h1:x"], "are for ssh"),
     ] {
-        // A launcher is refused beside another.
+        // A second launcher would be refused.
         let mut command = match arguments[0] {
             "--launcher" => rdcp(),
             _ => lab.command(rdcp(), "rsh", AGENT),
@@ -58,7 +58,7 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
     assert!(lab.launches().is_empty() && !lab.join("x").exists());
 }
 
-/// A name with brackets that is no list, and lists that name one host.
+/// A name with brackets that is not a list, and lists that name one host.
 #[test]
 fn one_host_is_a_copy_as_ever() {
     let lab = Lab::new();
@@ -98,7 +98,7 @@ fn a_host_that_failed_is_written_down_and_taken_again() {
     assert!(lab.join("copy").exists() && !lab.join("failed").exists(), "none failed");
 }
 
-/// The others wait until one of them has come to its host.
+/// The other launchers wait until one has reached its host.
 #[test]
 fn so_many_launchers_at_once() {
     let lab = Lab::new();

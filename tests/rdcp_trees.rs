@@ -1,5 +1,6 @@
-//! `rdcp` with trees and large files between hosts with sshd: real trees there and back, copies that are killed and go on
-//! where they stopped, what is left of killed ones. `tests/run` makes the hosts, as root, and runs these tests in them.
+//! `rdcp` with trees and large files between hosts with sshd: real trees there and back, copies that are killed
+//! and resume where they stopped, and the remains of killed copies. `tests/run` makes the hosts, as root, and
+//! runs these tests in them.
 
 mod rig;
 
@@ -18,10 +19,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
 
-/// The longest that a large copy may take on a busy machine.
+/// Maximum time for a large copy on a busy machine.
 const LONG: Duration = Duration::from_secs(150);
 
-/// Prints nothing where two trees are alike: contents, modes, owners, times, links, attributes, ACLs.
+/// Checks that two trees are alike: contents, modes, owners, times, links, attributes, ACLs.
 #[track_caller]
 fn alike(one: &Path, other: &Path) {
     let slashed = |path: &Path| format!("{}/", path.display());
@@ -43,7 +44,7 @@ fn a_real_tree_there_and_back() {
     alike(real, &network.path("there"));
     copy(network.at("h2", "there"), network.path("back").into()).expect(0);
     alike(real, &network.path("back"));
-    // Between two others, over a copy that is not whole: what is missing or different comes anew.
+    // Between two other hosts, over an incomplete copy: missing and different files are sent again.
     fs::rename(network.path("back"), network.path("between")).expect("ours");
     fs::remove_file(network.path("between/stdio.h")).expect("a header");
     fs::write(network.path("between/stdlib.h"), b"wrong").expect("ours");
@@ -68,14 +69,14 @@ fn equal(one: &Path, other: &Path) {
     assert!(status.success(), "{} and {} differ", one.display(), other.display());
 }
 
-/// The only one there may be.
+/// Returns the partial file in a directory. There may be only one.
 fn partial(directory: &Path) -> Option<(PathBuf, u64)> {
     let mut all = partials(directory);
     assert!(all.len() < 2, "one partial file: {all:?}");
     all.pop()
 }
 
-/// Bytes that a host has put on its interface.
+/// Returns the number of bytes that a host has sent on its interface.
 fn sent(host: u32) -> u64 {
     let mut cat = Command::new("ip");
     cat.args(["-s", "-j", "link", "show", "e0"]);
@@ -84,15 +85,15 @@ fn sent(host: u32) -> u64 {
     json[0]["stats64"]["tx"]["bytes"].as_u64().expect("a number")
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, PartialEq)]
 enum Victim {
     Caller,
     Agent,
 }
 
-/// Copies `big` to host 2 over an older `target`, and kills somebody when three quarters have arrived. Returns the partial
-/// file that is left, and the bytes in it.
+/// Copies `big` to host 2 over an older `target`, and kills the victim when three quarters have arrived. Returns the
+/// partial file that is left, and the number of bytes in it.
 #[track_caller]
 fn killed_at_three_quarters(network: &Network, bytes: u64, rate: &str, victim: Victim) -> (PathBuf, u64) {
     let target = network.scratch.file("target", b"old");
@@ -123,7 +124,7 @@ fn killed_at_three_quarters(network: &Network, bytes: u64, rate: &str, victim: V
     (path, kept)
 }
 
-/// Copies `big` again and returns the bytes that host 1 sent for it.
+/// Copies `big` again, and returns the number of bytes that host 1 sent for it.
 #[track_caller]
 fn again(network: &Network, options: &[&str]) -> u64 {
     let mut arguments: Vec<OsString> = options.iter().map(OsString::from).collect();
@@ -136,13 +137,13 @@ fn again(network: &Network, options: &[&str]) -> u64 {
     sent
 }
 
-/// What is not there, 64 MiB, and 2 % for headers.
+/// Checks that no more was sent than the missing part, 64 MiB, and 2 % for headers.
 #[track_caller]
 fn is_little(sent: u64, bytes: u64, kept: u64) {
     let most = bytes - kept + 64 * MIB + bytes / 50;
     assert!(most < bytes, "the bound says something");
     assert!(sent <= most, "{sent} bytes were sent where {kept} of {bytes} were there");
-    // Else the count would not count.
+    // Otherwise the counter would not work.
     assert!(sent + 16 * MIB >= bytes - kept, "{sent} bytes were sent where {kept} of {bytes} were there");
 }
 
@@ -179,7 +180,7 @@ fn what_a_killed_copy_had_finished_is_not_sent_again() {
     assert!(copy() >= count * bytes);
     let again = copy();
     assert!(again < 8 * MIB, "{again} bytes were sent though nothing had changed");
-    // Of the same size and with the same time, but for a byte; and one that was not finished.
+    // One file with the same size and time but a different byte, and one that was not finished.
     let file = File::options().write(true).open(to.join("1")).expect("ours");
     let times = fs::FileTimes::new().set_modified(file.metadata().expect("it").modified().expect("a time"));
     file.write_all_at(b"x", 40 * MIB).expect("ours");
@@ -197,7 +198,7 @@ fn a_partial_file_is_checked_and_never_trusted() {
     plant(&network.path("big"), bytes, 2);
     let rewrite = |path: &Path| OpenOptions::new().read(true).write(true).open(path).expect("the partial file");
 
-    // One bit, in the middle of what is there.
+    // One bit, in the middle of the data that has arrived.
     let (path, kept) = killed_at_three_quarters(&network, bytes, "100M", Victim::Agent);
     let (file, mut byte) = (rewrite(&path), [0]);
     file.read_exact_at(&mut byte, 40 * MIB + 5).expect("it is there");
@@ -213,7 +214,7 @@ fn a_partial_file_is_checked_and_never_trusted() {
     rewrite(&path).write_all_at(&vec![b'x'; 3 * MIB as usize], bytes).expect("ours");
     is_little(again(&network, &[]), bytes, kept);
 
-    // Something else of the same size, with the same times.
+    // Different contents of the same size, with the same times.
     killed_at_three_quarters(&network, bytes, "100M", Victim::Agent);
     let times = fs::metadata(network.path("big")).expect("it").modified().expect("a time");
     plant(&network.path("big"), bytes, 3);
@@ -235,7 +236,7 @@ fn a_killed_copy_goes_on_in_other_chunks_and_lanes() {
     }
 }
 
-/// Names and new contents of a tree whose copy takes some seconds at [`TREE_RATE`].
+/// Returns names and new contents of a tree whose copy takes some seconds at [`TREE_RATE`].
 fn tree() -> Vec<(String, Vec<u8>)> {
     let small = (0..300).map(|number| (format!("m/small{number:03}"), noise(2000 + number)));
     let large = ["a", "z"].into_iter().map(|name| (name.to_owned(), noise(24 * CHUNK + name.len())));
@@ -257,7 +258,7 @@ fn what_ends_a_copy_of_a_tree_leaves_no_process_and_no_half_file() {
         fs::write(network.path("tree").join(name), bytes).expect("ours");
     }
     let target = network.path("target");
-    // A copy of which some has arrived, over an older tree.
+    // Starts a copy over an older tree, and waits until some of it has arrived.
     let start = |from: &OsString, to: &OsString| {
         let mut inodes = Vec::new();
         for directory in [target.clone(), target.join("m")] {
@@ -278,7 +279,7 @@ fn what_ends_a_copy_of_a_tree_leaves_no_process_and_no_half_file() {
         }
         (process, inodes)
     };
-    // Each file is the old one, the very same, or the whole new one.
+    // Each file is either the unchanged old file, with the same inode, or the complete new one.
     let is_sound = |inodes: &[u64]| {
         let mut left = 0;
         for ((name, new), inode) in contents.iter().zip(inodes) {

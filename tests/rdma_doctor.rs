@@ -1,5 +1,5 @@
-//! `rddoctor` over real RDMA verbs: on one host with soft-RoCE (`RD_TESTBED=rxe`), between hosts with soft-iWARP (`siw`).
-//! `tests/run` runs it in the testbed's guest; elsewhere it is ignored, since it cannot run.
+//! `rddoctor` over real RDMA verbs: on one host with soft-RoCE (`RD_TESTBED=rxe`), between hosts with soft-iWARP
+//! (`siw`). `tests/run` runs it in the testbed's guest. Elsewhere it cannot run, and is ignored.
 
 mod rig;
 
@@ -19,7 +19,7 @@ fn is_siw() -> bool {
     }
 }
 
-/// Runs a program on a host of the testbed; with soft-RoCE there is only one.
+/// Prepares a program to run on a host of the testbed. With soft-RoCE there is only one host.
 fn on(host: u8, program: &str) -> Command {
     if !is_siw() {
         return Command::new(program);
@@ -38,7 +38,7 @@ fn device() -> &'static str {
     if is_siw() { "siw1" } else { "rxe0" }
 }
 
-/// What rddoctor reports on host 1, as JSON; `wrapped`: what it is run by.
+/// Returns exit code and JSON report of rddoctor on host 1. `wrapped`: the command that runs it.
 fn doctor(wrapped: &[&str], arguments: &[&str]) -> (i32, Value) {
     shell(1, &format!("until grep -q ACTIVE /sys/class/infiniband/{}/ports/1/state; do sleep 0.1; done", device()));
     let scratch = Scratch::new();
@@ -66,7 +66,7 @@ fn all<'a>(report: &'a Value, part: &str, check: &str) -> Vec<&'a Value> {
     findings.iter().filter(|finding| finding["part"] == part && finding["check"] == check).collect()
 }
 
-/// The code and the words of the finding of one check, about the device where there are several.
+/// Returns code and text of a check's finding. If there are several, the finding about the device is taken.
 #[track_caller]
 fn found<'a>(report: &'a Value, part: &str, check: &str) -> (&'a str, &'a str) {
     let all = all(report, part, check);
@@ -135,7 +135,7 @@ fn rxe_the_mtu_of_the_interface_below() {
     assert_eq!((mtu["code"].as_str(), mtu["level"].as_str()), (Some("mtu-small"), Some("warning")));
     assert!(mtu["found"].as_str().expect("text").contains("1024 of 4096 bytes"), "{mtu:#}");
     assert_eq!(mtu["command"], "ip link set dev veth0 mtu 9000");
-    // And what it proposes is what fixes it.
+    // The proposed command fixes it.
     let (_, report) = doctor(&["env"], &[]);
     assert_eq!(found(&report, "here", "mtu").0, "mtu");
 }
@@ -151,7 +151,7 @@ fn an_rdma_connection_between_two() {
     assert!(rdma.1.contains("rdma_cm"), "{rdma:?}");
     let bandwidth = found(&report, "path", "bandwidth");
     assert!(bandwidth.0 == "bandwidth" && bandwidth.1.contains("RDMA in software"), "{bandwidth:?}");
-    // Where nobody asks for software devices they are not used.
+    // Software devices are not used unless they are asked for.
     let (_, report) = doctor(&["env"], &["--seconds", "1", "2"]);
     assert!(found(&report, "path", "bandwidth").1.contains("TCP"));
 }
@@ -168,7 +168,8 @@ fn siw_a_host_without_a_device() {
     assert!(all(&report, "path", "rdma port").is_empty());
 }
 
-/// The siw driver's connections are TCP inside of the kernel, so a rule that drops what comes for a port drops them too.
+/// Connections of the siw driver are TCP connections inside the kernel, so a rule that drops packets
+/// for a port affects them too.
 #[test]
 #[ignore = "needs the testbed's guest"]
 fn siw_a_firewall_that_shuts_rdma_out() {
@@ -188,11 +189,11 @@ fn siw_a_firewall_that_shuts_rdma_out() {
     for host in [1, 2] {
         rules(host, &["add pref 0 lookup local", "del pref 10", "del pref 100"]);
     }
-    // The kernel goes on trying for two minutes.
+    // The kernel itself would go on trying for two minutes.
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
     assert_eq!(code, 11);
     assert_eq!(found(&report, "path", "port").0, "not-reached");
     let rdma = all(&report, "path", "rdma port")[0];
-    // Software is not used unless it is asked for, so that no more than a warning is due.
+    // Software devices are not used unless they are asked for, so this is only a warning.
     assert_eq!((rdma["code"].as_str(), rdma["level"].as_str()), (Some("rdma-not-reached"), Some("warning")));
 }

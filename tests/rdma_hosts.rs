@@ -1,5 +1,5 @@
 //! The commands over real RDMA verbs: on one host with soft-RoCE (`RD_TESTBED=rxe`), between hosts with soft-iWARP
-//! (`siw`). `tests/run` runs them in the testbed's guest; elsewhere they are ignored, since they cannot run.
+//! (`siw`). `tests/run` runs them in the testbed's guest. Elsewhere they cannot run, and are ignored.
 
 mod rig;
 
@@ -14,13 +14,13 @@ use rig::hosts::launcher;
 use rig::{Ended, KEY, PROGRAM, Process, Scratch, drain, noise, same};
 use rustix::process::Signal;
 
-/// Under emulation the guest moves some tens of MB/s; this much is several seconds at [`HELD_BACK`].
+/// Under emulation the guest moves some tens of MB/s. This many bytes take several seconds at [`HELD_BACK`].
 const STREAM_BYTES: usize = 40 << 20;
 
-/// A rate that leaves time to break things in mid-stream.
+/// A rate that leaves time to cause failures in mid-stream.
 const HELD_BACK: [&str; 2] = ["--bwlimit", "5MB"];
 
-/// The longest that a transfer here may take with everything that is done to it.
+/// Maximum time for a transfer here, with all disturbances.
 const LONG: Duration = Duration::from_secs(100);
 
 fn is_siw() -> bool {
@@ -31,7 +31,7 @@ fn is_siw() -> bool {
     }
 }
 
-/// Runs a program on a host of the testbed; with soft-RoCE there is only one.
+/// Prepares a program to run on a host of the testbed. With soft-RoCE there is only one host.
 fn on(host: u8, program: &str) -> Command {
     if !is_siw() {
         return Command::new(program);
@@ -65,7 +65,7 @@ fn add_device() {
     );
 }
 
-/// Puts the device back, also when the test in between has failed.
+/// Puts the device back when dropped, even if the test has failed.
 struct WithoutDevice;
 
 impl WithoutDevice {
@@ -97,7 +97,7 @@ fn send_on(host: u8, to: &str, port: &str, options: &[&str], file: &PathBuf) -> 
     Process::spawn(&mut command)
 }
 
-/// A device is there some time before its port is.
+/// Waits until the devices' ports are active, which is some time after the devices appear.
 fn await_devices() {
     let hosts: &[(u8, &str)] = if is_siw() { &[(SENDER, "siw1"), (RECEIVER, "siw2")] } else { &[(SENDER, "rxe0")] };
     for (host, device) in hosts {
@@ -138,7 +138,7 @@ fn stream(bytes: usize, to: &str, send_options: &[&str], recv_options: &[&str]) 
 }
 
 impl Stream {
-    /// Waits until some of it, but not all, has come out at the other end.
+    /// Waits until some of the data, but not all, has come out at the other end.
     #[track_caller]
     fn flowing(&self) {
         let start = Instant::now();
@@ -173,7 +173,7 @@ fn times(ended: &Ended, part: &str) -> usize {
     ended.stderr.lines().filter(|line| line.contains(part)).count()
 }
 
-/// What the device itself says that it has sent, in packets or messages; its driver's counters differ in kind.
+/// Returns what the sender has put on its network: packets of the device for rxe, bytes of the interface for siw.
 fn device_counter() -> u64 {
     let path = if is_siw() {
         "/sys/class/net/e0/statistics/tx_bytes"
@@ -190,7 +190,7 @@ fn a_stream_goes_over_rdma() {
     let before = device_counter();
     let (send, recv) = stream(STREAM_BYTES, &address(RECEIVER), &["--transport", "rdma"], &[]).well();
     let counted = device_counter() - before;
-    // rxe counts packets, of 4 KiB at most; for siw the interface's bytes are counted.
+    // rxe counts packets of at most 4 KiB. For siw the bytes of the interface are counted.
     let expected = if is_siw() { STREAM_BYTES as u64 } else { STREAM_BYTES as u64 / 4096 };
     assert!(counted >= expected, "the device carried it: {counted} of {expected}");
     for ended in [send, recv] {
@@ -294,7 +294,7 @@ fn a_link_that_goes_down_and_up() {
     let (down, up) = if is_siw() {
         (format!("{host} partition 1"), format!("{host} heal 1"))
     } else {
-        // What goes with the link and must come back with it, as a network manager would do.
+        // What is lost with the link must come back with it, as with a network manager.
         ("ip link set veth1 down".to_owned(), "ip link set veth1 up".to_owned())
     };
     let run = |line: &str| assert!(Command::new("sh").args(["-c", line]).status().expect("sh").success(), "{line}");
@@ -303,13 +303,13 @@ fn a_link_that_goes_down_and_up() {
     run(&up);
     let (send, recv) = stream.well();
     if is_siw() {
-        // rxe talks to itself on its one host, whatever its link does; there the stream must merely not mind.
+        // On its only host rxe talks to itself, whatever its link does. The stream must merely not be disturbed.
         assert!(send.report()["retries"].as_u64() >= Some(1), "{}", send.stderr);
     }
     assert_eq!(recv.report()["bytes"], STREAM_BYTES as u64);
 }
 
-/// A second network between sender and receiver with an adapter of its own at each, and both networks held to a rate.
+/// A second network between sender and receiver, with a separate adapter at each. Both networks are limited to a rate.
 struct SecondAdapter;
 
 impl SecondAdapter {
@@ -322,7 +322,7 @@ impl SecondAdapter {
             let state = format!("/sys/class/infiniband/siw{host}-1/ports/1/state");
             shell(host, &format!("until grep -q ACTIVE {state}; do sleep 0.1; done"));
         }
-        // The first question on a new network may go unanswered.
+        // The first neighbour request on a new network may go unanswered.
         let ask = "bash -c ': </dev/tcp/10.7.0.2/9' 2>/dev/null";
         shell(SENDER, &format!("until ip neigh show 10.7.0.2 | grep -q lladdr; do {ask}; sleep 0.1; done"));
         Self
@@ -333,7 +333,7 @@ impl SecondAdapter {
         assert!(status.expect("the testbed's tool").success(), "{arguments:?}");
     }
 
-    /// `silent`, `heal` or `link`.
+    /// Sets the state of the second network: `silent`, `heal` or `link`.
     fn set(&self, how: &str) {
         Self::bed(&["rail", &RECEIVER.to_string(), how]);
     }
@@ -364,7 +364,7 @@ fn siw_two_adapters_carry_nearly_twice_as_much() {
         );
         send.report()["seconds"].as_f64().expect("a number")
     };
-    // A machine that has something else to do takes its time from the two rather than from the one.
+    // A busy machine slows the run with two adapters more than the run with one.
     let (mut tries, mut gained) = (Vec::new(), false);
     while !gained && tries.len() < 3 {
         let (one, two) = (took("1", 1), took("all", 2));
@@ -400,7 +400,7 @@ fn siw_each_adapter_is_measured_by_itself_and_all_at_once() {
     let ways = report["rails"]["ways"].as_array().expect("a list");
     let media: Vec<&str> = ways.iter().filter_map(|way| way["medium"].as_str()).collect();
     assert_eq!((ways.len(), &media[..]), (3, &["rdma-software"; 2][..]), "{report}");
-    // Both are held to one rate.
+    // Both networks are limited to the same rate.
     let gain = report["rails"]["gain"].as_f64().expect("a number");
     assert!((1.5..2.2).contains(&gain), "{report}");
 }
@@ -456,7 +456,7 @@ fn siw_a_host_without_rdma() {
     same(&output.join().expect("no panic"), &input);
 }
 
-/// rdcp on host 1, to hosts that the testbed's own tool reaches.
+/// Starts rdcp on host 1, which reaches hosts through the testbed's own tool.
 fn rdcp_on_first(scratch: &Scratch, arguments: &[&str]) -> Process {
     let mut command = on(SENDER, PROGRAM);
     command.arg("rdcp");
@@ -464,7 +464,7 @@ fn rdcp_on_first(scratch: &Scratch, arguments: &[&str]) -> Process {
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
 }
 
-/// A tree below the scratch directory, and whether a copy of it is like it.
+/// Makes a tree below the scratch directory.
 fn plant_tree(scratch: &Scratch) -> PathBuf {
     let top = scratch.join("tree");
     std::fs::create_dir_all(top.join("sub")).expect("a directory");
@@ -517,7 +517,7 @@ fn siw_rdcp_to_a_host_without_rdma() {
     is_copied(&tree, &scratch.join("copy"));
 }
 
-/// A pipeline from host 1; `2:`, `3:` and `4:` are the others.
+/// Runs a pipeline from host 1; `2:`, `3:` and `4:` are the other hosts.
 fn rdpipe_on_first(scratch: &Scratch, arguments: &[&str], input: &[u8]) -> (Ended, Vec<u8>) {
     let mut command = on(SENDER, PROGRAM);
     command.arg("rdpipe");
@@ -570,7 +570,8 @@ fn siw_rdpipe_the_examples_of_the_original() {
     });
 }
 
-/// The hops that a report has, all of which went by RDMA, unless their stages had ended before they were connected.
+/// Returns the number of hops in a report. All must have used RDMA, except hops whose stages ended
+/// before they were connected.
 #[track_caller]
 fn over_rdma(report: &str) -> usize {
     let told: serde_json::Value =
@@ -620,7 +621,7 @@ fn a_signal_at_either_end() {
 fn with_memlock(limit_kib: u64, options: &[&str]) -> (Ended, Ended) {
     await_devices();
     let input = noise(6 << 20);
-    // Outside of root's own directories.
+    // In a directory that the ordinary user can reach, unlike root's own.
     let file = PathBuf::from(format!("/dev/shm/rd-memlock-{limit_kib}"));
     std::fs::write(&file, &input).expect("room");
     let wrapped = |host: u8, program: &str| {
@@ -658,7 +659,7 @@ fn with_memlock(limit_kib: u64, options: &[&str]) -> (Ended, Ended) {
 #[test]
 #[ignore = "needs the testbed's guest"]
 fn locked_memory_that_does_not_suffice() {
-    // The original needed 16500 kB.
+    // The original program needed 16500 kB.
     let (send, recv) = with_memlock(16500, &["--transport", "rdma"]);
     for ended in [&send, &recv] {
         ended.expect(0);

@@ -1,5 +1,5 @@
-//! `rdpipe` between hosts with sshd: which way the data goes, links that are cut, hosts that cannot be reached, what is left
-//! on them. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+//! `rdpipe` between hosts with sshd: the path of the data, links that are cut, hosts that cannot be reached, and what
+//! is left on them. `tests/run` makes the hosts, as root, and runs these tests in them. Elsewhere they are not run.
 
 mod rig;
 
@@ -15,11 +15,11 @@ use rig::network::*;
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// When a lane that says nothing is dead.
+/// Time after which a silent lane is dead.
 const SILENT: Duration = Duration::from_secs(5);
 
 impl Network {
-    /// rdpipe on host 1.
+    /// Prepares rdpipe on host 1.
     fn rdpipe(&self, arguments: &[OsString]) -> Command {
         let mut command = rdpipe();
         command.arg("-F").arg(self.path("ssh_config")).args(["--agent", AGENT]).args(arguments);
@@ -32,13 +32,13 @@ impl Network {
         Process::spawn(&mut self.rdpipe(&self.arguments(stages)))
     }
 
-    /// `DIR` in a stage stands for the scratch directory.
+    /// Replaces `DIR` in each stage by the scratch directory.
     fn arguments(&self, stages: &[&str]) -> Vec<OsString> {
         let directory = self.scratch.path().display().to_string();
         stages.iter().map(|stage| stage.replace("DIR", &directory).into()).collect()
     }
 
-    /// A pipeline, fed with `input`.
+    /// Runs a pipeline that is fed with `input`.
     #[track_caller]
     fn pipe(&self, stages: &[&str], input: &[u8]) -> (Ended, Vec<u8>) {
         let mut process = Process::spawn(self.rdpipe(&self.arguments(stages)).stdin(Stdio::piped()));
@@ -49,7 +49,7 @@ impl Network {
         (ended, output.join().expect("no panic"))
     }
 
-    /// Starts a pipeline that takes long; returns when its file `name` has grown to some MiB.
+    /// Starts a slow pipeline. Returns when its file `name` has grown to some MiB.
     #[track_caller]
     fn flowing(&self, stages: &[&str], name: &str) -> Process {
         let _ = fs::remove_file(self.path(name));
@@ -62,20 +62,20 @@ impl Network {
         process
     }
 
-    /// Waits until no process is left that rdpipe has started, on any host.
+    /// Waits until no process that rdpipe has started is left on any host.
     #[track_caller]
     fn deserted(&self, within: Duration) {
         none_marked(self.scratch.path(), within);
     }
 
-    /// The agents; what guards their stages is another process of the same program.
+    /// Returns the agents. The guards of their stages are other processes of the same program.
     fn agents(&self, caller: &Process) -> Vec<u32> {
         let all = marked(self.scratch.path()).into_iter().filter(|it| !it.arguments.contains("--guard"));
         all.filter(|it| it.name.starts_with("rdma-pipe") && it.pid != caller.pid()).map(|it| it.pid).collect()
     }
 }
 
-/// The report that `--json=NAME` left.
+/// Returns the hops of the report written by `--json=NAME`.
 #[track_caller]
 fn hops(network: &Network, name: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(network.path(name)).expect("a report");
@@ -101,13 +101,13 @@ fn the_data_does_not_pass_here() {
     for hop in told {
         assert_eq!((hop["transport"].as_str(), hop["encrypted"].as_bool()), (Some("tcp"), Some(true)), "{hop}");
     }
-    // A stage of its own: then it does, there and back, which shows that the count counts.
+    // With a stage on the caller's host the data crosses it, there and back, which shows that the counter works.
     let before = crossed(1);
     let (ended, _) = network.pipe(&["h2:< DIR/source", "cat", "h4:> DIR/again"], b"");
     ended.expect(0);
     network.holds("again", &bytes);
     assert!(crossed(1) - before > 2 * bytes.len() as u64);
-    // By the caller where that is asked for.
+    // Through the caller, if that is asked for.
     let before = crossed(1);
     network.pipe(&["--relay", "h2:< DIR/source", "h4:> DIR/relayed"], b"").0.expect(0);
     network.holds("relayed", &bytes);
@@ -172,7 +172,7 @@ fn two_pipelines_at_once_on_the_same_hosts() {
     network.deserted(GONE);
 }
 
-/// Whether a TCP listener stands on one of these ports of a host.
+/// Whether a TCP listener has one of these ports on a host.
 fn listens(host: u32, ports: std::ops::RangeInclusive<u16>) -> bool {
     let output = on(host, Command::new("cat").args(["/proc/net/tcp", "/proc/net/tcp6"])).output().expect("cat");
     String::from_utf8_lossy(&output.stdout).lines().any(|line| {
@@ -200,13 +200,13 @@ fn the_port_that_is_asked_for() {
 
 // --- links that are cut ----------------------------------------------------------------------------------------------
 
-/// Cuts a host off in mid-stream for some seconds: all bytes must come, and those hops must have been mended.
+/// Cuts a host off in mid-stream for some seconds. All bytes must arrive, and these hops must have been repaired.
 #[track_caller]
 fn cut_for(host: u32, seconds: u64, mended: &[(&str, &str)]) {
     let network = Network::start();
     let bytes = noise(48 * CHUNK);
     network.scratch.file("source", &bytes);
-    // Who has no part in the data does not hold it up.
+    // A host that has no part in the data does not hold the stream up, so the stream is slower.
     let rate = if mended.is_empty() { "4M" } else { "8M" };
     let stages = ["--json=DIR/report", "--bwlimit", rate, "h2:< DIR/source", "h3:cat", "h4:> DIR/copy"];
     let mut process = network.flowing(&stages, "copy");
@@ -240,7 +240,7 @@ fn the_last_host_that_is_cut_off_for_a_while() {
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn the_caller_is_cut_off_for_a_while() {
-    // It has none of the data, so nothing needs mending.
+    // The caller handles none of the data, so nothing needs repair.
     cut_for(1, 8, &[]);
 }
 
@@ -250,7 +250,7 @@ fn a_short_silence_is_nothing() {
     cut_for(3, 3, &[]);
 }
 
-/// A pipeline without end through hosts 2, 3 and 4, with processes there that do not end by themselves.
+/// Starts an endless pipeline through hosts 2, 3 and 4, with processes there that do not end by themselves.
 #[track_caller]
 fn endless(network: &Network, options: &[&str]) -> Process {
     let stages = ["--bwlimit", "8M", "h2:yes; sleep 1000", "h3:sh -c 'sleep 1000 & cat; sleep 1000'", "h4:> DIR/copy"];
@@ -277,7 +277,7 @@ fn a_partition_past_the_window_ends_all() {
     }
 }
 
-/// Ends the caller half a second after a host has been cut off.
+/// Ends the caller half a second after a host was cut off.
 #[track_caller]
 fn ended_during_a_partition(signal: Signal, code: i32) {
     let network = Network::start();
@@ -314,7 +314,7 @@ fn killed_processes_leave_none() {
     process.signal(Signal::KILL);
     process.wait();
     network.deserted(GONE.saturating_sub(start.elapsed()));
-    // Any of the agents.
+    // Each of the agents in turn.
     let mut victim = 0;
     loop {
         let mut process = endless(&network, &[]);
@@ -369,7 +369,7 @@ fn where_only_ssh_gets_through() {
     let network = Network::start();
     let bytes = noise(6 * CHUNK + 11);
     network.scratch.file("source", &bytes);
-    // Two that see this host but not each other.
+    // Two hosts that reach this host but not each other.
     let no_way = NoWay::between(2, 3);
     let (ended, _) = network.pipe(&["-v", "h2:< DIR/source", "h3:> DIR/copy"], b"");
     assert!(ended.expect(0).stderr.contains("through ssh"), "{}", ended.stderr);
@@ -378,7 +378,7 @@ fn where_only_ssh_gets_through() {
     ended.expect(0).one_line("rdpipe", &["h2", "h3", "through ssh"]);
     network.holds("quietly", &bytes);
     drop(no_way);
-    // One that this host sees only by way of another.
+    // A host that this host reaches only through another.
     let _no_way = NoWay::between(1, 3);
     let (ended, output) = network.pipe(&["-J", "h2", "-v", "h3:cat"], &bytes);
     assert!(ended.expect(0).stderr.contains("through ssh"), "{}", ended.stderr);
@@ -401,7 +401,7 @@ fn hosts_that_ssh_does_not_reach() {
     let ended = network.pipe(&["--ssh-port", "23", "h2:cat"], b"").0;
     ended.expect(3).one_line("rdpipe", &["h2", "refused"]).within(GONE);
     let ended = with(&["-o", "ConnectTimeout=2"], "10.9.0.77");
-    // What ssh says so late is passed on.
+    // A late message of ssh is passed on.
     assert!(ended.expect(3).stderr.contains("rdpipe: cannot reach 10.9.0.77"), "{}", ended.stderr);
     let mut command = rdpipe();
     command.arg("-F").arg(network.path("ssh_config")).args(["--agent", "/nonexistent/agent", "h2:cat"]);
@@ -418,7 +418,7 @@ fn hosts_that_ssh_does_not_reach() {
 fn rdma_where_there_is_none() {
     let network = Network::start();
     let bytes = noise(CHUNK);
-    // Nothing may come out as if it had been all.
+    // No output may look as if it were complete.
     for stages in [&["h2:cat", "h3:cat"][..], &["h2:yes", "h3:cat >DIR/out"]] {
         let (ended, output) = network.pipe(&[&["--transport", "rdma"], stages].concat(), &bytes);
         ended.expect(3).within(Duration::from_secs(15));
@@ -460,7 +460,7 @@ fn the_address_that_the_others_use_for_this_host() {
 fn a_file_system_that_is_full() {
     let network = Network::start();
     fs::create_dir(network.path("disk")).expect("a directory");
-    // In the host's own mount namespace.
+    // Mounted in the host's own mount namespace.
     let disk = network.path("disk").display().to_string();
     let mounted = on(4, Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "none", &disk])).status();
     assert!(mounted.expect("mount").success());

@@ -1,5 +1,5 @@
-//! `rdpipe` to several hosts: one stream, sent once, along a chain of them. Other hosts are this one, by a launcher that runs
-//! the agent; a command knows by the variable `AT` on which of them it is.
+//! `rdpipe` to several hosts: one stream, sent once, along a chain of them. The other hosts are simulated by a launcher
+//! that runs the agent on this host. The variable `AT` tells a command on which of them it runs.
 
 mod rig;
 
@@ -11,7 +11,7 @@ use rig::lab::*;
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// More than what a host holds by itself.
+/// More bytes than a host buffers by itself.
 const MANY_BYTES: usize = 72 << 20;
 
 fn lab() -> Lab {
@@ -21,7 +21,7 @@ fn lab() -> Lab {
 }
 
 impl Lab {
-    /// `DIR` in an argument stands for the scratch directory.
+    /// Starts rdpipe. `DIR` in an argument stands for the scratch directory.
     fn start(&self, arguments: &[&str]) -> Process {
         let directory = self.0.path().display().to_string();
         let mut command = self.command(rdpipe(), "at", AGENT);
@@ -41,7 +41,7 @@ impl Lab {
         assert!(there == bytes, "{name}: {} of {} bytes, or others", there.len(), bytes.len());
     }
 
-    /// Waits until the file of a host has so many bytes.
+    /// Waits until a host's file has this many bytes.
     #[track_caller]
     fn await_bytes(&self, name: &str, bytes: u64, process: &Process) {
         let until = Instant::now() + PATIENCE;
@@ -56,7 +56,7 @@ impl Lab {
     }
 }
 
-/// What a command puts out, a file, standard input; into commands and files.
+/// From the output of a command, a file and standard input; into commands and files.
 #[test]
 fn every_host_gets_every_byte() {
     let lab = lab();
@@ -86,7 +86,7 @@ fn every_host_gets_every_byte() {
     lab.all_gone(Duration::from_secs(5));
 }
 
-/// What they print comes to standard error, with their names; reports have the host of each.
+/// Output of the commands goes to standard error, with the names of the hosts. Reports name each host.
 #[test]
 fn what_they_say_is_told_apart() {
     let lab = lab();
@@ -106,7 +106,7 @@ fn what_they_say_is_told_apart() {
     assert!(stages[1..].iter().all(|stage| stage["bytes_in"] == 3_145_728), "{end}");
 }
 
-/// One whose command fails is named, and the others have it all.
+/// A host whose command fails is named, and the other hosts get everything.
 #[test]
 fn a_command_that_fails_fails_alone() {
     for at in 1..=3 {
@@ -138,7 +138,7 @@ fn a_command_that_fails_fails_alone() {
     ended.expect(7);
 }
 
-/// Agents that are killed in the middle: the others go on from where they were.
+/// If an agent is killed in the middle, the other hosts go on from where they were.
 #[test]
 fn a_host_that_dies_ends_no_other() {
     for dead in 1..=4 {
@@ -156,7 +156,7 @@ fn a_host_that_dies_ends_no_other() {
     }
 }
 
-/// A login that takes long is waited for, and that is said; one that never ends is waited for no longer than the user allows.
+/// A slow login is waited for, with a notice. A login that never ends is waited for no longer than the user allows.
 #[test]
 fn one_that_never_answers_is_given_up() {
     let lab = lab();
@@ -185,7 +185,8 @@ fn one_that_never_answers_is_given_up() {
     assert!(!lab.join("h3").exists());
 }
 
-/// It holds the others up, or is dropped, and then its command does not take what it has had for all.
+/// A slow host either holds the others up or is dropped. The command of a dropped host must not mistake its
+/// part for the whole stream.
 #[test]
 fn one_that_is_slow_is_waited_for_or_dropped() {
     let lab = lab();
@@ -200,7 +201,7 @@ fn one_that_is_slow_is_waited_for_or_dropped() {
             lab.holds(&format!("h{host}"), &bytes);
             fs::remove_file(lab.join(&format!("h{host}.end"))).expect("it has had all");
         }
-        // On a busy machine any of them may get no processor for some seconds.
+        // On a busy machine any host may get no processor for some seconds.
         let ended =
             lab.start(&["--buffer=4M", "--slow=drop", "--stall=10", "src:cat DIR/source", &command(300)]).wait();
         ended.expect(8).within(Duration::from_secs(60));
@@ -212,7 +213,8 @@ fn one_that_is_slow_is_waited_for_or_dropped() {
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 
-/// With room on disk one that is slow for a while holds nobody up, and its command has all in the end.
+/// If a host has space on disk, its temporary slowness does not hold others up, and its command
+/// gets everything in the end.
 #[test]
 fn one_that_is_slow_falls_behind_on_its_disk() {
     let lab = lab();
@@ -223,26 +225,26 @@ fn one_that_is_slow_falls_behind_on_its_disk() {
     for host in ["h1", "h3"] {
         lab.await_bytes(host, bytes.len() as u64, &process);
     }
-    // Longer than it would be waited for.
+    // Longer than a slow host is waited for.
     std::thread::sleep(Duration::from_secs(3));
     assert!(process.is_running() && !lab.join("h2").exists(), "{}", process.stderr());
     lab.0.file("go", b"");
     process.wait().expect(0);
     (1..=3).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
-    // By no more than that: it is dropped when the disk's part is full.
+    // The host is dropped when its share of the disk is full.
     fs::remove_file(lab.join("go")).expect("it is there");
     let ended =
         lab.start(&["--buffer=4M", "--slow=drop", "--stall=1", "--spool=1M", "src:cat DIR/source", command]).wait();
     ended.expect(8);
     assert!(ended.stderr.contains("h2: "), "{}", ended.stderr);
-    // What has no room fails before anything flows, with what to do.
+    // If there is no space, the run fails before anything flows, and says what to do.
     let ended = lab.start(&["--spool=4000000T", "src:cat DIR/source", "h[1-2]:cat >/dev/null"]).wait();
     ended.expect(6);
     assert!(ended.stderr.contains("--spool") && ended.stderr.contains("TMPDIR"), "{}", ended.stderr);
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 
-/// Commands that have had enough end the one that makes the stream, as a pipe does.
+/// If all receiving commands end early, the command that makes the stream is ended, as with a pipe.
 #[test]
 fn nobody_makes_what_nobody_wants() {
     let lab = lab();
@@ -253,14 +255,14 @@ fn nobody_makes_what_nobody_wants() {
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 
-/// `rdsend` says who sends to several.
+/// `rdsend` names the command that sends to several hosts.
 #[test]
 fn rdsend_has_one_receiver() {
     let mut process = Process::spawn(rdsend().args(["n[1-4]", "7000", "k"]).stdin(Stdio::null()));
     process.wait().expect(1).one_line("rdsend", &["n[1-4] is a list", "rdpipe 'n[1-4]:> FILE' <FILE"]);
 }
 
-/// What cannot be is said before any host is started.
+/// Impossible pipelines are refused before any host is started.
 #[test]
 fn a_list_is_the_last_stage_and_is_given_something() {
     for (arguments, part) in [
@@ -276,7 +278,7 @@ fn a_list_is_the_last_stage_and_is_given_something() {
         ended.expect(1).one_line("rdpipe", &[part]);
         assert!(lab.launches().is_empty());
     }
-    // A list of one host is that host.
+    // A list of one host stands for that host.
     let lab = lab();
     let bytes = lab.source(1 << 20);
     lab.start(&["src:cat DIR/source", "h[7]:cat >DIR/$AT"]).wait().expect(0);

@@ -1,5 +1,5 @@
-//! `rdsh` with a command in ssh's place that runs what it is given on this host: what goes in and out, how it ends, what is left to
-//! ssh, and tools that are given it for their ssh. `tests/rdsh_hosts.rs` holds it beside a real ssh.
+//! `rdsh` with a command in place of ssh that runs its arguments on this host: input and output, endings, what is left
+//! to ssh, and tools that use rdsh as their ssh. `tests/rdsh_hosts.rs` compares it with a real ssh.
 
 mod rig;
 
@@ -13,11 +13,11 @@ use rig::lab::*;
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The longest for all processes to end, after any end.
+/// Maximum time for all processes to end, after any kind of ending.
 const GONE: Duration = Duration::from_secs(5);
 
 impl Lab {
-    /// rdsh with these arguments, its input and output piped.
+    /// Prepares rdsh with these arguments and with its input and output piped.
     fn rdsh_by<S: AsRef<OsStr>>(&self, launcher: &str, arguments: &[S]) -> Command {
         let mut command = self.command(rdsh(), launcher, AGENT);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env("SHELL", "/bin/sh");
@@ -28,18 +28,18 @@ impl Lab {
         Process::spawn(&mut self.rdsh_by("rsh", arguments))
     }
 
-    /// A command that is fed with `input`: how it ended, and its output.
+    /// Runs a command that is fed with `input`. Returns how it ended, and its output.
     #[track_caller]
     fn call<S: AsRef<OsStr>>(&self, arguments: &[S], input: &[u8]) -> (Ended, Vec<u8>) {
         finish(self.start(arguments), input)
     }
 
-    /// What another tool is to take for ssh.
+    /// Returns the command that another tool is to use as ssh.
     fn as_ssh(&self) -> String {
         format!("{PROGRAM} rdsh --rsh {} --agent {AGENT}", self.join("rsh").display())
     }
 
-    /// A tool, with this directory as its own.
+    /// Runs a tool in this directory.
     #[track_caller]
     fn tool(&self, program: &str, arguments: &[&str]) -> String {
         let mut command = Command::new(program);
@@ -52,7 +52,8 @@ impl Lab {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// A tree with all that a tool could lose: some thousands of bytes, some megabytes, links, modes, empty ones.
+    /// Makes a tree with everything that a tool could lose: small and large files, links, modes,
+    /// empty files and directories.
     fn plant(&self, name: &str) {
         let top = self.join(name);
         for directory in ["a", "a/b", "empty"] {
@@ -90,7 +91,7 @@ fn input_output_error_and_exit_code() {
         assert_eq!((ended.code, &*ended.stderr), (code, error), "{command}");
         same(&got, output);
     }
-    // Words are joined by spaces, and the shell there reads them again.
+    // Words are joined by spaces, and the remote shell parses them again.
     let (ended, got) = lab.call(&["h", "echo", "a  b", "'c  d'", "--", "$((1+1))"], b"");
     assert_eq!((ended.expect(0).stderr.as_str(), text(&got).as_str()), ("", "a b c  d -- 2\n"));
     let (ended, _) = lab.call(&["h", "no-such-command-here"], b"");
@@ -98,8 +99,8 @@ fn input_output_error_and_exit_code() {
     none_marked(lab.0.path(), GONE);
 }
 
-/// With a part of a stream that is sent only after a pause of a millisecond, no round trip takes less than two. The fastest
-/// counts: others may have waited for a processor.
+/// If part of a stream were sent only after a pause of a millisecond, no round trip would take less than two. Only the
+/// fastest counts, because others may have waited for a processor.
 #[test]
 fn an_answer_is_not_held_back() {
     let lab = Lab::new();
@@ -129,7 +130,7 @@ fn what_nobody_reads_holds_nothing_up() {
     process.wait_for(Duration::from_secs(10)).expect(4);
     assert_eq!(text(&output.join().expect("no panic")), "done\n");
     drop(stdin);
-    // It is endless.
+    // Standard input is endless.
     let mut process = lab.start(&["h", "head -c 100000 | wc -c"]);
     let (mut stdin, output) = (process.stdin(), drain(process.stdout()));
     let fed = std::thread::spawn(move || while stdin.write_all(&[7; 65536]).is_ok() {});
@@ -142,7 +143,7 @@ fn what_nobody_reads_holds_nothing_up() {
     let mut some = [0; 4096];
     process.stdout().read_exact(&mut some).expect("some");
     assert_eq!(process.wait().expect(141).stderr, "");
-    // None of either, from the beginning on.
+    // Both are closed from the beginning.
     let closed = in_shell("exec \"$@\" <&- >&-", &lab.rdsh_by("rsh", &["h", "cat; echo x; exit 5"]));
     Process::spawn(&mut { closed }).wait().expect(5);
     let (ended, got) = lab.call(&["-n", "h", "wc -c"], b"not read");
@@ -150,8 +151,8 @@ fn what_nobody_reads_holds_nothing_up() {
     none_marked(lab.0.path(), GONE);
 }
 
-/// What a command that has failed wrote before comes through, however long its reader takes; as with ssh. It is more than a pipe
-/// holds, and less than is on its way at the least when nobody reads: the command has ended before.
+/// What a failed command wrote before arrives in full, however slow the reader, as with ssh. It is more than a pipe
+/// holds, and less than the minimum that is in transit when the output is not read. So the command has already ended.
 #[test]
 fn a_slow_reader_gets_all_of_it() {
     let lab = Lab::new();
@@ -164,8 +165,8 @@ fn a_slow_reader_gets_all_of_it() {
     assert_eq!(got.len(), 3_000_000);
 }
 
-/// The agent is told beforehand to end when all has ended: to be told afterwards would take an exchange of messages more. Here
-/// its input never ends.
+/// The agent is told in advance to end when everything has ended, because telling it afterwards would take another
+/// exchange of messages. Here its input never ends.
 #[test]
 fn the_agent_ends_by_itself() {
     let lab = Lab::new();
@@ -179,7 +180,7 @@ fn the_agent_ends_by_itself() {
     none_marked(lab.0.path(), GONE);
 }
 
-/// By connections of its own, and through that of the launcher.
+/// Through separate connections, and through the launcher's.
 #[test]
 fn both_ways_at_once() {
     let lab = Lab::new();
@@ -205,7 +206,7 @@ fn a_signal_ends_all_of_it() {
     }
 }
 
-/// A pipe that nobody has read.
+/// Returns a full pipe that is not read.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     use rustix::fs::{OFlags, fcntl_setfl};
     let (read, mut write) = std::io::pipe().expect("a pipe");
@@ -215,7 +216,7 @@ fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     (read, write)
 }
 
-/// Standard error that nobody reads is waited for, but not by a signal.
+/// rdsh waits for its standard error to be read, but a signal ends the wait.
 #[test]
 fn a_signal_does_not_wait_for_standard_error() {
     let lab = Lab::new();
@@ -223,7 +224,7 @@ fn a_signal_does_not_wait_for_standard_error() {
     one.arg("h:exec cat /dev/zero >&2");
     let mut many = lab.command(rdpipe(), "rsh", AGENT);
     many.args(["exec cat /dev/zero", "h[1-2]:exec cat"]);
-    // What is said last, and what is logged, wait as well.
+    // Final messages and log lines wait as well.
     let mut last = lab.command(rdpipe(), "rsh", AGENT);
     last.arg("exit 3");
     let mut logged = lab.command(rdpipe(), "rsh", AGENT);
@@ -234,7 +235,7 @@ fn a_signal_does_not_wait_for_standard_error() {
     for (mut command, code) in [(all, 143), (one, 143), (many, 143), (last, 3), (logged, 143), (noisy, 143)] {
         let (_unread, stderr) = full_pipe();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().expect("it starts");
-        // Until something waits for it to be read.
+        // Gives the command time to block on the full pipe.
         std::thread::sleep(Duration::from_secs(2));
         let begin = Instant::now();
         kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
@@ -254,7 +255,7 @@ fn a_signal_does_not_wait_for_standard_error() {
     }
 }
 
-/// A key may be bound to another command, as `command="…"` in authorized_keys does.
+/// A key may be bound to another command, as by `command="…"` in authorized_keys.
 #[test]
 fn what_writes_much_and_is_no_agent_is_left_to_ssh() {
     let lab = Lab::new();
@@ -277,7 +278,7 @@ fn a_lost_line_is_255() {
     assert_eq!(ended.expect(255).stderr.lines().count(), 2, "{}", ended.stderr);
     assert!(ended.stderr.contains("rdsh: lost the agent on h"), "{}", ended.stderr);
     none_marked(lab.0.path(), GONE);
-    // No way there: ssh's reason, in one line.
+    // The host cannot be reached: ssh's reason, in one line.
     lab.script("away", "echo 'no route to host' >&2; exit 255");
     let ended = Process::spawn(&mut lab.rdsh_by("away", &["h", "true"])).wait();
     ended.expect(255).one_line("rdsh", &["cannot reach h", "no route to host"]);
@@ -291,7 +292,7 @@ fn a_lost_line_is_255() {
     }
 }
 
-/// The command has ended well, and not all that it has written has come.
+/// The command has ended successfully, but not all of its output has arrived.
 #[test]
 fn an_agent_that_is_killed_behind_its_command_is_255() {
     let lab = Lab::new();
@@ -307,7 +308,7 @@ fn an_agent_that_is_killed_behind_its_command_is_255() {
     none_marked(lab.0.path(), GONE);
 }
 
-/// An ssh that does not find the agent, and says what it has been asked for.
+/// An ssh that does not find the agent, and prints its arguments.
 #[test]
 fn ssh_does_the_rest() {
     let lab = Lab::new();
@@ -332,7 +333,7 @@ fn ssh_does_the_rest() {
     ended.expect(9).one_line("rdsh", &["left to", "has no"]);
 }
 
-/// `-v` is ours, and ssh's own begins with the second.
+/// The first `-v` is for rdsh. ssh gets them from the second on.
 #[test]
 fn the_way_is_told() {
     let lab = Lab::new();
@@ -373,7 +374,7 @@ fn rsync_both_ways() {
         lab.tool("diff", &["-r", "--no-dereference", "from", copy]);
         assert_eq!(lab.tool("rsync", &["-ani", "--delete", "from/", &format!("{copy}/")]), "", "times and modes, too");
     }
-    // Again, where little differs.
+    // Again, with few differences.
     fs::write(lab.join("from/a/b/large"), noise(6 * CHUNK + 4)).expect("a file");
     lab.tool("rsync", &["-a", "--no-whole-file", "-e", &ssh, "from/", &format!("h:{there}/")]);
     lab.tool("diff", &["-r", "--no-dereference", "from", "there"]);

@@ -1,5 +1,5 @@
-//! `rdsh` beside ssh, on hosts with sshd: the same commands give the same output, standard error and exit code. `tests/run` makes
-//! the hosts, as root, and runs these tests in them; elsewhere they are not run.
+//! Compares `rdsh` with ssh, on hosts with sshd: the same commands give the same output, standard error and exit code.
+//! `tests/run` makes the hosts, as root, and runs these tests in them. Elsewhere they are not run.
 
 mod rig;
 
@@ -12,7 +12,7 @@ use rig::lab::*;
 use rig::network::*;
 use rig::*;
 
-/// ssh, or rdsh, on host 1, with these arguments behind those by which it finds the hosts.
+/// Prepares ssh or rdsh on host 1, with these arguments after those by which it finds the hosts.
 fn called(network: &Network, program: &str, arguments: &[&str]) -> Command {
     let mut command = if program == "ssh" { Command::new("ssh") } else { rdsh() };
     if program != "ssh" {
@@ -30,7 +30,7 @@ fn as_ssh_does() {
     let network = Network::start();
     let input = noise(2 * CHUNK + 1);
     for arguments in [
-        // HOME is another than that of the login, by which sshd goes.
+        // HOME here is not the home of the login, which sshd uses.
         &["h2", "uname -n; cd; pwd; echo $0 \"$HOME\" $USER $LOGNAME"][..],
         &["h2", "cat"],
         &["-l", "root", "-p", "22", "-4", "-C", "-q", "-T", "h2", "exit 3"],
@@ -53,7 +53,7 @@ fn as_ssh_does() {
             (ended.code, ended.stderr, output)
         });
         assert_eq!(ours.0, ssh.0, "{arguments:?}: {}", ours.1);
-        // Where there is no way to a host it is told in one line of our own, with ssh's in it.
+        // If a host cannot be reached, rdsh prints one line of its own that contains ssh's.
         if ssh.0 == 255 && ours.1.starts_with("rdsh: ") {
             assert!(ours.1.contains(ssh.1.trim_end().lines().last().unwrap_or_default()), "{} {}", ours.1, ssh.1);
         } else {
@@ -65,7 +65,7 @@ fn as_ssh_does() {
     none_marked(network.scratch.path(), GONE);
 }
 
-/// The data of a tool goes beside ssh, encrypted, and back.
+/// A tool's data goes beside ssh, encrypted, and back.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn rsync_between_hosts() {

@@ -1,5 +1,5 @@
-//! `rdcp` where hands would type `scp`: the same command lines by both, through a real sshd on this host. What scp does
-//! right, rdcp does; which cases these are is found by running scp, and held to what is written here.
+//! `rdcp` in place of `scp`: the same command lines by both, through a real sshd on this host. Whatever scp does right,
+//! rdcp does too. Which cases these are is found by running scp, and compared with the table here.
 
 mod rig;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rig::*;
 
-/// An sshd on a port of its own, keys, and the configuration by which ssh finds and enters it.
+/// An sshd on its own port, keys, and the configuration by which ssh finds and enters it.
 struct Server {
     scratch: Scratch,
     port: u16,
@@ -67,11 +67,11 @@ enum Tool {
     Rdcp,
 }
 
-/// A directory of one run of one tool.
+/// The directory for one run of one tool.
 struct Place<'a> {
     server: &'a Server,
     directory: PathBuf,
-    /// Its name below the home, for cases with `~`.
+    /// Path of a name for it below the home, for cases with `~`.
     below_home: PathBuf,
 }
 
@@ -100,7 +100,8 @@ impl Place<'_> {
         fs::read(self.join(one)).is_ok_and(|bytes| self.holds(other, &bytes))
     }
 
-    /// A word of a command line: `{d}` is this directory, `{home}` its name below the home, `{k}` where the keys are.
+    /// Fills in a word of a command line: `{d}` is this directory, `{home}` its name below the home, `{k}`
+    /// the directory of the keys.
     fn word(&self, word: &str) -> OsString {
         let home = self.below_home.file_name().expect("a name").to_string_lossy().into_owned();
         let filled = word
@@ -127,11 +128,10 @@ fn user() -> String {
 struct Case {
     name: &'static str,
     words: &'static [&'static str],
-    /// Whether scp does it right; where it does not, rdcp does all the same. `None`: releases and users
-    /// differ.
+    /// Whether scp does it right. rdcp must do it right in any case. `None` if it depends on the release and the user.
     by_scp: Option<bool>,
     make: fn(&Place<'_>),
-    /// Whether it was done right.
+    /// Whether the copy was made right.
     is_right: fn(&Place<'_>, &Ended) -> bool,
 }
 
@@ -166,7 +166,7 @@ fn fails(_: &Place<'_>, ended: &Ended) -> bool {
     ended.code != 0
 }
 
-/// A file to copy.
+/// Makes a file to copy.
 fn src(place: &Place<'_>) {
     place.file("src", b"what is copied");
 }
@@ -231,7 +231,7 @@ fn has_many(place: &Place<'_>, ended: &Ended, count: usize) -> bool {
     ended.code == 0 && (0..count).all(is_there)
 }
 
-/// Names that a shell, a line or a text would not survive.
+/// Names that a shell, a line-based format or a text would not preserve.
 const ODD: &[&[u8]] =
     &[b"with space", b"two\nlines", b"'single' \"double\"", b"$HOME `id` \\", b"\xff\xfe", b"*?[a]", b"-r", b"a:b"];
 
@@ -425,7 +425,7 @@ fn what_scp_does_rdcp_does() {
     assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), CASES.len(), wrong.join("\n"));
 }
 
-/// scp's limit is in Kbit/s, rsync's in KiB/s, or with a unit.
+/// The limit is in Kbit/s for scp, and in KiB/s or with a unit for rsync.
 #[test]
 fn limits_are_kept() {
     let server = Server::start();
@@ -437,7 +437,7 @@ fn limits_are_kept() {
         let case = Case { name: "limit", words, by_scp: Some(true), make, is_right: is_same };
         let (is_right, ended) = case.run(tool, &server);
         assert!(is_right, "{tool:?}: {}", ended.stderr);
-        // 100,000 Kbit/s are 12.2 MiB/s, and what is read at once is not waited for.
+        // 100,000 Kbit/s are 12.2 MiB/s, and the first data to be read is not waited for.
         assert!(ended.after > Duration::from_millis(1200), "{tool:?} took {:?}", ended.after);
     }
 }

@@ -1,5 +1,6 @@
-//! Memory does not grow with a tree: neither at the end that reads it nor at the one that writes it, whether its entries
-//! lie in one directory, in many, within each other, or have several names. Nor does that of an agent with the number of hosts.
+//! Memory does not grow with a tree, neither at the end that reads nor at the end that writes, whether its
+//! entries are in one directory, in many, nested, or have several names. An agent's memory does not grow with
+//! the number of hosts either.
 
 mod rig;
 
@@ -13,17 +14,17 @@ use rig::lab::*;
 use rig::seeds::is_long;
 use rig::*;
 
-/// The most that a larger tree may take beyond a small one, in KiB, at either end. What the larger ones would take
-/// without a bound is twice as much.
+/// Maximum memory in KiB that a larger tree may take beyond a small one, at either end. Without a bound the larger
+/// trees would take twice as much.
 const GROWTH_KIB_MAX: u64 = 6 << 10;
 
-/// The longest copy of the larger trees on a busy machine.
+/// Maximum time for a copy of the larger trees on a busy machine.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Makes so many entries in a directory.
+/// Makes this many entries in a directory.
 type Make = fn(&Path, u64);
 
-/// As long as names may be, nearly.
+/// Returns a name of almost the maximum length.
 fn name(number: u64) -> String {
     format!("{number:0>200}")
 }
@@ -34,7 +35,7 @@ fn flat(directory: &Path, entries: u64) {
     }
 }
 
-/// Each file has two names, far from each other.
+/// Makes files with two names each, far from each other.
 fn linked(directory: &Path, entries: u64) {
     for part in ["a", "b"] {
         fs::create_dir(directory.join(part)).expect("a directory");
@@ -46,7 +47,7 @@ fn linked(directory: &Path, entries: u64) {
     }
 }
 
-/// As many directories as there are entries, within each other as far as it goes.
+/// Makes as many directories as `entries` says, nested as deep as possible.
 fn deep(directory: &Path, entries: u64) {
     for chain in 0..entries / 400 {
         let mut path = directory.join(chain.to_string());
@@ -61,20 +62,20 @@ fn there(path: &Path) -> OsString {
     text
 }
 
-/// The most memory that a process has had, in KiB; 0 once it has ended.
+/// Returns the peak memory of a process in KiB; 0 once it has ended.
 fn peak_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Copies and copies again; the most memory that the command and its agent had, in KiB.
+/// Copies twice. Returns the peak memory of the command and of its agent, in KiB.
 fn peaks(make: Make, entries: u64, push: bool) -> [u64; 2] {
     let (lab, scratch) = (Lab::new(), tempfile::TempDir::new_in("/dev/shm").expect("a directory"));
     let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
     fs::create_dir(&from).expect("a directory");
     make(&from, entries);
-    // What is in it.
+    // The contents of the directory.
     let from = from.join("");
     let mut peaks = [0; 2];
     for round in 0..2 {
@@ -110,7 +111,7 @@ fn memory_does_not_grow_with_a_tree() {
     }
 }
 
-/// A hundred times as many files in one directory as in the small one. Needs two million inodes in /dev/shm.
+/// A hundred times as many files in one directory as in the small tree. Needs two million inodes in /dev/shm.
 #[test]
 fn memory_does_not_grow_with_a_million_entries() {
     if !is_long() {
@@ -125,7 +126,7 @@ fn memory_does_not_grow_with_a_million_entries() {
     }
 }
 
-/// The most memory that an agent had while a small tree went to so many hosts, in KiB.
+/// Returns an agent's peak memory, in KiB, while a small tree is copied to this many hosts.
 fn peak_among(hosts: usize) -> u64 {
     let (lab, scratch) = (Lab::new(), tempfile::TempDir::new_in("/dev/shm").expect("a directory"));
     let from = scratch.path().join("from");
@@ -151,7 +152,7 @@ fn peak_among(hosts: usize) -> u64 {
     peaks.into_values().max().unwrap_or(0)
 }
 
-/// Nor does it grow with the number of hosts that a tree goes to.
+/// An agent's memory does not grow with the number of hosts that get a tree.
 #[test]
 fn memory_of_an_agent_does_not_grow_with_hosts() {
     if !is_long() {

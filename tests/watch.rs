@@ -1,4 +1,4 @@
-//! `rdcp --watch`: what changes at the source is at the destination soon after, until it is ended.
+//! `rdcp --watch`: a change at the source is soon at the destination, until rdcp is ended.
 
 mod rig;
 
@@ -13,7 +13,7 @@ use rig::others::{NOBODY, as_user};
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The longest that a change takes to arrive, on a busy machine.
+/// Maximum time for a change to arrive, on a busy machine.
 const ARRIVED: Duration = Duration::from_secs(20);
 
 #[track_caller]
@@ -30,7 +30,7 @@ fn holds(path: &Path, text: &str) -> bool {
     fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes())
 }
 
-/// Which of source and destination are on other hosts.
+/// Whether the source and the destination are on other hosts.
 const WITHIN: [bool; 2] = [false, false];
 const PUSH: [bool; 2] = [false, true];
 const PULL: [bool; 2] = [true, false];
@@ -62,7 +62,7 @@ fn lab() -> Lab {
     lab
 }
 
-/// As without `--watch`: it is named, the others are copied, and what changes in them arrives.
+/// As without `--watch`: the directory is named, the others are copied, and changes in them arrive.
 #[test]
 fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
     if !rustix::process::geteuid().is_root() {
@@ -101,14 +101,14 @@ fn changes_arrive_until_it_is_ended() {
         let at_first = threads_and_files(&process);
         fs::write(from.join("first"), "other").expect("a file");
         until("a change", &mut process, || holds(&to.join("first"), "other"));
-        // What is made in a directory that was not there when the watch began.
+        // Entries in a directory that did not exist when the watch began.
         fs::create_dir_all(from.join("a/b/c")).expect("directories");
         fs::write(from.join("a/b/c/file"), "below").expect("a file");
         until("new directories", &mut process, || holds(&to.join("a/b/c/file"), "below"));
         std::thread::sleep(Duration::from_millis(500));
         fs::write(from.join("a/b/c/later"), "watched as well").expect("a file");
         until("a file in them", &mut process, || holds(&to.join("a/b/c/later"), "watched as well"));
-        // Where nothing has changed nobody looks, and nothing is deleted.
+        // Directories without changes are not examined, and nothing is deleted in them.
         fs::write(to.join("a/b/c/only there"), "left until all is looked at").expect("a file");
         fs::write(from.join("a/beside"), "beside").expect("a file");
         until("a file above them", &mut process, || holds(&to.join("a/beside"), "beside"));
@@ -120,7 +120,7 @@ fn changes_arrive_until_it_is_ended() {
         until("a file in it", &mut process, || holds(&to.join("moved/c/file"), "changed there"));
         fs::remove_file(from.join("first")).expect("removed");
         until("a deletion", &mut process, || !to.join("first").exists());
-        // After these copies it has no more than after the first.
+        // After these copies rdcp has no more threads and files than after the first.
         let is_as_at_first = || threads_and_files(&process).iter().zip(at_first).all(|(now, first)| *now <= first);
         let start = Instant::now();
         while !is_as_at_first() {
@@ -128,7 +128,7 @@ fn changes_arrive_until_it_is_ended() {
             assert!(start.elapsed() < ARRIVED, "{way:?}: threads and files: {at_first:?}, then {now:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        // It stops and goes on, while it waits.
+        // rdcp can be stopped and continued while it waits.
         std::thread::sleep(Duration::from_millis(500));
         process.signal(Signal::TSTP);
         let stopped = Instant::now();
@@ -149,7 +149,7 @@ fn changes_arrive_until_it_is_ended() {
 fn a_host_that_is_lost_is_waited_for() {
     let lab = lab();
     let (from, to) = (lab.join("from"), lab.join("to"));
-    // Not one that has never answered.
+    // A host that has never answered is not waited for.
     fs::write(lab.join("down"), "").expect("a file");
     start(&lab, &to, PUSH).wait().expect(3);
     fs::remove_file(lab.join("down")).expect("removed");
@@ -178,7 +178,7 @@ fn a_source_that_is_lost_is_waited_for_and_then_looked_at_as_a_whole() {
     let (watching, ..) = lab.launches().remove(0);
     kill_process(Pid::from_raw(watching as i32).expect("a process"), Signal::KILL).expect("ours");
     process.line_with("trying again in 2 s");
-    // Nobody tells of that.
+    // These changes are not reported by any watch.
     fs::create_dir(from.join("a")).expect("a directory");
     fs::write(from.join("a/second"), "two").expect("a file");
     fs::remove_file(lab.join("down")).expect("removed");
@@ -210,7 +210,7 @@ fn a_link_that_comes_to_lead_elsewhere_is_followed() {
     until("a change there", &mut process, || holds(&to.join("second"), "changed there"));
 }
 
-/// Nothing outside of SRC comes by way of what takes a directory's place.
+/// An entry that takes a directory's place brings nothing from outside SRC.
 #[test]
 fn a_link_in_place_of_a_directory_is_copied_as_a_link() {
     for way in [WITHIN, PUSH] {
@@ -228,7 +228,7 @@ fn a_link_in_place_of_a_directory_is_copied_as_a_link() {
         fs::write(from.join("first"), "then").expect("a file");
         until("what changed beside it", &mut process, || holds(&to.join("first"), "then"));
         until("the link", &mut process, || fs::read_link(to.join("d")).is_ok_and(|target| target == out));
-        // Neither that it has gone, nor what is below it, is anything to complain of.
+        // Neither the removal of the link nor entries below it are reported as errors.
         fs::remove_file(from.join("d")).expect("removed");
         until("that it is gone", &mut process, || to.join("d").symlink_metadata().is_err());
         process.signal(Signal::INT);
@@ -237,7 +237,7 @@ fn a_link_in_place_of_a_directory_is_copied_as_a_link() {
     }
 }
 
-/// As a script has it: nothing but what has failed.
+/// As in a script: only failures are printed.
 #[test]
 fn without_a_terminal_nothing_is_said() {
     let lab = lab();
@@ -248,7 +248,7 @@ fn without_a_terminal_nothing_is_said() {
         fs::write(lab.join("from/first"), text).expect("a file");
         until(text, &mut process, || holds(&lab.join("to/first"), text));
     }
-    // The wait for the second change was behind the first.
+    // The second change was made after the first had arrived.
     assert_eq!(process.stderr(), "");
 }
 
@@ -269,7 +269,7 @@ fn what_cannot_be_watched_is_said_at_once() {
     assert!(!lab.join("to").exists());
 }
 
-/// As where it is removed and made anew.
+/// As when it is removed and made anew.
 #[test]
 fn a_source_that_is_missing_for_a_while_is_waited_for() {
     for way in [WITHIN, PULL] {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, tell};
 use rustix::io::{Errno, read};
 
 use super::direct::{Bypass, Cold, Tally};
@@ -94,8 +94,8 @@ impl Source {
             FileType::RegularFile => {
                 let start = tell(&file).map_err(|error| io_fact(&name, error))?;
                 let size = (stat.st_size as u64).saturating_sub(start);
-                // Files made by the kernel (/proc) claim to be empty but are not.
-                if size > 0 {
+                // Files made by the kernel claim to be empty (/proc) or to have a page (sysfs).
+                if size > 0 && !is_of_sysfs(&file) {
                     let (next, unread) = (Mutex::new((0, 0)), AtomicU64::new(size));
                     return Ok(Self::File(FileSource {
                         file,
@@ -221,6 +221,11 @@ impl FileSource {
             self.unread.fetch_add(bytes, Ordering::AcqRel);
         })
     }
+}
+
+/// Whether a file is one of sysfs, where the size and the times say nothing about the contents: statfs(2).
+pub(crate) fn is_of_sysfs(file: impl AsFd) -> bool {
+    fstatfs(file).is_ok_and(|system| system.f_type as u32 == 0x6265_6572)
 }
 
 /// Error message for a file that ends before its previous size.

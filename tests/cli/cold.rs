@@ -9,7 +9,7 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::rig::*;
 
-/// Puts the file on the disk and its pages out of the cache.
+/// Writes the file to the disk and drops its pages from the cache.
 fn evict(path: &Path) {
     let file = std::fs::File::open(path).expect("there");
     file.sync_all().expect("synced");
@@ -17,8 +17,8 @@ fn evict(path: &Path) {
     assert_eq!(cached_bytes(path), 0, "nothing holds its pages");
 }
 
-/// Sends `source` (as an argument, or as standard input from an offset on) into a file; returns what the sender said
-/// and how many bytes it read directly and through the cache.
+/// Sends `source` (as an argument, or as standard input from an offset on) into a file. Returns what the sender
+/// printed, and how many bytes it read directly and through the cache.
 fn send(source: &Path, offset: Option<u64>, expected: &[u8]) -> (String, [u64; 2]) {
     let scratch = Scratch::new();
     let target = scratch.join("target");
@@ -97,7 +97,8 @@ fn a_cold_file_that_is_sent_slowly_and_given_up() {
     assert_eq!(scratch.names(), ["source"], "nothing is published");
 }
 
-/// What a device answers at once, the limit spreads over the time: nothing waits for all that was asked for with it.
+/// A device answers many reads at once. The limit spreads their data over time, and no read waits
+/// for those issued with it.
 #[test]
 fn a_cold_file_is_sent_evenly_under_a_limit() {
     let scratch = Scratch::new();

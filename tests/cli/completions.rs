@@ -1,5 +1,5 @@
-//! Completions in real shells: a line is typed into one, with a TAB in it, and what the command is then given is looked at.
-//! The ssh here runs on this host what sshd would, by a shell in the home.
+//! Completions in real shells: a line with a TAB in it is typed, and the resulting arguments of the command are
+//! checked. The ssh here runs on this host what sshd would run, by a shell in the home.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use crate::rig::*;
 use crate::terminal::Session;
 
-/// A line, with TABs, and the arguments that come of it.
+/// A line with TABs, and the resulting arguments.
 type Case = (&'static str, &'static [&'static str]);
 
-/// Typed in all three shells alike.
+/// Lines that are typed in all three shells.
 const CASES: &[Case] = &[
     // Hosts.
     ("rdcp nea\tx", &["near:x"]),
@@ -27,7 +27,7 @@ const CASES: &[Case] = &[
     ("rdpipe nea\tx", &["near:x"]),
     ("rddoctor nea\t", &["near"]),
     ("rdperf nea\tla\t", &["near", "lat"]),
-    // Paths on them.
+    // Paths on hosts.
     ("rdcp near:t/dire\tx", &["near:t/directory/x"]),
     ("rdcp near:t/fil\tx", &["near:t/file", "x"]),
     ("rdcp near:~/t/fil\tx", &["near:~/t/file", "x"]),
@@ -49,19 +49,19 @@ const CASES: &[Case] = &[
     ("rdcp --to near:t/fil\tx", &["--to", "near:t/file", "x"]),
     ("rdcp --to=near:t/fil\tx", &["--to=near:t/file", "x"]),
     ("rdcp -r -P 22 a near:t/fil\tx", &["-r", "-P", "22", "a", "near:t/file", "x"]),
-    // What has control characters in its name, and what is not there.
+    // Names with control characters, and names that do not exist.
     ("rdcp near:t/esc\tx", &["near:t/escx"]),
     ("rdcp near:t/new\tx", &["near:t/newx"]),
     ("rdcp near:t/none\tx", &["near:t/nonex"]),
-    // A host that fails is not this one.
+    // Local files are not offered for a host that fails.
     ("rdcp broken:loc\tx", &["broken:locx"]),
     // Options and their values.
     ("rdcp --encr\talw\tx", &["--encrypt", "always", "x"]),
     ("rdcp --encrypt=alw\tx", &["--encrypt=always", "x"]),
     ("rdcp --no-boot\tx", &["--no-bootstrap", "x"]),
-    // Hidden.
+    // Hidden options are not completed.
     ("rdcp --boot\tx", &["--bootx"]),
-    // Files here.
+    // Local files.
     ("rdcp loc\tx", &["local file", "x"]),
     ("rdcp ./loc\tx", &["./local file", "x"]),
     ("rdcp --manifest loc\tx", &["--manifest", "local file", "x"]),
@@ -70,7 +70,7 @@ const CASES: &[Case] = &[
     ("rdrecv 1 k loc\tx", &["1", "k", "local file", "x"]),
 ];
 
-/// A home with hosts, one with files, and programs that tell what they are given.
+/// Makes a home with hosts, files, and programs that record their arguments.
 fn prepare() -> Scratch {
     let scratch = Scratch::new();
     let at = |name: &str| scratch.join(name);
@@ -97,7 +97,7 @@ fn prepare() -> Scratch {
         symlink(completions.join(format!("{name}.fish")), link).expect("a link");
     }
     symlink(PROGRAM, at("bin/rdma-pipe")).expect("a link");
-    // What is asked of which host, and whether it could ask the user something.
+    // Records what is asked of which host, and whether ssh could ask the user something.
     program(
         "ssh",
         "printf '%s\\n' \"$*\" >>\"$HOME/asked\"\n\
@@ -117,7 +117,7 @@ fn prepare() -> Scratch {
     scratch
 }
 
-/// A shell with our completions, at its prompt.
+/// Starts a shell with the project's completions, at its prompt.
 fn shell(scratch: &Scratch, shell: &str) -> Session {
     let completions = format!("{}/docs/completions", env!("CARGO_MANIFEST_DIR"));
     let (start, prepare) = match shell {
@@ -140,7 +140,7 @@ fn shell(scratch: &Scratch, shell: &str) -> Session {
     session
 }
 
-/// What the command was given.
+/// Returns the arguments that the command was given.
 fn told(scratch: &Scratch, limit: Duration) -> Option<Vec<String>> {
     let until = Instant::now() + limit;
     loop {
@@ -162,7 +162,8 @@ fn in_shell(name: &str, others: &[Case]) {
     let scratch = prepare();
     let mut session = shell(&scratch, name);
     for (line, expected) in CASES.iter().chain(others) {
-        // On a machine that is busy a host is given up after the second that a person waits.
+        // On a busy machine a host may be given up after the second that a user waits, so each
+        // line is tried several times.
         let mut last = None;
         let is_well = (0..4).any(|_| {
             session.type_in(&format!("{line}\n"));
@@ -171,10 +172,10 @@ fn in_shell(name: &str, others: &[Case]) {
         });
         assert!(is_well, "{name}: {line:?}: {last:?}, not {expected:?}");
     }
-    // Lists are shown without what a name could do to the terminal, and nothing that is typed or read is run.
+    // Lists are shown without anything that a name could do to the terminal, and nothing that is typed or read is run.
     session.type_in("rdcp near:t/\t\t\u{15}rdcp -oProxyCommand=x:t/\t\u{15}");
     if name != "zsh" {
-        // There a TAB expands first whatever can be, for any command.
+        // In zsh a TAB first expands whatever can be expanded, for any command.
         session.type_in("rdcp $(touch hacked):t/\t\u{15}rdcp \"`touch hacked`:t/\t\u{15}");
     }
     session.type_in("exit\n");
@@ -237,7 +238,7 @@ fn an_answer_comes_within_a_second_or_not_at_all() {
     command.env("PATH", format!("{}:/usr/bin:/bin", scratch.join("bin").display()));
     let begun = Instant::now();
     let output = command.output().expect("it runs");
-    // Beside the second, what a busy machine takes to start it.
+    // In addition to the second, a busy machine needs time to start the program.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert!(output.stdout == b"none\n" || output.stdout.is_empty(), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");

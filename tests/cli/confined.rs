@@ -1,11 +1,11 @@
-//! Under limits, and as all that runs in a container.
+//! Commands under resource limits, and as the only process of a container.
 
 use std::process::{Command, Stdio};
 
 use crate::rig::others::{NOBODY, as_user_by};
 use crate::rig::*;
 
-/// Not to be had without root, whose namespaces and other users these need.
+/// Whether the test can run. Namespaces and other users need root.
 fn is_root(name: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
@@ -14,7 +14,8 @@ fn is_root(name: &str) -> bool {
     is_root
 }
 
-/// `ulimit -v`, as batch systems set it: the C library, stacks and a pool for a long line must not take all of it from each other.
+/// With `ulimit -v`, as batch systems set it, the C library, stacks and a pool for a long line must
+/// leave room for each other.
 #[test]
 fn a_limit_on_addresses_leaves_room_for_all() {
     let input = noise(8 * CHUNK);
@@ -31,7 +32,7 @@ fn a_limit_on_addresses_leaves_room_for_all() {
     }
 }
 
-/// Signals that process 1 has no handler for never reach it.
+/// Signals for which process 1 has no handler never reach it.
 #[test]
 fn a_receiver_that_is_all_of_a_container_ends_when_it_is_asked_to() {
     if !is_root("process 1") {
@@ -63,7 +64,7 @@ fn without_room_for_threads_it_says_so() {
     command.args(["-r", "--manifest"]).args([&manifest, &scratch.join("tree"), &scratch.join("copy")]);
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
     for threads in [2, 3, 4] {
-        // A user of no other process: those would count.
+        // A user without other processes, because those would count.
         let line = as_user_by(&format!("prlimit --nproc={threads}:{threads}"), NOBODY - 7, scratch.path());
         let mut command = rdcp();
         command.arg("--check").args([&manifest, &scratch.join("copy")]);

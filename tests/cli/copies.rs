@@ -1,5 +1,4 @@
-//! What a person is shown of a copy: how far it is, what it came to, what is kept of one that was interrupted, and in which
-//! colours.
+//! What a user sees of a copy: its progress, its result, what is kept when it is interrupted, and colours.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +8,11 @@ use crate::rig::lab::Lab;
 use crate::rig::*;
 use crate::terminal::{CLEAR, Session};
 
-/// Files of a tree, in two directories, and the bytes of each.
+/// Number of files in a tree of two directories, and size of each in bytes.
 const FILES: usize = 300;
 const FILE_BYTES: usize = 60_000;
 
-/// A tree whose copy takes a second or two at this rate.
+/// A rate at which the copy of the tree takes a second or two.
 const RATE: &str = "8M";
 
 fn plant(lab: &Lab) {
@@ -32,18 +31,18 @@ fn run(command: &mut Command) -> Ended {
     Process::spawn(command.stdin(Stdio::null())).wait()
 }
 
-/// A path on a host, or on this one.
+/// Returns a path on a host, or on this one.
 fn at(lab: &Lab, host: &str, name: &str) -> String {
     let path = lab.join(name);
     if host.is_empty() { text(&path).to_owned() } else { format!("{host}:{}", text(&path)) }
 }
 
-/// The command line of a copy, for a shell.
+/// Returns the command line of a copy, for a shell.
 fn line(lab: &Lab, before: &str, arguments: &str) -> String {
     line_of("rdcp", lab, before, arguments)
 }
 
-/// The same of another command.
+/// Returns the command line of any command, for a shell.
 fn line_of(command: &str, lab: &Lab, before: &str, arguments: &str) -> String {
     let (rsh, home) = (lab.join("rsh"), lab.join("home"));
     format!(
@@ -53,12 +52,12 @@ fn line_of(command: &str, lab: &Lab, before: &str, arguments: &str) -> String {
     )
 }
 
-/// The lines that were drawn in one place.
+/// Returns the lines that were drawn in place.
 fn drawn(shown: &str) -> Vec<&str> {
     shown.split(CLEAR).filter_map(|drawn| drawn.strip_suffix('\r')).filter(|drawn| !drawn.is_empty()).collect()
 }
 
-/// What a command says stands above the lines of the hops, which are drawn in one place and taken away at the end.
+/// Messages stand above the lines of the hops, which are drawn in place and removed at the end.
 #[test]
 fn hops_of_a_pipeline_are_a_line_each() {
     let lab = Lab::new();
@@ -71,7 +70,7 @@ fn hops_of_a_pipeline_are_a_line_each() {
     for (at, pair) in pairs.into_iter().enumerate() {
         let (first, second) = pair.split_once("\r\n").expect("as many as there are rows");
         let are = |one: &str, other: &str| first.starts_with(one) && second.starts_with(other);
-        // A hop that is done may make room for the last.
+        // A finished hop may make room for the last.
         let is_later = at > 3 && are("h2 -> h3: ", "h3 -> ");
         assert!(is_later || are("h1 -> h2: ", "h2 -> h3: "), "{pair:?}");
         assert!(first.len() < 40 && second.len() < 40, "{pair:?}");
@@ -82,7 +81,7 @@ fn hops_of_a_pipeline_are_a_line_each() {
     assert!(end.lines().all(is_one), "{end:?}");
 }
 
-/// What a pipeline draws is gone before the first byte of its output, and takes nothing of that away.
+/// The lines drawn by a pipeline are removed before the first byte of its output, and no output is removed with them.
 #[test]
 fn output_on_the_terminal_stays() {
     let lab = Lab::new();
@@ -93,7 +92,7 @@ fn output_on_the_terminal_stays() {
     assert!(["wait", "said", "end"].iter().all(|word| after.contains(word)) && !after.contains(CLEAR), "{shown:?}");
 }
 
-/// As at a receiver.
+/// As for a receiver.
 #[test]
 fn what_is_no_text_is_not_put_out_on_a_terminal() {
     let lab = Lab::new();
@@ -129,7 +128,7 @@ fn a_tree_is_on_one_line_from_and_to_any_host() {
         let drawn = drawn(&shown);
         assert!(drawn.len() > 3, "{shown:?}");
         assert!(drawn.iter().all(|line| line.chars().count() < columns), "{columns}: {drawn:#?}");
-        // The walk of the source runs ahead, and after a second all has been counted.
+        // The walk of the source runs ahead, and after a second everything has been counted.
         let grows = if columns == 80 { "+ files  " } else { "+ " };
         assert!(drawn.iter().any(|line| line.contains(grows) && !line.contains(" %  ")), "{drawn:#?}");
         let whole = if columns == 80 { format!("/{FILES} files  ") } else { format!("/{FILES} ") };
@@ -141,7 +140,7 @@ fn a_tree_is_on_one_line_from_and_to_any_host() {
     }
 }
 
-/// Whatever goes somewhere else leaves room for a bar, and for a line that says what it came to; what is put out stands alone.
+/// A stream that does not go to the terminal has a progress bar and a final line. Output on the terminal stands alone.
 #[test]
 fn what_goes_to_no_terminal_has_a_bar() {
     let lab = Lab::new();
@@ -156,7 +155,7 @@ fn what_goes_to_no_terminal_has_a_bar() {
     let shown = pipe("cat >/dev/null");
     assert!(shown.contains("8.0 MiB in ") && shown.ends_with(" MB/s), verified\r\n"), "{shown:?}");
     assert!(shown.contains("MB/s (--bwlimit"), "{shown:?}");
-    // What is put out is whole, and nothing is drawn from then on.
+    // The output is complete, and nothing is drawn after it has begun.
     let shown = pipe("sha256sum");
     let (_, behind) = shown.split_once("  -\r\n").unwrap_or_else(|| panic!("{shown:?}"));
     assert!(!behind.contains("MB/s"), "{shown:?}");
@@ -182,7 +181,7 @@ fn names_do_nothing_to_the_terminal() {
     assert!(!shown.replace(CLEAR, "").contains(['\u{1b}', '\u{7}', '\u{202e}']), "{shown:?}");
 }
 
-/// One line on a terminal; elsewhere only where it is asked for.
+/// The final line appears on a terminal, and elsewhere only if it is asked for.
 #[test]
 fn the_last_line_is_for_terminals() {
     let lab = Lab::new();
@@ -224,7 +223,7 @@ fn what_failed_is_in_the_last_line() {
 #[test]
 fn what_an_interrupted_copy_keeps_is_said_and_resumed() {
     let lab = Lab::new();
-    // Like ssh: the interrupt key reaches what carries the channel, and not the agent.
+    // As with ssh, the interrupt key reaches the processes that carry the channel, but not the agent.
     lab.script("carrier", "cat | setsid sh -c \"exec $2\" | cat");
     fs::write(lab.join("file"), noise(80 * CHUNK)).expect("a file");
     fs::write(lab.join("small"), noise(40 * CHUNK)).expect("a file");
@@ -272,7 +271,7 @@ fn errors_are_red_where_that_is_wanted() {
     }
     let piped = |option: &str| run(rdcp().args([option, "/nonexistent", "/tmp/copy"])).stderr;
     assert!(piped("--color=always").starts_with(RED) && !piped("--color=auto").contains('\u{1b}'));
-    // Each command has it, and clap's help as well.
+    // Each command has the option, and it applies to clap's help too.
     for name in ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdsh", "rdperf", "rddoctor"] {
         for (when, is_coloured) in [("always", true), ("never", false), ("auto", false)] {
             let mut command = Command::new(PROGRAM);
@@ -282,7 +281,7 @@ fn errors_are_red_where_that_is_wanted() {
     }
 }
 
-/// Files are known beforehand, a tree after a walk, a stream never.
+/// The total is known beforehand for files, after a walk for a tree, and never for a stream.
 #[test]
 fn progress_for_programs() {
     let lab = Lab::new();

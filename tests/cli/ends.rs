@@ -1,4 +1,4 @@
-//! How the two ends end together: by signals, by a killed peer, by a closed output.
+//! How the two ends end together: after signals, a killed peer, or a closed output.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -70,7 +70,7 @@ fn a_signal_while_the_sink_stands_still() {
     }
 }
 
-/// The session is over, and its report waits for somebody to read it.
+/// The session is over, and its report cannot be written until the pipe is read.
 #[test]
 fn a_signal_while_nobody_reads_the_report() {
     let scratch = Scratch::new();
@@ -163,7 +163,7 @@ fn a_closed_output_ends_both_with_141() {
 #[test]
 fn a_peer_that_stops_is_not_waited_for_by_who_wants_to_end() {
     let mut flowing = flowing(&[], &[]);
-    // Without a word, unlike ^Z.
+    // Without telling the peer, unlike ^Z.
     flowing.recv.signal(Signal::STOP);
     flowing.send.signal(Signal::TERM);
     flowing.send.wait().expect(143).within(SOON);

@@ -1,4 +1,5 @@
-//! Sources and destinations: published whole or not at all, and every failure with its code, its path and its cause.
+//! Sources and destinations: files are published completely or not at all, and every failure has
+//! its code, path and cause.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -107,7 +108,7 @@ fn devices_and_fifos_are_written_as_they_are() {
     assert!(!Path::new("/dev/null").metadata().expect("there").is_file());
 }
 
-/// After a failed transfer: the file that was there is the same one, and nothing else is.
+/// Makes a transfer fail. The file at the destination must still be the same, and no other file may be left.
 #[track_caller]
 fn failed_transfer(break_it: impl FnOnce(&Path, &Process, &Process), codes: (i32, i32)) -> (Ended, Ended) {
     let scratch = Scratch::new();
@@ -189,7 +190,7 @@ fn a_source_that_is_given_a_name() {
 
 #[test]
 fn a_source_with_read_errors() {
-    // Reading address 0 of a process's memory is an I/O error. The size of the file says nothing.
+    // Reading address 0 of a process's memory gives an I/O error. The size of the file means nothing.
     let scratch = Scratch::new();
     let target = scratch.file("target", b"old");
     let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
@@ -222,7 +223,7 @@ fn a_destination_that_is_full() {
 
 #[test]
 fn a_destination_that_becomes_too_large() {
-    // Like a quota: an error in mid-stream that has nothing to do with the first write.
+    // Like a quota: an error in mid-stream that is unrelated to the first write.
     let scratch = Scratch::new();
     let target = scratch.file("target", b"old");
     let mut command = rdrecv();
@@ -258,7 +259,7 @@ fn a_killed_receiver_leaves_the_old_file_and_its_partial_is_removed() {
 #[test]
 fn two_receivers_of_one_file() {
     let scratch = Scratch::new();
-    // For longer than the second one waits in case the first has just been killed.
+    // The transfer takes longer than the second receiver waits in case the first has just been killed.
     let input = noise(32 << 20);
     let source = scratch.file("source", &input);
     let target = scratch.join("target");
@@ -272,7 +273,7 @@ fn two_receivers_of_one_file() {
     same(&std::fs::read(&target).expect("the first one's"), &input);
 }
 
-/// A limit of this process, where the signal would end it before it could tell.
+/// A resource limit of the process, whose signal would kill the process before it could report the failure.
 #[test]
 fn a_file_that_may_not_grow_so_long() {
     let scratch = Scratch::new();

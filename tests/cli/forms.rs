@@ -1,4 +1,4 @@
-//! The forms of the two command lines: where data, KEY and PORT come from.
+//! Forms of the two command lines: the origin of data, KEY and PORT.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::rig::*;
 
-/// What a shell counts the length of a core file in.
+/// Unit in which a shell gives the size limit of core files, in bytes.
 const CORE_BLOCK: u64 = 512;
 
 #[test]
@@ -55,7 +55,7 @@ fn a_file_as_standard_input_is_sent_from_its_offset() {
     let output = drain(recv.stdout());
     let mut command = rdsend();
     command.args(["127.0.0.1", &port.to_string(), KEY]);
-    // The shell's `read` takes the first line; a pipe or a file read by the byte leaves the rest to rdsend.
+    // Another command takes the beginning of the file, as a shell's `read` would, and leaves the rest to rdsend.
     let mut command = in_shell("head -c 5 >/dev/null; exec \"$@\"", &command);
     let mut file = std::fs::File::open(&source).expect("just made");
     std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(100)).expect("a regular file");
@@ -63,7 +63,7 @@ fn a_file_as_standard_input_is_sent_from_its_offset() {
     send.wait().expect(0);
     recv.wait().expect(0);
     let output = output.join().expect("no panic");
-    // head may have read ahead; it then seeks back. Either way what is sent is a tail of the file.
+    // head may have read ahead, and then seeks back. In either case rdsend sends a tail of the file.
     assert!(output.len() > 2 * CHUNK && output.len() <= input.len() - 100, "{}", output.len());
     same(&output, &input[input.len() - output.len()..]);
 }
@@ -97,7 +97,7 @@ fn generated_keys_differ_from_run_to_run() {
     assert_eq!(keys.len(), 4);
 }
 
-/// Runs a pair with these commands, which have all but the sender's HOST and PORT; checks one small stream.
+/// Runs a pair with these commands, which lack only the sender's HOST and PORT, and checks a small stream.
 #[track_caller]
 fn pair(recv: &mut std::process::Command, send: impl FnOnce(u16) -> std::process::Command) {
     let input = noise(70_000);
@@ -119,8 +119,8 @@ fn key_from_the_environment() {
     });
 }
 
-/// Not even another program of the same user may look into an end, nor is there a core file. That other programs may be looked
-/// into, as the same files say, shows that they are not the system's for everybody.
+/// Not even another program of the same user may read the memory of an end, and an end writes no core file. The same
+/// /proc files of an ordinary program show that this does not hold for every process on the system.
 #[test]
 fn the_memory_of_an_end_is_its_own() {
     use std::os::unix::fs::MetadataExt;
@@ -140,7 +140,7 @@ fn the_memory_of_an_end_is_its_own() {
         let mut shell = in_shell(&line, command);
         Process::spawn(shell.stdin(Stdio::piped()).stdout(Stdio::null()))
     };
-    // It says so as soon as it runs.
+    // Reported as soon as the program runs.
     let other = start(std::process::Command::new("sh").args(["-c", "echo runs >&2; read line"]));
     other.line_with("runs");
     assert_eq!(seen(&other), (others::NOBODY, format!("{0} {0}", 4096 * CORE_BLOCK)));
@@ -175,7 +175,7 @@ fn key_from_a_file_and_from_a_descriptor() {
     let key_file = scratch.file("key", format!("{KEY}\r\nsecond line\n").as_bytes());
     let target = scratch.join("target");
     let source = scratch.file("source", b"one two three");
-    // With --key-file KEY is no positional: the second one is FILE.
+    // With --key-file, KEY is not a positional argument, so the second one is FILE.
     let mut command = rdrecv();
     command.arg("--key-file").arg(&key_file).arg("0").arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
     let mut recv = Process::spawn(&mut command);

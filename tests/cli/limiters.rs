@@ -1,5 +1,5 @@
-//! Who limits: each part of a transfer in turn is made the bottleneck, and both ends account for their time. The slow part
-//! is far slower than any other on a busy machine, so that it is waited for nearly all of the time.
+//! Which part limits a transfer: each part in turn is made the bottleneck, and both ends account for their time. The
+//! slow part is far slower than any other part on a busy machine, so it is waited for nearly all of the time.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use crate::rig::lab::Lab;
 use crate::rig::*;
 
-/// What a slow part takes at once, and how long it then waits: 6.5 MB/s at most.
+/// Number of bytes that a slow part takes at once, and how long it then waits: at most 6.5 MB/s.
 const PIECE: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Share of the time that the bottleneck is waited for at least.
+/// Minimum share of the time for which the bottleneck is waited for.
 const MOST: f64 = 0.7;
 
-/// Writes slowly, in a thread of its own.
+/// Writes slowly in a separate thread.
 fn trickle(mut pipe: impl Write + Send + 'static, bytes: Vec<u8>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for piece in bytes.chunks(PIECE) {
@@ -27,7 +27,7 @@ fn trickle(mut pipe: impl Write + Send + 'static, bytes: Vec<u8>) -> JoinHandle<
     })
 }
 
-/// Reads slowly, in a thread of its own.
+/// Reads slowly in a separate thread.
 fn sip(mut pipe: ChildStdout) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE]);
@@ -39,12 +39,12 @@ fn sip(mut pipe: ChildStdout) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// What an end has reported.
+/// The report of an end.
 struct Told(serde_json::Value);
 
 impl Told {
     fn of(ended: &Ended) -> Self {
-        // rdcp tells of its progress before.
+        // rdcp prints reports of its progress before the final one.
         let line = ended.expect(0).stderr.lines().rfind(|line| line.starts_with('{')).expect("a report");
         let told = Self(serde_json::from_str(line).expect("JSON"));
         let (seconds, all) = (told.0["seconds"].as_f64().expect("a number"), told.total());
@@ -56,12 +56,13 @@ impl Told {
         self.0["wait_seconds"].as_object().expect("times").values().filter_map(|seconds| seconds.as_f64()).sum()
     }
 
-    /// The share of these of all the time.
+    /// Returns the share of these waits in the total time.
     fn share(&self, names: &[&str]) -> f64 {
         names.iter().map(|name| self.0["wait_seconds"][name].as_f64().expect("a number")).sum::<f64>() / self.total()
     }
 
-    /// This is named, and was waited for most of the time; what the ceiling is follows from that.
+    /// Checks that this part is named, and was waited for most of the time. The stated maximum rate
+    /// must follow from its share.
     #[track_caller]
     fn names(&self, name: &str) {
         let limiter = &self.0["limiter"];
@@ -76,7 +77,7 @@ impl Told {
     }
 }
 
-/// Sends `input` as a stream at full speed; what both ends have reported.
+/// Sends `input` as a stream at full speed, and returns the reports of both ends.
 #[track_caller]
 fn stream(send_options: &[&str], recv_options: &[&str], bytes_per_second: Option<u64>, input: Vec<u8>) -> [Told; 2] {
     let (mut recv, port) = start_recv(&[&["--json-fd=2"], recv_options].concat(), None);
@@ -102,7 +103,7 @@ fn a_slow_source() {
     same(&output.join().expect("no panic"), &input);
     let [sender, receiver] = [Told::of(&send), Told::of(&recv)];
     sender.names("source");
-    // It has no way to know why nothing comes.
+    // The receiver cannot know why nothing arrives.
     receiver.names("wire");
     assert!(receiver.share(&["sink", "cpu"]) < 0.2, "{}", receiver.0);
     assert!(send.stderr.contains("\nlimited by the source, for "), "{}", send.stderr);
@@ -156,13 +157,13 @@ fn a_lane_that_reads_and_seals_itself() {
     command
         .args(["--json-fd=2", "--encrypt", "always", "--compress", "off", "127.0.0.1", &port.to_string(), KEY])
         .arg(source);
-    // There is no processor besides the one of the lanes.
+    // The lanes and everything else share one processor.
     let mut command = in_shell("exec taskset -c 0 \"$@\"", &command);
     let sender = Told::of(&Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait());
     recv.wait().expect(0);
     same(&output.join().expect("no panic"), &input);
     for name in ["source", "cpu"] {
-        // On a busy machine most of the time is the other end's.
+        // On a busy machine the other end takes most of the time.
         assert!(sender.share(&[name]) > 0.0, "{name}: {}", sender.0);
     }
 }
@@ -184,7 +185,7 @@ fn a_rate_limit_on_a_file() {
     Told::of(&recv.wait()).names("wire");
 }
 
-/// Short words in no order: what shrinks, but takes a compressor longest to find out how.
+/// Returns short words in random order: compressible, but in the way that takes a compressor longest.
 fn words(length: usize) -> Vec<u8> {
     let mut random = Random::new(1);
     let mut word = || {
@@ -203,12 +204,12 @@ fn words(length: usize) -> Vec<u8> {
 #[test]
 fn slow_processors() {
     let scratch = Scratch::new();
-    // On a fast processor too more than the half second from which the line is written.
+    // Even on a fast processor this takes longer than the half second from which the line is written.
     let source = scratch.file("source", &words(8 << 20).repeat(48));
     let (mut recv, port) = start_recv(&["--json-fd=2"], Some(Path::new("/dev/null")));
     let mut command = rdsend();
     command.args(["--json-fd=2", "-v", "--compress", "zstd", "--lanes", "1", "127.0.0.1", &port.to_string(), KEY]);
-    // One processor for all of it, the first that we may use.
+    // A single processor for everything: the first allowed one.
     let line = "cpu=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\\([0-9]*\\).*/\\1/p' /proc/self/status); \
         exec taskset -c \"$cpu\" \"$@\"";
     let mut slow = in_shell(line, command.arg(&source));
@@ -220,7 +221,7 @@ fn slow_processors() {
     assert!(receiver.share(&["wire"]) > 0.4 && receiver.share(&["sink"]) < 0.2, "{}", receiver.0);
 }
 
-/// rdcp knows what both ends know: the sender alone would say that it waits for the receiver.
+/// rdcp has the knowledge of both ends. The sender alone would report that it waits for the receiver.
 #[test]
 fn a_copy_names_the_end_that_is_slow() {
     let lab = Lab::new();
@@ -251,7 +252,7 @@ fn a_copy_names_the_end_that_is_slow() {
 
 #[test]
 fn progress_tells_what_limits_now() {
-    // A line every five seconds where there is no terminal.
+    // A line every five seconds if there is no terminal.
     let (mut recv, port) = start_recv::<&str>(&[], None);
     let output = drain(recv.stdout());
     let mut send = start_send(&["--progress", "--bwlimit", "2M"], port, None);

@@ -1,5 +1,5 @@
-//! The commands as a user runs them: two processes on one machine over loopback, no privileges needed, but for
-//! what says that it was not run.
+//! The commands as a user runs them: two processes on one machine over loopback. Tests that need privileges
+//! report that they were not run.
 
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -1,14 +1,14 @@
-//! What a session keeps of the memory that it once needed.
+//! How much of its memory a session keeps after a burst.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use crate::rig::*;
 
-/// More than both buffers and the sockets between them hold.
+/// More bytes than both buffers and the sockets between them hold.
 const BURST_BYTES: usize = 100 << 20;
 
-/// Memory of a process that is not a file's, once that is as it should be.
+/// Waits until the process's anonymous memory, in MiB, is right.
 #[track_caller]
 fn wait_until(process: &Process, what: &str, is_right: impl Fn(u64) -> bool) {
     let start = Instant::now();
@@ -31,7 +31,7 @@ fn what_a_burst_has_needed_goes_back_while_nothing_comes() {
         input.write_all(&vec![1; BURST_BYTES]).expect("taken");
         input
     });
-    // Nobody reads what comes out.
+    // The output is not read yet.
     wait_until(&send, "the sender's buffer fills", |mib| mib >= 16);
     wait_until(&recv, "the receiver's buffer fills", |mib| mib >= 16);
     std::io::copy(&mut output.by_ref().take(BURST_BYTES as u64), &mut std::io::sink()).expect("all of it");

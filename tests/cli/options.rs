@@ -1,4 +1,4 @@
-//! What the options do, as far as one machine can show it.
+//! Effects of the options, as far as one machine can show them.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::rig::*;
 use crate::usage::ended;
 
-/// Bytes that went through a counting proxy from sender to receiver, for an input and options.
+/// Returns the number of bytes that went from sender to receiver through a counting proxy, for an input and options.
 #[track_caller]
 fn wire_bytes(send_options: &[&str], recv_options: &[&str], input: &[u8]) -> u64 {
     let (mut recv, port) = start_recv(recv_options, None);
@@ -61,7 +61,7 @@ fn automatic_compression_sets_in_when_the_link_is_slow() {
 #[test]
 fn encryption_as_asked_for_and_what_auto_makes_of_it() {
     let input = text(2 * CHUNK);
-    // On loopback both addresses are our own, so `auto` does not encrypt.
+    // On loopback both addresses belong to this host, so `auto` does not encrypt.
     let table = [
         ("auto", "auto", false),
         ("always", "auto", true),
@@ -92,14 +92,14 @@ fn always_against_never_is_refused_at_both_ends() {
     let (mut recv, port) = start_recv(&["--encrypt", "never", "--wait", "2"], None);
     let mut send = start_send(&["--encrypt", "always"], port, None);
     send.wait().expect(3).one_line("rdsend", &["--encrypt", "always", "never"]).within(SOON);
-    // The receiver says so and waits for another one.
+    // The receiver reports that, and waits for another sender.
     recv.line_with("--encrypt");
     recv.wait().expect(3);
 }
 
 #[test]
 fn rdma_without_a_device_is_refused_and_preferring_it_falls_back() {
-    // Where there is a device this proves nothing; hosts.rs has hosts that surely have none.
+    // On a host with a device this proves nothing. The hosts of hosts.rs certainly have none.
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
         return eprintln!("this machine has an RDMA device");
     }
@@ -117,7 +117,7 @@ fn lanes_as_asked_for() {
     for (ours, theirs, lanes) in [("1", "1", 1), ("4", "4", 4), ("4", "1", 1), ("16", "16", 16)] {
         let both = transfer(&["--json-fd=2", "--lanes", ours], &["--json-fd=2", "--lanes", theirs], &input);
         both.well(&input);
-        // Lanes beside the first come up while data flows; a short stream may be over before the last of them has.
+        // Further lanes come up while data flows. A short stream may be over before the last of them is up.
         for ended in [&both.send, &both.recv] {
             let used = ended.report()["lanes"].as_u64().expect("a number");
             assert!((1..=lanes).contains(&used), "{ours} {theirs}: {used}");
@@ -201,7 +201,7 @@ fn the_report_has_every_field() {
 #[test]
 fn the_report_tells_what_limits() {
     let mut send_report = None;
-    // A source that pauses, then a sink that does.
+    // A source that pauses, then a sink that pauses.
     let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
     let mut send = start_send(&["--json-fd=2"], port, None);
@@ -284,7 +284,7 @@ fn the_connect_timeout_is_ten_seconds_by_default() {
     assert!((9.5..13.0).contains(&seconds), "{seconds}");
 }
 
-/// Nothing that is moved is overwritten by a report, nor is one report by another.
+/// A report never overwrites data that is moved, or another report.
 #[test]
 fn a_report_is_a_file_of_its_own() {
     let scratch = Scratch::new();
@@ -326,18 +326,18 @@ fn a_report_is_a_file_of_its_own() {
     let command = in_shell("\"$@\" | cat", command.args(["--json=/dev/stdout", "0", KEY]));
     let output = { command }.stderr(Stdio::piped()).output().expect("run");
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard output as well"), "{output:?}");
-    // What comes into DST, and the report that standard output is.
+    // A file to be written in DST, and the file that standard output is.
     refused(rdcp(), &["--json=tree/source", "source", "tree"], "rdcp", &["--json tree/source", "what DST gets"]);
     let mut command = rdcp();
     let command = in_shell("\"$@\" >page.html", command.args(["--json=-", "--report=page.html", "source", "copy"]));
     refused(command, &[], "rdcp", &["--report page.html", "--json"]);
-    // Lines of ours and a report may come by one pipe.
+    // A report may share a pipe with other lines.
     let mut command = rdcp();
     let command =
         in_shell("\"$@\" 2>&1 | cat", command.args(["-r", "--itemize-changes", "--json-fd=2", "source", "copy"]));
     let output = { command }.current_dir(scratch.path()).output().expect("run");
     assert!(String::from_utf8_lossy(&output.stdout).contains("\"event\":\"end\""), "{output:?}");
-    // What is no file may be several things.
+    // A special file may be used for several purposes.
     let target = scratch.join("target");
     let (mut recv, port) = start_recv(&["--json=/dev/null"], Some(&target));
     start_send(&["--json=/dev/null"], port, Some(Path::new("/dev/null"))).wait().expect(0);
@@ -355,7 +355,7 @@ fn the_report_goes_where_no_data_goes() {
     ended(rdpipe().args(["--json-fd", "9", "true"])).expect(1).one_line("rdpipe", &["--json-fd 9", "errno 9"]);
     let both = rdpipe().args(["--json-fd", "1", "--json=it", "true"]).output().expect("run");
     assert_eq!(both.status.code(), Some(1));
-    // A descriptor that this process was handed.
+    // A descriptor passed to the process.
     let report = scratch.join("report");
     let mut given = rdpipe();
     let ran = in_shell(&format!("exec 3>{}; \"$@\"", report.display()), given.args(["--json-fd=3", "echo data"]))
@@ -365,7 +365,7 @@ fn the_report_goes_where_no_data_goes() {
     let told: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("one object");
     assert_eq!((told["schema"].as_u64(), told["event"].as_str()), (Some(1), Some("end")));
-    // The sender's standard output is free, and has nothing but the report.
+    // The sender's standard output is free, and gets nothing but the report.
     let target = scratch.join("target");
     let (mut recv, port) = start_recv(&["--json=/dev/null"], Some(&target));
     let mut send = rdsend();

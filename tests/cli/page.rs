@@ -1,4 +1,5 @@
-//! `--report FILE.html`: a page whose numbers are those of `--json`, also of a run that fails, and of nothing else.
+//! `--report FILE.html`: a page with the same numbers as `--json`, even for a failed run, and without
+//! references to other files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,14 +14,14 @@ use serde_json::Value;
 use crate::rig::lab::Lab;
 use crate::rig::*;
 
-/// What a page has: all of its text, and the numbers that programs can read, by class.
+/// The contents of a page: all of its text, and its machine-readable numbers by class.
 struct Page {
     text: String,
     numbers: BTreeMap<String, Vec<String>>,
 }
 
 impl Page {
-    /// Reads one with an XML parser.
+    /// Reads a page with an XML parser.
     #[track_caller]
     fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -57,7 +58,7 @@ impl Page {
         self.numbers[class][at].parse().unwrap_or_else(|_| panic!("{class}: {:?}", self.numbers))
     }
 
-    /// The numbers of a transfer, or a hop.
+    /// Checks the numbers of a transfer or hop.
     #[track_caller]
     fn equals(&self, at: usize, told: &Value) {
         for (class, key) in [("bytes", "bytes"), ("seconds", "seconds"), ("gb-per-s", "gb_per_s"), ("lanes", "lanes")] {
@@ -72,7 +73,7 @@ fn run(mut command: Command, arguments: &[OsString]) -> Ended {
     Process::spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
-/// Each line of a report.
+/// Returns the lines of a report.
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).expect("a report");
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -112,7 +113,7 @@ fn a_copy_that_fails_writes_one_too() {
     let page = Page::read(&lab.join("page.html"));
     assert!(ended.code > 0 && page.number("exit", 0) == f64::from(ended.code), "{}", ended.stderr);
     page.has(&["none/such", "No data was moved", "u{1b}"]);
-    // And where there is no host at all.
+    // If the host does not exist at all.
     let mut command = rdcp();
     command.current_dir(lab.0.path()).args(["--rsh", "false"]);
     let ended = run(command, &words(&["--report=lost.html", name, "h1:x"]));
@@ -138,7 +139,7 @@ fn a_page_that_cannot_be_written_or_would_be_copied_is_refused_at_first() {
         ended.expect(1).one_line("rdcp", &[part]);
         assert!(!lab.join("copy").exists(), "{file}");
     }
-    // Beside what is copied it may be, not in it.
+    // The page may be beside the copy, but not in it.
     let arguments = words(&["-r", "--report", "there/page.html", "src", "there"]);
     run(lab.command(rdcp(), "rsh", AGENT), &arguments).expect(0);
     Page::read(&lab.join("there/page.html")).has(&["within the host", "nothing was compared"]);

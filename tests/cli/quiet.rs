@@ -1,4 +1,5 @@
-//! Nothing moves for longer than a lane lives without a sign of life (5 s): no harm done, and no connection replaced.
+//! No data moves for longer than the 5 s after which a silent lane is dead: no harm is done, and
+//! no connection is replaced.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -51,7 +52,7 @@ fn what_a_quiet_source_has_given_arrives_without_the_rest() {
 
 #[test]
 fn what_was_given_in_a_hurry_arrives_without_the_rest() {
-    // The last bytes before the pause are read while chunks wait for the wire; they must not stay behind.
+    // The last bytes before the pause are read while chunks wait for the wire. They must not be left behind.
     let (mut recv, port) = start_recv(&["--buffer", "1M"], None);
     let mut output = recv.stdout();
     let mut send = start_send(&["--buffer", "16M"], port, None);
@@ -82,7 +83,7 @@ fn what_was_given_in_a_hurry_arrives_without_the_rest() {
 }
 
 fn a_sink_that_stands_still_for(pause: Duration) {
-    // Far more than what the pools and the sockets hold, so that the sender stands still too.
+    // Far more than the pools and sockets hold, so that the sender comes to a halt too.
     let input = noise(24 * CHUNK);
     let (mut recv, port) = start_recv(&["--json-fd=2", "--buffer", "2M"], None);
     let mut output = recv.stdout();
@@ -108,7 +109,7 @@ fn a_sink_that_stands_still_past_the_reconnect_window() {
     a_sink_that_stands_still_for(Duration::from_secs(37));
 }
 
-/// ^Z at one end in mid-stream and, after a while, `fg`.
+/// Sends ^Z to one end in mid-stream and, after a while, `fg`.
 fn stopped_for(stop_sender: bool, pause: Duration) {
     let input = noise(16 * CHUNK);
     let (mut recv, port) = start_recv(&["--json-fd=2"], None);
@@ -150,13 +151,13 @@ fn stopped_twice_and_ended_while_stopped() {
         flowing.send.await_stopped(true);
         flowing.send.signal(Signal::CONT);
         flowing.send.await_stopped(false);
-        // It flows again for a while.
+        // Data flows again for a while.
         std::thread::sleep(Duration::from_millis(400));
         assert_ne!(flowing.send.state(), 'T');
     }
     flowing.send.signal(Signal::TSTP);
     flowing.send.await_stopped(true);
-    // The other end can be ended meanwhile.
+    // The other end can be ended in the meantime.
     flowing.recv.signal(Signal::INT);
     flowing.recv.wait().expect(130).within(SOON);
     flowing.send.signal(Signal::CONT);
@@ -166,7 +167,7 @@ fn stopped_twice_and_ended_while_stopped() {
 
 #[test]
 fn a_process_stopped_without_warning() {
-    // SIGSTOP cannot be told to the peer. The lane may be replaced; bytes and ends must be right.
+    // SIGSTOP cannot be announced to the peer. The lane may be replaced, but bytes and outcomes must be right.
     for stop_sender in [true, false] {
         let input = noise(8 * CHUNK);
         let (mut recv, port) = start_recv::<&str>(&[], None);

@@ -1,4 +1,4 @@
-//! Settings in files, as a user has them.
+//! Settings in a user's files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use crate::rig::lab::Lab;
 use crate::rig::*;
 
-/// The variable that keeps other tests from this machine's files.
+/// Variable by which other tests avoid this machine's files.
 const FILE: &str = "RDMA_PIPE_CONFIG";
 
 fn ended(command: &mut Command) -> Ended {
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
-/// A file of settings among a user's.
+/// Makes a settings file in a user's configuration directory.
 fn own(scratch: &Scratch, text: &str) -> std::path::PathBuf {
     fs::create_dir_all(scratch.join("config/rdma-pipe")).expect("directories");
     scratch.file("config/rdma-pipe/config.toml", text.as_bytes())
@@ -117,7 +117,7 @@ fn a_file_that_cannot_be_taken_is_one_line_and_nothing_is_done() {
     let path = own(&scratch, "lanes = 4\n");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
     run(&path, &["may be written by others; type: chmod go-w ", "config.toml"]);
-    // Help is had all the same.
+    // Help is printed even so.
     let mut command = rdcp();
     ended(command.env(FILE, &path).arg("--help")).expect(0);
 }
@@ -133,7 +133,7 @@ fn no_file_is_read_on_other_hosts() {
     let mut command = lab.command(rdcp(), "unset", AGENT);
     ended(command.arg(lab.join("source")).arg(lab.there("h1", "copy"))).expect(0);
     assert_eq!(fs::read(lab.join("copy")).expect("a copy"), b"x");
-    // By the caller it is.
+    // The caller reads the file.
     let mut command = lab.command(rdcp(), "unset", AGENT);
     command.env_remove(FILE).env_remove("XDG_CONFIG_HOME");
     ended(command.arg(lab.join("source")).arg(lab.there("h1", "again"))).expect(1).one_line("rdcp", &["lanse"]);

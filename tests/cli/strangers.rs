@@ -1,4 +1,4 @@
-//! Peers that are not the right one: they cost little, keep nobody out, and learn nothing.
+//! Peers other than the right one: they cost little, keep no other peer out, and learn nothing.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -14,10 +14,10 @@ use rustix::process::Signal;
 use crate::rig::holder::Holder;
 use crate::rig::*;
 
-/// What any number of strangers may cost the listener, in KiB; the contract says 64 MiB.
+/// Maximum memory that any number of strangers may cost the listener, in KiB. The contract says 64 MiB.
 const COST_KIB_MAX: u64 = 8 << 10;
 
-/// How long the right peer may take to get in and be served.
+/// Maximum time for the right peer to be admitted and served.
 const TRUE_PEER_MAX: Duration = Duration::from_secs(2);
 
 fn connect(port: u16) -> TcpStream {
@@ -26,7 +26,7 @@ fn connect(port: u16) -> TcpStream {
     stream
 }
 
-/// The right peer comes and is served.
+/// Checks that the right peer is served.
 #[track_caller]
 fn serves(recv: &mut Process, port: u16, key: &str) {
     let start = Instant::now();
@@ -77,7 +77,7 @@ fn a_second_sender_is_told_that_the_receiver_is_busy() {
         let ended = start_send::<&str>(&[], port, None).wait();
         ended.expect(3).one_line("rdsend", &["busy", &format!("127.0.0.1:{port}")]).within(Duration::from_secs(1));
     }
-    // With a wrong key it is not even told that.
+    // A peer with a wrong key is not even told that.
     let mut command = rdsend();
     command.args(["127.0.0.1", &port.to_string(), "wrong"]).stdin(Stdio::null()).stdout(Stdio::null());
     Process::spawn(&mut command).wait().expect(2);
@@ -135,7 +135,7 @@ fn a_slow_peer_has_five_seconds_in_all() {
     let (mut recv, port) = start_recv::<&str>(&[], None);
     let mut stream = connect(port);
     let start = Instant::now();
-    // A byte now and then would keep a deadline on each read alive for ever.
+    // A byte from time to time would keep a deadline for each read from ever passing.
     let hello = with_length(&hello("slow"));
     let mut closed = false;
     for byte in hello.iter().cycle().take(40) {
@@ -160,7 +160,7 @@ fn five_hundred_half_open_peers() {
     let peers: Vec<TcpStream> = (0..500)
         .map(|number| {
             let mut stream = connect(port);
-            // Nothing at all, a part of the length, a part of the message, all but a byte of it.
+            // Nothing, a part of the length, a part of the message, or all but one byte.
             let sent = [0, 1, hello.len() / 2, hello.len() - 1][number % 4];
             let _ = stream.write_all(&hello[..sent]);
             stream
@@ -178,7 +178,7 @@ fn hello(key: &str) -> Vec<u8> {
     connect_first(&key, SessionId::random(&mut rng()), &mut rng()).1
 }
 
-/// Plays the handshake to its third message with a wrong key.
+/// Plays the handshake up to its third message with a wrong key.
 fn wrong_key_peer(port: u16) -> TcpStream {
     let mut stream = connect(port);
     let _ = stream.write_all(&with_length(&hello("wrong")));
@@ -209,7 +209,7 @@ fn five_hundred_wrong_guesses_at_a_generated_key() {
 fn a_hundred_wrong_guesses_at_a_persons_key() {
     let (mut recv, port) = start_recv::<&str>(&[], None);
     for number in 0..99 {
-        // The right peer does not count, though it comes in between; it wants what it cannot have.
+        // The right peer in between does not count as a guess, even though its offer cannot be accepted.
         if number == 50 {
             let _ = Holder::with_key(port).offer(Role::Receiver);
             recv.line_with("one must send");
@@ -227,7 +227,7 @@ fn a_hundred_wrong_guesses_at_a_persons_key() {
 
 #[test]
 fn a_version_that_is_not_ours_is_named() {
-    // The version stands in clear; a listener answers with its own and says no more.
+    // The version is sent in clear. A listener answers with its own version and nothing else.
     let (mut recv, port) = start_recv::<&str>(&[], None);
     let mut stream = connect(port);
     let mut hello = hello("any");
@@ -278,11 +278,11 @@ fn a_listener_that_says_nothing() {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let port = listener.local_addr().expect("bound").port();
     let ended = start_send(&["--connect-timeout", "1"], port, None).wait();
-    // The five seconds of an attempt that has been accepted are let pass.
+    // An attempt that was accepted is allowed its five seconds.
     ended.expect(3).one_line("rdsend", &[&format!("127.0.0.1:{port}")]).within(Duration::from_secs(7));
 }
 
-/// A sender that has been served, of which some bytes have come and more will.
+/// A sender that is being served. Some bytes have arrived, and more will follow.
 struct Served {
     recv: Process,
     send: Process,
@@ -297,7 +297,7 @@ impl Served {
         let mut input = send.stdin();
         input.write_all(b"one, ").expect("a pipe");
         let mut first = [0; 5];
-        // Its lanes are up, all of them.
+        // Waits until all of its lanes are up.
         for lane in 1..=2 {
             let until = Instant::now() + PATIENCE;
             while recv.stderr().matches("connection: ").count() < lane {
@@ -339,13 +339,13 @@ fn a_lane_of_a_refused_session_joins_no_other() {
 fn the_end_of_a_refused_sessions_lanes_does_not_reach_the_next() {
     let (mut recv, port) = start_recv(&["-v"], None);
     let mut refused = Holder::with_key(port);
-    // Such as the next session will have, too.
+    // With the same numbers as the lanes of the next session.
     let _lanes = [(0, 1), (1, 1), (1, 2)].map(|(index, generation)| refused.lane(index, generation));
-    // Accepted by now: the listener sees to its peers one after another.
+    // The listener handles its peers one after another, so the lanes above have been accepted now.
     drop(refused.half_lane(2, 1));
     let _ = refused.offer(Role::Receiver);
     recv.line_with("one must send");
-    // What is left of them ends within 300 ms.
+    // The remains of the refused session end within 300 ms.
     let until = Instant::now() + Duration::from_millis(250);
     let (next, lanes) = loop {
         let mut next = Holder::with_key(port);

@@ -1,4 +1,4 @@
-//! What a person at a terminal is shown. script(1) is the terminal: what it puts out is all that was shown on it.
+//! What a user sees at a terminal. script(1) is the terminal, and its output is everything that was shown.
 
 use std::io::{Read, Write};
 use std::process::{ChildStdin, Command, Stdio};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::rig::*;
 
-/// What clears the line that the cursor is on, and those below it.
+/// Sequence that clears the cursor's line and the lines below it.
 pub const CLEAR: &str = "\r\u{1b}[0J";
 
-/// A shell's command line with a terminal of its own.
+/// A shell's command line on a separate terminal.
 pub struct Session {
     process: Process,
     keyboard: ChildStdin,
@@ -22,7 +22,7 @@ impl Session {
     pub fn start(line: &str) -> Self {
         let mut script = Command::new("script");
         script.args(["-qefc", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped()).env_remove("RD_KEY");
-        // Whatever this machine's own terminal is.
+        // Independent of this machine's own terminal.
         script.env("TERM", "xterm-256color").env_remove("NO_COLOR");
         let mut process = Process::spawn(&mut script);
         let (keyboard, mut screen) = (process.stdin(), process.stdout());
@@ -50,7 +50,7 @@ impl Session {
         self.keyboard.write_all(keys.as_bytes()).expect("a terminal");
     }
 
-    /// All that was shown, and how it ended.
+    /// Returns everything that was shown, and how the command ended.
     #[track_caller]
     pub fn end(mut self) -> (String, Ended) {
         let ended = self.process.wait();
@@ -59,7 +59,7 @@ impl Session {
     }
 }
 
-/// Paths of scratch directories need no quotes.
+/// Returns the command line of rdsend. Paths of scratch directories need no quotes.
 fn line(options: &str, port: u16, rest: &str) -> String {
     format!("{PROGRAM} rdsend {options} 127.0.0.1 {port} {rest}")
 }
@@ -73,7 +73,7 @@ fn receiver(scratch: &Scratch) -> (Process, u16) {
     start_recv(&[] as &[&str], Some(&scratch.join("copy")))
 }
 
-/// A transfer of 8 MB/s.
+/// Starts a transfer at 8 MB/s.
 fn slow(scratch: &Scratch, bytes: &[u8]) -> (Process, Session) {
     let (receiver, port) = receiver(scratch);
     let rest = format!("'{KEY}' {}", source(scratch, bytes));
@@ -105,7 +105,7 @@ fn the_interrupt_key_ends_the_prompt() {
     assert_eq!(text, "KEY: \r\n");
 }
 
-/// ^Z at the prompt: the shell gets a terminal that shows what is typed, and `fg` the prompt again.
+/// ^Z at the prompt: the shell gets back a terminal that echoes input, and `fg` shows the prompt again.
 #[test]
 fn the_suspend_key_stops_the_prompt() {
     let scratch = Scratch::new();
@@ -117,7 +117,7 @@ fn the_suspend_key_stops_the_prompt() {
     session.until("KEY: ");
     session.type_in("half of a key\u{1a}");
     session.until("stopped");
-    // The next prompt may have come with it.
+    // The next prompt may have arrived with it.
     let behind = session.text.find("stopped").expect("just seen");
     let later = session.text.split_off(behind);
     let shown = std::mem::replace(&mut session.text, later);
@@ -155,7 +155,7 @@ fn a_terminal_that_is_stopped_holds_up_nothing() {
     let bytes = noise(64 * CHUNK);
     let (mut receiver, mut session) = slow(&scratch, &bytes);
     session.until("%");
-    // ^S: 64 MiB take 8 s, longer than an end may be silent.
+    // ^S: 64 MiB take 8 s, which is longer than an end may be silent.
     session.type_in("\u{13}");
     let start = Instant::now();
     receiver.wait().expect(0);
@@ -165,7 +165,7 @@ fn a_terminal_that_is_stopped_holds_up_nothing() {
     same(&std::fs::read(scratch.join("copy")).expect("a copy"), &bytes);
 }
 
-/// `rdrecv` on a terminal, and what it is sent; how the sender ended.
+/// Runs `rdrecv` on a terminal and sends it these bytes. Returns what was shown, and how receiver and sender ended.
 fn shown_at_a_receiver(arguments: &str, bytes: &[u8]) -> (String, Ended, Ended) {
     let scratch = Scratch::new();
     let mut session = Session::start(&format!("{PROGRAM} rdrecv -q --color=never 0 '{KEY}' {arguments}"));
@@ -202,7 +202,7 @@ fn text_is_shown_at_a_receiver_and_nothing_else() {
         ended.expect(1);
         sender.expect(6).one_line("rdsend", &["cannot write standard output", "terminal"]);
     }
-    // The report says what the exit code does.
+    // The report has the same exit code.
     let scratch = Scratch::new();
     let report = scratch.join("report");
     let (_, ended, _) = shown_at_a_receiver(&format!("--json={}", report.display()), b"\0");

@@ -1,4 +1,4 @@
-//! Bad input: told in one line, before anything has been made or anybody bothered.
+//! Invalid input: reported in one line, before anything is made or any peer is contacted.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -48,7 +48,7 @@ fn an_empty_key() {
 
 #[test]
 fn a_file_without_a_name() {
-    // Before a receiver listens: a sender that has come would hear of it.
+    // Refused before the receiver listens, because otherwise a sender that has connected would be told.
     ended(rdrecv().args(["0", KEY, ""])).expect(1).one_line("rdrecv", &["FILE is empty"]);
     ended(rdsend().args(["127.0.0.1", "9", KEY, ""])).expect(1).one_line("rdsend", &["FILE is empty"]);
 }
@@ -80,7 +80,7 @@ fn rails_by_interfaces_that_this_host_does_not_have() {
     for (program, mut command, arguments) in cases {
         ended(command.args(near).args(arguments)).expect(1).one_line(program, &["--rails", "eth-none", "it has"]);
     }
-    // Neither end is this host: what they have is theirs.
+    // This host is neither end. The interfaces of the ends are their own.
     let between_others = ended(rdcp().args(near).args(["--rsh", "false", "h1:x", "h2:x"])).expect(3).stderr.clone();
     assert!(!between_others.contains("--rails"), "{between_others}");
 }
@@ -139,7 +139,7 @@ fn rules_that_begin_with_a_hyphen() {
         std::fs::remove_dir_all(copy).expect("ours");
     }
     ended(rdcp().args(["a", "- *.o", "b"])).expect(1).one_line("rdcp", &["no option '- *.o'; see --help"]);
-    // Another option is no value.
+    // Another option is not taken as a value.
     ended(rdcp().args(["a", "b", "--exclude", "--dry-run"])).expect(1).one_line("rdcp", &["--exclude needs a value"]);
 }
 
@@ -172,7 +172,7 @@ fn patterns_that_end_in_zero_bytes() {
     assert_eq!(names.collect::<Vec<_>>(), ["y"]);
 }
 
-/// What only DST has would be deleted there, of files that SRC has no longer.
+/// Entries that only DST has would be deleted there, including files that were moved from SRC.
 #[test]
 fn what_is_moved_is_not_deleted_where_it_came_to() {
     for option in ["--delete", "--delete-after", "--delete-excluded"] {
@@ -276,7 +276,7 @@ fn files_that_permissions_keep_closed() {
     std::fs::create_dir(&locked).expect("made");
     std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o555)).expect("ours");
     std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
-    // Root may read and write them all, so it becomes somebody else for this.
+    // Root may read and write all of these files, so the commands run as another user.
     let as_nobody = |command: &Command| {
         if rustix::process::geteuid().is_root() {
             in_shell(&as_user(NOBODY, scratch.path()), command)
@@ -294,7 +294,7 @@ fn files_that_permissions_keep_closed() {
     }
     assert!(std::fs::read_dir(&locked).expect("there").next().is_none());
     assert_eq!(scratch.names(), ["closed", "locked"]);
-    // A file of somebody else's that it may replace runs as nobody else afterwards.
+    // A file of another user that may be replaced does not run as that user afterwards.
     if rustix::process::geteuid().is_root() {
         let shared = scratch.join("shared");
         std::fs::create_dir(&shared).expect("made");
@@ -349,7 +349,7 @@ fn a_report_that_cannot_be_written_hides_no_failure() {
     let target = scratch.join("none/target");
     ended(rdrecv().args(["--json=/dev/full", "0", KEY]).arg(&target)).expect(6).one_line("rdrecv", &["none"]);
 
-    // Nor does what went well.
+    // After a successful transfer the unwritable report is itself a failure.
     let target = scratch.join("target");
     let mut command = rdrecv();
     command.args(["--json=/dev/full", "0", KEY]).arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
@@ -370,7 +370,7 @@ fn a_report_on_a_standard_error_that_is_full() {
         command.args(options).args(["0", KEY]).arg(&target);
         command
     };
-    // The port is told by the first line, which is lost: so it is the sender's that is full.
+    // The receiver's port is in its first line, which would be lost. So the sender's standard error is full.
     let mut recv = Process::spawn(receiver(&[]).stdin(Stdio::null()).stdout(Stdio::null()));
     let mut send = rdsend();
     send.args(["--json-fd=2", "127.0.0.1", &recv.port().to_string(), KEY]).arg(scratch.file("source", b"all"));
@@ -379,7 +379,7 @@ fn a_report_on_a_standard_error_that_is_full() {
     assert_eq!(std::fs::read(&target).expect("there"), b"all");
     let mut rdpipe = rdpipe();
     ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.args(["--json-fd=2", "true"]))).expect(6);
-    // A failure of what was to be done is told before that.
+    // A failure of the command itself takes precedence.
     ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.arg("exit 3"))).expect(3);
 }
 
@@ -399,7 +399,7 @@ fn help_that_cannot_be_written() {
     }
 }
 
-/// However few descriptors there may be, it ends, and says of what.
+/// However few descriptors are allowed, each end exits and reports the reason.
 #[test]
 fn without_descriptors_nobody_waits() {
     let scratch = Scratch::new();
@@ -412,7 +412,7 @@ fn without_descriptors_nobody_waits() {
         let line = format!("ulimit -n {limit}; exec \"$@\"");
         let mut receiver = Process::spawn(in_shell(&line, &command).stdin(Stdio::null()).stdout(Stdio::null()));
         let port = receiver.line_with("rdrecv: ").rsplit(' ').next().expect("a word").to_owned();
-        // Without one it says: choose another PORT, or 0.
+        // Without a port, the line says to choose another PORT, or 0.
         if port.parse::<u16>().map_or(true, |port| port == 0) {
             receiver.wait().expect(3).one_line("rdrecv", &["errno 24"]);
             without += 1;
@@ -428,13 +428,14 @@ fn without_descriptors_nobody_waits() {
         }
         without += 1;
         assert!(ended.stderr.contains("errno 24"), "{limit}: {}", ended.stderr);
-        // It is told why, or has lost the link before.
+        // The sender is told the reason, or has lost the link before.
         assert!([ended.code, 4].contains(&sent.code), "{limit}: {} for {}: {}", sent.code, ended.code, sent.stderr);
     }
     assert!(copied > 0 && without > 0, "{copied} went well, {without} had too few descriptors");
 }
 
-/// Under a name of its own the program is a command; under its own name it takes the command's.
+/// Under another name the program is the command of that name. Under its own name its first
+/// argument is the command's name.
 #[test]
 fn one_program_under_several_names() {
     let scratch = Scratch::new();

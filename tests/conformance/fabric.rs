@@ -1,4 +1,4 @@
-//! The transports under test: how each makes a pair of lanes.
+//! The transports under test, and how each makes a pair of lanes.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroUsize;
@@ -12,17 +12,17 @@ use rdma_pipe::transport::{Buffer, Lane, Pool, Report};
 
 use crate::mem::{self, Delays};
 
-/// The longest that anything may take that should happen at once; emulated machines are slow.
+/// Maximum time for anything that should happen at once. Emulated machines are slow.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One end's pool, and what a transport has made of it.
+/// The pool of one end, and the adapters that use it.
 pub struct Side {
     pub pool: Arc<Pool>,
     adapters: Adapters,
 }
 
 impl Side {
-    /// A pool of `count` buffers, handed out.
+    /// Makes a pool of `count` buffers, and returns all of them.
     pub fn new(count: u32, chunk_bytes: usize) -> (Self, Vec<Buffer>) {
         let (pool, buffers) = Pool::new(count, NonZeroUsize::new(chunk_bytes).expect("not 0")).expect("a pool");
         (Self { adapters: Adapters::new(Arc::clone(&pool)), pool }, buffers)
@@ -32,22 +32,22 @@ impl Side {
 /// The two ends of one connection.
 pub type Ends = [Box<dyn Lane>; 2];
 
-/// A transport.
+/// A transport under test.
 pub trait Fabric: Send + Sync {
-    /// Its name in the names of tests.
+    /// Returns the name used in the names of tests.
     fn name(&self) -> &'static str;
 
-    /// Whether it can be used on this machine.
+    /// Whether the transport can be used on this machine.
     fn is_here(&self) -> bool;
 
-    /// Connects the two sides: the first one dials.
+    /// Connects the two sides. The first one dials.
     fn connect(&self, sides: [&Side; 2], reports: [Report; 2]) -> Ends;
 
-    /// Another transport, to change to and from.
+    /// Returns another transport, to change to and from.
     fn other(&self) -> Arc<dyn Fabric>;
 }
 
-/// Two ends in this process. Lanes differ in how long they take, and their control frames overtake chunks.
+/// Two ends in this process. Lanes differ in their delays, and their control frames overtake chunks.
 pub struct Mem;
 
 impl Fabric for Mem {

@@ -1,4 +1,4 @@
-//! A pair of lanes alone: what `Lane` promises.
+//! The guarantees of `Lane`, checked on a single pair of lanes.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -25,15 +25,15 @@ pub const CASES: &[(&str, Case)] = &[
 const CHUNK_BYTES: usize = 64 << 10;
 const WINDOW: u32 = 16;
 
-/// Control frames that may always wait; see `Lane::send_control`.
+/// Number of control frames that may always wait; see `Lane::send_control`.
 const CONTROL_QUEUE: usize = 128;
 
-/// One end of a pair, and what it has.
+/// One end of a pair, with its events and buffers.
 struct End {
     lane: Box<dyn Lane>,
     events: mpsc::Receiver<LaneEvent>,
     buffers: Vec<Buffer>,
-    /// While it is held, nothing more is taken from the lane.
+    /// While this is locked, nothing more is taken from the lane.
     gate: Arc<Mutex<()>>,
     _side: Side,
 }
@@ -78,13 +78,13 @@ impl End {
         }
     }
 
-    /// Sends a chunk that `check` knows by its number.
+    /// Sends a chunk that `check` recognizes by its number.
     fn send(&mut self, number: usize, bytes: usize) {
         let mut buffer = self.buffers.pop().expect("enough buffers");
         for (at, byte) in buffer.header_mut().iter_mut().enumerate() {
             *byte = (number + at) as u8;
         }
-        // A transport may read the payload's length there, or go by the argument.
+        // A transport may read the payload's length in the header, or use the argument.
         buffer.header_mut()[0] = b'C';
         buffer.header_mut()[4..8].copy_from_slice(&(bytes as u32).to_le_bytes());
         for (at, byte) in buffer.payload_mut()[..bytes].iter_mut().enumerate() {
@@ -93,7 +93,7 @@ impl End {
         self.lane.send_chunk(buffer, bytes as u32).expect("the lane is up");
     }
 
-    /// Takes in `chunks` of the peer's, that many completions, and `controls` frames, in whatever order they come.
+    /// Receives this many chunks, completions and control frames, in any order.
     fn take(&mut self, chunks: &mut Vec<(Buffer, u32)>, mut arriving: usize, mut sent: usize, mut controls: usize) {
         while arriving + sent + controls > 0 {
             match self.next() {
@@ -112,7 +112,8 @@ impl End {
         }
     }
 
-    /// Waits for the end; the number of buffers that came with it or before it.
+    /// Waits for the end of the lane. Returns the reason, and the number of buffers that came
+    /// with the end or before it.
     fn down(&self) -> (LaneError, usize) {
         let mut returned = 0;
         loop {
@@ -188,7 +189,8 @@ fn control_passes_a_full_window(fabric: &Arc<dyn Fabric>) {
         for number in 0..WINDOW as usize {
             one.send(round + number, CHUNK_BYTES);
         }
-        // The receiver posts nothing more: its sink stands still. Frames pass all the same, both ways.
+        // The receiver posts nothing more, as if its sink stood still. Control frames pass in
+        // both directions all the same.
         other.take(&mut chunks, WINDOW as usize, 0, 0);
         one.take(&mut Vec::new(), 0, WINDOW as usize, 0);
         for at in 0..CONTROL_QUEUE as u8 / 2 {
@@ -211,7 +213,7 @@ fn credits_exhausted_both_ways(fabric: &Arc<dyn Fabric>) {
     for round in 0..4 {
         one.post(WINDOW);
         other.post(WINDOW);
-        // All that the other has posted, from both ends at once, and control frames between.
+        // As many chunks as the other end has posted, from both ends at once, with control frames in between.
         for number in 0..WINDOW as usize {
             one.send(round + number, CHUNK_BYTES);
             other.send(round + number, CHUNK_BYTES);
@@ -293,7 +295,7 @@ fn calls_after_down_give_the_buffer_back(fabric: &Arc<dyn Fabric>) {
 
 fn overflow_of_control_frames_ends_the_lane(fabric: &Arc<dyn Fabric>) {
     let [mut one, other] = pair(fabric);
-    // The peer takes none, and what lies between the two does not hold that much.
+    // The peer takes none of them, and the path between the two does not hold that many.
     let shut = other.gate.lock().expect("not poisoned");
     for _ in 0..64 << 20 >> 12 {
         one.lane.send_control(&[7; CONTROL_BYTES_MAX]);
@@ -308,7 +310,7 @@ fn last_heard_is_when_the_peer_spoke(fabric: &Arc<dyn Fabric>) {
     let before = Instant::now();
     other.lane.send_control(&[1; 10]);
     one.control();
-    // Transports may count whole milliseconds.
+    // Transports may count in whole milliseconds.
     let heard = one.lane.last_heard();
     assert!(heard + Duration::from_millis(2) >= before && heard <= Instant::now());
     std::thread::sleep(Duration::from_millis(120));

@@ -1,9 +1,10 @@
-//! What every transport must do, as one suite that is run unchanged over each: memory, TCP on loopback, and RDMA where
-//! `RD_TESTBED` (rxe or siw) says that there is a device. A new transport is a [`fabric::Fabric`] more.
+//! Requirements on every transport, as one suite that runs unchanged over each of them: memory, TCP on
+//! loopback, and RDMA if `RD_TESTBED` (rxe or siw) says that there is a device. A new transport needs only
+//! another [`fabric::Fabric`].
 //!
-//! The cases of `lane` look at a pair of lanes alone; those of `session` and `tree` run whole transfers over them, with
-//! [`script::Script`] losing, silencing and damaging lanes in the same way whatever they are made of. Every case is a
-//! test `TRANSPORT::CASE`, so that what cannot run here is counted as ignored. `tests/planted` shows, for each case, a
+//! The cases of `lane` examine a single pair of lanes. Those of `session` and `tree` run whole transfers, in which
+//! [`script::Script`] loses, silences and damages lanes in the same way over every transport. Every case is a test
+//! `TRANSPORT::CASE`, so that a case that cannot run here is counted as ignored. For each case `tests/planted` has a
 //! defect that makes it fail.
 
 mod fabric;

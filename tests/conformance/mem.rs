@@ -1,13 +1,13 @@
-//! Memory lanes: two ends in one process.
+//! Memory lanes: both ends are in one process.
 //!
-//! One courier thread for each pair carries everything, by the clock: frames and chunks take a while, and chunks fall
-//! behind control frames. Losses and damage come from [`crate::script`], as over every transport.
+//! One courier thread for each pair carries everything by the clock. Frames and chunks are delayed, and control frames
+//! overtake chunks. Losses and damage come from [`crate::script`], as over every transport.
 //!
 //! # Invariants
 //!
 //! * Only the courier reports, so nothing follows a lane's `Down`.
-//! * A chunk that finds no receive posted ends the lane at the end that it came to, as on every transport.
-//! * [`Lane::last_heard`] moves when something of the peer's arrives.
+//! * A chunk for which no receive is posted ends the lane at its destination, as on every transport.
+//! * [`Lane::last_heard`] advances when anything from the peer arrives.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -20,15 +20,15 @@ use rdma_pipe::transport::{Buffer, CONTROL_QUEUE_MAX, Lane, LaneError, LaneEvent
 /// How long a closing end tries to send its last control frames.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);
 
-/// The courier looks again after this long even where nothing is due.
+/// How long the courier waits before it looks again, even if nothing is due.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long things take between the two ends.
+/// Delays between the two ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Delays {
-    /// Time that everything takes to arrive.
+    /// Delay of everything that is sent.
     pub all: Duration,
-    /// Time that chunks take beyond that: control frames overtake them, as on separate queue pairs.
+    /// Additional delay of chunks. Control frames overtake them, as on separate queue pairs.
     pub chunks: Duration,
 }
 
@@ -59,11 +59,11 @@ struct End {
     heard: Instant,
 }
 
-/// A pair of lanes that are each other's peer; each reports to its own.
+/// Makes a pair of lanes that are each other's peer. Each end reports to its own function.
 ///
 /// # Errors
 ///
-/// What the system answered to making the courier's thread.
+/// The system's error if the courier's thread cannot be started.
 pub fn pair(reports: [Report; 2], delays: Delays) -> std::io::Result<(MemLane, MemLane)> {
     let now = Instant::now();
     let ends = reports.map(|report| End {
@@ -85,7 +85,7 @@ pub fn pair(reports: [Report; 2], delays: Delays) -> std::io::Result<(MemLane, M
 
 impl Lane for MemLane {
     fn medium(&self) -> Medium {
-        // Another one than TCP, which it takes turns with.
+        // Different from TCP, because sessions change between the two.
         Medium::RdmaSoftware
     }
 
@@ -160,18 +160,18 @@ impl End {
     }
 }
 
-/// What the courier does next.
+/// Next action of the courier.
 enum Step {
     Report(Report, LaneEvent),
-    /// A chunk has arrived, and its sender is told as well.
+    /// A chunk has arrived. Its sender is informed too.
     Delivered {
         to: (Report, LaneEvent),
         from: (Report, LaneEvent),
     },
-    /// Something has changed; look again.
+    /// The state has changed, so the courier looks again.
     Again,
     Wait(Instant),
-    /// Both ends have been told that it is over.
+    /// Both ends have been told that the lane is down.
     Over,
 }
 
@@ -191,7 +191,7 @@ impl Shared {
                     let wait = until.saturating_duration_since(now);
                     state = self.work.wait_timeout(state, wait).expect("no thread panics with the pair locked").0;
                 }
-                // Reports are made without the lock: the receiver of one may call the lane.
+                // Reports are made without the lock, because the receiver of a report may call the lane.
                 Step::Report(report, event) => {
                     drop(state);
                     report(event);
@@ -242,7 +242,7 @@ impl State {
                     end.control.clear();
                     let report = Arc::clone(&end.report);
                     let peer = &mut self.ends[1 - at];
-                    // An end that goes takes the lane with it, and the other sees it.
+                    // An end that goes down takes the lane with it, which the other end notices.
                     if peer.down_at.is_none() {
                         peer.down_at = Some((now + self.delays.all, LaneError::PeerClosed));
                     }
@@ -255,7 +255,7 @@ impl State {
         Step::Wait(wake)
     }
 
-    /// Delivers the next frame or chunk of one end, if one is due.
+    /// Delivers the next frame or chunk from one end, if one is due.
     fn carry_from(&mut self, from: usize, now: Instant) -> Step {
         let idle = Step::Wait(now + IDLE);
         let [first, second] = &mut self.ends;

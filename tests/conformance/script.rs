@@ -1,4 +1,4 @@
-//! Faults that come to a session's lanes by script, the same over every transport.
+//! Scripted faults of a session's lanes, the same over every transport.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,34 +8,34 @@ use std::time::{Duration, Instant};
 use rd_proto::handshake::LaneId;
 use rdma_pipe::transport::{Buffer, Lane, LaneEvent, Medium, Report};
 
-/// What goes wrong, where, once.
+/// A fault that happens once, and where it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A lane of place `index` or above is lost with the `chunk`th chunk that is sent on it, counted from 0.
+    /// A lane with number `index` or above is lost when the `chunk`th chunk is sent on it, counted from 0.
     Lose { index: u16, chunk: u64 },
-    /// From that chunk on, nothing passes on that lane, and neither end is told.
+    /// From that chunk on, nothing passes on the lane, and neither end is told.
     Silence { index: u16, chunk: u64 },
     /// That chunk arrives damaged.
     Damage { index: u16, chunk: u64 },
-    /// The first control frame of this many bytes, sealed, is lost together with its lane.
+    /// The first control frame with this many sealed bytes is lost together with its lane.
     LoseFrame { bytes: usize },
 }
 
-/// A session's script, and what was seen of it.
+/// The script of a session, and what was observed.
 #[derive(Debug, Default)]
 pub struct Script {
     pub fault: Option<Fault>,
-    /// Dials that fail, of RDMA's places: this many after the first has succeeded.
+    /// Number of RDMA dials that fail after the first has succeeded.
     pub failing_rdma_dials: AtomicU64,
-    /// No dial succeeds any more.
+    /// Whether all further dials fail.
     pub unreachable: AtomicBool,
     fired: AtomicBool,
     counted: Mutex<HashMap<LaneId, u64>>,
-    /// Sequences as they arrived.
+    /// Sequence numbers of chunks, in order of arrival.
     pub arrivals: Mutex<Vec<u64>>,
-    /// Payload crossed as it was read.
+    /// Whether payload crossed unencrypted.
     pub seen_plain: AtomicBool,
-    /// What to look for in payload.
+    /// Bytes to look for in payload.
     pub needle: Vec<u8>,
 }
 
@@ -62,21 +62,22 @@ impl Script {
     }
 }
 
-/// What both ends of a scripted connection know.
+/// State shared by both ends of a scripted connection.
 #[derive(Debug, Default)]
 pub struct Wire {
     silent_since: Mutex<Option<Instant>>,
-    /// Sequence of the chunk that is to arrive damaged.
+    /// Sequence number of the chunk that is to arrive damaged.
     damage: Mutex<Option<u64>>,
 }
 
 type Tell = Box<dyn FnOnce() + Send>;
 
-/// What one end of a scripted connection and its reports know.
+/// State shared by one end of a scripted connection and its reports.
 pub struct Ear {
-    /// Buffers that go back with the lane's end; `None` after it.
+    /// Buffers that are returned when the lane ends; `None` after that.
     withheld: Mutex<Option<Vec<Buffer>>>,
-    /// The end of a lane that this end cannot have noticed: told some time after it has closed the lane itself.
+    /// Whether this end has closed the lane, and the report of an end that it cannot have noticed, which is made some
+    /// time after it has closed the lane.
     unnoticed: Mutex<(bool, Option<Tell>)>,
 }
 
@@ -86,7 +87,7 @@ impl Default for Ear {
     }
 }
 
-/// How long a lane takes to close that the other end does not answer on.
+/// How long a lane takes to close if the other end does not answer.
 const CLOSE_TAKES: Duration = Duration::from_millis(50);
 
 impl Wire {
@@ -102,18 +103,18 @@ pub struct Scripted {
     pub script: Arc<Script>,
     pub wire: Arc<Wire>,
     pub ear: Arc<Ear>,
-    /// Chunks come to this end.
+    /// Whether chunks come to this end.
     pub receives: bool,
 }
 
-/// The end that receives misses the other by this much sooner than it is missed.
+/// How much sooner the receiving end notices silence than the sending end.
 const MISSED_SOONER: Duration = Duration::from_millis(400);
 
-/// What a lane reports, with what the script takes out of it.
+/// Returns a report function that forwards what a lane reports, except what the script takes out.
 pub fn report(to: Report, script: Arc<Script>, wire: Arc<Wire>, ear: Arc<Ear>) -> Report {
     Arc::new(move |event| match event {
         LaneEvent::Control(_) if wire.is_silent() => {}
-        // What arrived on a silent wire has not.
+        // Chunks that arrive on a silent wire count as not arrived.
         LaneEvent::Chunk { buffer, .. } if wire.is_silent() => {
             ear.withheld.lock().expect("not poisoned").as_mut().expect("before the end").push(buffer);
         }
@@ -170,7 +171,7 @@ impl Lane for Scripted {
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         match self.script.due(self.id) {
             Some(Fault::Lose { .. }) => {
-                // It comes back with the lane's end, never sent.
+                // The buffer is returned unsent when the lane ends.
                 match self.ear.withheld.lock().expect("not poisoned").as_mut() {
                     Some(withheld) => withheld.push(buffer),
                     None => return Err(buffer),
@@ -210,7 +211,7 @@ impl Lane for Scripted {
 
     fn last_heard(&self) -> Instant {
         let heard = self.inner.last_heard();
-        // On a silent wire the last sign of life is what came before.
+        // On a silent wire the last sign of life came before the silence began.
         self.wire
             .silent_since
             .lock()
@@ -219,7 +220,7 @@ impl Lane for Scripted {
     }
 }
 
-/// Waits until `holds`, at most that long.
+/// Waits until `holds` returns true, at most this long.
 pub fn wait_for(what: &str, at_most: Duration, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + at_most;
     while !holds() {

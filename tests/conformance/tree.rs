@@ -1,4 +1,4 @@
-//! Trees over a transport: what stands at the destination is what stood at the source, or nothing of it.
+//! Trees over a transport: the destination becomes equal to the source, or nothing of it appears.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -31,7 +31,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("tree_given_up_leaves_old_files", tree_given_up_leaves_old_files),
 ];
 
-/// Two directories that go when it is dropped.
+/// Two directories that are removed when the value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -82,7 +82,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Every entry below a path: kind and mode, time, whether it has several names, contents or target.
+/// Returns every entry below a path: kind and mode, time, whether it has several names, contents or target.
 fn described(top: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, bool, Vec<u8>)> {
     fn describe(path: &Path, top: &Path, all: &mut BTreeMap<PathBuf, (u32, i64, i64, bool, Vec<u8>)>) {
         let stat = fs::symlink_metadata(path).expect("an entry");
@@ -156,7 +156,7 @@ fn tree_without_entries(fabric: &Arc<dyn Fabric>) {
     scratch.is_copied();
 }
 
-/// The partial file of the only entry that is on its way.
+/// Returns the partial file of the only entry that is being transferred.
 fn partial(directory: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?;
     let mut paths = entries.map(|entry| entry.expect("an entry").path());
@@ -176,11 +176,11 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     let _ = session.posts[RECEIVER].send(Event::Signal(libc::SIGTERM));
     let ended = session.end();
     assert_eq!(*ended.outcomes()[RECEIVER], Outcome::Aborted(Cause::Signal(libc::SIGTERM as u8)), "too fast to stop");
-    // In the tree, which has no name of its own yet.
+    // The partial file is in the tree, which does not have its own name yet.
     let tree = partial(&scratch.destination()).expect("what was made is kept");
     let left = partial(&tree).expect("what was written is kept");
 
-    // What is flipped, cut off and put on is found and made good.
+    // A flipped bit, a missing end or added bytes are found and repaired.
     let file = OpenOptions::new().read(true).write(true).open(left).expect("ours");
     let mut byte = [0];
     file.read_exact_at(&mut byte, 1000).expect("there");
@@ -192,7 +192,7 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     scratch.is_copied();
     let sent = ended.summaries[SENDER].sent_tree.as_ref().expect("a tree");
     assert_eq!(sent.bytes + sent.kept_bytes, bytes as u64);
-    // Three quarters, less the block of the flipped byte and those that were not whole.
+    // Three quarters, except the block with the flipped byte and incomplete blocks.
     assert!(sent.kept_bytes >= 16 << 20, "kept {} of {bytes}", sent.kept_bytes);
     assert!(sent.bytes >= 16 << 20, "the block of the flipped byte was not sent");
 }

@@ -11,10 +11,10 @@ use crate::story::Story;
 use crate::sweep::{Runs, sweep};
 use crate::tree::{self, Tree};
 
-/// As of streams.
+/// Allowed exit codes, the same as for streams.
 pub const REFUSALS: [i32; 6] = [0, 2, 3, 4, 7, 9];
 
-/// Who is at either end: nothing for the caller.
+/// Hosts of source and destination; an empty name is the caller's.
 pub const SIDES: [(&str, &str); 3] = [("", "h1"), ("h1", ""), ("h1", "h2")];
 
 pub fn through_a_bad_network() {
@@ -22,7 +22,7 @@ pub fn through_a_bad_network() {
     sweep("copies_through_a_bad_network", &Runs { short: 24, long: 120, at_once: 5 }, |story| one(story, &tree));
 }
 
-/// `rdcp` with this program as its launcher.
+/// Prepares `rdcp` with this program as its launcher.
 pub fn command(story: &Story, command: Command) -> Command {
     let us = std::env::current_exe().expect("this program");
     let us = us.to_str().expect("a path in UTF-8");
@@ -31,14 +31,15 @@ pub fn command(story: &Story, command: Command) -> Command {
     command
 }
 
-/// Has its sessions, of so many bytes, go through proxies with faults, which are named in the returned file.
+/// Makes the command's sessions, which carry about `bytes` bytes, go through proxies with faults.
+/// Returns the proxies' log.
 pub fn disturb(story: &mut Story, command: &mut Command, bytes: u64) -> PathBuf {
     let (seed, log) = (story.random.below(u64::from(u32::MAX)), story.lab.join("log"));
     command.env(launcher::SEED, seed.to_string()).env(launcher::BYTES, bytes.to_string()).env(launcher::LOG, &log);
     log
 }
 
-/// HOST:PATH, or the path alone.
+/// Returns HOST:PATH, or the path alone without a host.
 pub fn at(host: &str, path: &Path) -> OsString {
     if host.is_empty() {
         return path.into();
@@ -48,7 +49,7 @@ pub fn at(host: &str, path: &Path) -> OsString {
     text
 }
 
-/// Copies again, without faults: all is there then, and nothing else.
+/// Copies again without faults. Afterwards the copy is complete and nothing else is left.
 pub fn again(story: &mut Story, tree: &Tree, arguments: &[OsString], directory: &Path) {
     let ended = story.wait(&mut Process::spawn(command(story, rdcp()).args(arguments)));
     story.tell("again, without faults:");
@@ -88,7 +89,7 @@ fn one(story: &mut Story, tree: &Tree) {
     }
     story.check(tree.is_old_or_new(&copy, had_old));
     let left = tree::temporaries(&directory);
-    // A new tree goes on where it was cut, and has no name before it is whole.
+    // A new tree resumes where it was interrupted, and has no name until it is complete.
     let is_named = fs::symlink_metadata(&copy).is_ok();
     let most = usize::from(!had_old && !is_named);
     story.ensure(left.len() <= most && left.iter().all(|path| path.is_dir()), || format!("left: {left:?}"));

@@ -1,4 +1,4 @@
-//! `rdcp -r` while its processes are killed, stopped and interrupted, wherever and whenever.
+//! `rdcp -r` while any of its processes is killed, stopped or interrupted at any time.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::story::Story;
 use crate::sweep::{Runs, sweep};
 use crate::tree::{self, LARGE_BYTES, Tree};
 
-/// Seconds that a lost link is waited for.
+/// How long a lost link is waited for, in seconds.
 pub const RECONNECT: &str = "3";
 
 pub fn signals_to_any_process() {
@@ -22,13 +22,13 @@ pub fn signals_to_any_process() {
     sweep("copies_with_signals_to_any_process", &Runs { short: 32, long: 160, at_once: 4 }, |story| one(story, &trees));
 }
 
-/// Who is signalled.
+/// Process that gets a signal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Victim {
     Caller,
     Launcher,
     Agent,
-    /// The process that sees to it that a stage's command ends.
+    /// The process that ends a stage's command when its agent ends.
     Guard,
     Command,
 }
@@ -40,7 +40,7 @@ impl Victim {
             _ if process.arguments.contains("--guard") => Self::Guard,
             name if name.starts_with("faults-") => Self::Launcher,
             "rdma-pipe-agent" => Self::Agent,
-            // The shell that becomes it.
+            // The shell that becomes the agent.
             "sh" if process.arguments.ends_with("/rdma-pipe-agent") => Self::Agent,
             // A copy of the caller that is about to become another program.
             "rdma-pipe" => Self::Launcher,
@@ -49,19 +49,20 @@ impl Victim {
     }
 }
 
-/// What is done to it.
+/// What is done to the process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Blow {
     Kill,
     Interrupt,
     Terminate,
-    /// Stopped for so long, then continued.
+    /// Stopped for this long, then continued.
     Pause(Duration),
-    /// Stopped for so long, then killed.
+    /// Stopped for this long, then killed.
     Freeze(Duration),
 }
 
-/// Waits for a moment within so many milliseconds, then strikes one of the processes of `caller`. Gives whom; `None` if all had ended before.
+/// Waits for a random time of at most `within` milliseconds, then strikes a process of `caller`. Returns which process
+/// was struck and how; `None` if the caller had already ended.
 pub fn strike(story: &mut Story, caller: &mut Process, wanted: &[Victim], within: u64) -> Option<(Victim, Blow)> {
     let moment = Duration::from_millis(story.random.below(within));
     let blow = match story.random.below(7) {
@@ -80,7 +81,7 @@ pub fn strike(story: &mut Story, caller: &mut Process, wanted: &[Victim], within
     let all = marked(story.lab.0.path());
     let mut fitting: Vec<&Marked> = all.iter().filter(|process| Victim::of(process, caller.pid()) == who).collect();
     if fitting.is_empty() {
-        // So early, or there is none of these.
+        // Processes of this kind do not exist, or not yet.
         fitting = all.iter().filter(|process| process.pid == caller.pid()).collect();
     }
     let victim = *fitting.get(which % fitting.len().max(1))?;
@@ -104,19 +105,19 @@ pub fn strike(story: &mut Story, caller: &mut Process, wanted: &[Victim], within
     Some((kind, blow))
 }
 
-/// The codes of a caller whose own process was struck. It may also have been done before.
+/// Returns the allowed exit codes of the caller. A struck caller may have been finished already.
 pub fn codes(struck: Option<(Victim, Blow)>) -> Vec<i32> {
     match struck {
         None => vec![0],
         Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => vec![0, 137],
         Some((Victim::Caller, Blow::Interrupt)) => vec![0, 130],
         Some((Victim::Caller, Blow::Terminate)) => vec![0, 143],
-        // What it may report late is a lost link or one that was never made.
+        // The caller may report late that a link was lost or never made.
         Some(_) => vec![0, 3, 4],
     }
 }
 
-/// In few words.
+/// Summarizes the outcome.
 pub fn outcome(struck: Option<(Victim, Blow)>, code: i32) -> String {
     match struck {
         None => format!("nobody: {code}"),
@@ -133,12 +134,12 @@ fn one(story: &mut Story, trees: &[Tree]) {
     let tree = &trees[which];
     let (had_old, directory, copy) = tree::destination(story, tree);
     let encrypt = story.pick(&["always", "never"]);
-    // Without -T, half a copy under that name would be taken for a directory to copy into.
+    // Without -T, the next run would copy into an incomplete copy of that name, as into any directory.
     let mut arguments: Vec<OsString> = vec!["-r".into(), at(from, &tree.top()), at(to, &copy)];
     if had_old {
         arguments[0] = "-rT".into();
     }
-    // Some of them fast, so that the end is met as well.
+    // Some copies are fast, so that signals also arrive near the end.
     let rate = story.pick(&["4M", "8M", "200M"]);
     let mut struck = command(story, rdcp());
     let options = ["--encrypt", encrypt, "--reconnect", RECONNECT, "--bwlimit", rate];
@@ -146,7 +147,7 @@ fn one(story: &mut Story, trees: &[Tree]) {
     struck.args(options).args(&arguments);
     story.tell(format_args!("rdcp {options:?} {arguments:?}, old: {had_old}"));
     let mut process = Process::spawn(&mut struck);
-    // A copy within a host is done in no time.
+    // A copy within a host takes almost no time.
     let within = if from == to { story.pick(&[10, 40, 120]) } else { story.pick(&[30, 150, 600, 1500]) };
     let wanted = [Victim::Caller, Victim::Launcher, Victim::Agent, Victim::Agent];
     let hit = strike(story, &mut process, &wanted, within);
@@ -157,13 +158,14 @@ fn one(story: &mut Story, trees: &[Tree]) {
     if ended.code == 0 {
         story.check(tree.equals(&copy));
     }
-    // A new tree has no name before it is whole.
+    // A new tree has no name until it is complete.
     let is_named = fs::symlink_metadata(&copy).is_ok();
     story.check(if had_old || !is_named { tree.is_old_or_new(&copy, had_old) } else { tree.equals(&copy) });
-    // What is being made may be left by who was killed where it was made; elsewhere only what the next copy goes on with.
+    // If the process that makes entries was killed, it may leave them incomplete. Otherwise only what the
+    // next copy resumes is left.
     let maker_was_killed = match hit {
         Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => to.is_empty() || from == to,
-        // One that was stopped until the link was lost may end while its threads still write.
+        // A caller that was stopped until the link was lost may end while its threads still write.
         Some((Victim::Caller, Blow::Pause(_))) => to.is_empty() && ended.code == 4,
         Some((Victim::Agent, _)) => !to.is_empty(),
         _ => false,
@@ -171,7 +173,7 @@ fn one(story: &mut Story, trees: &[Tree]) {
     let left = tree::temporaries(&directory);
     let is_kept = |path: &PathBuf| {
         let stat = fs::symlink_metadata(path).expect("nobody is there to remove it");
-        // A new tree goes on where it was cut; so does a large file in one that was there, but within a host.
+        // A new tree resumes where it was interrupted. So does a large file in an existing tree, except within a host.
         let is_tree = stat.is_dir() && !had_old;
         is_tree || stat.is_file() && which == 1 && stat.len() == LARGE_BYTES
     };

@@ -1,5 +1,5 @@
-//! This program in ssh's place: a process between the caller and the agent that passes on what they say. On request it
-//! tells the caller that the agent listens at a proxy with faults.
+//! This program in the place of ssh: a process between the caller and the agent that forwards their messages. On
+//! request it tells the caller that the agent listens at a proxy with faults.
 
 use std::io::{BufReader, Read, Write};
 use std::process::{Command, ExitCode, Stdio};
@@ -13,23 +13,23 @@ use crate::plan;
 use crate::rig::Random;
 use crate::rig::proxy::{Damage, Plan, Proxy, Spot, Way};
 
-/// In the environment: this is the launcher.
+/// Environment variable that makes this program a launcher.
 pub const IS_LAUNCHER: &str = "RD_FAULTS_LAUNCHER";
 
-/// In the environment: the faults' seed, the bytes that they are spread over, whether these flow from the listener, and
-/// the file that names what was done.
+/// Environment variables: seed of the faults, number of bytes over which they are spread, whether the data flows from
+/// the listener, and file that records the faults.
 pub const SEED: &str = "RD_FAULTS_SEED";
 pub const BYTES: &str = "RD_FAULTS_BYTES";
 pub const DOWN: &str = "RD_FAULTS_DOWN";
 pub const LOG: &str = "RD_FAULTS_LOG";
 
-/// In the environment, instead of them: the second connection is reset once that many bytes have gone to the agent.
+/// Environment variable that replaces them: the second connection is reset once this many bytes have gone to the agent.
 pub const CUT: &str = "RD_FAULTS_CUT";
 
-/// What ssh exits with when the connection is gone.
+/// Exit code of ssh if the connection is lost.
 const CONNECTION_LOST: i32 = 255;
 
-/// Runs the command in the second argument.
+/// Runs the command given as the second argument.
 pub fn be_launcher() -> ExitCode {
     let command = std::env::args().nth(2).expect("a host and a command");
     let mut shell = Command::new("sh");
@@ -71,7 +71,7 @@ fn edit(to_agent: impl Write + Send + 'static, from_agent: impl Read) {
     to_caller.flush(Duration::from_secs(5));
 }
 
-/// What says where the agent listens names a proxy instead, as an address that the user has asked for.
+/// Replaces the agent's address in a message by that of a proxy, as an address that the user has asked for.
 fn elsewhere(message: Message, proxies: &mut Vec<Proxy>) -> Message {
     match message {
         Message::Listening(endpoints) => {

@@ -1,4 +1,4 @@
-//! The log of a run, and its trace: one file with what happened at both ends.
+//! The log of a run, and its trace: one file with the events of both ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,10 +12,10 @@ use crate::launcher;
 use crate::rig::lab::Lab;
 use crate::rig::*;
 
-/// The file that `RDMA_PIPE_LOG` names.
+/// File named by `RDMA_PIPE_LOG`.
 const FILE: &str = "run.log";
 
-/// The lines of a log, of which the times must not go back: host and text of each.
+/// Returns host and text of each line of a log, whose times must not decrease.
 #[track_caller]
 fn lines(lab: &Lab) -> Vec<(String, String)> {
     let text = fs::read_to_string(lab.join(FILE)).expect("a log");
@@ -25,7 +25,7 @@ fn lines(lab: &Lab) -> Vec<(String, String)> {
         let (host, rest) = rest.split_once("  ").expect("a host");
         let shape: String = time.chars().map(|letter| if letter.is_ascii_digit() { '0' } else { letter }).collect();
         assert_eq!(shape, "00:00:00.000", "{line}");
-        // A run over midnight is for another day.
+        // A run over midnight continues on another day.
         assert!(time >= &*last || last.starts_with("23:"), "{time} after {last}:\n{text}");
         last = time.to_owned();
         lines.push((host.to_owned(), rest.split_once("  ").map_or(rest, |(_, what)| what).to_owned()));
@@ -33,13 +33,13 @@ fn lines(lab: &Lab) -> Vec<(String, String)> {
     lines
 }
 
-/// Where the lines are that have this, of the other end or of this one.
+/// Returns the indexes of the lines that contain `part`, from the other end (`is_there`) or from this end.
 fn places(lines: &[(String, String)], is_there: bool, part: &str) -> Vec<usize> {
     let is_it = |(host, what): &(String, String)| (host == "h1") == is_there && what.contains(part);
     (0..lines.len()).filter(|&at| is_it(&lines[at])).collect()
 }
 
-/// A lane that is cut is told of once by each end, with what became of it, in order.
+/// A cut lane is reported once by each end, with its outcome, in order.
 pub fn tells_of_a_lane_that_is_cut_once_from_each_end() {
     let lab = Lab::new();
     let source = lab.0.file("source", &noise(24 * CHUNK));
@@ -69,7 +69,7 @@ pub fn tells_of_a_lane_that_is_cut_once_from_each_end() {
     assert_eq!(places(&lines, true, "the digests are the same").len(), 1);
 }
 
-/// No key is in a log, wherever it came from, nor a password that a launcher is given.
+/// A log contains no key, wherever it came from, and no password given to a launcher.
 pub fn has_no_secrets_in_it() {
     let lab = Lab::new();
     let log = format!("trace:{}", lab.join(FILE).display());
@@ -91,7 +91,8 @@ pub fn has_no_secrets_in_it() {
     }
 }
 
-/// A trace, in which all times are in order and the spans of each thread nest: its events, and what hosts are called.
+/// Returns the events of a trace and the names of its hosts. All times must be in order, and the spans
+/// of each thread must nest.
 #[track_caller]
 fn trace(path: &Path) -> (Vec<Value>, Vec<String>) {
     let trace: Value = serde_json::from_slice(&fs::read(path).expect("a trace")).expect("JSON");
@@ -115,14 +116,14 @@ fn trace(path: &Path) -> (Vec<Value>, Vec<String>) {
     (events, names)
 }
 
-/// How many spans there are of this name, on how many hosts.
+/// Returns the number of spans with this name, and the number of hosts that have any.
 fn spans(events: &[Value], name: &str) -> (usize, usize) {
     let is_it = |event: &&Value| event["ph"] == "X" && event["name"] == name;
     let hosts: BTreeSet<_> = events.iter().filter(is_it).map(|event| event["pid"].as_u64()).collect();
     (events.iter().filter(is_it).count(), hosts.len())
 }
 
-/// A run with a lane that is cut, as a trace has it: both ends are there.
+/// The trace of a run with a cut lane contains both ends.
 pub fn a_trace_has_both_ends() {
     let lab = Lab::new();
     let source = lab.0.file("source", &noise(24 * CHUNK));
@@ -156,7 +157,7 @@ pub fn a_trace_has_both_ends() {
     assert_ne!(hosts[0], hosts[1], "each end tells of it once");
 }
 
-/// A trace is there of a run that fails, and of one that never began.
+/// A trace is written for a run that fails, and for a run that never began.
 pub fn a_trace_is_there_of_a_run_that_fails() {
     let lab = Lab::new();
     let source = lab.0.file("source", b"x");

@@ -1,12 +1,14 @@
-//! Faults at random: a proxy that damages, cuts and delays what passes, and signals to any process at any moment.
+//! Random faults: a proxy that damages, cuts and delays the bytes that pass, and signals to any process at any moment.
 //!
-//! What must hold whatever happens: an exit code that is documented, one line with the cause, 0 only where all bytes are
-//! there, files that are the old or the whole new ones, no process and no temporary file left, and a next run that does all.
+//! Must hold in every case: a documented exit code, one line with the cause, 0 only if all bytes have
+//! arrived, files that are either old or complete new ones, no process and no temporary file left, and a next
+//! run that does everything.
 //!
-//! Each run has a seed. A violation prints it, with what was done and what both ends said, and keeps the directory.
-//! `RD_SEED=n` does that run again, `RD_RUNS=n` does so many.
+//! Each run has a seed. A violation prints the seed, the faults and the output of both ends, and keeps the directory.
+//! `RD_SEED=n` repeats that run, `RD_RUNS=n` makes n runs.
 //!
-//! This program is also the launcher of its commands: it passes on what the caller and an agent tell each other, as ssh does.
+//! This program is also the launcher of its commands: like ssh, it forwards the messages
+//! between the caller and an agent.
 
 mod copies;
 mod kills;

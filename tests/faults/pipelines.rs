@@ -11,10 +11,11 @@ use crate::rig::*;
 use crate::story::Story;
 use crate::sweep::{Runs, sweep};
 
-/// What flows. Where it takes longer than a signal waits, all processes are met at work.
+/// Number of bytes that flow. If they take longer than the delay of a signal, the signal hits all processes at work.
 const BYTES: usize = 3 * CHUNK;
 
-/// Stages, with `IN` for the file with the data and `OUT` for one that gets it. What comes out at the end is the same.
+/// Stages, with `IN` for the file with the data and `OUT` for a file that receives it. The output at
+/// the end is the same data.
 const PIPELINES: &[&[&str]] = &[
     &["h1:cat IN", "h2:cat"],
     &["cat IN", "h1:cat", "h2:cat", "cat"],
@@ -53,12 +54,12 @@ fn input() -> (Scratch, String) {
 
 struct Pipeline {
     stages: Vec<String>,
-    /// What it may write to.
+    /// The file to which the pipeline may write.
     out: PathBuf,
     bytes: Vec<u8>,
 }
 
-/// One that runs.
+/// A running pipeline.
 struct Running {
     process: Process,
     fed: JoinHandle<()>,
@@ -88,10 +89,10 @@ impl Pipeline {
         Running { process, fed, output }
     }
 
-    /// Waits for its end. What has come out, at the end and in the file, is right, and all of it where it says 0.
+    /// Waits for the pipeline to end. Its output and the file must be right, and complete if the exit code is 0.
     fn judge(&self, story: &mut Story, mut running: Running, codes: &[i32]) -> i32 {
         let ended = story.wait(&mut running.process);
-        // What is left of a killed caller may hold its output.
+        // Processes left by a killed caller may hold its output open.
         story.nobody_is_left();
         let output = running.output.join().expect("no panic");
         running.fed.join().expect("no panic");
@@ -99,7 +100,7 @@ impl Pipeline {
         let written = fs::read(&self.out).ok();
         story.ensure(self.bytes.starts_with(&output), || format!("{} bytes that were never put in", output.len()));
         if let Some(written) = &written {
-            // A redirection is written at positions: where a chunk is missing, the file has a hole.
+            // A redirection is written at offsets, so a missing chunk leaves a hole in the file.
             let is_ours = written.iter().zip(&self.bytes).all(|(there, byte)| there == byte || *there == 0);
             story.ensure(is_ours && written.len() <= BYTES, || "the file has what was never put in".to_owned());
         }
@@ -145,7 +146,7 @@ impl Pipeline {
         story.outcome = outcome(hit, code);
     }
 
-    /// Nothing keeps the next one from doing all.
+    /// Checks that the next pipeline is not kept from doing everything.
     fn again(&self, story: &mut Story) {
         story.tell("again, undisturbed:");
         let pipeline = command(story, rdpipe());

@@ -1,4 +1,4 @@
-//! What a network does to a session: a handful of faults at random places.
+//! Faults of a network during a session: several faults at random places.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use crate::rig::Random;
 use crate::rig::proxy::{Damage, Plan, Spot, Way};
 
-/// Bytes that a handshake takes in either direction, with the first control frames, and with some more.
+/// Number of bytes of a handshake in either direction, alone, with the first control frames, and with some more frames.
 const HANDSHAKE_BYTES: u64 = 160;
 const BEGINNING_BYTES: u64 = 900;
 const FRAMES_BYTES: u64 = 4000;
 
-/// A network for a session that moves `bytes` that way. What it has done is written to `log`.
+/// Plans the network of a session that moves `bytes` in the direction `data`. The faults done are recorded in `log`.
 pub fn network(random: &mut Random, bytes: u64, data: Way, log: PathBuf) -> Plan {
     let mut damage = faults(random, bytes, data);
     let gone_with_a_cut = random.below(4) == 0;
     if gone_with_a_cut {
-        // In the middle, as far as the first connection gets.
+        // In the middle of the data, as far as the first connection gets.
         let offset = BEGINNING_BYTES.min(bytes / 2) + random.below(bytes / 2 + 1);
         damage.push((Spot { way: data, connection: Some(0), offset }, Damage::Reset));
     }
@@ -32,14 +32,14 @@ fn faults(random: &mut Random, bytes: u64, data: Way) -> Vec<(Spot, Damage)> {
                 0 => HANDSHAKE_BYTES,
                 1 | 2 => BEGINNING_BYTES,
                 _ if way != data => FRAMES_BYTES,
-                // A lane of several has a part of it, and each may be given up before its end.
+                // Each of several lanes carries a part of the data, and may be given up before its end.
                 3 | 4 => bytes / 4 + BEGINNING_BYTES,
                 _ => bytes + BEGINNING_BYTES,
             };
             let damage = fault(random);
-            // At the same place of each connection it may let nothing pass, however often the ends connect.
+            // A fault at the same offset of every connection may let nothing pass, however often the ends reconnect.
             let connection = if random.below(4) != 0 { Some(random.below(3) as usize) } else { None };
-            // Mostly the first one: it is there always.
+            // Usually the first connection, because it always exists.
             let connection = connection.map(|number| number.saturating_sub(random.below(3) as usize));
             (Spot { way, connection, offset: random.below(reach) }, damage)
         })

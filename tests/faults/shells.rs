@@ -8,10 +8,10 @@ use crate::rig::*;
 use crate::story::Story;
 use crate::sweep::{Runs, sweep};
 
-/// What flows: at the least rate for three seconds.
+/// Number of bytes that flow: at the lowest rate, for three seconds.
 const BYTES: usize = 3 * CHUNK;
 
-/// What ssh and so rdsh answer where it is not the command's own code.
+/// Exit code of ssh, and so of rdsh, unless it is the command's own.
 const FAILED: i32 = 255;
 
 pub fn through_a_bad_network() {

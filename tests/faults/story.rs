@@ -1,4 +1,4 @@
-//! One run: what was done, what came of it, and what should not have.
+//! One run: its actions, its outcome, and its violations.
 
 use std::fmt::Display;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::rig::lab::{Lab, Marked, marked};
 use crate::rig::{Ended, Process, Random};
 
-/// What is told of the lanes while a session goes on, or of what is left, which is not how it ended.
+/// Parts of lines that do not say how a session ended: notices about lanes during the session, and about what is left.
 const NOTICES: [&str; 7] = [
     "; trying for ",
     " again; going on",
@@ -19,31 +19,32 @@ const NOTICES: [&str; 7] = [
     " more lines like that",
 ];
 
-/// A receiver says of a sender that failed before a transfer began what was wrong, and waits for another.
+/// Beginning of the receiver's last line if no sender came. Before it, the receiver reports each sender that failed
+/// before the transfer began.
 const NOBODY_CAME: &str = "rdrecv: no sender ";
 
-/// What the shell of a stage says of a command that was killed.
+/// What the shell of a stage prints about a killed command.
 const SHELLS_WORDS: [&str; 2] = ["Terminated", "Killed"];
 
-/// The most of standard error that a violation prints.
+/// Maximum length of standard error that a violation prints.
 const STDERR_SHOWN: usize = 4000;
 
-/// The most faults that it prints.
+/// Maximum number of faults that a violation prints.
 const DAMAGE_SHOWN: usize = 20;
 
-/// The longest for a command to end on a busy machine: many times what it waits for itself.
+/// Maximum time for a command to end on a busy machine: many times its own longest wait.
 const DEADLINE: Duration = Duration::from_secs(150);
 
-/// The longest for what a command has started to end after it.
+/// Maximum time for processes started by a command to end after it.
 const GONE: Duration = Duration::from_secs(60);
 
 pub struct Story {
     pub seed: u64,
     pub random: Random,
     pub lab: Lab,
-    /// Whether something was done to the run.
+    /// Whether anything was done to disturb the run.
     pub disturbed: bool,
-    /// How it ended, in few words: what is counted.
+    /// Short description of how the run ended, by which runs are counted.
     pub outcome: String,
     told: Vec<String>,
     violations: Vec<String>,
@@ -56,7 +57,7 @@ impl Story {
         Self { seed, random, lab, disturbed: false, outcome, told: Vec::new(), violations: Vec::new() }
     }
 
-    /// For the account of a violation.
+    /// Adds a line to the account of the run.
     pub fn tell(&mut self, what: impl Display) {
         self.told.push(what.to_string());
     }
@@ -67,7 +68,7 @@ impl Story {
         }
     }
 
-    /// A check that says itself what is wrong.
+    /// Records the violation that a check returns.
     pub fn check(&mut self, result: Result<(), String>) {
         self.violations.extend(result.err());
     }
@@ -76,7 +77,7 @@ impl Story {
         choices[self.random.below(choices.len() as u64) as usize]
     }
 
-    /// What the proxies have done, by their log.
+    /// Adds the faults that the proxies have recorded in their log.
     pub fn tell_damage(&mut self, log: &Path) {
         let text = fs::read_to_string(log).unwrap_or_default();
         self.disturbed |= !text.is_empty();
@@ -85,8 +86,8 @@ impl Story {
         self.ensure(more < 1000, || format!("{more} faults more: connections without end"));
     }
 
-    /// An end has one of these codes. It has said why, in one line of its own, unless it is 0 or a signal's; and nothing
-    /// that looks like a crash.
+    /// Checks that an end has one of these exit codes. Unless the code is 0 or stands for a signal, the end must have
+    /// given the cause in one line of its own. Nothing in its output may look like a crash.
     pub fn ended(&mut self, program: &str, ended: &Ended, codes: &[i32]) {
         let Ended { code, stderr, after } = ended;
         let shown: String = stderr.chars().take(STDERR_SHOWN).collect();
@@ -105,7 +106,7 @@ impl Story {
         self.ensure(allowed.contains(&causes), || format!("{program}: {causes} lines with the cause of exit {code}"));
     }
 
-    /// Waits for the end of a command. What all processes of the run are at when the time is over is told.
+    /// Waits for a command to end. If time runs out, the state of all processes of the run is added to the account.
     pub fn wait(&mut self, process: &mut Process) -> Ended {
         let began = Instant::now();
         let until = began + DEADLINE;
@@ -128,7 +129,7 @@ impl Story {
         Ended { after: began.elapsed(), ..ended }
     }
 
-    /// Waits until no process of this run is left; those that are do not stay.
+    /// Waits until no process of this run is left, and kills any that remain.
     pub fn nobody_is_left(&mut self) {
         let until = Instant::now() + GONE;
         let mut left = marked(self.lab.0.path());
@@ -140,7 +141,7 @@ impl Story {
         end(&left);
     }
 
-    /// The account, if something was wrong; the directory stays then.
+    /// Returns the account if there were violations. The directory is kept then.
     pub fn close(self, panicked: Option<String>) -> Option<String> {
         end(&marked(self.lab.0.path()));
         let mut violations = self.violations;

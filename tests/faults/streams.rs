@@ -10,7 +10,7 @@ use crate::rig::*;
 use crate::story::Story;
 use crate::sweep::{Runs, sweep};
 
-/// How an end may say that the network was to blame: the handshake, the connection, the link, the data, the frames.
+/// Exit codes with which an end may blame the network: handshake, connection, link, data, control frames.
 const REFUSALS: [i32; 6] = [0, 2, 3, 4, 7, 9];
 
 pub fn through_a_bad_network() {
@@ -20,11 +20,11 @@ pub fn through_a_bad_network() {
 fn size(story: &mut Story) -> usize {
     let most = story.pick(&[1, 2, 5000, CHUNK, 3 * CHUNK, 8 * CHUNK]) as u64;
     let size = story.random.below(most) as usize;
-    // Edges of a chunk too.
+    // Sizes at the edge of a chunk too.
     if story.random.below(6) == 0 { size - size % CHUNK } else { size }
 }
 
-/// What the receiver writes to.
+/// Destination of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Target {
     Stdout,
@@ -87,13 +87,13 @@ fn one(story: &mut Story) {
     story.ended("rdsend", &sent, &REFUSALS);
     story.ended("rdrecv", &received, &REFUSALS);
     story.nobody_is_left();
-    // A sender that has lost the link behind its last word does not know the outcome, and says so.
-    // The receiver's last answer may be lost with the link, or damaged on every connection.
+    // A sender that loses the link after its last message does not know the outcome, and says so. The receiver's last
+    // answer may be lost with the link, or damaged on every connection.
     let unknown = sent.code == 4 && sent.stderr.contains("the outcome is unknown")
         || sent.code == 7 && sent.stderr.contains("what came from");
     story.ensure(sent.code != 0 || received.code == 0, || "the sender knows better than the receiver".to_owned());
     story.ensure(received.code != 0 || sent.code == 0 || unknown, || "all has arrived, says the receiver".to_owned());
-    // On a machine that is busy enough the sender comes too late.
+    // On a very busy machine the sender may come too late.
     let excused = story.disturbed || sent.code == 3;
     story.ensure(sent.code == 0 || excused, || "it failed though nothing was done to it".to_owned());
     let there = match target {

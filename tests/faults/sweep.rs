@@ -1,4 +1,4 @@
-//! Many runs, some at a time, each with a seed of its own.
+//! Many runs, several at a time, each with its own seed.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,17 +9,17 @@ use std::time::Instant;
 use crate::rig::Random;
 use crate::story::Story;
 
-/// Violations that are told before a sweep gives up.
+/// Number of violations after which a sweep gives up.
 const TOLD_MAX: usize = 3;
 
-/// Below so many runs, how they ended says nothing.
+/// Minimum number of runs for which the distribution of outcomes is checked.
 const COUNTED_MIN: u64 = 20;
 
-/// How many runs: with every `make test`, and with `make test-long`.
+/// Number of runs in `make test`, and in `make test-long`.
 pub struct Runs {
     pub short: u64,
     pub long: u64,
-    /// So many at once: most of a run is waiting.
+    /// Number of concurrent runs. Most of a run is waiting.
     pub at_once: u64,
 }
 
@@ -27,8 +27,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// Does them all. Fails with the accounts of those that went wrong; and if too few were disturbed or too few ended
-/// well, since then the sweep shows nothing.
+/// Makes all runs. Fails with the accounts of the runs that went wrong. Also fails if too few runs were disturbed or
+/// too few ended well, because the sweep would then show nothing.
 pub fn sweep(name: &str, runs: &Runs, one: impl Fn(&mut Story) + Sync) {
     let repeated = number("RD_SEED");
     let usual = if std::env::var_os("RD_LONG").is_some() { runs.long } else { runs.short };

@@ -1,4 +1,4 @@
-//! The tree that is copied, and what a destination may hold.
+//! The tree that is copied, and the possible contents of a destination.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,28 +8,29 @@ use std::path::{Path, PathBuf};
 use crate::rig::{CHUNK, Scratch, noise, text};
 use crate::story::Story;
 
-/// Files from this size on leave what has come of them when their copy is given up.
+/// Size from which a file's partial copy is kept when the copy is given up.
 pub const LARGE_BYTES: u64 = 64 << 20;
 
-/// A source.
+/// The source of a copy.
 pub struct Tree {
     pub scratch: Scratch,
-    /// Bytes that a copy moves.
+    /// Number of bytes that a copy moves.
     pub bytes: u64,
     entries: BTreeMap<PathBuf, Entry>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
-    /// Kind, mode, owner, length, time of change, link's target.
+    /// Kind, mode, owner, length, time of change, and target of a link.
     line: String,
     /// The first name of the same inode.
     first: PathBuf,
-    /// Of a file.
+    /// Digest of a file's contents.
     digest: Option<blake3::Hash>,
 }
 
-/// With a large file that has `data_bytes` of data in it, the rest of it holes; 0 for none.
+/// Makes a tree with a large file that contains `data_bytes` of data, the rest holes. There is no large
+/// file if `large_bytes` is 0.
 pub fn plant(large_bytes: u64, data_bytes: u64) -> Tree {
     let scratch = Scratch::new();
     let top = scratch.join("tree");
@@ -62,7 +63,8 @@ pub fn plant(large_bytes: u64, data_bytes: u64) -> Tree {
     Tree { scratch, bytes, entries }
 }
 
-/// An empty directory, and the name in it under which `tree` is to be copied; whether an older tree stands there.
+/// Makes an empty directory. Returns whether it has an older tree, the directory, and the path to
+/// which `tree` is to be copied.
 pub fn destination(story: &mut Story, tree: &Tree) -> (bool, PathBuf, PathBuf) {
     let had_old = story.pick(&[true, false]);
     let directory = story.lab.join("there");
@@ -134,7 +136,7 @@ fn entries(top: &Path) -> BTreeMap<PathBuf, Entry> {
     found.into_iter().map(entry).collect()
 }
 
-/// A name that is no entry's but that of one which is being made.
+/// Whether this is a temporary name, which only an entry being made has.
 fn is_temporary(name: &str) -> bool {
     let hashed = name.strip_prefix('.').and_then(|rest| rest.split_once('.'));
     hashed.is_some_and(|(hash, ending)| {
@@ -165,7 +167,7 @@ impl Tree {
         self.scratch.join("tree")
     }
 
-    /// The copy is equal in all that `rdcp -r` keeps.
+    /// Checks that the copy is equal in everything that `rdcp -r` preserves.
     pub fn equals(&self, copy: &Path) -> Result<(), String> {
         let there = entries(copy);
         for (name, entry) in &self.entries {
@@ -180,8 +182,8 @@ impl Tree {
         }
     }
 
-    /// What has a final name below `top` is an old entry or a whole new one; and nothing old has gone. Temporary names are
-    /// passed over. `had_old`: [`plant_old`] was there.
+    /// Checks that each final name below `top` is an old entry or a complete new one, and that no old entry is gone.
+    /// Temporary names are skipped. `had_old`: whether [`plant_old`] has made older files.
     pub fn is_old_or_new(&self, top: &Path, had_old: bool) -> Result<(), String> {
         if fs::symlink_metadata(top).is_err() {
             return if had_old { Err(format!("{} has gone", top.display())) } else { Ok(()) };
@@ -201,7 +203,8 @@ impl Tree {
             if !is_old && !is_new {
                 return Err(format!("{} is neither old nor new: {entry:?}", path.display()));
             }
-            // A new file has all that belongs to it before it has its name; the number of its names may still grow.
+            // A new file has all its metadata before it gets its name. Only the number of its
+            // hard links may still grow.
             let but_names = |line: &str| {
                 line.split(' ')
                     .enumerate()

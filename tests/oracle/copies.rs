@@ -1,4 +1,4 @@
-//! One copy, by cp and by rdcp from and to everywhere.
+//! Runs one copy by cp and by rdcp, from every place to every place.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::rig::others::as_user_by;
 use crate::rig::{AGENT, Ended, Process, in_shell, rdcp};
 use crate::tree::USER;
 
-/// The longest that a copy takes; a longer one waits for something that does not come, and fails.
+/// Maximum duration of a copy. A copy that takes longer waits for something that never comes, and fails.
 const LIMIT: Duration = Duration::from_secs(25);
 
-/// Runs it to its end, as [`USER`] or as who we are.
+/// Runs the command to its end, as [`USER`] or as the user running the test.
 pub fn limited(command: &Command, directory: &Path, is_users: bool, umask: u32, stdout: Stdio) -> Ended {
     let limit = format!("timeout -k 1 {}", LIMIT.as_secs());
     let run = match is_users && rustix::process::geteuid().is_root() {
@@ -25,14 +25,14 @@ pub fn limited(command: &Command, directory: &Path, is_users: bool, umask: u32, 
     Process::spawn(&mut shell).wait()
 }
 
-/// Where the sources and the destination are.
+/// Which hosts hold the sources and the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Within,
     Push,
     Pull,
     Between,
-    /// The first source here, the next on another host, and so on; the destination here.
+    /// The first source is here, the next on another host, and so on. The destination is here.
     Mixed,
 }
 
@@ -56,7 +56,7 @@ impl Way {
     }
 }
 
-/// How the names on a command line are meant.
+/// How the names on a command line are interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Plain,
@@ -64,17 +64,17 @@ pub enum Form {
     Exact,
     /// `-t`
     Into,
-    /// Without `-r`: files, and what links lead to.
+    /// Without `-r`: only files and the targets of links.
     Files,
 }
 
-/// A command line, but for what copies. Paths are absolute.
+/// A command line without its program and hosts. Paths are absolute.
 #[derive(Clone, Debug)]
 pub struct Line {
     pub form: Form,
     pub sources: Vec<OsString>,
     pub destination: OsString,
-    /// As [`USER`], not as root.
+    /// Whether [`USER`] makes the copy instead of root.
     pub is_users: bool,
     pub umask: u32,
 }
@@ -101,7 +101,7 @@ impl Line {
         (self.form != Form::Files).then_some("-r")
     }
 
-    /// What cp makes of it.
+    /// Runs the copy with cp.
     pub fn by_cp(&self, lab: &Lab, options: &[&str]) -> Ended {
         let mut command = Command::new("cp");
         command
@@ -111,7 +111,7 @@ impl Line {
         limited(&command, lab.0.path(), self.is_users, self.umask, Stdio::null())
     }
 
-    /// What rdcp makes of it.
+    /// Runs the copy with rdcp.
     pub fn by_rdcp(&self, lab: &Lab, way: Way) -> Ended {
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         command.args(self.recursion()).args(["-q", "--encrypt", "never"]);
@@ -119,7 +119,7 @@ impl Line {
         limited(&command, lab.0.path(), self.is_users, self.umask, Stdio::null())
     }
 
-    /// As somebody would write it.
+    /// Returns the command line as a user would write it.
     pub fn shown(&self, way: Way) -> String {
         let arguments = self.arguments(|number| way.source(number), way.destination());
         let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();

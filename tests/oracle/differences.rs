@@ -1,23 +1,23 @@
-//! Where rdcp is meant to differ from cp: all of it, each entry under the heading that it has in the manual page.
+//! All intended differences of rdcp from cp, each under its heading in the manual page.
 
 use crate::copies::Way;
 use crate::snapshot::{Entry, Finding, Snapshot};
 use crate::tree::is_temporary;
 
-/// What a command line does instead of what cp -a does.
+/// Result of a command line where it differs from the result of cp -a.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instead {
-    /// It fails, and nothing has changed.
+    /// The copy fails and changes nothing.
     Refused,
-    /// What `cp -a --remove-destination` does.
+    /// The result of `cp -a --remove-destination`.
     Replaced,
-    /// What cp does where this directory is there.
+    /// The result of cp if this directory exists beforehand.
     Made(&'static str),
-    /// What cp does, but for what it makes below this path.
+    /// The result of cp, without anything that cp makes below this path.
     Without(&'static str),
 }
 
-/// Command lines that do something else. Patterns are of [`crate::forms::Case::shown`]; `*` stands for anything.
+/// Command lines with another result. Patterns match [`crate::forms::Case::shown`]; `*` matches any text.
 pub struct Lines {
     pub heading: &'static str,
     pub patterns: &'static [&'static str],
@@ -81,16 +81,16 @@ pub const LINES: &[Lines] = &[
     },
 ];
 
-/// The heading of sources that are their own destination.
+/// Heading for sources that are their own destination.
 pub const ITSELF: &str = "A source onto itself";
 
-/// Whether all that cp has against a command line is that sources are their own destination. By way of another host's name
-/// they are left as they are.
+/// Whether cp complains only that sources are their own destination. Through another host's name rdcp leaves
+/// such sources as they are.
 pub fn is_itself(way: Way, said: &str) -> bool {
     way != Way::Within && !said.is_empty() && said.lines().all(|line| line.ends_with("are the same file"))
 }
 
-/// What an entry of a random tree may be other than with `cp -a --remove-destination`.
+/// An intended difference of an entry of a random tree from the result of `cp -a --remove-destination`.
 pub struct Entries {
     pub heading: &'static str,
     /// Whether a finding is of this kind.
@@ -100,25 +100,25 @@ pub struct Entries {
 const TEMPORARY: &str = "Temporary names";
 const READ_ONLY: &str = "Read-only directories";
 
-/// A copy, by the paths of the destination.
+/// Snapshots of one copy, by paths of the destination.
 pub struct Seen<'a> {
     pub before: &'a Snapshot,
     pub source: &'a Snapshot,
     pub reference: &'a Snapshot,
     pub got: &'a Snapshot,
-    /// By an ordinary user.
+    /// Whether an ordinary user made the copy.
     pub is_users: bool,
     pub is_within: bool,
 }
 
 impl Seen<'_> {
-    /// Whether the user may not write into this directory of his that was there.
+    /// Whether the existing directory belongs to the user, who may not write to it.
     fn was_closed(&self, path: &[u8]) -> bool {
         let is_closed = |entry: &Entry| entry.kind == "directory" && entry.mode & 0o700 != 0o700;
         self.is_users && self.before.get(path).is_some_and(is_closed)
     }
 
-    /// What may keep cp from success, and not rdcp.
+    /// Returns the heading that explains why rdcp may succeed where cp fails, if any.
     pub fn success_where_cp_fails(&self) -> Option<&'static str> {
         let is_closed = self.before.keys().any(|path| self.was_closed(path));
         let is_passed_over = self.source.keys().any(|path| has_temporary(path));
@@ -197,13 +197,13 @@ pub const ENTRIES: &[Entries] = &[
         heading: TEMPORARY,
         is_meant: |finding, seen| {
             let got = seen.got.get(&finding.path);
-            // One that is there stays, or makes way for what it was to become.
+            // An existing entry with a temporary name stays, or is removed by the copy of the entry that it belongs to.
             let is_as_before = got.zip(seen.before.get(&finding.path)).is_some_and(|(got, before)| {
-                // The other names of it may have been given to another file.
+                // Its other hard links may now name another file.
                 *got == Entry { first_name: got.first_name.clone(), ..before.clone() }
             });
             let is_passed_over = has_temporary(&finding.path) && (got.is_none() || is_as_before);
-            // Of the names of a file, the others are those of one file still.
+            // If some names of a hard-linked file are passed over, the remaining names still belong to one file.
             let group = seen.reference.get(&finding.path).and_then(|entry| entry.first_name.as_ref());
             let same = seen.reference.iter().filter(|(_, entry)| group.is_some() && entry.first_name.as_ref() == group);
             let (passed, others): (Vec<_>, Vec<_>) = same.map(|(path, _)| path).partition(|path| has_temporary(path));
@@ -222,7 +222,7 @@ pub const ENTRIES: &[Entries] = &[
                 let mut ends = (0..=path.len()).filter(|&end| path.get(end).is_none_or(|&byte| byte == b'/'));
                 ends.any(|end| seen.was_closed(&path[..end]))
             };
-            // Where one name of a file could not be replaced, the others are names of something else.
+            // If one name of a hard-linked file could not be replaced, its other names belong to another file.
             let is_linked = [seen.source, seen.reference, seen.got].into_iter().any(|snapshot| {
                 let group = snapshot.get(&finding.path).and_then(|entry| entry.first_name.as_ref());
                 group.is_some()
@@ -238,7 +238,7 @@ fn has_temporary(path: &[u8]) -> bool {
     path.split(|&byte| byte == b'/').any(is_temporary)
 }
 
-/// Whether a text is what a pattern says.
+/// Whether the text matches the pattern.
 pub fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,

@@ -1,4 +1,4 @@
-//! All forms of command lines: each kind of source to each kind of destination.
+//! All forms of command lines: every kind of source combined with every kind of destination.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -69,7 +69,7 @@ const DESTINATIONS: &[&str] = &[
     "from/d/x",
 ];
 
-/// One command line.
+/// A command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     sources: &'static [&'static str],
@@ -78,7 +78,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// `-T SOURCE > DESTINATION`: what patterns of differences are held against.
+    /// Returns `-T SOURCE > DESTINATION`, the text matched by patterns of differences.
     pub fn shown(&self) -> String {
         let form = match self.form {
             Form::Plain => "",
@@ -89,7 +89,7 @@ impl Case {
         format!("{form}{} > {}", self.sources.join(" "), self.destination)
     }
 
-    /// Whether cp would wait for somebody at the other end of a FIFO: without one it opens it.
+    /// Whether cp would block in opening a FIFO, because no other process opens its other end.
     fn waits(&self) -> bool {
         let is_file = ["f", "g", "deep/f"].contains(&self.sources[0]);
         match self.form {
@@ -99,8 +99,8 @@ impl Case {
         }
     }
 
-    /// Whether it says something that the others do not: without -r, directories are left out by everybody; of several
-    /// sources, -T makes nothing anywhere.
+    /// Whether the case adds to the other cases. Without -r every program leaves directories out, and with several
+    /// sources -T makes nothing anywhere.
     fn is_telling(&self) -> bool {
         match self.form {
             Form::Plain | Form::Into => true,
@@ -135,7 +135,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// What all cases start from.
+/// Makes the files from which all cases start.
 fn make_scene(scene: &Path) {
     for directory in
         ["from/d/sub", "from/e", "from/deep/d", "into/to/d", "into/clash/f", "into/clash/lf", "into/clash/p"]
@@ -184,7 +184,7 @@ fn make_scene(scene: &Path) {
     settle(scene);
 }
 
-/// Gives all the same old times, so that those of a copy show.
+/// Gives all entries the same old time, so that times set by a copy are visible.
 pub fn settle(path: &Path) {
     let stat = fs::symlink_metadata(path).expect("made");
     if stat.is_dir() {
@@ -197,7 +197,7 @@ pub fn settle(path: &Path) {
     rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).expect("ours");
 }
 
-/// Directories in which something is made have the time of that.
+/// Directories in which entries are made. Their times are those of the copy.
 const TIMELESS: &[&[u8]] = &[b"", b"from", b"into", b"into/to", b"from/d", b"into/clash", b"into/new"];
 
 struct Scene {
@@ -211,7 +211,7 @@ fn scene(lab: &Lab, name: &str, case: &Case) -> Scene {
     Scene { line: case.line(&top), before: snapshot(&top) }
 }
 
-/// One of the ways that make sense, another for each case in turn; in the long run two.
+/// Returns one of the sensible ways, a different one for each case in turn. The long run takes two.
 fn ways(number: u64, case: &Case) -> Vec<Way> {
     let all: Vec<Way> = WAYS.iter().copied().filter(|&way| way != Way::Mixed || case.sources.len() > 1).collect();
     let at = |number: u64| all[number as usize % all.len()];
@@ -268,7 +268,7 @@ fn violations(number: u64, case: &Case, used: &Mutex<Vec<&'static str>>) -> Vec<
 fn command_lines_do_what_they_do_with_cp() {
     let cases = cases();
     let used = Mutex::new(Vec::new());
-    // All in the long run; else every fourth, always the same ones.
+    // The long run takes all cases. Otherwise every fourth case, always the same ones.
     let step = if is_long() { 1 } else { 4 };
     let count = cases.len() as u64 / step;
     let wrong = each(0..count, |number| violations(number, &cases[(number * step) as usize], &used));

@@ -1,4 +1,4 @@
-//! Options that rdcp has from rsync, against the real one: links, modes, patterns from files, over random trees.
+//! Compares options that rdcp shares with rsync to rsync itself: links, modes, patterns from files, over random trees.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,11 +10,11 @@ use crate::rig::lab::Lab;
 use crate::rig::{AGENT, Process, Random, rdcp};
 use crate::snapshot::{Finding, Snapshot, differences, snapshot};
 
-/// Trees of `make test`, and of `make test-long`.
+/// Number of trees in `make test`, and in `make test-long`.
 const COUNT: u64 = 6;
 const LONG_COUNT: u64 = 100;
 
-/// The lines of the file `rules`.
+/// Contents of the file `rules`.
 const RULES: &str = "# a comment\n\n; another\n*.o\n/d0/\nf1\n";
 
 const OPTIONS: &[&[&str]] = &[
@@ -31,7 +31,7 @@ const OPTIONS: &[&[&str]] = &[
     &["--chown=12:34"],
 ];
 
-/// Directories within each other, files of many modes, and links that lead in, out, to directories and nowhere.
+/// Makes nested directories, files of many modes, and links that lead inside, outside, to directories and nowhere.
 fn grow(random: &mut Random, directory: &Path, depth: u32, nowhere: bool) {
     fs::create_dir_all(directory).expect("a directory");
     for number in 0..3 {
@@ -51,7 +51,7 @@ fn grow(random: &mut Random, directory: &Path, depth: u32, nowhere: bool) {
     }
 }
 
-/// What is at a place after a command line; the exit code.
+/// Runs the command and returns its exit code, its standard error, and the entries then present at the place.
 fn made(lab: &Lab, mut command: Command, place: &str) -> (i32, String, Snapshot) {
     fs::create_dir(lab.join(place)).expect("a directory");
     let ended = Process::spawn(command.current_dir(lab.0.path())).wait();
@@ -72,7 +72,7 @@ fn options_do_what_they_do_with_rsync() {
         fs::write(lab.join("outside/dir/inside"), "of a directory").expect("a file");
         fs::write(lab.join("rules"), RULES).expect("a file");
         grow(&mut random, &lab.join("src"), 2, nowhere);
-        // Old times: rsync leaves a directory's alone that differs by less than a second.
+        // Times are old because rsync does not set a directory's time if it differs by less than a second.
         settle(&lab.join("src"));
         settle(&lab.join("outside"));
         for (number, options) in OPTIONS.iter().enumerate() {
@@ -93,7 +93,7 @@ fn options_do_what_they_do_with_rsync() {
     eprintln!("options of rsync: {compared} entries compared");
 }
 
-/// rsync goes round until the name is too long.
+/// rsync follows the loop until the name is too long.
 #[test]
 fn a_link_to_a_directory_above_is_named_and_not_followed() {
     let lab = Lab::new();
@@ -117,7 +117,7 @@ fn a_link_to_a_directory_above_is_named_and_not_followed() {
     }
 }
 
-/// With rsync beside it, and a file system mounted below the source, which only root can do.
+/// Compares with rsync. A file system is mounted below the source, for which the test must run as root.
 #[test]
 fn what_is_mounted_below_is_not_entered() {
     if !rustix::process::geteuid().is_root() {

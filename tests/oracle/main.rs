@@ -1,6 +1,6 @@
-//! `rdcp -r` against `cp -a`, an oracle that knows nothing of it: random trees, and all forms of command lines, within a
-//! host and between hosts (a launcher runs the agent on this one). What may differ stands in `differences.rs`, and in
-//! the manual page under "Differences from cp"; all else is a violation.
+//! Compares `rdcp -r` with `cp -a`, an oracle that is independent of it: random trees, and all forms of command lines,
+//! within a host and between hosts (a launcher runs the agent on this host). Intended differences are listed in
+//! `differences.rs`, and in the manual page under "Differences from cp". Every other difference is a violation.
 
 #[path = "../rig/mod.rs"]
 mod rig;
@@ -15,10 +15,10 @@ mod tree;
 
 use rig::Ended;
 
-/// Lines that tell of one copy.
+/// Maximum number of violations printed for one copy.
 const LINES_MAX: usize = 12;
 
-/// What is wrong with one copy, in some lines.
+/// Describes the violations of one copy, in several lines.
 fn report(which: &str, line: &str, wrong: &[String], cp: &Ended, rdcp: &Ended) -> String {
     let mut text = format!("{which}: {line}\n");
     for line in wrong.iter().take(LINES_MAX) {
@@ -35,7 +35,7 @@ fn report(which: &str, line: &str, wrong: &[String], cp: &Ended, rdcp: &Ended) -
     text
 }
 
-/// Each difference has its heading in the manual page, and each heading its difference.
+/// Each difference has its heading in the manual page, and each heading belongs to a difference.
 #[test]
 fn the_manual_has_each_difference() {
     let mut headings: Vec<&str> = differences::LINES.iter().map(|lines| lines.heading).collect();

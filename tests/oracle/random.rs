@@ -15,18 +15,18 @@ use crate::rig::seeds::{each, seeds};
 use crate::snapshot::{Snapshot, differences, snapshot};
 use crate::tree::{self, Gardener, Kind, Node, USER};
 
-/// Seeds of `make test`: always the same, so that what fails there has been broken by a change.
+/// Seeds of `make test`. They never change, so that a failure was caused by a change of the code.
 const SEEDS: std::ops::Range<u64> = 1..51;
 
-/// Seeds of `make test-long`, from a random one on.
+/// Number of seeds of `make test-long`, from a random seed on.
 const LONG_COUNT: u64 = 1000;
 
-/// What a seed has grown.
+/// The trees and the command line that a seed gives.
 struct Grown {
     source: Node,
-    /// What is under the name of the copy already.
+    /// The entry that already exists under the name of the copy.
     old: Option<Node>,
-    /// The directory that the copy is made in.
+    /// The directory in which the copy is made.
     into: Node,
     line: Line,
 }
@@ -46,7 +46,8 @@ fn grow(seed: u64) -> Grown {
         2 => Some(source.clone()),
         _ => Some(gardener.aged(&source, 2)),
     };
-    // Rights to write there, and no owner, but an ACL that all new entries get, or a group.
+    // The owner may write to this directory. It may have a default ACL, which all new entries
+    // inherit, or pass on its group.
     let mut into = gardener.node(Kind::Directory(Vec::new()));
     into.attributes.clear();
     into.mode = gardener.pick(&[0o755, 0o2755, 0o777]);
@@ -71,7 +72,7 @@ fn grow(seed: u64) -> Grown {
     Grown { source, old, into, line }
 }
 
-/// Makes what a copy starts from, and gives its command line.
+/// Makes the files from which a copy starts, and returns its command line.
 fn prepare(lab: &Lab, name: &str, grown: &Grown) -> Line {
     let scene = lab.join(name);
     fs::create_dir(&scene).expect("a directory");
@@ -91,7 +92,7 @@ fn prepare(lab: &Lab, name: &str, grown: &Grown) -> Line {
     line
 }
 
-/// The part of a snapshot below a path, under other names.
+/// Returns a snapshot with its paths moved below another name.
 fn below(whole: &Snapshot, new: &str) -> Snapshot {
     let renamed = |path: &Vec<u8>| match &path[..] {
         b"" => new.as_bytes().to_vec(),
@@ -100,7 +101,7 @@ fn below(whole: &Snapshot, new: &str) -> Snapshot {
     whole.iter().map(|(path, entry)| (renamed(path), entry.clone())).collect()
 }
 
-/// What is wrong with the copies of one seed.
+/// Returns the violations in the copies of one seed.
 fn violations(seed: u64, grown: &Grown, used: &Mutex<Vec<&'static str>>) -> Vec<String> {
     let lab = Lab::for_users();
     tree::make(&lab.join("src"), &grown.source);
@@ -155,7 +156,7 @@ fn random_trees_become_what_cp_makes_of_them() {
     assert!(unused.is_empty(), "nothing differs as these say: {unused:?}");
 }
 
-/// Seeds found this: set first, the ACL takes from the user the right to set his attributes.
+/// Found by random seeds: an ACL that is set first takes from users the right to set attributes of their own files.
 #[test]
 fn attributes_beside_an_acl_that_forbids_writing() {
     let mut grown = grow(0);

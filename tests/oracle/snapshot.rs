@@ -1,4 +1,4 @@
-//! What stands below a directory, down to the last attribute, and how two of them differ.
+//! Records all entries below a directory, including their attributes, and compares two such records.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,29 +9,30 @@ use std::path::Path;
 
 use rustix::fs::{SeekFrom, seek};
 
-/// Bytes that are hashed together, where they are not all zero.
+/// Number of bytes hashed together. Blocks of zeros are skipped.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// An entry without its name. Each field has what is compared; what cannot be read says so, in both trees alike.
+/// An entry without its name. Each field holds a value to compare; an unreadable part is
+/// recorded as such in both trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub kind: &'static str,
     pub mode: u32,
     pub owner: (u32, u32),
     pub modified: (i64, i64),
-    /// Of files: length and hash of the data. Of links: where they lead. Of devices: their number.
+    /// For files the length and hash of the data, for links the target, for devices the number.
     pub content: String,
     pub attributes: BTreeMap<String, Vec<u8>>,
-    /// The first of its names, where it has several.
+    /// The first of the entry's names, if it has several.
     pub first_name: Option<Vec<u8>>,
-    /// Of files: bytes on the disk.
+    /// Bytes on the disk, for files.
     pub allocated_bytes: u64,
 }
 
-/// By path, the top's being empty.
+/// Entries by path. The path of the top is empty.
 pub type Snapshot = BTreeMap<Vec<u8>, Entry>;
 
-/// Looks at all that is there.
+/// Records all entries below `top`.
 pub fn snapshot(top: &Path) -> Snapshot {
     let mut found = Snapshot::new();
     look(top, Vec::new(), &mut found, &mut BTreeMap::new());
@@ -86,7 +87,7 @@ fn look(path: &Path, name: Vec<u8>, found: &mut Snapshot, inodes: &mut BTreeMap<
     }
 }
 
-/// A hash of the data and where it stands: zeros count for nothing, be they written or a hole.
+/// Hashes the data and its offsets. Zeros are ignored, whether they are written or a hole.
 fn data(path: &Path, size: u64) -> String {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -125,13 +126,13 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// One thing that is not the same in two trees.
+/// One difference between two trees.
 #[derive(Clone, Debug)]
 pub struct Finding {
     pub path: Vec<u8>,
-    /// The name of the field; of an attribute, its own.
+    /// Name of the differing field; for an attribute, the attribute's own name.
     pub what: String,
-    /// What the reference (cp, rsync) has made, and what rdcp has.
+    /// The value made by the reference (cp, rsync), and the value made by rdcp.
     pub reference: Option<String>,
     pub got: Option<String>,
 }
@@ -148,7 +149,7 @@ impl Finding {
     }
 }
 
-/// A path of which each name can be told, and none is long.
+/// Returns a printable path in which each name can be recognized and none is long.
 fn short(path: &[u8]) -> String {
     let names = path.split(|&byte| byte == b'/').map(|name| match name {
         name if name.len() > 40 => format!("{}…({} bytes)", name[..8].escape_ascii(), name.len()),
@@ -157,7 +158,7 @@ fn short(path: &[u8]) -> String {
     names.collect::<Vec<_>>().join("/")
 }
 
-/// What differs. `timeless`: directories whose times are those of the copy itself.
+/// Returns the differences. `timeless`: directories whose times are those of the copy itself.
 pub fn differences(reference: &Snapshot, got: &Snapshot, timeless: &[&[u8]]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paths: Vec<&Vec<u8>> = reference.keys().chain(got.keys()).collect();
@@ -184,8 +185,8 @@ pub fn differences(reference: &Snapshot, got: &Snapshot, timeless: &[&[u8]]) -> 
             field("modified", &|entry| format!("{}.{:09}", entry.modified.0, entry.modified.1));
         }
         field("first name", &|entry| entry.first_name.as_ref().map_or("itself".to_owned(), |name| short(name)));
-        // Where the holes are is the file system's affair, and of blocks that were compared, which are sent whole; that they are
-        // is not.
+        // Where holes are depends on the file system and on compared blocks, which are sent whole.
+        // That holes exist is checked.
         if rdcp.allocated_bytes > cp.allocated_bytes + cp.allocated_bytes / 4 + (512 << 10) {
             field("bytes on disk", &|entry| entry.allocated_bytes.to_string());
         }

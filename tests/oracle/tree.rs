@@ -11,13 +11,13 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags,
 
 use crate::rig::Random;
 
-/// Users and groups that files belong to, where root makes them.
+/// Users and groups that own files, if root makes them.
 const IDS: &[u32] = &[0, 1, 1000, 65534, 2_000_000_000];
 
-/// The ordinary user in whose name some copies are made.
+/// The ordinary user who makes some of the copies.
 pub const USER: u32 = 65534;
 
-/// Names that programs have stumbled over.
+/// Names that programs have mishandled.
 const NAMES: &[&[u8]] = &[
     b"a",
     b"file.txt",
@@ -50,22 +50,22 @@ const NAMES: &[&[u8]] = &[
     b"rd-part",
 ];
 
-/// How many entries a tree has at most, and how deep it is.
+/// Maximum number of entries of a tree, and its maximum depth.
 const ENTRIES_MAX: u64 = 24;
 const DEPTH_MAX: usize = 4;
 
-/// From this size on, a file that stopped half-way is gone on with.
+/// Size from which a partial file is resumed.
 const LARGE_BYTES: u64 = 64 << 20;
 
 #[derive(Clone, Debug)]
 pub enum Kind {
     Directory(Vec<(Vec<u8>, Node)>),
-    /// The size, and where data stands: its place, its length, its seed.
+    /// The size, and the pieces of data: offset, length and seed of each.
     File(u64, Vec<(u64, usize, u64)>),
     Link(Vec<u8>),
     Fifo,
     Socket,
-    /// Characters or blocks, and the number.
+    /// Whether it is a character device, and the device number.
     Device(bool, u32, u32),
 }
 
@@ -76,14 +76,14 @@ pub struct Node {
     pub owner: (u32, u32),
     pub modified: (i64, i64),
     pub attributes: Vec<(&'static str, Vec<u8>)>,
-    /// Nodes of one number are names of one file.
+    /// Nodes with equal numbers are hard links to one file.
     pub links: Option<u64>,
 }
 
-/// Grows trees of one seed.
+/// Grows the trees of one seed.
 pub struct Gardener<'a> {
     pub random: &'a mut Random,
-    /// Everything belongs to [`USER`], who is to copy it.
+    /// Whether everything belongs to [`USER`], who makes the copy.
     pub is_users: bool,
     entries_left: u64,
     linked: Vec<Node>,
@@ -103,10 +103,10 @@ impl<'a> Gardener<'a> {
         among[self.random.below(among.len() as u64) as usize]
     }
 
-    /// A directory with everything in it.
+    /// Grows a directory with its entries.
     pub fn tree(&mut self) -> Node {
         let mut top = self.directory(0);
-        // Now and then one large file, most of it a hole.
+        // Occasionally one large file, most of which is a hole.
         if self.chance(12)
             && let Kind::Directory(entries) = &mut top.kind
         {
@@ -149,7 +149,7 @@ impl<'a> Gardener<'a> {
                 name
             }
             2 if self.chance(20) => {
-                // What a copy that was cut leaves beside the file `a`, or of another.
+                // A temporary name that an interrupted copy leaves beside the file `a`, or beside another file.
                 let hash = blake3::hash(self.pick(&[b"a", b"b"])).to_hex();
                 format!(".{}.{}", &hash[..32], self.pick(&["rd-part", "rd-link", "rd-half"])).into_bytes()
             }
@@ -164,7 +164,7 @@ impl<'a> Gardener<'a> {
         }
     }
 
-    /// Anything at all. Some are further names of what there is already.
+    /// Grows an entry of any kind. Some are further hard links to existing entries.
     pub fn entry(&mut self, depth: usize) -> Node {
         if !self.linked.is_empty() && self.chance(12) {
             let which = self.random.below(self.linked.len() as u64) as usize;
@@ -214,7 +214,7 @@ impl<'a> Gardener<'a> {
         }
     }
 
-    /// With random metadata.
+    /// Makes a node with random metadata.
     pub fn node(&mut self, kind: Kind) -> Node {
         let is_link = matches!(kind, Kind::Link(_));
         let is_plain = matches!(kind, Kind::File(..) | Kind::Directory(_));
@@ -249,7 +249,7 @@ impl<'a> Gardener<'a> {
         Node { kind, mode, owner, modified: (seconds, nanoseconds), attributes, links: None }
     }
 
-    /// An ACL that goes with a mode, in the kernel's form: a version, then tag, rights and id of each entry.
+    /// Returns an ACL that fits a mode, in the kernel's format: a version, then tag, rights and id of each entry.
     pub fn acl(&mut self, mode: u32) -> Vec<u8> {
         const NOBODY: u32 = u32::MAX;
         let rights = |shift: u32| (mode >> shift & 7) as u16;
@@ -271,8 +271,8 @@ impl<'a> Gardener<'a> {
         bytes
     }
 
-    /// What an earlier copy may have left, and what has become of it since. `climb` leads from the entry's directory to
-    /// where there is a directory `outside`.
+    /// Returns the remains of an earlier copy, changed since then. `climb` is the number of levels from the entry's
+    /// directory up to the directory that contains `outside`.
     pub fn aged(&mut self, node: &Node, climb: usize) -> Node {
         let mut node = node.clone();
         if let Kind::Directory(entries) = &mut node.kind {
@@ -280,7 +280,7 @@ impl<'a> Gardener<'a> {
             for (name, below) in before {
                 match self.random.below(12) {
                     0 => {}
-                    // Another kind, most often: a directory becomes a file, a file a directory.
+                    // Usually another kind: a directory becomes a file, a file a directory.
                     1 => entries.push((name, self.entry(DEPTH_MAX - 1))),
                     2 => entries.push((name, self.directory(DEPTH_MAX))),
                     3 => {
@@ -299,7 +299,7 @@ impl<'a> Gardener<'a> {
         if self.chance(40) { self.remade(node) } else { node }
     }
 
-    /// The same with other metadata; a file with other data.
+    /// Returns the node with other metadata; a file also gets other data.
     fn remade(&mut self, node: Node) -> Node {
         let kind = match node.kind {
             Kind::File(..) => self.file(),
@@ -309,8 +309,8 @@ impl<'a> Gardener<'a> {
     }
 }
 
-/// A name under which rdcp makes what is not whole yet: `.HASH.rd-part`, `.HASH.rd-link`; and one that it marks what is
-/// half-written with: `.HASH.rd-half`.
+/// Whether the name is one of rdcp's temporary names: `.HASH.rd-part` and `.HASH.rd-link` for entries that are not
+/// complete yet, and `.HASH.rd-half`, which marks a half-written file.
 pub fn is_temporary(name: &[u8]) -> bool {
     let Some((b".", rest)) = name.split_at_checked(1) else { return false };
     let Some((hash, ending)) = rest.split_at_checked(32) else { return false };
@@ -318,7 +318,7 @@ pub fn is_temporary(name: &[u8]) -> bool {
     hash.iter().all(is_digit) && [&b".rd-part"[..], b".rd-link", b".rd-half"].contains(&ending)
 }
 
-/// Makes a tree under a name that is free, as root with owners.
+/// Makes a tree under an unused name. Root also sets the owners.
 pub fn make(path: &Path, node: &Node) {
     let is_root = rustix::process::geteuid().is_root();
     make_entry(path, node, is_root, &mut BTreeMap::new());
@@ -357,7 +357,7 @@ fn make_entry(path: &Path, node: &Node, is_root: bool, made: &mut BTreeMap<u64, 
         }
         Kind::Fifo => special(FileType::Fifo, 0),
         Kind::Socket => special(FileType::Socket, 0),
-        // Only root makes these; in their place, something that everybody can.
+        // Only root can make devices. Other users make a FIFO instead.
         Kind::Device(..) if !is_root => special(FileType::Fifo, 0),
         Kind::Device(true, major, minor) => special(FileType::CharacterDevice, makedev(*major, *minor)),
         Kind::Device(false, major, minor) => special(FileType::BlockDevice, makedev(*major, *minor)),

@@ -1,4 +1,4 @@
-//! The guide: each page is typed from its beginning to its end on hosts of its own.
+//! The guide: each page is typed from beginning to end on hosts made for it.
 
 use std::fs;
 use std::panic::AssertUnwindSafe;
@@ -9,7 +9,7 @@ use crate::page::{Step, Typed, command_of, shape, steps};
 use crate::rig::{Ended, Process};
 use crate::world::{World, host_of};
 
-/// The pages, with the number of blocks of each that are not run.
+/// The pages, with the number of blocks on each that are not run.
 const PAGES: [(&str, usize); 18] = [
     ("backups.md", 0),
     ("clusters.md", 0),
@@ -35,7 +35,7 @@ fn guide() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide")
 }
 
-/// `PAGE=zfs.md` plays that one only.
+/// `PAGE=zfs.md` plays only that page.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn every_command_line_of_the_guide_does_what_it_says() {
@@ -59,7 +59,7 @@ fn every_command_line_of_the_guide_does_what_it_says() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// A receiver that waits, and the line that its sender is shown with, if the page has one.
+/// A waiting receiver, and the line that the page shows for its sender, if any.
 struct Waiting {
     process: Process,
     example: Option<String>,
@@ -100,7 +100,7 @@ fn play(world: &World, name: &str, not_run: usize) {
         let began = Instant::now();
         let (ended, output) = world.run(host, &line);
         eprintln!("    {:?}", began.elapsed());
-        // Warnings are of the machine that this runs on, and have an exit code of their own.
+        // Warnings are about the machine that this runs on, and have their own exit code.
         let is_well = ended.code == typed.exit || ended.code == 10 && line.starts_with("rddoctor");
         assert!(is_well, "{line}: exit code {}\n{output}{}", ended.code, ended.stderr);
         is_printed(&typed, &output, &ended);
@@ -113,7 +113,7 @@ fn play(world: &World, name: &str, not_run: usize) {
     assert_eq!(skipped, not_run, "{name}: blocks that are not run");
 }
 
-/// What stands under a line is what it prints, on standard output or error, but for numbers.
+/// Checks that the lines under a command line are what it prints, on standard output or error, except for numbers.
 #[track_caller]
 fn is_printed(typed: &Typed, output: &str, ended: &Ended) {
     let got: Vec<String> = output.lines().chain(ended.stderr.lines()).map(shape).collect();
@@ -127,7 +127,7 @@ fn is_printed(typed: &Typed, output: &str, ended: &Ended) {
     }
 }
 
-/// The port that a receiver's line names: the first word that is a number.
+/// Returns the port in a receiver's line: the first word that is a number.
 fn port_of(line: &str) -> Option<u16> {
     let (_, words) = line.split_once("rdrecv ")?;
     let mut words = command_of(words).split(['|', '>']).next()?.split(' ');
@@ -141,7 +141,7 @@ fn port_of(line: &str) -> Option<u16> {
     None
 }
 
-/// A list of more hosts than there are here, with as many as there are: `gpu[01-64]` becomes `gpu[01-03]`.
+/// Shortens a list of more hosts than exist here: `gpu[01-64]` becomes `gpu[01-03]`.
 fn shortened(line: &str) -> String {
     let mut short = String::new();
     for part in line.split_inclusive('[') {
@@ -158,7 +158,7 @@ fn shortened(line: &str) -> String {
     short
 }
 
-/// Ends with a name and a bracket: not a shell's pattern.
+/// Whether the text ends in a name and a bracket, which distinguishes it from a shell pattern.
 fn is_name(text: &str) -> bool {
     text.strip_suffix('[').is_some_and(|name| name.ends_with(|letter: char| letter.is_ascii_alphanumeric()))
 }

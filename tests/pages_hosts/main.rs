@@ -1,5 +1,6 @@
-//! README and the guide as a newcomer types them: every command line of their code blocks runs, read from the page, on hosts of
-//! the names that it uses. `tests/run` makes the hosts, as root, and runs this in them; elsewhere it is not run.
+//! README and the guide as a newcomer types them: every command line of their code blocks is read from the
+//! page and runs on hosts with the names in it. `tests/run` makes the hosts, as root, and runs this in
+//! them. Elsewhere it is not run.
 
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -1,22 +1,22 @@
-//! What is to be typed of a page, as its source has it.
+//! Extracts from the source of a page what is to be typed.
 //!
-//! Lines of blocks in `sh` are typed at the host where the page is read, and so are those of blocks in `console` behind `$ `; those
-//! behind `backup$ ` at that host, and what stands under them is what is printed. Comments in the source, which no reader sees,
-//! say the rest:
+//! Lines of `sh` blocks are typed at the host where the page is read. So are lines of `console` blocks after `$ `;
+//! lines after `backup$ ` are typed at that host, and the lines under them are their output. Comments in the source,
+//! invisible to readers, say the rest:
 //!
-//! * `<!-- run`, lines such as `backup$ COMMAND`, `-->`: typed as well. They make what the page takes for granted, and check what
-//!   its lines have done.
+//! * `<!-- run`, lines such as `backup$ COMMAND`, `-->`: typed as well. They make what the page takes for granted, and
+//!   check the effects of its lines.
 //! * `<!-- not run: REASON -->` before a block: its lines are not typed.
-//! * `<!-- exits with 8 -->` before a block: so does its last line.
+//! * `<!-- exits with 8 -->` before a block: its last line has this exit code.
 //! * `<!-- printed elsewhere: REASON -->` before a block: its lines are typed, but print something else here.
 
 /// A line to be typed.
 #[derive(Debug, PartialEq)]
 pub struct Typed {
-    /// The name at its prompt.
+    /// Name of the host at the prompt.
     pub host: Option<String>,
     pub line: String,
-    /// What stands under it.
+    /// Lines shown as its output.
     pub printed: Vec<String>,
     pub exit: i32,
 }
@@ -24,11 +24,11 @@ pub struct Typed {
 #[derive(Debug, PartialEq)]
 pub enum Step {
     Typed(Typed),
-    /// A block whose lines are not typed, and why.
+    /// A block whose lines are not typed, and the reason.
     NotRun(Vec<String>, String),
 }
 
-/// What is to be typed, in the page's order.
+/// Returns everything to be typed, in the order of the page.
 pub fn steps(page: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     let (mut why_not, mut exit, mut is_elsewhere) = (None, 0, false);
@@ -116,7 +116,7 @@ fn console(body: &str) -> Vec<Typed> {
         match (line.split_once("$ ").filter(|(name, _)| is_prompt(name)), all.last_mut()) {
             (Some((name, line)), _) => all.push(typed((!name.is_empty()).then_some(name), line)),
             (None, Some(before)) => before.printed.push(line.to_owned()),
-            // What was printed before.
+            // Output of a command that is not shown.
             (None, None) => {}
         }
     }
@@ -126,15 +126,15 @@ fn console(body: &str) -> Vec<Typed> {
     all
 }
 
-/// The line without its comment.
+/// Returns the line without its comment.
 pub fn command_of(line: &str) -> &str {
     line.split(" #").next().expect("one").trim_end()
 }
 
-/// A printed line, with all that differs from run to run the same: numbers, sizes, units, keys.
+/// Normalizes a printed line: everything that varies between runs becomes the same (numbers, sizes, units, keys).
 pub fn shape(line: &str) -> String {
     let mut shape = String::new();
-    // An address of IPv6; and whatever was the slowest.
+    // IPv6 addresses vary, and so does the slowest part.
     let line = &without_addresses(line).replace("by the sink", "by the wire").replace("by the source", "by the wire");
     for word in line.split_inclusive([' ', '\t', ':', '/', '(', ')', ',', ';']) {
         let (name, end) = word.split_at(word.trim_end_matches([' ', '\t', ':', '/', '(', ')', ',', ';']).len());
@@ -143,7 +143,7 @@ pub fn shape(line: &str) -> String {
         let is_hash = name.len() == 8 && name.chars().all(|letter| letter.is_ascii_hexdigit());
         let is_key = name.len() >= 16 && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '.');
         let is_unit = matches!(name, "B" | "KiB" | "MiB" | "GiB" | "kB" | "MB" | "GB" | "KB");
-        // Groups of thousands are one number.
+        // Groups of thousands count as one number.
         if is_number && shape.ends_with("9,") {
             shape.truncate(shape.len() - 2);
         }
@@ -157,7 +157,7 @@ pub fn shape(line: &str) -> String {
     shape.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The line with a number in place of each address in brackets.
+/// Returns the line with a number in place of each bracketed address.
 fn without_addresses(line: &str) -> String {
     let (from, to) = ('[', ']');
     let mut parts = line.split(from);

@@ -1,4 +1,4 @@
-//! README: what each of its lines does, and what is there afterwards.
+//! README: the effect of each of its lines, and the state afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::page::{Step, command_of, steps};
 use crate::rig::Process;
 use crate::world::World;
 
-/// What is not run here, and why.
+/// Lines that are not run here, and the reason.
 const NOT_RUN: [(&str, &str); 3] = [
     ("make", "builds for minutes what stands built here, where `make install` looks for it"),
     ("make demo", "builds the release, and makes hosts of its own; CI and people run it"),
@@ -17,15 +17,15 @@ const NOT_RUN: [(&str, &str); 3] = [
 /// How a line is typed.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
-    /// To its end.
+    /// Runs to its end.
     Alone,
-    /// It waits for the next line, which is a sender's.
+    /// Waits for the next line, which is a sender's.
     Receiver,
-    /// The one that the receiver waits for.
+    /// The sender for which the receiver waits.
     Sender,
 }
 
-/// A line of README: what it is known by, where it is typed, and what is there afterwards.
+/// A line of README: text that identifies it, where it is typed, and a check of the state afterwards.
 struct Typed {
     known_by: &'static str,
     at: u32,
@@ -122,14 +122,14 @@ fn every_command_line_of_readme_does_what_it_says() {
         eprintln!("h{}$ {line}", typed.at);
         match typed.how {
             How::Receiver => {
-                // Until there, only host 1 had anything of ours but what `rdcp` and others had brought.
+                // Until here, only host 1 had programs of this project, except what `rdcp` and other commands had sent.
                 world.shell(typed.at, "make install");
                 let process = world.start(typed.at, &line);
                 assert!(waiting.replace(process).is_none(), "a receiver waits already: {line}");
             }
             How::Alone => {
                 let (ended, said) = world.run(typed.at, &line);
-                // Warnings are of the machine that this runs on, and have an exit code of their own.
+                // Warnings are about the machine that this runs on, and have their own exit code.
                 let is_well = ended.code == 0 || ended.code == 10 && line.starts_with("rddoctor");
                 assert!(is_well, "{line}: exit code {}\n{said}{}", ended.code, ended.stderr);
                 (typed.check)(&world, &said);

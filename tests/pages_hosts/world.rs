@@ -1,5 +1,5 @@
-//! Hosts as the pages name them, to type their lines at: each has a root of its own over this machine's, so that `/srv` and `~`
-//! are that host's alone, an sshd, and stand-ins for what the pages have from elsewhere.
+//! Hosts with the names used on the pages, at which lines are typed. Each has its own root on top of this machine's, so
+//! that `/srv` and `~` belong to that host alone, an sshd, and stand-ins for third-party programs that the pages use.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,8 @@ use crate::page::command_of;
 use crate::rig::hosts::{address, on};
 use crate::rig::{Ended, PROGRAM, Process, Scratch, drain};
 
-/// The pages' hosts, by the numbers of ours. Those of one line are different ones.
+/// The pages' host names, with the number of the testbed's host for each. Different names in one
+/// line have different numbers.
 const NAMES: [(&str, u32); 34] = [
     ("backup", 2),
     ("nas", 2),
@@ -48,17 +49,18 @@ const NAMES: [(&str, u32); 34] = [
     ("here", 1),
 ];
 
-/// The hosts, each with its root and an sshd.
+/// The hosts, each with its own root and an sshd.
 pub struct World {
     scratch: Scratch,
     servers: Vec<Process>,
 }
 
-/// Where a host has this project. Lines that are typed there change a layer of their own, and what is taken away for another
-/// page is nowhere near.
+/// Path of this project on a host. Lines typed there change only the host's own layer. What is removed before
+/// another page is elsewhere.
 const PROJECT: &str = "/project";
 
-/// Makes the root of a host, in its own mount namespace: ROOT, the built programs' directory, and this project.
+/// Makes the root of a host in its own mount namespace. Arguments: ROOT, the directory of the
+/// built programs, this project.
 const MAKE_ROOT: &str = r#"set -eu
 root=$1 built=$2 project=$3 files=$4
 mkdir -p "$root"
@@ -85,9 +87,9 @@ ln -sf zfs usr/local/bin/zpool
 chmod 755 usr/local/bin/*
 "#;
 
-/// What the pages have from elsewhere. `zfs` is tests/testbed/zfs.
+/// Stand-ins for third-party programs on the pages. `zfs` is tests/testbed/zfs.
 const STAND_INS: [(&str, &str); 8] = [
-    // Where the kernel has no packet filter its rules are only read.
+    // Without a packet filter in the kernel, the rules are only read.
     ("nft", "/usr/sbin/nft list ruleset >/dev/null 2>&1 || exit 0\nexec /usr/sbin/nft \"$@\""),
     ("psql", "exec cat >\"/var/$1.sql\""),
     // A container is a directory.
@@ -105,7 +107,7 @@ const STAND_INS: [(&str, &str); 8] = [
     ("sudo", "exec \"$@\""),
 ];
 
-/// The files that README's lines are about, on each host.
+/// Makes the files used by README's lines, on each host.
 const FILES: [(u32, &str); 4] = [
     (
         1,
@@ -119,7 +121,7 @@ const FILES: [(u32, &str); 4] = [
 ];
 
 impl World {
-    /// Hosts of which only the first has anything of ours.
+    /// Makes hosts of which only the first has programs of this project.
     pub fn new() -> Self {
         let scratch = Scratch::new();
         for name in ["host_key", "user_key"] {
@@ -129,7 +131,7 @@ impl World {
         }
         let names: String = NAMES.iter().map(|(name, host)| format!("{} {name}\n", address(*host))).collect();
         scratch.file("etc_hosts", format!("127.0.0.1 localhost\n{names}").as_bytes());
-        // As a newcomer has it: a key that the other hosts know. Of their keys nobody is asked here.
+        // As for a newcomer: a key that the other hosts know. Host keys are accepted without a question.
         scratch.file(
             "ssh_config",
             b"Host *\n  User root\n  IdentityFile /root/.ssh/user_key\n  StrictHostKeyChecking accept-new\n  BatchMode yes\n",
@@ -151,7 +153,7 @@ impl World {
             make.arg(env!("CARGO_MANIFEST_DIR")).arg(world.scratch.path());
             let ended = Process::spawn(on(host, &make).stdin(Stdio::null()).stdout(Stdio::null())).wait();
             ended.expect(0);
-            // By its default route a host knows which address is its own.
+            // A host finds its own address by its default route.
             world.shell(host, &format!("ip route replace default dev e0 && {files}"));
             {
                 let sshd = world.typed(host, "exec /usr/sbin/sshd -D -e -f /run/sshd_config", "/");
@@ -163,7 +165,8 @@ impl World {
         world
     }
 
-    /// For another page: all that `make install` brings on every host, and no files but those that all pages are about.
+    /// Prepares for another page: every host gets everything that `make install` installs, and only the
+    /// files common to all pages.
     pub fn begin_anew(&self) {
         let anew = "find . /srv /tmp /data /var/zfs -mindepth 1 -maxdepth 1 ! -name .ssh -exec rm -rf {} +; \
             rm -rf /models /node /backup /containers /var/shop.sql /usr/local/bin/rd*; cd /usr/local/bin && \
@@ -180,7 +183,7 @@ impl World {
         self.scratch.join(&format!("h{host}"))
     }
 
-    /// A line as it is typed at a host, in that directory.
+    /// Prepares a line as typed at a host in that directory.
     fn typed(&self, host: u32, line: &str, directory: &str) -> Command {
         let mut command = Command::new("chroot");
         command.arg(self.root(host).join("all")).args(["env", "-i", "HOME=/root", "LANG=C.UTF-8", "TERM=dumb"]);
@@ -191,13 +194,13 @@ impl World {
     }
 
     pub fn start(&self, host: u32, line: &str) -> Process {
-        // The project's own lines are typed in the project.
+        // Lines that build the project are typed in its directory.
         let is_make = line.split_whitespace().any(|word| word == "make");
         let directory = if is_make { PROJECT } else { "~" };
         Process::spawn(on(host, &self.typed(host, line, directory)).stdin(Stdio::null()).stdout(Stdio::piped()))
     }
 
-    /// Runs a line at a host to its end; gives what it wrote.
+    /// Runs a line at a host to its end. Returns how it ended, and its output.
     #[track_caller]
     pub fn run(&self, host: u32, line: &str) -> (Ended, String) {
         let mut process = self.start(host, line);
@@ -206,7 +209,7 @@ impl World {
         (ended, String::from_utf8(output.join().expect("no panic")).expect("text"))
     }
 
-    /// Something of the test's own, which must do.
+    /// Runs a line of the test itself, which must succeed.
     #[track_caller]
     pub fn shell(&self, host: u32, line: &str) -> String {
         let (ended, output) = self.run(host, line);
@@ -214,7 +217,7 @@ impl World {
         output.trim_end().to_owned()
     }
 
-    /// Two files or trees are the same, by names and checksums.
+    /// Checks that two files or trees are the same, by names and checksums.
     #[track_caller]
     pub fn same(&self, host: u32, path: &str, other: u32, copy: &str) {
         let sums = |host, path: &str| {
@@ -225,7 +228,7 @@ impl World {
         assert!(!one.is_empty() && one == two, "{path} on h{host} is not {copy} on h{other}:\n{one}\n{two}");
     }
 
-    /// Waits until something listens on that port of a host.
+    /// Waits until a process listens on that port of a host.
     #[track_caller]
     pub fn listens(&self, host: u32, port: u16) {
         self.shell(
@@ -234,11 +237,12 @@ impl World {
         );
     }
 
-    /// A sender's line with the address, port and key that its receiver printed, where the page has those of an example.
+    /// Returns a sender's line in which the page's example is replaced by the address, port and key
+    /// that its receiver printed.
     #[track_caller]
     pub fn as_printed(&self, line: &str, page: &str, receiver: &Process) -> String {
         let Some(example) = page.lines().find(|shown| shown.starts_with("rdsend ") && line.starts_with(*shown)) else {
-            // It has the port that the page names, and says nothing.
+            // The receiver has the port that the page names, and prints nothing.
             assert!(command_of(line).ends_with(" 7000"), "{line}");
             self.listens(2, 7000);
             return line.to_owned();
@@ -251,7 +255,7 @@ impl World {
     }
 }
 
-/// The number of the host of that name.
+/// Returns the number of the host with that name.
 pub fn host_of(name: &str) -> Option<u32> {
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, host)| *host)
 }
@@ -261,7 +265,7 @@ impl Drop for World {
         for server in &self.servers {
             server.signal(Signal::TERM);
         }
-        // They would stay as long as the hosts do.
+        // Otherwise they would stay as long as the hosts exist.
         for (host, _) in FILES {
             let _ = on(host, Command::new("umount").arg("-Rl").arg(self.root(host))).status();
         }

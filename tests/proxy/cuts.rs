@@ -7,7 +7,7 @@ use crate::rig::*;
 
 const MODES: [&str; 2] = ["always", "never"];
 
-/// Sends through a proxy with a plan; gives what came of it and the proxy, which knows what it did.
+/// Sends through a proxy with a plan. Returns the outcome, and the proxy, which knows what it did.
 #[track_caller]
 fn through(plan: Plan, options: &[&str], input: &[u8]) -> (Transferred, Proxy) {
     let (mut recv, port) = start_recv(&["--json-fd=2"], None);
@@ -25,14 +25,14 @@ fn through(plan: Plan, options: &[&str], input: &[u8]) -> (Transferred, Proxy) {
 fn a_reset_in_mid_stream() {
     let input = noise(16 * CHUNK);
     for encrypt in MODES {
-        // On one lane this is the middle of a chunk.
+        // On a single lane this is the middle of a chunk.
         let cut_at = (5 * CHUNK + CHUNK / 2) as u64;
         let plan = Plan { resets_at: vec![cut_at], ..Plan::default() };
         let (both, proxy) = through(plan, &["--lanes", "1", "--encrypt", encrypt], &input);
         both.well(&input);
         assert_eq!(proxy.resets(), 1);
         let by_connection = proxy.forwarded_by_connection(Way::Up);
-        // The first connection carried what came before the cut, later ones the rest.
+        // The first connection carried everything before the cut, and later connections the rest.
         let (before, after) = (by_connection[0], by_connection[1..].iter().sum::<u64>());
         assert!(before >= cut_at && after > 5 * CHUNK as u64, "{by_connection:?}");
         let report = both.send.report();
@@ -99,7 +99,7 @@ fn a_link_that_stays_away_past_the_window() {
     proxy.refuse(true);
     proxy.reset_all();
     let start = Instant::now();
-    // The shorter of the two windows holds for both.
+    // The shorter of the two windows applies to both ends.
     for (mut process, name) in [(send, "rdsend"), (recv, "rdrecv")] {
         let ended = process.wait();
         ended.expect(4);
@@ -144,7 +144,7 @@ fn a_short_stall_is_nothing() {
 
 #[test]
 fn a_silent_stall_replaces_the_lanes() {
-    // Nothing passes and nobody is told: both ends must find out by themselves, and then go on.
+    // Nothing passes, and neither end is told. Both must find out by themselves and then go on.
     let input = noise(12 * CHUNK);
     let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
@@ -177,11 +177,11 @@ fn signals_end_both_ends_of_a_dead_link_in_time() {
     recv.wait().expect(143).within(SOON);
 }
 
-/// Cuts while the end is being agreed on: after the last payload byte, before the answer has come.
+/// Cuts while the ends agree on the end: after the last payload byte, before the answer has arrived.
 #[test]
 fn a_cut_around_the_end() {
     let input = noise(2 * CHUNK + 100);
-    // How much passes in all, undisturbed.
+    // Total number of bytes of an undisturbed session.
     let (both, proxy) = through(Plan::default(), &["--lanes", "1"], &input);
     both.well(&input);
     let whole = proxy.forwarded(Way::Up);

@@ -1,15 +1,15 @@
-//! Bytes that change on their way: repaired, or refused; never written.
+//! Bytes that change in transit: they are repaired or refused, but never written.
 
 use std::time::{Duration, Instant};
 
 use crate::rig::proxy::{Damage, Plan, Proxy, Spot, Way};
 use crate::rig::*;
 
-/// Exit codes with which a run on a damaging network may end, besides 0.
+/// Exit codes, besides 0, with which a run on a damaging network may end.
 const REFUSALS: [i32; 5] = [2, 3, 4, 7, 9];
 
-/// Runs one transfer on a damaging network. If either end says 0, the bytes are right; if the sender does, so does the
-/// receiver. Gives the sender's code.
+/// Runs a transfer on a damaging network. If either end exits with 0, the bytes must be right. If the sender does, the
+/// receiver must too. Returns how both ended.
 #[track_caller]
 fn survives(plan: Plan, encrypt: &str, input: &[u8]) -> (Ended, Ended) {
     let what = format!("{:?} --encrypt {encrypt}", plan.damage);
@@ -44,7 +44,8 @@ fn plan(damage: Vec<(Spot, Damage)>) -> Plan {
 #[test]
 fn a_flipped_bit_in_every_part_of_the_handshake() {
     let input = noise(1000);
-    // The connector's hello and confirmation, with their lengths; the listener's answer. Mostly waiting, so all at once.
+    // The connector's hello and confirmation, with their lengths, and the listener's answer. The cases mostly
+    // wait, so all run at once.
     let up = (0..130).step_by(13).map(|offset| (Way::Up, offset));
     let down = (0..90).step_by(11).map(|offset| (Way::Down, offset));
     std::thread::scope(|scope| {
@@ -65,7 +66,8 @@ fn a_flipped_bit_in_control_frames() {
                 for ended in [&send, &recv] {
                     assert!(!ended.stderr.contains("release"), "{way:?} {offset}: {}", ended.stderr);
                 }
-                // The first that is sealed: no lane is there yet that would be replaced. A receiver waits for another sender.
+                // The first sealed message: no lane is up yet that could be replaced. A receiver
+                // waits for another sender.
                 let (hit, code) = if way == Way::Up { (&recv, 3) } else { (&send, 7) };
                 if offset == 150 {
                     assert_eq!(hit.code, code, "{way:?}: {}", hit.stderr);
@@ -73,7 +75,7 @@ fn a_flipped_bit_in_control_frames() {
                 }
             }
         }
-        // Acknowledgements on their way back, while data flows.
+        // Acknowledgements in the other direction, while data flows.
         let (send, _) = survives(plan(vec![at(Way::Down, 0, 500, Damage::Flip(0))]), encrypt, &noise(8 * CHUNK));
         assert!([0, 4].contains(&send.code), "{}", send.stderr);
     }
@@ -85,7 +87,7 @@ fn a_flipped_bit_in_a_payload_is_repaired() {
     for encrypt in ["always", "never"] {
         for connection in [0, 1] {
             let damage = vec![at(Way::Up, connection, 300_000, Damage::Flip(5))];
-            // Long and slow enough for the second connection to get its share: sockets alone hold several chunks.
+            // Long and slow enough for the second connection to get a share, because sockets alone hold several chunks.
             let damage = Plan { damage, bytes_per_second: Some(32 << 20), ..Plan::default() };
             let (send, recv) = survives(damage, encrypt, &input);
             send.expect(0);
@@ -109,14 +111,14 @@ fn a_flipped_bit_in_every_byte_of_a_chunk_header() {
     }
 }
 
-/// Where the first chunk header on the first connection begins, on an undisturbed run. Which connection gets a chunk is
-/// left to chance; on a busy machine the first may get none.
+/// Returns the offset of the first chunk header on the first connection of an undisturbed run. Which connection gets a
+/// chunk is left to chance. On a busy machine the first connection may get none.
 #[track_caller]
 fn first_header(encrypt: &str, input: &[u8]) -> u64 {
     (0..20).find_map(|_| header_in(&undisturbed(encrypt, input))).expect("a chunk on the first connection")
 }
 
-/// What the first connection carries upwards if nobody disturbs it.
+/// Returns what the first connection carries upwards in an undisturbed run.
 #[track_caller]
 fn undisturbed(encrypt: &str, input: &[u8]) -> Vec<u8> {
     let (mut recv, port) = start_recv::<&str>(&[], None);
@@ -130,7 +132,7 @@ fn undisturbed(encrypt: &str, input: &[u8]) -> Vec<u8> {
     proxy.recorded(Way::Up).swap_remove(0)
 }
 
-/// Finds the first chunk record after the handshake: two messages with their lengths, then records.
+/// Finds the first chunk record after the handshake, which is two messages with their lengths; then come records.
 fn header_in(bytes: &[u8]) -> Option<u64> {
     let mut offset = 0;
     for _ in 0..2 {
@@ -145,7 +147,7 @@ fn header_in(bytes: &[u8]) -> Option<u64> {
 
 #[test]
 fn heartbeats_do_not_fill_a_gap() {
-    // The only chunk comes short. What follows it are heartbeats, some 20 bytes a second.
+    // The only chunk arrives too short. After it come only heartbeats, some 20 bytes a second.
     let input = noise(48 << 10);
     for encrypt in ["always", "never"] {
         let header = first_header(encrypt, &input);
@@ -211,7 +213,7 @@ fn damage_at_random_places() {
 
 #[test]
 fn a_network_that_damages_everything_is_given_up() {
-    // Each chunk of 1 MiB that passes has a bit flipped: replacing lanes for ever would not help.
+    // One bit is flipped in each chunk of 1 MiB that passes. Replacing lanes for ever would not help.
     let input = noise(64 * CHUNK);
     for encrypt in ["always", "never"] {
         let (mut recv, port) = start_recv(&["--json-fd=2"], None);
@@ -231,8 +233,8 @@ fn a_network_that_damages_everything_is_given_up() {
 
 #[test]
 fn a_version_turned_down_on_the_way() {
-    // The version is in clear before anything is authenticated. Its major is refused; its minor is part of what both
-    // ends hash, so that a change of it is a wrong key.
+    // The version is sent in clear before anything is authenticated. An altered major version is refused. The minor
+    // version is part of what both ends hash, so an altered minor version appears as a wrong key.
     let input = noise(1000);
     for (way, offset) in [(Way::Up, 2 + 8), (Way::Up, 2 + 10), (Way::Down, 2 + 8), (Way::Down, 2 + 10)] {
         for value in [0, 9] {
@@ -256,10 +258,10 @@ fn a_version_turned_down_on_the_way() {
 
 #[test]
 fn encryption_turned_off_on_the_way() {
-    // The flag that says "sealed" is cleared: in an encrypted transfer such a chunk is refused, whatever its checksum.
+    // The flag for "sealed" is cleared. In an encrypted transfer such a chunk is refused, whatever its checksum.
     let input = noise(4 * CHUNK);
     let header = first_header("always", &input);
-    // Final is bit 0, sealed bit 1: of the first chunk of several only the latter is set.
+    // Bit 0 means final, bit 1 sealed. The first of several chunks has only the latter set.
     for flags in [0, 4] {
         let damage = plan(vec![at(Way::Up, 0, header + 1, Damage::Set(flags))]);
         let (send, recv) = survives(damage, "always", &input);

@@ -1,6 +1,6 @@
-//! The session against a network that cuts, damages, stalls and replays: a proxy stands between the two ends.
+//! The session over a network that cuts, damages, stalls and replays, by a proxy between the two ends.
 //!
-//! What must hold whatever happens: a run that exits with 0 at either end has written exactly the bytes that were sent.
+//! Must hold in every case: a run in which either end exits with 0 has written exactly the bytes that were sent.
 
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -1,4 +1,4 @@
-//! A session that was recorded and is played again, to a listener with the same key.
+//! A recorded session is played again to a listener with the same key.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -9,10 +9,10 @@ use rd_proto::handshake::CONFIRM_BYTES;
 use crate::rig::proxy::{Plan, Proxy, Way};
 use crate::rig::*;
 
-/// What a lane carries upwards before anything else: two messages with their lengths.
+/// Number of bytes that a lane carries upwards before anything else: two messages with their lengths.
 const HANDSHAKE_BYTES: usize = 2 + 72 + 2 + CONFIRM_BYTES;
 
-/// Records one good session: what each connection carried upwards.
+/// Records a successful session. Returns what each connection carried upwards.
 #[track_caller]
 fn recorded(encrypt: &str, input: &[u8]) -> Vec<Vec<u8>> {
     let (mut recv, port) = start_recv::<&str>(&[], None);
@@ -26,7 +26,7 @@ fn recorded(encrypt: &str, input: &[u8]) -> Vec<Vec<u8>> {
     proxy.recorded(Way::Up)
 }
 
-/// Plays bytes to a port and gives what was answered until the other end closed.
+/// Plays bytes to a port. Returns the answer until the other end closes.
 fn play(port: u16, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("somebody listens");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
@@ -47,12 +47,12 @@ fn a_replayed_session_is_refused() {
         let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
         for bytes in &connections {
             let answer = play(port, bytes);
-            // At most the listener's half of a handshake, which it makes anew each time: no offer, no credits.
+            // At most the listener's half of a handshake, which is new each time; no offer and no credits.
             assert!(answer.len() <= 2 + 96, "{} bytes", answer.len());
         }
         assert_eq!(std::fs::read(&target).expect("there"), b"old");
         assert_eq!(scratch.names(), ["target"], "nothing was begun");
-        // And the listener still serves the right one.
+        // The listener still serves the right peer.
         let mut send = start_send::<&str>(&[], port, None);
         feed(send.stdin(), b"new".to_vec());
         send.wait().expect(0);

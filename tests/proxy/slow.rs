@@ -1,4 +1,4 @@
-//! Lines that are slow, or long: what one end says is heard at the other in time, and what is finished stays so.
+//! Slow or long lines: messages from one end reach the other in time, and a finished transfer remains finished.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::rig::proxy::{Plan, Proxy, Way};
 use crate::rig::*;
 
-/// The longest for both ends to end by a signal, over a line that is slow but not dead.
+/// Maximum time for both ends to exit after a signal, over a line that is slow but not dead.
 const HEARD_MAX: Duration = Duration::from_secs(3);
 
 #[test]
@@ -19,7 +19,7 @@ fn a_signal_is_heard_over_a_slow_line() {
         let mut output = recv.stdout();
         let proxy = Proxy::start(port, Plan { bytes_per_second: Some(500_000), ..Plan::default() });
         let mut send = start_send::<&str>(&[], proxy.port(), Some(Path::new("/dev/zero")));
-        // From the sender it comes behind all that is on its way.
+        // From the sender the message arrives after all data that is in transit.
         let bytes = if to_sender { 3 << 20 } else { 1 << 20 };
         output.read_exact(&mut vec![0; bytes]).expect("data flows");
         let _output = drain(output);
@@ -33,7 +33,7 @@ fn a_signal_is_heard_over_a_slow_line() {
     }
 }
 
-/// How many control frames follow each other at most once a chunk has been sent, and the length of the longest chunk.
+/// Returns the longest run of control frames after the first chunk, and the length of the longest chunk.
 fn runs_of_frames(bytes: &[u8]) -> (usize, usize) {
     let length = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
     let mut at = 0;
@@ -61,7 +61,7 @@ fn runs_of_frames(bytes: &[u8]) -> (usize, usize) {
 fn heartbeats_do_not_pile_up_behind_a_chunk() {
     let (mut recv, port) = start_recv::<&str>(&[], None);
     let _output = drain(recv.stdout());
-    // The first chunk takes four seconds of this line.
+    // On this line the first chunk takes four seconds.
     let proxy = Proxy::start(port, Plan { bytes_per_second: Some(16 << 10), record: true, ..Plan::default() });
     let mut send = start_send(&["--lanes", "1"], proxy.port(), Some(Path::new("/dev/zero")));
     let until = Instant::now() + Duration::from_secs(9);
@@ -76,7 +76,7 @@ fn heartbeats_do_not_pile_up_behind_a_chunk() {
     assert!(run <= 2 && chunk <= 64 << 10, "{run} frames after each other, chunks of {chunk}");
 }
 
-/// Twice this for a question and its answer.
+/// Delay in one direction. A question and its answer take twice as long.
 const DELAY: Option<Duration> = Some(Duration::from_millis(300));
 
 #[test]
@@ -94,7 +94,7 @@ fn a_reader_that_leaves_once_it_has_everything_is_no_failure() {
         }
         let mut got = vec![0; input.len()];
         output.read_exact(&mut got).expect("all of it");
-        // Before DONE has come, and long before FINISHED has.
+        // Before DONE has arrived, and long before FINISHED has.
         drop(output);
         recv.wait_for(Duration::from_secs(10)).expect(0);
         send.wait_for(Duration::from_secs(10)).expect(0);
@@ -130,7 +130,7 @@ fn a_signal_after_publishing_takes_nothing_back() {
             assert!(Instant::now() < until, "{} {}", send.stderr(), recv.stderr());
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The answer is on its way to the sender, and BYE comes no sooner than in twice that time.
+        // The answer is on its way to the sender, and BYE can arrive only after twice the delay.
         std::thread::sleep(Duration::from_millis(50));
         recv.signal(signal);
         let ended = recv.wait_for(SOON);

@@ -1,7 +1,7 @@
-//! The RDMA transport over a real device: run with `RD_TESTBED=rxe` or `RD_TESTBED=siw` on a host that has such a
+//! The RDMA transport over a real device. Run with `RD_TESTBED=rxe` or `RD_TESTBED=siw` on a host that has such a
 //! device and may remove it (as root). Elsewhere every case is listed as ignored, and none as passed.
 //!
-//! `bandwidth` prints a line to compare with `ib_send_bw -R -e -s 1048576 -n 300 -t 16 -r 32`.
+//! `bandwidth` prints a line to be compared with `ib_send_bw -R -e -s 1048576 -n 300 -t 16 -r 32`.
 
 mod rig;
 
@@ -144,7 +144,7 @@ fn send_all_sizes(endpoint: &Endpoint) {
             }
             unexpected => panic!("{unexpected:?}"),
         }
-        // The next one goes the other way.
+        // The next message goes the other way.
         std::mem::swap(&mut left, &mut right);
         std::mem::swap(&mut one, &mut other);
     }
@@ -163,7 +163,8 @@ fn ipv6() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Messages that found no receive posted, as rxe counts them. siw has no such counter: it ends the connection.
+/// Returns the number of messages that found no receive posted, as counted by rxe. siw has no such
+/// counter: it ends the connection.
 fn receiver_not_ready(endpoint: &Endpoint) -> u64 {
     ["rcvd_rnr_err", "send_rnr_err"]
         .iter()
@@ -173,8 +174,8 @@ fn receiver_not_ready(endpoint: &Endpoint) -> u64 {
         .sum()
 }
 
-/// Many more frames than slots, from both ends at once, each paced by what has arrived: none is lost, none is
-/// out of order, and no queue pair fails (which is how a message without a receive would show).
+/// Many more frames than slots, from both ends at once, each paced by the frames that have arrived. No frame is lost or
+/// out of order, and no queue pair fails, as it would after a message without a receive.
 fn control_flood_both_ways() -> Result<(), Failed> {
     const FRAMES: u32 = 3000;
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
@@ -208,7 +209,7 @@ fn control_flood_both_ways() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The receiver's window is used up and it stands still: control frames go on, both ways, and ABORT would.
+/// The receiver's window is used up and stays so. Control frames still pass in both directions, as would ABORT.
 fn control_passes_a_full_window() -> Result<(), Failed> {
     let (endpoint, mut one, mut other) = (endpoint(), Side::new(4), Side::new(4));
     let (mut left, mut right) = lane_pair(&endpoint, &one, &other);
@@ -234,18 +235,18 @@ fn control_passes_a_full_window() -> Result<(), Failed> {
         right.lane.send_control(&[round; 1]);
         assert_eq!(left.control(), [round]);
     }
-    // And the window opens again.
+    // The window opens again.
     right.lane.post_receive(held.pop().expect("one")).expect("up");
     left.lane.send_control(b"credit");
     assert_eq!(right.control(), b"credit");
     Ok(())
 }
 
-/// A peer that reads nothing: more than the backlog takes the lane down instead of growing.
+/// A peer that reads nothing: if the backlog overflows, the lane goes down instead of growing.
 fn backlog_overflow_ends_the_lane() -> Result<(), Failed> {
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (mut left, right) = lane_pair(&endpoint, &one, &other);
-    // All at once, faster than the peer can announce: 28 outstanding and 128 waiting is the bound.
+    // All at once, faster than the peer can announce receives. The limit is 28 outstanding and 128 waiting frames.
     for _ in 0..5000 {
         left.lane.send_control(&[1; 4096]);
     }
@@ -299,7 +300,7 @@ fn spawn_child(role: &str, target: &str) -> Child {
 fn child(role: &str) -> ExitCode {
     let target = std::env::var("RD_LANE_TARGET").unwrap_or_default();
     match role {
-        // Sends chunks until it is killed.
+        // Sends chunks until the process is killed.
         "sender" => {
             let (endpoint, mut side) = (endpoint(), Side::new(8));
             let remote: SocketAddr = target.parse().expect("an address");
@@ -322,7 +323,7 @@ fn child(role: &str) -> ExitCode {
                 }
             }
         }
-        // An ordinary user with a limit that the pool passes.
+        // Runs as an ordinary user whose limit on locked memory is smaller than the pool.
         "memlock" => {
             use rustix::process::{Resource, Rlimit, setrlimit};
             let limit = Some(4 << 20);
@@ -336,7 +337,7 @@ fn child(role: &str) -> ExitCode {
                     return ExitCode::FAILURE;
                 }
             }
-            // A smaller pool goes.
+            // A smaller pool can be registered.
             match Side::new(2).adapters.register(&endpoint) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
@@ -354,7 +355,7 @@ fn memlock_too_small() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A child that does not outlive its case.
+/// A child that is killed when its case ends.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -422,7 +423,7 @@ fn dead_address() -> Result<(), Failed> {
     Ok(())
 }
 
-/// More connections than may be coming up at a time, one after the other and all kept.
+/// More connections than may be set up at a time, one after another, all of them kept for a while.
 fn many_connections() -> Result<(), Failed> {
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (listener, incoming) = listener(&other, &endpoint);
@@ -437,7 +438,7 @@ fn many_connections() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A peer of its own making, which connects with any private data and then says nothing.
+/// A hand-made peer that connects with any private data and then sends nothing.
 struct Mute {
     queue_pair: rd_verbs::QueuePair,
     events: Arc<rd_verbs::EventChannel>,
@@ -480,7 +481,7 @@ impl Mute {
     }
 }
 
-/// A request as it crosses the wire, built by hand.
+/// Builds a request by hand, as it crosses the wire.
 fn request(kind: u8, secret: [u8; 16]) -> Vec<u8> {
     let mut bytes = vec![0; 40];
     bytes[..8].copy_from_slice(&[b'r', b'd', b'p', b'C', 1, kind, 40, 0]);
@@ -488,7 +489,7 @@ fn request(kind: u8, secret: [u8; 16]) -> Vec<u8> {
     bytes
 }
 
-/// Peers with the right ticket that connect and say nothing: at most 8 at a time, and each for at most 5 s.
+/// Peers with the right ticket that connect and send nothing: at most 8 at a time, each for at most 5 s.
 fn half_open_are_bounded() -> Result<(), Failed> {
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (listener, incoming) = listener(&other, &endpoint);
@@ -527,8 +528,8 @@ fn garbage_requests_are_rejected() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The path is cut without a word (here: loopback goes down, which cuts siw; rxe has no wire to cut between two
-/// addresses of one host). `close` still ends the lane within a second, and every buffer comes back.
+/// The path is cut silently. Here loopback goes down, which cuts siw; rxe has no wire between two addresses of one host
+/// that could be cut. `close` still ends the lane within a second, and every buffer comes back.
 fn close_on_a_dead_path() -> Result<(), Failed> {
     struct LoopbackUp;
     impl Drop for LoopbackUp {
@@ -559,7 +560,7 @@ fn close_on_a_dead_path() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The interface that has an address of the endpoint.
+/// Returns the interface that has the endpoint's address.
 fn interface_of(endpoint: &Endpoint) -> String {
     let all = rd_verbs::interface_addresses().expect("addresses");
     all.into_iter().find(|known| known.address == endpoint.address).expect("its interface").interface
@@ -575,7 +576,7 @@ fn rdma_link(arguments: &[&str]) -> Duration {
     started.elapsed()
 }
 
-/// A device that is there again when this is dropped: a test that fails meanwhile must not fail all that come after it.
+/// Restores a device when dropped, so that a failed test does not make all later ones fail.
 struct Restored([String; 3]);
 
 impl Drop for Restored {
@@ -616,7 +617,7 @@ fn device_removed_and_added() -> Result<(), Failed> {
             "round {round}: down after {down_after:?} ({}, {}), rdma link delete took {removed_after:?}",
             left_down.0, right_down.0
         );
-        // Most of it is waiting for a processor of the guest.
+        // Most of this time is waiting for a processor of the guest.
         assert!(down_after < Duration::from_secs(3), "{down_after:?}");
         assert!(removed_after < Duration::from_secs(4), "{removed_after:?}");
         assert_eq!((left_down.1, right_down.1), (7, 8), "every buffer comes back");
@@ -639,7 +640,7 @@ fn device_removed_and_added() -> Result<(), Failed> {
             assert!(Instant::now() < deadline, "{:?}", endpoints());
             std::thread::sleep(Duration::from_millis(20));
         }
-        // The same pools and the same process go on.
+        // The same pools and the same process continue to work.
         send_all_sizes(&endpoint);
         idle.adapters.register(&endpoint)?;
     }

@@ -1,4 +1,4 @@
-//! Pools, listeners and lanes over the testbed's device, both ends of them here.
+//! Pools, listeners and lanes over the testbed's device, with both ends in this process.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -16,10 +16,10 @@ pub const TICKET: [u8; 16] = *b"sixteen byte tkt";
 pub const TOKEN: [u8; 16] = *b"sixteen byte tok";
 pub const HELLO: LaneRequest = LaneRequest { ticket: TICKET, index: 3, generation: 70_000 };
 
-/// Under emulation everything is slow; what must be quick has a time of its own.
+/// Maximum time for anything. Emulation is slow; whatever must be quick has its own limit.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The testbed's first IPv4 endpoint.
+/// Returns the testbed's first IPv4 endpoint.
 pub fn endpoint() -> Endpoint {
     endpoints().expect("RDMA").into_iter().find(|endpoint| endpoint.address.is_ipv4()).expect("an IPv4 endpoint")
 }
@@ -77,7 +77,7 @@ impl End {
         }
     }
 
-    /// The last event; others before it are dropped with their buffers counted.
+    /// Waits for the last event. Earlier events are dropped, and the buffers in them are counted.
     pub fn down(&self, time: Duration) -> (LaneError, usize) {
         let deadline = Instant::now() + time;
         let mut came_back = 0;
@@ -105,7 +105,7 @@ pub fn into_end(connection: Connection) -> Result<End, ConnectError> {
     Ok(End { lane: connection.into_lane(TOKEN, soon(), report)?, events })
 }
 
-/// A lane with both ends here. The listener is not needed any more once it is up.
+/// Makes a lane with both ends here. Once it is up, the listener is no longer needed.
 pub fn lane_pair(endpoint: &Endpoint, one: &Side, other: &Side) -> (End, End) {
     let (listener, incoming) = listener(other, endpoint);
     let connection = connect(&one.adapters, endpoint, remote(endpoint, &listener), &HELLO, soon()).expect("connects");

@@ -1,4 +1,4 @@
-//! Bytes: that they come through, whatever they are, however many, and whatever they go through.
+//! Data passes unchanged, whatever its contents and length, and whatever it passes through.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn no_bytes_one_byte_and_a_chunk() {
     for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1] {
         let bytes = noise(length);
         lab.pipe_with(&["h1:cat", "h2:cat"], &bytes).quietly_gives_bytes(&bytes);
-        // By files alone, without a process at either end.
+        // From file to file, without a process at either end.
         lab.0.file("home/in", &bytes);
         lab.pipe(&["h1:< in", "h2:> out"]).quietly_gives("");
         holds(&lab.join("home/out"), &bytes);
@@ -96,14 +96,15 @@ fn a_tree_by_tar_and_gzip() {
     lab.deserted(GONE);
 }
 
-/// A film that is made on one host, packed without loss on the next and unpacked on a third: every frame is what it was.
+/// A film is made on one host, compressed losslessly on the next, and decompressed on a third.
+/// Every frame stays the same.
 #[test]
 fn a_film_by_ffmpeg() {
     let lab = Lab::new();
     let make = "ffmpeg -v error -f lavfi -i testsrc2=duration=4:size=320x240:rate=25 -c:v rawvideo -f nut -";
     let unpack = "ffmpeg -v error -f nut -i - -f framemd5 -";
     let pack = "ffmpeg -v error -f nut -i - -c:v ffv1 -f nut -";
-    // Above them it says with what it was made.
+    // Lines above the frames name the program that made them.
     let frames = |text: &[u8]| -> Vec<String> {
         let text = String::from_utf8(text.to_vec()).expect("text");
         text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
@@ -142,7 +143,7 @@ fn sums_and_counts() {
 #[test]
 fn tee_is_done_without_a_process() {
     let lab = Lab::new();
-    // A thousand bytes and then nothing: what runs now is what the pipeline consists of.
+    // After a few bytes the stream pauses, and the running processes are those that make up the pipeline.
     lab.0.file("home/more", b"before ");
     let mut process = lab.start(&["h1:tee ./a_copy", "h2:tee -a more"]);
     let (mut input, mut output) = (process.stdin(), process.stdout());
@@ -159,7 +160,7 @@ fn tee_is_done_without_a_process() {
         (lab.text_of("home/a_copy").as_str(), lab.text_of("home/more").as_str()),
         ("and after", "before and after")
     );
-    // Whatever else is in the line, the shell does.
+    // With anything else in the line, the shell runs tee.
     for stage in ["h:tee x y", "h:tee ~/x | cat > y", "h:tee \"$HOME/x\" \"$HOME\"/y", "h:tee -i x; cp x y"] {
         lab.pipe_with(&[stage], b"twice").ended.expect(0);
         assert_eq!((lab.text_of("home/x").as_str(), lab.text_of("home/y").as_str()), ("twice", "twice"), "{stage}");
@@ -175,7 +176,7 @@ fn tee_is_done_without_a_process() {
     lab.deserted(GONE);
 }
 
-/// The user's shell decides as whom, and where, it is run.
+/// The user's shell decides as which user, and where, tee runs.
 #[test]
 fn tee_is_run_by_the_users_own_shell() {
     let lab = Lab::new();
@@ -188,8 +189,8 @@ fn tee_is_run_by_the_users_own_shell() {
     lab.deserted(GONE);
 }
 
-/// Such a name is another file for each process: to tee what it would be to any tee, and never what the agent and its
-/// caller speak by.
+/// Such a name is a different file for each process. For tee it means what it means for any tee, and never the
+/// descriptors through which the agent and its caller communicate.
 #[test]
 fn tee_of_descriptors_by_name() {
     let lab = Lab::new();
@@ -200,18 +201,19 @@ fn tee_of_descriptors_by_name() {
     let ran = lab.pipe_with(&["h1:cat", "h2:tee /dev/stderr", "h3:cat"], b"twice\n");
     ran.gives(b"twice\n");
     assert_eq!(ran.ended.stderr, "h2: twice\n");
-    // Whatever is in the stream: here the end of stage 0 with exit code 7, as an agent would say it, and its length.
+    // Regardless of the stream's contents, which here are an agent's message that stage 0 ended with
+    // exit code 7, and its length.
     let shaped = b"\x0c\0\0\0\x82\x18\x42\x82\x00\x84\x07\xf6\xf6\x00";
     for number in 3..20 {
         let ran = lab.pipe_with(&["h1:cat", &format!("h2:tee /proc/self/fd/{number}"), "h3:cat"], shaped);
-        // Most are open in no tee.
+        // Most of these descriptors are not open in tee.
         assert!([0, 1].contains(&ran.ended.code), "{number}: {} {}", ran.ended.code, ran.ended.stderr);
         same(&ran.output, shaped);
     }
     lab.deserted(GONE);
 }
 
-/// The same for what a copy names: nothing is read from what the caller says, nor written to where the agent speaks.
+/// The same for the operands of a copy: nothing is read from the caller's messages, or written to the agent's.
 #[test]
 fn a_copy_of_an_agents_own_descriptors() {
     let lab = Lab::new();
@@ -223,7 +225,7 @@ fn a_copy_of_an_agents_own_descriptors() {
     for number in [0, 1, 3, 4, 5, 6, 7, 8] {
         let name = format!("h:/proc/self/fd/{number}");
         let (read, written) = (copy(&name, "out"), copy("in", &name));
-        // What is under the first two is /dev/null.
+        // The first two descriptors are /dev/null.
         let codes = if number < 2 { [0, 0] } else { [5, 6] };
         assert_eq!([read.code, written.code], codes, "{number}: {} {}", read.stderr, written.stderr);
     }

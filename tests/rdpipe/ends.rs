@@ -1,4 +1,4 @@
-//! Signals, killed processes: that all the others end too, and that no other pipeline is disturbed.
+//! Signals and killed processes: all other processes end too, and no other pipeline is disturbed.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::*;
 use crate::rig::others::{NOBODY, as_user};
 
-/// Stages that never end by themselves, with processes of their own that do not either. What they write at first shows
-/// that all of them run.
+/// Stages that never end by themselves, with child processes that do not either. Their first output
+/// shows that all of them run.
 const STAGES: &[&[&str]] = &[
     &["h1:sh -c 'sleep 1000 & sleep 1000' & yes", "h2:cat"],
     &["yes", "h1:sh -c 'sleep 1000 & exec cat'", "h2:cat", "h1:cat"],
@@ -22,7 +22,7 @@ const STAGES: &[&[&str]] = &[
     &["h1:< /dev/zero", "h2:cat", "sh -c 'cat; sleep 1000'"],
 ];
 
-/// A pipeline without end, of which something has come out.
+/// Starts an endless pipeline, and waits until some output has arrived.
 #[track_caller]
 fn endless(lab: &Lab, stages: &[&str]) -> (Process, Reader) {
     let mut command = lab.rdpipe_by("rsh");
@@ -34,7 +34,7 @@ fn endless(lab: &Lab, stages: &[&str]) -> (Process, Reader) {
     (process, Reader { _thread: drain(output) })
 }
 
-/// Goes on reading what comes out.
+/// Keeps reading the output.
 struct Reader {
     _thread: std::thread::JoinHandle<Vec<u8>>,
 }
@@ -105,7 +105,7 @@ fn an_agent_that_is_ended_by_hand() {
     lab.deserted(GONE.saturating_sub(start.elapsed()));
 }
 
-/// Both ends of the hop have ended, by signals, before the agent is known to be gone, or its launcher stays.
+/// Signals have ended both ends of the hop before the agent is known to be gone, or the launcher stays.
 #[test]
 fn an_agent_that_is_ended_while_its_hop_is_made() {
     for stays in [1, 100] {
@@ -116,7 +116,7 @@ fn an_agent_that_is_ended_while_its_hop_is_made() {
         let mut process = Process::spawn(lab.rdpipe_by("odd").args(["h1:echo x", "h2:cat"]));
         let ended = process.wait_for(GONE + SOON);
         ended.expect(4).one_line("rdpipe", &["h2"]);
-        // Whichever is heard first.
+        // Depends on which event is noticed first.
         let said = ["lost the agent on h2", "h2 was ended by signal 15"];
         assert!(said.iter().any(|said| ended.stderr.contains(said)), "{}", ended.stderr);
         lab.deserted(GONE);
@@ -165,18 +165,18 @@ fn a_signal_to_one_pipeline_leaves_the_other_alone() {
 #[test]
 fn a_pipeline_that_has_ended_leaves_nothing() {
     let lab = Lab::new();
-    // As a daemon does it that was not meant to be one.
+    // Like an accidental background process.
     let ran = lab.pipe(&["h1:sleep 1000 >/dev/null 2>&1 & echo one", "h2:sleep 1000 >/dev/null 2>&1 & cat"]);
     assert_eq!(ran.text(), "one\n");
     lab.deserted(GONE);
-    // As one does that was, and one that does not show where it comes from.
+    // Like a real daemon, and like a process that hides its origin.
     let hidden = format!("h2:setsid env -i {MARK}=${MARK} sleep 1000 >/dev/null 2>&1 & cat");
     let ran = lab.pipe(&["h1:setsid sleep 1000 >/dev/null 2>&1 & echo one", &hidden]);
     assert_eq!(ran.text(), "one\n");
     lab.deserted(GONE);
 }
 
-/// It holds standard error: two seconds are given to that, and nothing of it is cut meanwhile.
+/// A background process holds standard error. rdpipe waits two seconds for that, and cuts nothing off meanwhile.
 #[test]
 fn what_is_left_in_the_background_is_not_waited_for() {
     let lab = Lab::new();
@@ -194,7 +194,8 @@ fn what_is_left_in_the_background_is_not_waited_for() {
     }
 }
 
-/// What bash starts by `>( )` has its work to finish, however long that takes, and the rest of the pipeline its time.
+/// A process that bash starts by `>( )` may finish its work, however long that takes, and so may
+/// the rest of the pipeline.
 #[test]
 fn what_works_on_what_it_was_given_is_waited_for() {
     let lab = Lab::new();
@@ -256,7 +257,8 @@ fn a_stopped_caller_goes_on() {
     lab.deserted(GONE);
 }
 
-/// A stage that is louder than anybody listens must not keep a signal from being heard, nor fill the memory meanwhile.
+/// A stage that writes more to standard error than is read must neither keep a signal from being noticed nor
+/// fill the memory meanwhile.
 #[test]
 fn a_signal_is_heard_through_a_flood_of_standard_error() {
     for stage in ["h:yes >&2", "yes >&2"] {
@@ -274,7 +276,7 @@ fn a_signal_is_heard_through_a_flood_of_standard_error() {
             }
         });
         has_begun.recv_timeout(PATIENCE).expect("it is loud");
-        // Enough for what is not held back to pile up.
+        // Enough time for output to pile up if it is not held back.
         std::thread::sleep(Duration::from_secs(1));
         kill(child.id(), Signal::TERM);
         let until = Instant::now() + FAILED;
@@ -317,7 +319,7 @@ fn its_program_may_be_replaced_meanwhile() {
         eprintln!("not run: that of another user, which takes root");
     }
     fs::set_permissions(lab.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
-    // Of an ordinary user, /proc has no program of a process whose memory is its own.
+    // For an ordinary user, /proc does not show the program of a process whose memory is protected.
     for (is_replaced, is_other) in [(false, false), (true, false), (true, true)] {
         if is_other && !is_root {
             continue;

@@ -1,8 +1,8 @@
-//! What fails: exit codes, the line that names the cause, that the others end, and that nothing was begun too soon.
+//! Failures: exit codes, the line that names the cause, the end of the other stages, and that nothing begins too soon.
 
 use super::*;
 
-/// A stage that would go on for long.
+/// A stage that would run for long.
 const SLEEP: &str = "sleep 100";
 
 // --- stages ----------------------------------------------------------------------------------------------------------
@@ -37,12 +37,12 @@ fn the_first_the_middle_and_the_last() {
         (["h1:cat", "h2:cat; kill -KILL $$", "h3:cat"], 137, &["h2: ", "signal 9"]),
         (["cat; exit 6", "h2:cat", "cat"], 6, &["localhost: ", "exit code 6"]),
     ] {
-        // What they had written before comes through.
+        // Output written before the failure arrives.
         let ran = lab.pipe_with(&stages, &bytes);
         ran.fails(code, parts).ended.within(FAILED);
         same(&ran.output, &bytes);
     }
-    // Of several it is the last one's, and each is named.
+    // The exit code is that of the last failed stage, and each failed stage is named.
     let ran = lab.pipe_with(&["h1:cat; exit 3", "h2:cat; exit 4", "h3:cat"], &bytes);
     ran.fails(4, &["h1: ", "exit code 3"]).fails(4, &["h2: ", "exit code 4"]);
     lab.deserted(GONE);
@@ -64,7 +64,7 @@ fn the_others_end_soon() {
     ] {
         let ran = lab.pipe(&stages);
         ran.fails(code, &["ended with exit code 3"]).ended.within(FAILED);
-        // What we ended ourselves has not failed.
+        // Stages that rdpipe itself has ended have not failed.
         let ours = ran.ended.stderr.lines().filter(|line| line.starts_with("rdpipe: ")).count();
         assert_eq!(ours, 1, "{stages:?}: {}", ran.ended.stderr);
         lab.deserted(GONE);
@@ -77,7 +77,7 @@ fn the_others_end_soon() {
 #[test]
 fn what_still_flows_is_not_cut_off() {
     let lab = Lab::new();
-    // The stage that fails is done at once; what the others have takes longer than the 2 s.
+    // The stage that fails ends at once. The other stages' data takes longer than the 2 s.
     let bytes = noise(3 * CHUNK);
     let slowly = "h2:for i in 1 2 3 4 5 6; do head -c 524288; sleep 0.7; done";
     let ran = lab.pipe_with(&["h1:cat; exit 3", slowly, "h3:cat"], &bytes);
@@ -104,11 +104,11 @@ fn who_has_enough_may_go() {
         assert_eq!(ran.output.len(), 10, "{stages:?}");
         ran.ended.within(FAILED);
     }
-    // Our own input may be without end too.
+    // rdpipe's own input may be endless too.
     let mut command = lab.rdpipe_by("rsh");
     command.args(["h:head -c 10"]).stdin(fs::File::open("/dev/zero").expect("it"));
     run(&mut command).gives(&[0; 10]).ended.within(FAILED);
-    // Into a file: what was wanted is there.
+    // Into a file: the wanted bytes are there.
     lab.pipe(&["h1:yes", "h2:head -c 10", "h3:> ten"]).quietly_gives("");
     assert_eq!(lab.text_of("home/ten").len(), 10);
     lab.deserted(GONE);
@@ -150,7 +150,7 @@ fn files_that_cannot_be_opened() {
     let lab = Lab::new();
     lab.0.file("home/in", b"in");
     fs::create_dir(lab.join("home/dir")).expect("a directory");
-    // The reason is the shell's where it is the shell that cannot open it.
+    // If the shell cannot open the file, the reason is the shell's.
     for (stages, code, parts) in [
         (["h1:< missing", "h2:cat"], 5, &["h1", "missing: No such file or directory (errno 2)"][..]),
         (["h1:cat", "h2:< missing"], 5, &["h2", "missing", "o such file"]),
@@ -171,7 +171,7 @@ fn files_that_cannot_be_opened() {
         assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
         assert_eq!(ran.text(), "");
     }
-    // Of this host's own, beside no session: the shell says why.
+    // A file of this host without a session: the shell gives the reason.
     lab.pipe(&["h1:cat in", "< missing"]).fails(5, &["missing"]);
     lab.pipe(&["< missing"]).fails(5, &["missing"]);
     lab.pipe_with(&["> /no/such/dir/x"], b"some input").fails(6, &["/no/such/dir/x"]);
@@ -193,12 +193,12 @@ fn a_disk_that_is_full() {
         assert_eq!(ran.text(), "", "{stages:?}");
     }
     lab.pipe_with(&["h1:cat", "> /dev/full"], &bytes).fails(6, &["/dev/full", "errno 28"]);
-    // Between our own standard input and a file of this host no session runs; it is the same failure.
+    // From rdpipe's own standard input to a file of this host no session runs. The failure is the same.
     lab.pipe_with(&["> /dev/full"], &bytes).fails(6, &["/dev/full"]);
     lab.deserted(GONE);
 }
 
-/// What it cannot write is a failure, at the end; the next stage gets all of it.
+/// A file that tee cannot write is reported as a failure at the end. The next stage gets all of the data.
 #[test]
 fn tee_passes_on_what_it_cannot_write() {
     let lab = Lab::new();
@@ -218,7 +218,7 @@ fn tee_passes_on_what_it_cannot_write() {
 #[test]
 fn a_source_that_cannot_be_read() {
     let lab = Lab::new();
-    // Nothing is at the beginning of a process's memory. A user who may not open it gets the same exit code.
+    // The beginning of a process's memory is not mapped. A user who may not open the file gets the same exit code.
     lab.pipe(&["h1:< /proc/1/mem", "h2:cat"]).fails(5, &["h1", "/proc/1/mem"]).ended.within(FAILED);
     lab.deserted(GONE);
 }
@@ -226,7 +226,8 @@ fn a_source_that_cannot_be_read() {
 #[test]
 fn our_own_output_that_cannot_be_written() {
     let lab = Lab::new();
-    // One byte is told of when all has been sent, much while the command still writes.
+    // The failure is noticed for one byte when everything has been sent, and for many bytes while
+    // the command still writes.
     for bytes in [1, 4 * CHUNK] {
         let command = &*format!("h1:head -c {bytes} /dev/zero");
         let full = fs::File::options().write(true).open("/dev/full").expect("a full device");
@@ -269,7 +270,7 @@ fn our_own_input_or_output_that_is_closed() {
         assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
     }
     assert!(!lab.join("home/made").exists());
-    // Where neither is used, neither is missed.
+    // If neither is used, neither is needed.
     lab.0.file("home/in", b"in");
     let mut command = in_shell("exec \"$@\" <&- >&-", lab.rdpipe_by("rsh").args(["h1:< in", "h2:cat", "h1:> out"]));
     run(command.stdin(Stdio::null()).stdout(Stdio::piped())).quietly_gives("");
@@ -277,14 +278,14 @@ fn our_own_input_or_output_that_is_closed() {
     lab.deserted(GONE);
 }
 
-/// A reader that wants nothing more excuses only a writer that goes on writing, as `pipefail` has it.
+/// As with `pipefail`, a reader that has ended excuses only a writer that goes on writing.
 #[test]
 fn a_failure_beside_a_reader_that_has_gone() {
     let lab = Lab::new();
     for reader in ["exec <&-; sleep 2", "exec <&-; echo done", "true"] {
         let reader = format!("h2:{reader}");
         lab.pipe(&["h1:sleep .5; exit 3", &reader]).fails(3, &["h1", "exit code 3"]).ended.within(FAILED);
-        // One that writes on has been told.
+        // A writer that goes on writing has been told by SIGPIPE.
         let ran = lab.pipe(&["h1:sleep .5; yes 2>/dev/null; exit 3", &reader]);
         ran.ended.expect(0).within(FAILED);
         lab.pipe(&["h1:sleep .5", &reader]).ended.expect(0);
@@ -292,7 +293,7 @@ fn a_failure_beside_a_reader_that_has_gone() {
     lab.deserted(GONE);
 }
 
-/// Far more than the limits allow: refused before anything is begun, in one line.
+/// Far more stages than the limits allow are refused before anything begins, in one line.
 #[test]
 fn more_stages_than_a_host_has_room_for() {
     let lab = Lab::new();
@@ -307,7 +308,7 @@ fn more_stages_than_a_host_has_room_for() {
     lab.deserted(GONE);
 }
 
-/// Where a file cannot be opened the neighbour sees the end of its input, as in a shell, and nobody waits.
+/// If a file cannot be opened, the neighbour sees the end of its input, as in a shell, and no stage waits.
 #[test]
 fn a_hop_that_never_begins_ends_at_once() {
     let lab = Lab::new();
@@ -323,7 +324,7 @@ fn a_hop_that_never_begins_ends_at_once() {
 
 // --- hosts -----------------------------------------------------------------------------------------------------------
 
-/// What would show that a stage has begun: a file that it makes, and one that a redirection would have cut.
+/// Whether a stage has begun, shown by a file that it makes and by one that a redirection would have truncated.
 fn begun(lab: &Lab) -> bool {
     lab.join("home/begun").exists() || lab.join("begun").exists() || lab.text_of("home/old") != "old"
 }
@@ -372,7 +373,7 @@ fn nothing_begins_before_the_last_host_is_there() {
     let mut command = lab.rdpipe_by(launcher);
     command.args(["h1:date +%s%N; cat", "far:cat", "h2:> old"]);
     let process = Process::spawn(&mut command);
-    // While one is on its way, here for a second, the file is as it was.
+    // While one host is still being started, here for a second, the file is unchanged.
     std::thread::sleep(Duration::from_millis(700));
     assert!(!begun(&lab));
     finish(process, PATIENCE).quietly_gives("");
@@ -406,7 +407,7 @@ fn no_way_to_each_other() {
 #[test]
 fn another_major_is_refused_by_name() {
     let lab = Lab::new();
-    // The magic, then HELLO of major 3, minor 7, program 9.9.
+    // The magic, then a HELLO of major 3, minor 7, program 9.9.
     let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\1439.9\141L\141m\141c\100\100\144more";
     lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
     run(lab.rdpipe_by("newer").arg("h:cat")).fails(9, &["h has rdma-pipe 9.9", "3.7"]).ended.within(FAILED);

@@ -1,4 +1,4 @@
-//! What is a host and what a command; the examples of the utility that this one follows; what is no pipeline.
+//! Which words are hosts and which commands, the examples of the original utility, and invalid pipelines.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -54,7 +54,8 @@ fn four_hosts_each_of_which_takes_a_copy() {
         "logs:tee >(sha1sum >> snap_sha1) | wc -c >> snap_sizes; echo done",
     ]);
     ran.quietly_gives("done\n");
-    // Nobody waits for what bash has started so: but what it has been given it must be able to finish.
+    // rdpipe does not wait for processes that bash starts in this way, but they must be able to
+    // finish what they were given.
     lab.deserted(GONE);
     holds(&lab.join("home/on_fs2"), &bytes);
     holds(&lab.join("home/on_backup"), &bytes);
@@ -66,7 +67,8 @@ fn four_hosts_each_of_which_takes_a_copy() {
 #[test]
 fn what_a_stage_leaves_behind_may_finish_its_work() {
     let lab = Lab::new();
-    // A second after the stage itself has ended; it holds none of its pipes but the one to its input.
+    // The process works for a second after its stage has ended. Of the stage's pipes it holds
+    // only the one to its input.
     let late = "h1:tee >(sh -c 'cat; sleep 1; echo and more' > late 2>/dev/null)";
     lab.pipe_with(&["--shell", "bash", late, "h2:cat"], b"to be kept ").gives(b"to be kept ");
     lab.deserted(GONE);
@@ -83,7 +85,7 @@ fn from_a_file_through_a_command_to_a_file() {
     lab.0.file("home/file1", &bytes);
     lab.pipe(&["host:< file1", "host2:> file2"]).quietly_gives("");
     holds(&lab.join("home/file2"), &bytes);
-    // Without spaces, and to where everything is the same.
+    // Without spaces, and to /dev/null.
     let ran = lab.pipe(&["-v", "host1:<file1", "host2:>/dev/null"]);
     assert!(ran.gives(b"").ended.stderr.contains("host1 -> host2: "), "{}", ran.ended.stderr);
     lab.deserted(GONE);
@@ -93,14 +95,14 @@ fn from_a_file_through_a_command_to_a_file() {
 fn words_through_two_hosts() {
     let lab = Lab::new();
     lab.pipe_with(&["host1:tr [:lower:] [:upper:]", "host2:rev"], b"hello\n").quietly_gives("OLLEH\n");
-    // From here to a host: `zfs send` to `zfs recv`.
+    // From this host to another: `zfs send` to `zfs recv`.
     lab.0.file("snapshot", b"all of it");
     lab.pipe(&["cat snapshot", "backup:cat > received"]).quietly_gives("");
     assert_eq!(lab.text_of("home/received"), "all of it");
-    // Between two others: nothing comes out here.
+    // Between two other hosts: no output here.
     lab.pipe(&["backup@fileserver:cat received", "backup_server:cat > again"]).quietly_gives("");
     assert_eq!(lab.text_of("home/again"), "all of it");
-    // Where the stream comes from a program that makes frames.
+    // The stream comes from a program that makes frames.
     let frames = "head -c 3110400 /dev/zero | tr '\\0' y";
     let mut maker = Command::new("sh");
     let frames = maker.args(["-c", frames]).output().expect("sh").stdout;
@@ -114,12 +116,12 @@ fn words_through_two_hosts() {
 fn a_host_twice_and_three_times() {
     let lab = Lab::new();
     let bytes = noise(CHUNK + 1);
-    // The original has one port for all, and fails.
+    // The original has a single port for all, and fails.
     lab.pipe_with(&["h:tr a b", "h:tr b c"], b"aaa\n").quietly_gives("ccc\n");
     lab.pipe_with(&["h:cat", "h:cat", "h:cat"], &bytes).quietly_gives_bytes(&bytes);
     lab.pipe_with(&["h:cat", "other:cat", "h:cat", "other:cat", "h:wc -c"], &bytes)
         .quietly_gives(&format!("{}\n", bytes.len()));
-    // A port that is asked for is the first of several.
+    // A requested port is the first of several.
     let port = free_port().to_string();
     lab.pipe_with(&["-p", &port, "h:cat", "h:cat", "other:cat", "h:cat"], &bytes).quietly_gives_bytes(&bytes);
     lab.deserted(GONE);
@@ -130,11 +132,11 @@ fn without_a_host_it_runs_here() {
     let lab = Lab::new();
     lab.0.file("here", b"1:one\n2:two\n");
     lab.0.file("home/there", b"there\n");
-    // A name before a colon is no host if it has what no host has.
+    // A name before a colon is not a host if it contains characters that no host name has.
     lab.pipe(&["cat here", "awk -F: '{ print $2 }'"]).quietly_gives("one\ntwo\n");
     lab.pipe_with(&["./no/host:x 2>/dev/null; cat here"], b"").quietly_gives("1:one\n2:two\n");
     assert!(lab.launches().is_empty(), "no host was called up");
-    // Relative to where rdpipe runs; the others relative to the login's home.
+    // Local commands run in rdpipe's directory, the others in the login's home.
     lab.pipe(&["h:cat there", "cat; cat here"]).quietly_gives("there\n1:one\n2:two\n");
     lab.pipe(&["cat here", "h:cat - there", "sed s/^/x/"]).quietly_gives("x1:one\nx2:two\nxthere\n");
     lab.pipe(&["h:pwd -P", "cat; pwd -P"]).quietly_gives(&format!(
@@ -148,7 +150,7 @@ fn without_a_host_it_runs_here() {
 #[test]
 fn a_colon_in_front_makes_it_run_here() {
     let lab = Lab::new();
-    // Two colons away from a host that would be called up.
+    // Without the colon in front, this would be a host to contact.
     let name = lab.0.file("tool:x", b"#!/bin/sh\necho \"the tool $1\"\n");
     fs::set_permissions(name, fs::Permissions::from_mode(0o755)).expect("ours");
     let path = format!("{}:/usr/bin:/bin", lab.0.path().display());
@@ -170,7 +172,7 @@ fn hosts_have_users_and_addresses() {
     for (_, _, command) in lab.launches() {
         assert_eq!(command, AGENT, "nothing of the pipeline is in the command");
     }
-    // The first colon ends the host: what follows is the command's.
+    // The first colon ends the host. Everything after it belongs to the command.
     lab.pipe(&["h:printf a:b:c"]).quietly_gives("a:b:c");
     lab.deserted(GONE);
 }
@@ -202,7 +204,7 @@ fn another_shell() {
     let lab = Lab::new();
     let array = "x=(a b); echo \"${x[1]}\"; cat";
     lab.pipe_with(&["--shell", "bash", &format!("h:{array}"), array], b"end\n").quietly_gives("b\nb\nend\n");
-    // Its own words, as a command line has them.
+    // The shell's own arguments, as on a command line.
     lab.pipe(&["--shell", "bash -e", "h:echo one; false; echo two"]).fails(1, &["h: ", "exit code 1"]);
     lab.pipe(&["--shell", "no-such-shell", "h:cat"]).ended.expect(127);
     lab.deserted(GONE);
@@ -222,7 +224,7 @@ fn a_terminal_is_not_read() {
         script.args(["-qefc", &line, "/dev/null"]).current_dir(lab.0.path()).env("HOME", lab.join("home"));
         script.env(MARK, lab.0.path()).stdin(Stdio::piped()).stdout(Stdio::null());
         let mut process = Process::spawn(&mut script);
-        // Nothing is typed, and the terminal stays.
+        // Nothing is typed, and the terminal stays open.
         let keyboard = process.stdin();
         process.wait_for(Duration::from_secs(20)).expect(0);
         drop(keyboard);
@@ -242,7 +244,7 @@ fn another_input_is_read_to_its_end() {
         let mut process = lab.start(stages);
         let mut input = process.stdin();
         std::io::Write::write_all(&mut input, b"said\n").expect("a pipe");
-        // What has come is passed on, and what may still come is waited for.
+        // Data that has arrived is passed on, and further data is waited for.
         let mut output = process.stdout();
         let mut said = [0; 5];
         std::io::Read::read_exact(&mut output, &mut said).expect("it comes through");
@@ -288,7 +290,7 @@ fn what_is_no_pipeline() {
     for arguments in cases {
         let ran = lab.pipe(arguments);
         assert_eq!(ran.ended.code, 1, "{arguments:?}: {}", ran.ended.stderr);
-        // What is no option is told with how it is meant.
+        // An unknown option is reported together with what was probably meant.
         assert!(ran.ended.stderr.starts_with("rdpipe: "), "{}", ran.ended.stderr);
         ran.ended.within(SOON);
         assert_eq!(ran.text(), "", "{arguments:?}");
@@ -297,7 +299,7 @@ fn what_is_no_pipeline() {
     assert!(lab.made(&[]).is_empty());
 }
 
-/// Nothing is started by what cannot have been meant: a host without its colon, a command without its quotes.
+/// Obvious mistakes start nothing: a host without its colon, a command without its quotes.
 #[test]
 fn a_slip_is_told_with_what_was_meant() {
     let lab = Lab::new();
@@ -311,7 +313,7 @@ fn a_slip_is_told_with_what_was_meant() {
         lab.pipe(arguments).ended.expect(1).one_line("rdpipe", &[meant]).within(SOON);
     }
     assert!(lab.launches().is_empty(), "{:?}", lab.launches());
-    // The shell's own commands are some; what is named as this host's is left to its shell.
+    // Commands built into the shell count as commands. A name marked as this host's is left to the shell.
     lab.pipe(&["true", "echo"]).ended.expect(0);
     lab.pipe(&[":no-such-command", "cat"]).ended.expect(127);
 }
@@ -348,7 +350,7 @@ fn a_dry_run_tells_all_and_starts_nothing() {
         for part in ["fs1", "fs2", "fs3", "localhost", "< old", "touch made_here", "> old", "tee made_too"] {
             assert!(told.contains(part), "{part}: {told}");
         }
-        // Every connection: to here from the first, back out to the second, from there to the first again. Then another part.
+        // Every connection: from the first host to here, out to the second, and back to the first. Then another part.
         for (from, to) in [("fs1", "localhost"), ("localhost", "fs2"), ("fs2", "fs1"), ("fs3", "localhost")] {
             let shown = told.lines().any(|line| {
                 let (source, target) = line.split_once(" -> ").unwrap_or_default();
@@ -361,6 +363,6 @@ fn a_dry_run_tells_all_and_starts_nothing() {
     assert!(lab.made(&[]).is_empty());
     assert_eq!(fs::read_dir(lab.join("home")).expect("it").count(), 1);
     holds(&lab.join("home/old"), b"old");
-    // What is no pipeline is none in a dry run either.
+    // An invalid pipeline is refused in a dry run too.
     lab.pipe(&["-n", "h:<"]).ended.expect(1);
 }

@@ -1,8 +1,8 @@
-//! `rdpipe` with a launcher that runs the agent on this host: what is a host, where data goes, what goes wrong, and what
-//! is left. `tests/rdpipe_hosts.rs` has real hosts and sshd.
+//! `rdpipe` with a launcher that runs the agent on this host: which words are hosts, where data goes, failures, and
+//! what is left. `tests/rdpipe_hosts.rs` has real hosts and sshd.
 //!
-//! Every process that a pipeline starts inherits a mark in its environment, so that "nothing is left" counts grandchildren
-//! in groups and sessions of their own too.
+//! Every process that a pipeline starts inherits a mark in its environment. So "nothing is left" also covers
+//! grandchildren in their own groups and sessions.
 
 #[path = "../rig/mod.rs"]
 mod rig;
@@ -23,21 +23,21 @@ use std::time::Duration;
 use rig::lab::*;
 use rig::*;
 
-/// The longest for all processes to end, after any end of the pipeline.
+/// Maximum time for all processes to end, after any kind of end of the pipeline.
 const GONE: Duration = Duration::from_secs(5);
 
-/// The longest for a pipeline of which a stage has failed to end: 2 s for those that do not end by themselves, as much
-/// again for those that SIGTERM does not end, and a busy machine.
+/// Maximum time for a pipeline to end after a stage has failed: 2 s for stages that do not end by themselves, as much
+/// again for those that SIGTERM does not end, and the delays of a busy machine.
 const FAILED: Duration = Duration::from_secs(8);
 
-/// What came of a pipeline.
+/// Outcome of a pipeline.
 struct Ran {
     ended: Ended,
     output: Vec<u8>,
 }
 
 impl Ran {
-    /// It ended with 0, and this came out.
+    /// Checks for exit code 0 and this output.
     #[track_caller]
     fn gives(&self, output: &[u8]) -> &Self {
         self.ended.expect(0);
@@ -45,7 +45,7 @@ impl Ran {
         self
     }
 
-    /// It ended with 0, this came out, and nothing was said.
+    /// Checks for exit code 0, this output, and nothing on standard error.
     #[track_caller]
     fn quietly_gives(&self, output: &str) -> &Self {
         assert_eq!((self.text().as_str(), self.ended.stderr.as_str()), (output, ""));
@@ -62,7 +62,7 @@ impl Ran {
         String::from_utf8_lossy(&self.output).into_owned()
     }
 
-    /// It ended with this code, and exactly one of our own lines has all these parts.
+    /// Checks for this exit code, and for exactly one line of rdpipe that contains all `parts`.
     #[track_caller]
     fn fails(&self, code: i32, parts: &[&str]) -> &Self {
         self.ended.expect(code);
@@ -80,17 +80,17 @@ impl Lab {
         command
     }
 
-    /// rdpipe with these arguments, its input and output piped.
+    /// Starts rdpipe with these arguments and with its input and output piped.
     fn start<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Process {
         Process::spawn(self.rdpipe_by("rsh").args(arguments).stdin(Stdio::piped()))
     }
 
-    /// A pipeline with nothing to read.
+    /// Runs a pipeline without input.
     fn pipe<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
         run(self.rdpipe_by("rsh").args(arguments))
     }
 
-    /// A pipeline that is fed with `input`.
+    /// Runs a pipeline that is fed with `input`.
     fn pipe_with<S: AsRef<OsStr>>(&self, arguments: &[S], input: &[u8]) -> Ran {
         let mut process = self.start(arguments);
         let fed = feed(process.stdin(), input.to_vec());
@@ -99,27 +99,27 @@ impl Lab {
         ran
     }
 
-    /// Waits until no process is left that a command here has started, and no agent.
+    /// Waits until no agent and no process started by a command here is left.
     #[track_caller]
     fn deserted(&self, within: Duration) {
         none_marked(self.0.path(), within);
     }
 
-    /// What a file here holds, as text.
+    /// Returns the contents of a file here, as text.
     #[track_caller]
     fn text_of(&self, name: &str) -> String {
         let path = self.join(name);
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// The hosts that something was launched on, sorted.
+    /// Returns the hosts on which anything was launched, sorted.
     fn hosts(&self) -> Vec<String> {
         let mut hosts: Vec<String> = self.launches().into_iter().map(|(_, host, _)| host).collect();
         hosts.sort();
         hosts
     }
 
-    /// A launcher that cannot reach the host `away`, nor find an agent on `bare`; `far` takes a while.
+    /// Makes a launcher that cannot reach the host `away` and finds no agent on `bare`; `far` takes a while.
     fn patchy(&self) -> &'static str {
         self.script(
             "patchy",
@@ -134,7 +134,7 @@ fn run(command: &mut Command) -> Ran {
     finish(Process::spawn(command), PATIENCE)
 }
 
-/// Reads all that it writes and waits for its end.
+/// Reads all output of a process, and waits for its end.
 #[track_caller]
 fn finish(mut process: Process, limit: Duration) -> Ran {
     let output = drain(process.stdout());
@@ -142,7 +142,7 @@ fn finish(mut process: Process, limit: Duration) -> Ran {
     Ran { ended, output: output.join().expect("no panic") }
 }
 
-/// The report that `--json=NAME` left, which is one object.
+/// Returns the report written by `--json=NAME`, which is a single object.
 #[track_caller]
 fn report(path: &Path) -> serde_json::Value {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

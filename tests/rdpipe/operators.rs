@@ -1,4 +1,4 @@
-//! `<`, `>` and `>>`, wherever they stand.
+//! `<`, `>` and `>>` in every position.
 
 use std::time::SystemTime;
 
@@ -14,7 +14,7 @@ fn a_file_begins_the_stream() {
     lab.pipe(&["h1:<in", "h2:cat", "wc -c"]).quietly_gives(&format!("{}\n", bytes.len()));
     lab.pipe(&["< in", "h:rev"]).quietly_gives("tsoh siht fo");
     lab.pipe(&["< in"]).quietly_gives("of this host");
-    // What is not a regular file.
+    // Special files.
     lab.pipe(&["h:< /dev/null"]).quietly_gives("");
     let fifo = lab.0.fifo("home/fifo");
     let writer = std::thread::spawn(move || fs::write(fifo, b"by a fifo"));
@@ -27,7 +27,7 @@ fn a_file_begins_the_stream() {
 fn standard_input_goes_nowhere_where_a_file_begins() {
     let lab = Lab::new();
     lab.0.file("home/in", b"from the file");
-    // It is what came before, so it is read to its end.
+    // Standard input precedes the file, so it is read to its end.
     lab.pipe_with(&["h:< in"], b"from here").quietly_gives("from the file");
     lab.pipe_with(&["h1:< in", "h2:cat"], &noise(3 * CHUNK)).quietly_gives("from the file");
     lab.deserted(GONE);
@@ -37,10 +37,10 @@ fn standard_input_goes_nowhere_where_a_file_begins() {
 fn a_file_in_the_middle_begins_when_the_rest_has_ended() {
     let lab = Lab::new();
     let bytes = noise(CHUNK + 9);
-    // It would not be there, or not be whole, were the second part begun with the first.
+    // If the second part began with the first, the file would be missing or incomplete.
     lab.pipe_with(&["h1:sleep 1; cat > written; cat written", "h2:< written"], &bytes).quietly_gives_bytes(&bytes);
     fs::remove_file(lab.join("home/written")).expect("it is there");
-    // What came before is read to its end, though nobody wants it.
+    // Output of an earlier stage is read to its end, even though it is not used.
     lab.pipe(&["h1:head -c 5M /dev/zero; touch to_the_end", "h2:< /dev/null", "h3:echo after"])
         .quietly_gives("after\n");
     assert!(lab.join("home/to_the_end").exists());
@@ -61,7 +61,7 @@ fn a_file_ends_the_stream() {
     holds(&lab.join("home/out"), &bytes);
     lab.pipe_with(&["h:cat", ">out"], b"short").quietly_gives("");
     holds(&lab.join("out"), b"short");
-    // Over a longer one, and at its end.
+    // Over a longer file, and at its end.
     lab.pipe_with(&["h1:cat", "h2:> out"], b"one\n").quietly_gives("");
     assert_eq!(lab.text_of("home/out"), "one\n");
     lab.pipe_with(&["h1:cat", "h2:>> out"], b"two\n").quietly_gives("");
@@ -79,7 +79,7 @@ fn a_file_in_the_middle_ends_what_comes_before() {
     let bytes = noise(CHUNK + 3);
     lab.pipe_with(&["h1:> a", "h2:cat; echo after"], &bytes).quietly_gives("after\n");
     holds(&lab.join("home/a"), &bytes);
-    // The next part begins after it, and gets nothing.
+    // The next part begins after it, and gets no input.
     lab.pipe_with(&["h1:cat", "h2:> b", "h3:wc -c; cat b"], b"in b").quietly_gives("0\nin b");
     lab.pipe_with(&["h1:> c", "h2:> d", "h3:>> e"], b"in c").quietly_gives("");
     assert_eq!(["c", "d", "e"].map(|name| lab.text_of(&format!("home/{name}"))), ["in c", "", ""]);
@@ -120,11 +120,11 @@ fn the_shell_of_the_host_reads_what_follows() {
     }
     assert_eq!(lab.text_of("home/x"), "number 1+");
     assert_eq!(lab.text_of("home/a dir/x"), "number 5+");
-    // Of this host's shell nothing of it is expanded, and names are bytes.
+    // The local shell expands nothing of this, and names are bytes.
     lab.pipe(&["h:< in", "h:> '$HOME;`touch pwned`'"]).quietly_gives("");
     assert_eq!(lab.text_of("home/$HOME;`touch pwned`"), "12345");
     assert!(!lab.join("pwned").exists() && !lab.join("home/pwned").exists());
-    // In a variable that only the other side has.
+    // A variable that only the other host has.
     lab.script("login", "WHERE=there; export WHERE; exec sh -c \"exec $2\"");
     run(lab.rdpipe_by("login").env("WHERE", "here").args(["h:< in", "h:> $WHERE"])).quietly_gives("");
     assert_eq!(lab.text_of("home/there"), "12345");
@@ -140,7 +140,7 @@ fn a_redirection_within_a_command_is_the_shells() {
     lab.deserted(GONE);
 }
 
-/// More than a pipe holds, before the file is opened and where none is.
+/// The messages are longer than a pipe holds, before the file is opened and if none is.
 #[test]
 fn a_shell_that_complains_at_length_is_not_waited_for() {
     let lab = Lab::new();

@@ -1,4 +1,4 @@
-//! What is told: standard error of the stages, `-v`, `--json`; and what is told to nobody.
+//! Messages: standard error of the stages, `-v`, `--json`, and what is not printed at all.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -18,14 +18,14 @@ fn lines_have_the_name_of_their_host() {
     let bare = lab.pipe(&[&["--no-label"], &stages[..]].concat());
     let mut text: Vec<String> = bare.ended.expect(0).stderr.split_whitespace().map(str::to_owned).collect();
     text.sort();
-    // Without its newline the second may share a line with another.
+    // Without its newline the second line may be joined with another.
     assert_eq!(text.concat().len(), "onetwothreefour".len(), "{}", bare.ended.stderr);
     assert!(!bare.ended.stderr.contains("h1") && !bare.ended.stderr.contains("localhost"), "{}", bare.ended.stderr);
-    // Where there is one host there is nothing to tell apart.
+    // With a single host, lines need no name.
     assert_eq!(sorted(&lab.pipe(&["h1:echo one >&2"])), ["one"]);
     assert_eq!(sorted(&lab.pipe(&["h1:echo one >&2", "h1:echo two >&2"])), ["one", "two"]);
     assert_eq!(sorted(&lab.pipe(&["echo one >&2"])), ["one"]);
-    // Of a user at a host.
+    // For a user at a host.
     let ran = lab.pipe(&["me@h1:echo one >&2", "h2:cat"]);
     assert!(["me@h1: one", "h1: one"].contains(&sorted(&ran).concat().as_str()), "{}", ran.ended.stderr);
     lab.deserted(GONE);
@@ -81,7 +81,7 @@ fn each_hop_is_told_of() {
     }
     assert!(told.contains("fs2 -> fs1: 977 KiB, "), "{told}");
     assert!(told.lines().all(|line| line.starts_with("rdpipe: ")), "{told}");
-    // Held back by one of them, which is named.
+    // The stage that holds the others up is named.
     let slow = lab.pipe_with(&["-v", "fs1:cat", "fs2:sleep 2; cat", "fs3:cat"], &bytes);
     let last = slow.ended.expect(0).stderr.lines().last().unwrap_or_default().to_owned();
     assert!(last.contains("fs2"), "{}", slow.ended.stderr);
@@ -103,7 +103,7 @@ fn the_report_has_stages_and_hops() {
     let wanted = [
         ("h1", "cat", length, Some(length)),
         ("h2", "head -c 1000; cat >/dev/null", length, Some(1000)),
-        // It has our own standard output, and nobody counts what it writes.
+        // This stage has rdpipe's own standard output, and the bytes written there are not counted.
         ("localhost", "tr a b", 1000, None),
     ];
     assert_eq!(list("stages").len(), 3);
@@ -125,7 +125,7 @@ fn the_report_has_stages_and_hops() {
         assert!(hop["gb_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{hop}");
     }
     assert!(told.get("limiter").is_some(), "{told}");
-    // To standard error where no file is named.
+    // To standard error if no file is named.
     let ran = lab.pipe_with(&["--json-fd=2", "h:cat"], b"x");
     assert_eq!(ran.ended.report()["exit"], 0);
     lab.deserted(GONE);
@@ -141,7 +141,7 @@ fn the_report_of_a_failure() {
     assert_eq!(told["stages"][0]["exit"], 3);
     assert_eq!(told["stages"][1]["signal"], 9);
     assert_eq!(told["stages"][2]["exit"], 0);
-    // Where nothing began there is a report all the same.
+    // A report is written even if nothing began.
     fs::remove_file(lab.join("report")).expect("it is there");
     let launcher = lab.patchy();
     run(lab.rdpipe_by(launcher).args(["--json=report", "h1:cat", "away:cat"])).fails(3, &["away"]);
@@ -185,7 +185,7 @@ fn secrets_stay_out_of_sight() {
     lab.deserted(GONE);
 }
 
-/// The caller, whose own arguments have the commands.
+/// Returns the caller, whose own arguments contain the commands.
 fn first_of(all: &[Marked]) -> u32 {
     let is_it = |process: &&Marked| process.arguments.starts_with(&format!("{PROGRAM} rdpipe "));
     all.iter().find(is_it).map(|process| process.pid).expect("rdpipe itself")

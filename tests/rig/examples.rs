@@ -1,5 +1,5 @@
-//! The examples of the original's manual and of what was written about it, on whatever hosts there are: with `cat` for
-//! `zfs`, and a count for a player of films.
+//! Examples from the original program's manual and from articles about it, run on whatever hosts exist, with `cat` in
+//! place of `zfs` and `wc` in place of a film player.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::{CHUNK, Ended, noise, same};
 
-/// What bash has started beside a stage may go on so long after it.
+/// How long after its stage a process that bash started beside it may go on.
 const LATE: Duration = Duration::from_secs(5);
 
-/// Runs them one after the other. `hosts` stand for `A:`, `B:` and `C:`, and all see `directory`, which is `DIR`; `pipe`
-/// is a call of rdpipe, fed with its second argument: how it ended, and what came out.
+/// Runs the examples one after another. `hosts` stand for `A:`, `B:` and `C:`, and all see `directory`, which replaces
+/// `DIR`. `pipe` calls rdpipe with these arguments and this input, and returns how rdpipe ended and its output.
 #[track_caller]
 pub fn all(directory: &Path, hosts: [&str; 3], pipe: impl Fn(&[&str], &[u8]) -> (Ended, Vec<u8>)) {
     let bytes = noise(2 * CHUNK + 77);
@@ -44,7 +44,7 @@ pub fn all(directory: &Path, hosts: [&str; 3], pipe: impl Fn(&[&str], &[u8]) -> 
         summed.expect("sha1sum").stdout
     };
 
-    // One command elsewhere.
+    // One command on another host.
     gives(&["A:wc -c"], &bytes, count.as_bytes());
     gives(&["A:> DIR/mycopy"], &bytes, b"");
     holds("mycopy", &bytes);
@@ -53,13 +53,13 @@ pub fn all(directory: &Path, hosts: [&str; 3], pipe: impl Fn(&[&str], &[u8]) -> 
     holds("another", &bytes);
     gives(&["A:cat DIR/mycopy"], b"", &bytes);
     gives(&["A:wc -c; printf played"], &bytes, format!("{count}played").as_bytes());
-    // From here to a host, between two others, and words through both.
+    // From here to a host, between two other hosts, and words through both.
     gives(&["cat DIR/mycopy", "A:cat > DIR/received"], b"", b"");
     holds("received", &bytes);
     gives(&["A:cat DIR/received", "B:cat > DIR/again"], b"", b"");
     holds("again", &bytes);
     gives(&["A:tr [:lower:] [:upper:]", "B:rev"], b"hello\n", b"OLLEH\n");
-    // Several hosts, each of which takes a copy, and the last its sum and size.
+    // Several hosts, each of which keeps a copy; the last one also records the checksum and size.
     let stages = [
         "--shell",
         "bash",

@@ -1,4 +1,4 @@
-//! A peer made by hand: it has KEY and keeps to the handshake, and then does what no end of ours does.
+//! A hand-made peer. It has KEY and completes the handshake, and then behaves as no real end does.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -24,7 +24,7 @@ fn connect(port: u16) -> TcpStream {
 }
 
 impl Holder {
-    /// Begins a session with this key.
+    /// Starts a session with this key.
     pub fn first(port: u16, key: &str) -> Self {
         let key = Key::new(key.as_bytes().to_vec()).expect("not empty");
         let mut stream = connect(port);
@@ -34,12 +34,12 @@ impl Holder {
         Self { port, stream, established }
     }
 
-    /// The same with [`KEY`].
+    /// Starts a session with [`KEY`].
     pub fn with_key(port: u16) -> Self {
         Self::first(port, KEY)
     }
 
-    /// Another lane of the session, but for the message that confirms it.
+    /// Opens another lane of the session, and returns the confirming message without sending it.
     pub fn half_lane(&self, index: u16, generation: u32) -> (TcpStream, Vec<u8>) {
         let mut stream = connect(self.port);
         let lane = LaneId { index, generation };
@@ -53,14 +53,14 @@ impl Holder {
         (stream, with_length(&confirm))
     }
 
-    /// Another lane of the session.
+    /// Opens another lane of the session.
     pub fn lane(&self, index: u16, generation: u32) -> TcpStream {
         let (mut stream, confirm) = self.half_lane(index, generation);
         stream.write_all(&confirm).expect("sent");
         stream
     }
 
-    /// Offers to be this, and gives what the other end offers.
+    /// Sends an offer with this role, and returns the other end's offer.
     pub fn offer(&mut self, role: Role) -> Result<Offer, LinkError> {
         let offer = Offer {
             role,

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::Scratch;
 
-/// The testbed's own command line, `tests/testbed/host`.
+/// Returns a call of the testbed's program, `tests/testbed/host`.
 pub fn testbed(arguments: &[&str]) -> Command {
     let host = std::env::var_os("RD_HOST").expect("RD_HOST is not set: run tests/run, or tests/testbed/host with 4 …");
     let mut command = Command::new(host);
@@ -15,14 +15,14 @@ pub fn testbed(arguments: &[&str]) -> Command {
     command
 }
 
-/// `command` as it runs on a host.
+/// Wraps `command` to run on a host.
 pub fn on(host: u32, command: &Command) -> Command {
     let mut wrapped = testbed(&["exec", &host.to_string()]);
     wrapped.arg(command.get_program()).args(command.get_args()).env_remove("RD_KEY");
     wrapped
 }
 
-/// What reaches a host in ssh's place, for `--rsh`.
+/// Makes a launcher for `--rsh` that reaches hosts in place of ssh.
 pub fn launcher(scratch: &Scratch) -> PathBuf {
     let launcher = scratch.file("rsh", b"#!/bin/sh\nexec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"\n");
     std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
@@ -33,19 +33,19 @@ pub fn address(host: u32) -> String {
     format!("10.9.0.{host}")
 }
 
-/// A process in a host's namespaces.
+/// Returns the pid of a process in the host's namespaces.
 pub fn pid_on(host: u32) -> u32 {
     let output = testbed(&["pid", &host.to_string()]).output().expect("the testbed");
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
 }
 
-/// Holds a host's link to this rate both ways, as tc(8) writes it.
+/// Limits a host's link to this rate in both directions, in tc(8) notation.
 pub fn hold(host: u32, rate: &str) {
     let status = testbed(&["rate", &host.to_string(), rate]).status().expect("the testbed");
     assert!(status.success());
 }
 
-/// The links of these hosts held to a rate both ways, for as long as this lives.
+/// Limits the links of these hosts in both directions for as long as the value lives.
 pub struct Held(RangeInclusive<u32>);
 
 impl Held {
@@ -59,13 +59,14 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for host in self.0.clone() {
-            // What the testbed gives them.
+            // The rate that the testbed gives to every link.
             let _ = testbed(&["rate", &host.to_string(), "10gbit"]).status();
         }
     }
 }
 
-/// A second network of these hosts: the interface e1 of each, held to this rate both ways, for as long as this lives.
+/// A second network between these hosts: interface e1 of each, limited in both directions, for
+/// as long as the value lives.
 pub struct SecondNetwork(&'static [u32]);
 
 impl SecondNetwork {
@@ -75,7 +76,8 @@ impl SecondNetwork {
         network
     }
 
-    /// Changes the rate, or has it fail as a [`Partition`] does (`silent`, `link`), or work again (`heal`), at all hosts.
+    /// Changes the rate at all hosts, makes the network fail as a [`Partition`] does (`silent`,
+    /// `link`), or restores it (`heal`).
     pub fn set(&self, what: &str) {
         self.0.iter().for_each(|&host| self.set_at(host, what));
     }
@@ -92,11 +94,12 @@ impl Drop for SecondNetwork {
     }
 }
 
-/// A long line beside the switch, from 10.8.0.1 on the first host to 10.8.0.2 on the second, for as long as this lives.
+/// A long line beside the switch, from 10.8.0.1 on the first host to 10.8.0.2 on the second, for
+/// as long as the value lives.
 pub struct Line(std::process::Child);
 
 impl Line {
-    /// `delay_ms`: one way. `loss_ppm`: packets in a million.
+    /// Makes the line. `delay_ms` is the delay one way; `loss_ppm` is the number of packets lost in a million.
     pub fn between(one: u32, other: u32, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Self {
         let numbers = [one, other, delay_ms, rate_mbit, loss_ppm].map(|number| number.to_string());
         let mut command = testbed(&["line"]);
@@ -117,7 +120,7 @@ impl Drop for Line {
     }
 }
 
-/// A host cut off from the switch, without FIN or RST, for as long as this lives.
+/// Cuts a host off from the switch, without FIN or RST, for as long as the value lives.
 pub struct Partition(u32);
 
 impl Partition {
@@ -134,7 +137,7 @@ impl Drop for Partition {
     }
 }
 
-/// Two hosts without a way to each other.
+/// Keeps two hosts from reaching each other, for as long as the value lives.
 pub struct NoWay(u32, u32);
 
 impl NoWay {

@@ -1,4 +1,4 @@
-//! Other hosts without other hosts: a launcher that runs the agent here, and what it leaves.
+//! Simulates other hosts with a launcher that runs the agent on this host, and finds the processes left behind.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::{Scratch, same};
 
-/// What every process that a laboratory's command starts has in its environment, with the laboratory's directory.
+/// Environment variable, set to the laboratory's directory, that every process started by a
+/// laboratory's command inherits.
 pub const MARK: &str = "RD_LAB";
 
-/// A scratch directory with a launcher in it that records what it is asked to run, and the process that it becomes.
+/// A scratch directory with a launcher that records each command it is given and the process that it becomes.
 pub struct Lab(pub Scratch);
 
 impl Lab {
@@ -23,7 +24,7 @@ impl Lab {
         lab
     }
 
-    /// One that an ordinary user can work in, too.
+    /// Makes a laboratory in which an ordinary user can work too.
     pub fn for_users() -> Self {
         let lab = Self::new();
         lab.0.file("noted", b"");
@@ -37,7 +38,7 @@ impl Lab {
         self.0.join(name)
     }
 
-    /// A launcher that does this. `$1` is the host, `$2` the command.
+    /// Writes a launcher that runs this shell text. `$1` is the host, `$2` the command.
     pub fn script(&self, name: &str, body: &str) -> PathBuf {
         let noted = self.join("noted");
         let text =
@@ -47,7 +48,7 @@ impl Lab {
         path
     }
 
-    /// A command that reaches hosts by the launcher of this name, in this directory.
+    /// Prepares a command that runs in this directory and reaches hosts through the launcher of this name.
     pub fn command(&self, mut command: Command, launcher: &str, agent: &str) -> Command {
         command.arg("--rsh").arg(self.join(launcher)).args(["--agent", agent]);
         command.current_dir(self.0.path()).env("HOME", self.join("home")).env(MARK, self.0.path());
@@ -55,14 +56,14 @@ impl Lab {
         command
     }
 
-    /// HOST:PATH of a path in this directory.
+    /// Returns HOST:PATH for a path in this directory.
     pub fn there(&self, host: &str, name: &str) -> OsString {
         let mut text = OsString::from(format!("{host}:"));
         text.push(self.join(name));
         text
     }
 
-    /// Each launch: its process id, its host, its command.
+    /// Returns the process id, host and command of each launch.
     pub fn launches(&self) -> Vec<(u32, String, String)> {
         let text = fs::read_to_string(self.join("noted")).unwrap_or_default();
         text.lines()
@@ -88,7 +89,7 @@ impl Lab {
         }
     }
 
-    /// Names that are neither the launcher's nor the test's own.
+    /// Returns the names that belong neither to the launcher nor to the test itself (`known`).
     pub fn made(&self, known: &[&str]) -> Vec<String> {
         let names = self.0.names().into_iter();
         names
@@ -99,27 +100,27 @@ impl Lab {
 
 pub fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // One that nobody has waited for is no process any more.
+    // A zombie, for which no process has waited yet, counts as gone.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
-/// A process that has a laboratory's mark: whatever was started from there, at any remove, and however it was forked.
+/// A process with a laboratory's mark: started there directly or indirectly, no matter how it was forked.
 #[derive(Debug)]
 pub struct Marked {
     pub pid: u32,
-    /// The name that the kernel has for it.
+    /// Name of the process in the kernel.
     pub name: String,
     pub arguments: String,
 }
 
-/// All processes with this mark.
+/// Returns all processes with this mark.
 pub fn marked(mark: &Path) -> Vec<Marked> {
     let wanted = format!("{MARK}={}", mark.display());
     let entries = fs::read_dir("/proc").expect("proc").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter_map(|pid| {
         let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).ok();
-        // Of a process that is none any more it is empty.
+        // `environ` is empty for a process that has exited.
         file("environ")?.split(|&byte| byte == 0).find(|&variable| variable == wanted.as_bytes())?;
         let name = String::from_utf8_lossy(&file("comm")?).trim().to_owned();
         let arguments = String::from_utf8_lossy(&file("cmdline")?).replace('\0', " ").trim().to_owned();

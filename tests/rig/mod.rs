@@ -1,4 +1,5 @@
-//! Runs the commands for tests: processes that end with their test, scratch directories, reproducible bytes.
+//! Runs the commands for tests: processes that are killed when their test ends, scratch
+//! directories, reproducible bytes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::OsStr;
@@ -24,19 +25,19 @@ pub mod others;
 pub mod proxy;
 pub mod seeds;
 
-/// A key that a person might choose.
+/// Session key that a user might choose.
 pub const KEY: &str = "correct horse";
 
-/// The longest that anything in a test without a limit of its own may take, on a busy machine.
+/// Maximum time that any step of a test without its own limit may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The longest for both ends to end after a failure or a signal.
+/// Maximum time for both ends to exit after a failure or a signal.
 pub const SOON: Duration = Duration::from_secs(2);
 
 /// Payload of one chunk at the default buffer size.
 pub const CHUNK: usize = 1 << 20;
 
-/// The program that is all commands: `rdma-pipe rdcp ...`, as it is called without its other names.
+/// The program that contains all commands, called as `rdma-pipe rdcp ...` when no link with a command's name exists.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rdma-pipe");
 
 pub fn rdsend() -> Command {
@@ -80,7 +81,7 @@ fn command(name: &str) -> Command {
     command
 }
 
-/// `program` with its arguments, run by a shell line in which `"$@"` stands for it.
+/// Returns a shell command that runs `line`, in which `"$@"` stands for the wrapped program and its arguments.
 pub fn in_shell(line: &str, wrapped: &Command) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", line, "sh"]).arg(wrapped.get_program()).args(wrapped.get_args());
@@ -93,7 +94,7 @@ pub fn in_shell(line: &str, wrapped: &Command) -> Command {
     command
 }
 
-/// Runs the cases of a test binary that has a `main` of its own, since it is also a program that its tests start.
+/// Runs the cases of a test binary with its own `main`. It needs one because its tests also start it as a program.
 pub fn run_cases(cases: &[(&'static str, fn())]) -> std::process::ExitCode {
     let trials = cases.iter().map(|&(name, case)| {
         libtest_mimic::Trial::test(name, move || {
@@ -110,12 +111,12 @@ pub struct Ended {
     /// The exit code as a shell shows it: 128+n for a signal.
     pub code: i32,
     pub stderr: String,
-    /// From the start of the wait to the end.
+    /// Time from the start of the wait to the end of the process.
     pub after: Duration,
 }
 
 impl Ended {
-    /// The report of `--json`, which is one line of standard error.
+    /// Parses the report of `--json`, which is one line of standard error.
     pub fn report(&self) -> serde_json::Value {
         let line = self.stderr.lines().find(|line| line.starts_with('{'));
         let line = line.unwrap_or_else(|| panic!("no report in {:?}", self.stderr));
@@ -128,7 +129,8 @@ impl Ended {
         self
     }
 
-    /// Exactly one line on standard error, of the named program, with all these parts.
+    /// Asserts that standard error has exactly one line, that it begins with the program's name, and
+    /// that it contains all `parts`.
     #[track_caller]
     pub fn one_line(&self, program: &str, parts: &[&str]) -> &Self {
         let lines: Vec<&str> =
@@ -148,7 +150,7 @@ impl Ended {
     }
 }
 
-/// A process that is killed when its test ends, however it ends.
+/// A process that is killed when its test ends, whether the test passes or panics.
 pub struct Process {
     child: Child,
     stderr: Arc<Mutex<Vec<u8>>>,
@@ -156,7 +158,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it with standard error captured.
+    /// Starts the process with its standard error captured.
     pub fn spawn(command: &mut Command) -> Self {
         command.stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -188,12 +190,12 @@ impl Process {
         String::from_utf8_lossy(&self.stderr_bytes()).into_owned()
     }
 
-    /// The same as it was written.
+    /// Returns standard error as raw bytes.
     pub fn stderr_bytes(&self) -> Vec<u8> {
         self.stderr.lock().expect("no panic").clone()
     }
 
-    /// Waits until a whole line of standard error has `part`; gives that line.
+    /// Waits until a complete line of standard error contains `part`, and returns that line.
     #[track_caller]
     pub fn line_with(&self, part: &str) -> String {
         let until = Instant::now() + PATIENCE;
@@ -208,7 +210,7 @@ impl Process {
         }
     }
 
-    /// The port that an rdrecv with PORT 0 says that it has taken.
+    /// Returns the port that an rdrecv with PORT 0 reports on standard error.
     #[track_caller]
     pub fn port(&self) -> u16 {
         let line = self.line_with("waiting on port ");
@@ -224,20 +226,20 @@ impl Process {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    /// A field of /proc/PID/status, in KiB.
+    /// Returns a field of /proc/PID/status, in KiB.
     pub fn status_kib(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a living process");
         let line = status.lines().find(|line| line.starts_with(field)).expect("the field");
         line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
     }
 
-    /// The process's state letter: T is stopped.
+    /// Returns the process's state letter; T means stopped.
     pub fn state(&self) -> char {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a child");
         stat.rsplit_once(") ").expect("a name").1.chars().next().expect("a state")
     }
 
-    /// Waits until it is stopped, or is not any more.
+    /// Waits until the process is stopped or, with `is_stopped` false, runs again.
     #[track_caller]
     pub fn await_stopped(&self, is_stopped: bool) {
         let until = Instant::now() + PATIENCE;
@@ -252,7 +254,7 @@ impl Process {
         self.wait_for(PATIENCE)
     }
 
-    /// Waits for its end; fails after `limit`.
+    /// Waits for the process to exit. Fails after `limit`.
     #[track_caller]
     pub fn wait_for(&mut self, limit: Duration) -> Ended {
         let start = Instant::now();
@@ -280,7 +282,7 @@ impl Drop for Process {
     }
 }
 
-/// A directory that goes with its test.
+/// A directory that is removed when its test ends.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -312,14 +314,14 @@ impl Scratch {
         path
     }
 
-    /// Keeps the directory, to look into a failure.
+    /// Keeps the directory, so that a failure can be examined.
     pub fn keep(self) -> PathBuf {
         let path = self.0.clone();
         std::mem::forget(self);
         path
     }
 
-    /// Names in the directory, sorted.
+    /// Returns the names in the directory, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).expect("the directory");
         let mut names: Vec<String> =
@@ -335,21 +337,23 @@ impl Drop for Scratch {
     }
 }
 
-/// The partial files in a directory, and the bytes that have come of each: its size may be set before.
+/// Returns the partial files in a directory and the bytes allocated to each. A file's size may be
+/// set before its data arrives.
 pub fn partials(directory: &Path) -> Vec<(PathBuf, u64)> {
     let entries = std::fs::read_dir(directory).expect("a directory").flatten();
     let ours = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(".rd-part"));
     ours.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.blocks() * 512))).collect()
 }
 
-/// The name beside another one under which this user's copies make it (`rd-part`, `rd-link`), or mark it (`rd-half`).
+/// Returns the temporary name under which this user's copies make an entry (`rd-part`,
+/// `rd-link`) or mark it (`rd-half`).
 pub fn name_beside(name: &str, ending: &str) -> String {
     let user = rustix::process::geteuid();
     let own = if user.is_root() || ending == "rd-half" { String::new() } else { format!("/{}", user.as_raw()) };
     format!(".{}.{ending}", &blake3::hash(format!("{name}{own}").as_bytes()).to_hex()[..32])
 }
 
-/// A xorshift generator: the same bytes for the same seed, and nothing in them to compress.
+/// A xorshift generator. Equal seeds give equal bytes, and the bytes do not compress.
 #[derive(Clone)]
 pub struct Random(u64);
 
@@ -358,7 +362,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// From the system; printed, so that a failure can be had again by `RD_SEED`.
+    /// Seeds from `RD_SEED`, or else from the system, and prints the seed so that a failure can be reproduced.
     pub fn printed(test: &str) -> Self {
         let seed = match std::env::var("RD_SEED") {
             Ok(seed) => seed.parse().expect("RD_SEED is a number"),
@@ -368,7 +372,7 @@ impl Random {
         Self::new(seed)
     }
 
-    /// From the system.
+    /// Seeds from the system.
     pub fn system() -> Self {
         Self::new(u64::from(std::process::id()) << 20 ^ clock_nanos())
     }
@@ -396,14 +400,14 @@ fn clock_nanos() -> u64 {
     since.map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Bytes that do not compress.
+/// Returns bytes that do not compress.
 pub fn noise(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Random::new(length as u64 + 1).fill(&mut bytes);
     bytes
 }
 
-/// Bytes that compress well.
+/// Returns bytes that compress well.
 pub fn text(length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length + 64);
     let mut line = 0;
@@ -415,7 +419,7 @@ pub fn text(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Compares without printing megabytes.
+/// Asserts that both are equal, without printing megabytes.
 #[track_caller]
 pub fn same(got: &[u8], sent: &[u8]) {
     let different = got.iter().zip(sent).position(|(a, b)| a != b);
@@ -427,13 +431,13 @@ pub fn same(got: &[u8], sent: &[u8]) {
     );
 }
 
-/// A port that was free a moment ago, for tests that must name one before anybody listens on it.
+/// Returns a port that was free a moment ago, for tests that must name a port before any process listens on it.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
     listener.local_addr().expect("bound").port()
 }
 
-/// An rdrecv on a port of its own choice with [`KEY`], its output piped.
+/// Starts an rdrecv with [`KEY`] on a port of its own choice, with its output piped.
 #[track_caller]
 pub fn start_recv<S: AsRef<OsStr>>(options: &[S], file: Option<&Path>) -> (Process, u16) {
     let mut command = rdrecv();
@@ -443,19 +447,19 @@ pub fn start_recv<S: AsRef<OsStr>>(options: &[S], file: Option<&Path>) -> (Proce
     (process, port)
 }
 
-/// An rdsend to this host's `port` with [`KEY`], its input piped.
+/// Starts an rdsend with [`KEY`] to `port` on this host, with its input piped.
 pub fn start_send<S: AsRef<OsStr>>(options: &[S], port: u16, file: Option<&Path>) -> Process {
     let mut command = rdsend();
     command.args(options).args(["127.0.0.1", &port.to_string(), KEY]).args(file);
     Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()))
 }
 
-/// Writes in a thread of its own; the pipe closes when all is written or nobody reads.
+/// Writes in a separate thread. The pipe closes when all bytes are written or the reader has closed it.
 pub fn feed(mut pipe: ChildStdin, bytes: Vec<u8>) -> JoinHandle<()> {
     std::thread::spawn(move || drop(pipe.write_all(&bytes)))
 }
 
-/// Gives a process all of its input, and waits for its end and for all of its output.
+/// Writes all input to a process, and waits for its exit and for all of its output.
 #[track_caller]
 pub fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
     let fed = feed(process.stdin(), input.to_vec());
@@ -465,7 +469,7 @@ pub fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
     (ended, output.join().expect("no panic"))
 }
 
-/// Reads to the end in a thread of its own.
+/// Reads to the end of the pipe in a separate thread.
 pub fn drain(mut pipe: ChildStdout) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -474,15 +478,15 @@ pub fn drain(mut pipe: ChildStdout) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// What a whole transfer came to.
+/// Outcome of a complete transfer.
 pub struct Transferred {
     pub send: Ended,
     pub recv: Ended,
-    /// What rdrecv wrote to its standard output.
+    /// Bytes that rdrecv wrote to its standard output.
     pub output: Vec<u8>,
 }
 
-/// Sends `input` by pipes from end to end.
+/// Sends `input` from end to end through pipes.
 #[track_caller]
 pub fn transfer(send_options: &[&str], recv_options: &[&str], input: &[u8]) -> Transferred {
     let (mut recv, port) = start_recv(recv_options, None);
@@ -495,7 +499,7 @@ pub fn transfer(send_options: &[&str], recv_options: &[&str], input: &[u8]) -> T
 }
 
 impl Transferred {
-    /// Both ends ended with 0 and the bytes are right.
+    /// Asserts that both ends exited with 0 and that the bytes are right.
     #[track_caller]
     pub fn well(&self, input: &[u8]) -> &Self {
         self.send.expect(0);
@@ -505,14 +509,14 @@ impl Transferred {
     }
 }
 
-/// A stream without end, flowing when this returns: 1 MiB has come out of rdrecv, and more is read as it comes.
+/// An endless stream. When it is returned, 1 MiB has come out of rdrecv, and further output is read as it comes.
 pub struct Flowing {
     pub send: Process,
     pub recv: Process,
     output: JoinHandle<Vec<u8>>,
 }
 
-/// Starts one from /dev/zero, held back to what a shared machine bears.
+/// Starts an endless stream from /dev/zero, at a rate that a shared machine can sustain.
 #[track_caller]
 pub fn flowing(send_options: &[&str], recv_options: &[&str]) -> Flowing {
     let (mut recv, port) = start_recv(recv_options, None);
@@ -526,7 +530,7 @@ pub fn flowing(send_options: &[&str], recv_options: &[&str]) -> Flowing {
 }
 
 impl Flowing {
-    /// Waits for both ends.
+    /// Waits for both ends to exit.
     #[track_caller]
     pub fn wait(mut self) -> (Ended, Ended) {
         let start = Instant::now();
@@ -540,7 +544,7 @@ impl Flowing {
     }
 }
 
-/// How much of a file the page cache has.
+/// Returns the number of the file's bytes that are in the page cache.
 pub fn cached_bytes(path: &Path) -> u64 {
     let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output().expect("util-linux");
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")

@@ -1,4 +1,4 @@
-//! Hosts with an sshd on each, and what of ours runs on them.
+//! Hosts with an sshd on each, and the processes of this project that run on them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,13 +12,13 @@ use super::hosts::{address, on, pid_on};
 use super::lab::MARK;
 use super::{AGENT, CHUNK, Ended, PATIENCE, PROGRAM, Process, Scratch, partials, rdcp, same};
 
-/// The longest for all processes to end after one of them was killed.
+/// Maximum time for all processes to exit after one of them was killed.
 pub const GONE: Duration = Duration::from_secs(5);
 
-/// Hosts 1 to this one have an sshd, where nothing else is said.
+/// Default for the number of hosts with an sshd, counted from host 1.
 pub const HOSTS: u32 = 4;
 
-/// An sshd on each host, with keys of their own, and the configuration by which ssh finds them.
+/// An sshd on each host with its own keys, and the configuration by which ssh finds them.
 pub struct Network {
     pub scratch: Scratch,
     servers: Vec<Process>,
@@ -29,11 +29,11 @@ impl Network {
         Self::of(HOSTS)
     }
 
-    /// With an sshd on hosts 1 to this one.
+    /// Starts an sshd on hosts 1 to `hosts`.
     pub fn of(hosts: u32) -> Self {
         let scratch = Scratch::new();
         fs::create_dir_all("/run/sshd").expect("root");
-        // The output of the login shell of the user who tests is not part of the hosts.
+        // A home of its own, because the output of the testing user's login shell must not mix with that of the hosts.
         fs::create_dir_all(scratch.join("home")).expect("a home");
         for name in ["host_key", "user_key"] {
             let mut keygen = Command::new("ssh-keygen");
@@ -75,12 +75,12 @@ impl Network {
         self.scratch.join(name)
     }
 
-    /// HOST:PATH of a file here; the hosts share their file systems.
+    /// Returns HOST:PATH for a file here. The hosts share their file systems.
     pub fn at(&self, host: &str, name: &str) -> OsString {
         format!("{host}:{}", self.path(name).display()).into()
     }
 
-    /// rdcp as it runs on host 1.
+    /// Starts rdcp on host 1.
     pub fn start_rdcp(&self, arguments: &[OsString]) -> Process {
         let mut command = rdcp();
         command.arg("-F").arg(self.path("ssh_config")).args(["--agent", AGENT]).args(arguments);
@@ -96,10 +96,10 @@ impl Network {
         same(&fs::read(self.path(name)).expect("a copy"), bytes);
     }
 
-    /// A copy that takes long, of which some has arrived.
+    /// Starts a slow copy, and waits until some of its data has arrived.
     #[track_caller]
     pub fn slow(&self, options: &[&str], from: OsString, to: OsString) -> Process {
-        // What a killed copy has left would pass for something that has arrived.
+        // The partial file of a killed copy would be mistaken for data that has arrived.
         for (partial, _) in partials(self.scratch.path()) {
             fs::remove_file(partial).expect("ours");
         }
@@ -118,14 +118,14 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // Their children too, which are what a test may have left.
+        // Ends their children too, which a test may have left behind.
         for server in &self.servers {
             server.signal(Signal::TERM);
         }
     }
 }
 
-/// The processes that run one of our programs, on any host.
+/// Returns the processes, on any host, that run a program of this project.
 pub fn ours() -> Vec<u32> {
     let programs = [AGENT, PROGRAM].map(Path::new);
     let entries = fs::read_dir("/proc").expect("proc").flatten();
@@ -135,7 +135,7 @@ pub fn ours() -> Vec<u32> {
         .collect()
 }
 
-/// The agent that runs on this host.
+/// Returns the agent that runs on this host.
 pub fn agent_on(host: u32) -> Option<Pid> {
     let network = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let of_host = network(pid_on(host));
@@ -143,7 +143,7 @@ pub fn agent_on(host: u32) -> Option<Pid> {
     Pid::from_raw(agent as i32)
 }
 
-/// The agents that run, on any host: by their own name, not by what a caller started beside itself.
+/// Returns the agents that run on any host. Guards, which run the same program, are left out.
 pub fn running_agents() -> Vec<u32> {
     let is_agent = |pid: &u32| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -166,15 +166,15 @@ pub fn all_gone(within: Duration) {
     }
 }
 
-/// Bytes that have crossed a host's interface, both ways.
+/// Returns the number of bytes that have crossed a host's interface e0, in both directions.
 pub fn crossed(host: u32) -> u64 {
     crossed_on(host, "e0")
 }
 
-/// The same of another interface.
+/// Returns the number of bytes that have crossed this interface, in both directions.
 pub fn crossed_on(host: u32, interface: &str) -> u64 {
     let count = |name: &str| {
-        // Not from /sys: what is mounted there is the machine's.
+        // Not read from /sys, because the mounted /sys is the machine's and not the host's.
         let output = on(host, Command::new("ip").args(["-s", "-j", "link", "show", interface])).output().expect("ip");
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         json[0]["stats64"][name]["bytes"].as_u64().expect("a number")
@@ -182,7 +182,7 @@ pub fn crossed_on(host: u32, interface: &str) -> u64 {
     count("rx") + count("tx")
 }
 
-/// The launchers that a process has started.
+/// Returns the launchers that a process has started.
 pub fn launchers(pid: u32) -> Vec<Pid> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("a process");
     let is_ssh = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ssh");
@@ -190,7 +190,7 @@ pub fn launchers(pid: u32) -> Vec<Pid> {
     text.split_whitespace().filter(is_ssh).map(number).collect()
 }
 
-/// The one to that host.
+/// Returns the launcher that the process has started for that host.
 pub fn launcher_to(pid: u32, host: &str) -> Pid {
     let arguments = |pid: Pid| fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("a process");
     let is_to = |pid: &Pid| arguments(*pid).split(|&byte| byte == 0).any(|argument| argument == host.as_bytes());

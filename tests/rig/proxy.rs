@@ -1,4 +1,4 @@
-//! A TCP proxy between the two ends, for tests: it counts, records, slows, damages and cuts what passes.
+//! A TCP proxy between the two ends, for tests. It counts, records, slows, damages and cuts the bytes that pass.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read, Write};
@@ -8,62 +8,62 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Direction: `Up` from the end that connects (rdsend) to the one that listens, `Down` back.
+/// Direction: `Up` from the end that connects (rdsend) to the end that listens, `Down` back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Up = 0,
     Down = 1,
 }
 
-/// Where in all that passes something is done to it.
+/// Place in the traffic at which damage is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
     pub way: Way,
-    /// Which connection, counted from 0 as they come; `None` is each of them.
+    /// Which connection, counted from 0 in order of arrival; `None` means every connection.
     pub connection: Option<usize>,
     /// Offset within that direction of the connection, in bytes.
     pub offset: u64,
 }
 
-/// What is done there.
+/// What is done to the bytes at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// One bit is turned over, this one of the byte.
+    /// Flips this bit of the byte.
     Flip(u8),
-    /// So many bytes do not go on.
+    /// Drops this many bytes.
     Drop(usize),
-    /// So many bytes go on twice.
+    /// Sends this many bytes twice.
     Duplicate(usize),
-    /// So many bytes change places with as many after them.
+    /// Swaps this many bytes with as many after them.
     Swap(usize),
-    /// The connection ends there, in order (FIN).
+    /// Ends the connection in order (FIN).
     Truncate,
-    /// The connection is reset there (RST).
+    /// Resets the connection (RST).
     Reset,
-    /// What follows in this direction comes so much later.
+    /// Delays everything that follows in this direction.
     Delay(Duration),
-    /// The byte becomes this one.
+    /// Replaces the byte by this value.
     Set(u8),
 }
 
-/// What a proxy does.
+/// What a proxy does to the connections.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Each is done once for every connection that it fits.
+    /// Damage, each done once for every connection that it fits.
     pub damage: Vec<(Spot, Damage)>,
-    /// All connections are reset (RST) whenever the sum of bytes upwards passes one of these, in order.
+    /// Byte counts in ascending order. All connections are reset (RST) when their total upwards passes each of these.
     pub resets_at: Vec<u64>,
-    /// Keep all bytes.
+    /// Whether all bytes are kept.
     pub record: bool,
-    /// Upwards, for all connections together.
+    /// Rate upwards, for all connections together.
     pub bytes_per_second: Option<u64>,
-    /// How long all bytes are on their way, either way: at least this, and not much at a time.
+    /// Minimum time that all bytes spend in the proxy, in either direction. Little is under way at a time.
     pub delay: Option<Duration>,
-    /// In each stretch of this many bytes upwards, one bit is flipped.
+    /// Length in bytes of the stretches upwards, in each of which one bit is flipped.
     pub flip_every: Option<u64>,
-    /// With the first connection that is cut by damage all others are reset, and nobody is let in any more.
+    /// Whether the first cut by damage also resets all other connections and makes the proxy refuse new ones.
     pub gone_with_a_cut: bool,
-    /// Gets a line for each damage that was done.
+    /// File that gets a line for each damage done.
     pub log: Option<PathBuf>,
 }
 
@@ -71,7 +71,7 @@ struct Connection {
     sockets: [TcpStream; 2],
     forwarded: [AtomicU64; 2],
     recorded: [Mutex<Vec<u8>>; 2],
-    /// Bytes upwards, over all connections, that had passed when it was reset.
+    /// Whether the connection has been reset.
     reset: AtomicBool,
 }
 
@@ -86,20 +86,20 @@ struct Shared {
     due: Mutex<Option<Instant>>,
 }
 
-/// A running proxy; its connections end with it.
+/// A running proxy. Its connections end when it is dropped.
 pub struct Proxy {
     port: u16,
     shared: Arc<Shared>,
 }
 
 impl Proxy {
-    /// Listens on loopback and connects every comer to `target` there.
+    /// Listens on loopback and forwards every connection to `target` there.
     pub fn start(target: u16, plan: Plan) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("bound").port();
         listener.set_nonblocking(true).expect("a socket");
         if plan.bytes_per_second.is_some() {
-            // What a slow line has taken is under way soon: it is no store.
+            // A slow line sends on at once what it has taken. It must not buffer much.
             rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).expect("a socket");
         }
         let shared = Arc::new(Shared {
@@ -121,7 +121,7 @@ impl Proxy {
         self.port
     }
 
-    /// Bytes passed on, of all connections.
+    /// Returns the number of bytes forwarded over all connections.
     pub fn forwarded(&self, way: Way) -> u64 {
         self.forwarded_by_connection(way).iter().sum()
     }
@@ -131,7 +131,7 @@ impl Proxy {
         connections.iter().map(|connection| connection.forwarded[way as usize].load(Ordering::SeqCst)).collect()
     }
 
-    /// What each connection carried.
+    /// Returns the bytes that each connection carried.
     pub fn recorded(&self, way: Way) -> Vec<Vec<u8>> {
         let connections = self.shared.connections.lock().expect("no panic");
         connections
@@ -140,17 +140,17 @@ impl Proxy {
             .collect()
     }
 
-    /// How many times all connections were reset.
+    /// Returns how many times all connections were reset.
     pub fn resets(&self) -> usize {
         *self.shared.resets_done.lock().expect("no panic")
     }
 
-    /// Nothing passes any more, and nobody is told; or all goes on.
+    /// Stops forwarding without informing either end, or resumes it.
     pub fn stall(&self, stalled: bool) {
         self.shared.stalled.store(stalled, Ordering::SeqCst);
     }
 
-    /// New connections are reset at once, or not any more.
+    /// Resets new connections at once, or accepts them again.
     pub fn refuse(&self, refusing: bool) {
         self.shared.refusing.store(refusing, Ordering::SeqCst);
     }
@@ -173,14 +173,14 @@ impl Connection {
     fn reset(&self) {
         if !self.reset.swap(true, Ordering::SeqCst) {
             for socket in &self.sockets {
-                // Our threads hold the socket too; disconnecting it sends RST now, even so.
+                // The proxy's threads hold the socket too. Disconnecting it sends the RST at once even so.
                 disconnect(socket);
             }
         }
     }
 }
 
-/// Closing this socket sends RST.
+/// Makes closing this socket send RST.
 fn reset_on_close(socket: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
@@ -235,7 +235,7 @@ impl Shared {
 
     fn note(&self, number: usize, way: Way, offset: u64, damage: Damage) {
         let Some(log) = &self.plan.log else { return };
-        // A run that is over has taken its directory with it.
+        // When a run is over, its directory is already removed.
         let Ok(mut log) = OpenOptions::new().create(true).append(true).open(log) else { return };
         writeln!(log, "{way:?} on connection {number} at {offset}: {damage:?}").expect("a log");
     }
@@ -283,7 +283,7 @@ impl Shared {
             while self.stalled.load(Ordering::SeqCst) && !self.stopped.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // A change to a range needs the whole of it.
+            // A change to a range needs all of the range.
             if let Some(&(at, what)) = damage.last() {
                 let wanted = match what {
                     Damage::Drop(length) | Damage::Duplicate(length) => length,
@@ -297,7 +297,7 @@ impl Shared {
                         Ok(0) => break,
                         Ok(more) => count += more,
                         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                            // What would have come after may depend on what is held back: no more is to come now.
+                            // Later bytes may depend on those held back here, so nothing more comes for now.
                             break;
                         }
                         Err(_) => break,
@@ -311,7 +311,7 @@ impl Shared {
                     break;
                 }
                 damage.pop();
-                // An earlier one may have made the piece shorter.
+                // Earlier damage may have made the piece shorter.
                 let (at, length) = ((at - offset) as usize, bytes.len());
                 if at >= length {
                     continue;
@@ -355,7 +355,7 @@ impl Shared {
             if let Some(delay) = self.plan.delay {
                 std::thread::sleep(delay);
             }
-            // Recorded first: a test that has seen the bytes arrive finds them here.
+            // Recorded before they are sent, so that a test that has seen the bytes arrive finds them here.
             if self.plan.record {
                 connection.recorded[way as usize].lock().expect("no panic").extend(&bytes);
             }
@@ -393,8 +393,8 @@ impl Shared {
         let _ = from.shutdown(Shutdown::Read);
     }
 
-    /// How many bytes may pass upwards before the next reset: a source that is slow for a moment makes chunks that are
-    /// shorter than what is read at once, and a reset behind one of them would be in the middle of nothing.
+    /// Returns how many bytes may pass upwards before the next reset. If a source is slow for a moment, its chunks are
+    /// shorter than the proxy's reads. A reset after such a read would not hit the middle of a chunk.
     fn before_the_reset(&self) -> usize {
         let done = *self.resets_done.lock().expect("no panic");
         let passed = self.total_up.load(Ordering::SeqCst);
@@ -417,9 +417,10 @@ fn write_whole(to: &mut &TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     to.write_all(bytes)
 }
 
-/// Sends RST though other threads are using the socket.
+/// Sends RST even though other threads are using the socket.
 fn disconnect(socket: &TcpStream) {
     reset_on_close(socket);
-    // connect() to AF_UNSPEC dissolves the association; with data lost that is an RST (tcp(7): TCP_NODELAY has no say).
+    // connect() to AF_UNSPEC dissolves the association. If data is lost by that, an RST is sent (tcp(7):
+    // TCP_NODELAY has no effect on this).
     let _ = rustix::net::connect_unspec(socket);
 }

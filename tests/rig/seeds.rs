@@ -1,4 +1,4 @@
-//! Many cases by their numbers, several at a time.
+//! Runs many numbered cases, several at a time.
 
 use std::io::Write as _;
 use std::ops::Range;
@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Random;
 
-/// Whether `make test-long` runs this.
+/// Whether this is the long run, `make test-long`.
 pub fn is_long() -> bool {
     std::env::var_os("RD_LONG").is_some()
 }
 
-/// The seeds of a run. RD_SEED is one, or the first and the last of some: 7-19. Else `short`, which are always the same, so
-/// that what fails there has been broken by a change; in the long run `long`, from a random one on.
+/// Returns the seeds of a run. RD_SEED is one seed, or a range such as 7-19. Otherwise the seeds are `short`,
+/// which never change, so that a failure there was caused by a change of the code. The long run takes `long`
+/// seeds from a random one on.
 pub fn seeds(name: &str, short: Range<u64>, long: u64) -> Range<u64> {
     let number = |text: &str| text.parse::<u64>().expect("RD_SEED is a number, or two with a - between them");
     let seeds = match std::env::var("RD_SEED") {
@@ -30,7 +31,8 @@ pub fn seeds(name: &str, short: Range<u64>, long: u64) -> Range<u64> {
     seeds
 }
 
-/// Runs `check` for each number, several at a time, and prints what is wrong; how many of them that is.
+/// Runs `check` for each number, several at a time, and prints the differences that it returns. Returns the number
+/// of cases with differences.
 pub fn each(numbers: Range<u64>, check: impl Fn(u64) -> Vec<String> + Sync) -> u64 {
     let next = AtomicU64::new(numbers.start);
     let wrong = AtomicU64::new(0);
@@ -46,7 +48,8 @@ pub fn each(numbers: Range<u64>, check: impl Fn(u64) -> Vec<String> + Sync) -> u
                     let lines = check(number);
                     if !lines.is_empty() {
                         wrong.fetch_add(1, Ordering::Relaxed);
-                        // At once, and past the harness: a run that is cut has reported what it has found.
+                        // Printed at once and past the test harness, so that an interrupted run
+                        // has reported its findings.
                         let _ = writeln!(std::io::stderr(), "{}", lines.join("\n"));
                     }
                 }

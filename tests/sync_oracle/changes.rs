@@ -1,12 +1,12 @@
-//! What happens to a source between two runs.
+//! Changes a source between two runs.
 
 use crate::rig::Random;
 use crate::tree::{Gardener, Kind, Node, is_temporary};
 
-/// Sizes at which programs change what they do, and their neighbours.
+/// Sizes at which programs change their behaviour. Neighbouring sizes are tried too.
 const EDGES: &[u64] = &[0, 1, 4096, 64 << 10, 128 << 10, 1 << 20];
 
-/// The same tree, with more of its files of sizes at an edge.
+/// Returns the same tree, in which more files have sizes around these limits.
 pub fn edged(gardener: &mut Gardener<'_>, mut node: Node) -> Node {
     match &mut node.kind {
         Kind::Directory(entries) => {
@@ -22,7 +22,7 @@ pub fn edged(gardener: &mut Gardener<'_>, mut node: Node) -> Node {
     node
 }
 
-/// The same tree with each name that of a file of its own.
+/// Returns the same tree without hard links: each name becomes a separate file.
 pub fn unlinked(mut node: Node) -> Node {
     node.links = None;
     if let Kind::Directory(entries) = &mut node.kind {
@@ -32,7 +32,7 @@ pub fn unlinked(mut node: Node) -> Node {
     node
 }
 
-/// The same tree without names of our own temporary files, which no copy touches.
+/// Returns the same tree without the names of rdcp's own temporary files, which no copy touches.
 pub fn without_temporaries(mut node: Node) -> Node {
     if let Kind::Directory(entries) = &mut node.kind {
         entries.retain(|(name, _)| !is_temporary(name));
@@ -42,7 +42,7 @@ pub fn without_temporaries(mut node: Node) -> Node {
     node
 }
 
-/// The tree at a later time.
+/// Returns the tree as it is at a later time.
 pub fn changed(gardener: &mut Gardener<'_>, node: &Node) -> Node {
     let mut node = node.clone();
     let Kind::Directory(entries) = &mut node.kind else { return node };
@@ -66,11 +66,11 @@ pub fn changed(gardener: &mut Gardener<'_>, node: &Node) -> Node {
     node
 }
 
-/// Another state of the same file, or other metadata.
+/// Returns another state of the same file, or the file with other metadata.
 fn altered(gardener: &mut Gardener<'_>, mut node: Node) -> Node {
     let how = gardener.random.below(8);
     match (&mut node.kind, how) {
-        // Other contents: only a checksum finds those of the same size and time.
+        // Other contents. If size and time are the same, only a checksum finds the difference.
         (Kind::File(size, pieces), 0..6) if *size > 0 => match how {
             0 => renewed(gardener.random, pieces),
             1 => {
@@ -99,7 +99,7 @@ fn altered(gardener: &mut Gardener<'_>, mut node: Node) -> Node {
                 node.modified.0 -= 60;
             }
         },
-        // A name of its own again, or other metadata.
+        // The file becomes a separate one again, or gets other metadata.
         (_, 6) if node.links.is_some() => node.links = None,
         (_, 7) => node.modified = gardener.node(Kind::Fifo).modified,
         _ => {
@@ -110,7 +110,7 @@ fn altered(gardener: &mut Gardener<'_>, mut node: Node) -> Node {
     node
 }
 
-/// Other bytes at the same places.
+/// Puts other bytes at the same offsets.
 fn renewed(random: &mut Random, pieces: &mut [(u64, usize, u64)]) {
     pieces.iter_mut().for_each(|piece| piece.2 = random.next());
 }

@@ -1,4 +1,4 @@
-//! What goes wrong while trees are synchronized, and what must stay all the same.
+//! Failures during synchronization, and what must be kept in spite of them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,10 +21,10 @@ use crate::tree::USER;
 /// Hosts of source and destination.
 pub const WAYS: [(&str, &str); 3] = [("", ""), ("", "h1:"), ("h1:", "")];
 
-/// Runs of `make test`, and of the long run.
+/// Number of runs in `make test`, and in the long run.
 const KILLS: [u64; 2] = [12, 120];
 
-/// `rdcp --sync -r` of `src/` onto `dst` of a laboratory.
+/// Returns `rdcp --sync -r` of a laboratory's `src/` onto its `dst`.
 pub fn command(lab: &Lab, (from, to): (&str, &str), options: &[&str]) -> Command {
     let at = |host: &str, name: &str| {
         let mut text = OsString::from(host);
@@ -57,7 +57,7 @@ fn are_there(lab: &Lab, files: &[&str]) {
     }
 }
 
-/// A directory whose source could not be listed loses nothing; others do.
+/// A directory whose source could not be listed loses no entries; other directories do.
 #[test]
 fn nothing_is_deleted_where_the_source_cannot_be_read() {
     for way in WAYS {
@@ -76,7 +76,7 @@ fn nothing_is_deleted_where_the_source_cannot_be_read() {
     }
 }
 
-/// A source that is not there, or has nothing in it, deletes nothing; the latter unless it is asked for.
+/// A missing source deletes nothing. Neither does an empty source, unless that is asked for.
 #[test]
 fn a_missing_or_empty_source_deletes_nothing() {
     for way in WAYS {
@@ -93,7 +93,7 @@ fn a_missing_or_empty_source_deletes_nothing() {
     }
 }
 
-/// At most so many entries go; the rest stays, which is reported.
+/// At most this many entries are deleted. The rest stay, which is reported.
 #[test]
 fn no_more_is_deleted_than_is_allowed() {
     for way in WAYS {
@@ -106,7 +106,8 @@ fn no_more_is_deleted_than_is_allowed() {
     }
 }
 
-/// With `--existing`, a file that is here under its second name alone gets its contents there, wherever the first would be.
+/// With `--existing`, a file that exists at the destination only under its second name is updated there,
+/// wherever the first name would be.
 #[test]
 fn a_second_name_alone_is_brought_up_to_date() {
     for way in WAYS {
@@ -121,7 +122,7 @@ fn a_second_name_alone_is_brought_up_to_date() {
     }
 }
 
-/// Mounts a small file system at `dst`, which goes with it.
+/// Mounts a small file system at `dst`, and unmounts it when dropped.
 struct Small(std::path::PathBuf);
 
 impl Small {
@@ -140,7 +141,7 @@ impl Drop for Small {
     }
 }
 
-/// Where something could not be written nothing is deleted, and the next run does the rest.
+/// Nothing is deleted where an entry could not be written. The next run does the rest.
 #[test]
 fn a_full_disk_deletes_nothing_where_it_failed() {
     if !rustix::process::geteuid().is_root() {
@@ -154,7 +155,7 @@ fn a_full_disk_deletes_nothing_where_it_failed() {
         let ended = run(&lab, way, &["--delete"], false);
         assert!([6, 8].contains(&ended.code), "{way:?}: {ended:?}");
         are_there(&lab, &["dst/m/extra", "dst/m/large"]);
-        // Which of the two met the full disk depends on who was faster.
+        // Which of the two met the full disk depends on which was faster.
         let [new, extra] = ["dst/a/new", "dst/a/extra"].map(|path| lab.join(path).exists());
         assert!(new || extra, "{way:?}: deleted where something failed as well: {ended:?}");
         assert_eq!(fs::read(lab.join("dst/m/large")).expect("the old one"), b"dst/m/large", "old or new, whole");
@@ -164,7 +165,7 @@ fn a_full_disk_deletes_nothing_where_it_failed() {
     }
 }
 
-/// What stops all comes up while the sender waits for an answer, and not for room for what it sends.
+/// The fatal error occurs while the sender waits for an answer, and not for room to send.
 #[test]
 fn a_disk_that_can_hold_no_more_files_ends_the_copy() {
     if !rustix::process::geteuid().is_root() {
@@ -182,7 +183,7 @@ fn a_disk_that_can_hold_no_more_files_ends_the_copy() {
     }
 }
 
-/// Tells a thread that it is over, also where that is because something has failed.
+/// Tells a thread that the run is over, even if the run ends by a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -191,7 +192,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Directories become links that lead out, and directories again, between their listing and the deletion.
+/// Between being listed and deleted, directories become links that lead outside, and directories again.
 #[test]
 fn deletion_follows_no_link() {
     const DIRECTORIES: usize = 30;
@@ -206,7 +207,7 @@ fn deletion_follows_no_link() {
         let _ = fs::remove_dir_all(lab.join("links"));
         fs::create_dir(lab.join("links")).expect("a directory");
         for name in &names {
-            // Every other one stays at the source; the others are to go with all that is in them.
+            // Every other directory stays at the source. The rest are to be deleted with everything in them.
             if number % 2 == 0 {
                 plant(&lab, &[&format!("src/{name}/kept")]);
             } else {
@@ -230,7 +231,7 @@ fn deletion_follows_no_link() {
             let before = exchanged.load(Ordering::Relaxed);
             let ended = run(&lab, *way, &["--delete"], false);
             assert!(exchanged.load(Ordering::Relaxed) > before, "{way:?}: nothing has changed meanwhile");
-            // What it could not do is its to report; what is outside is not its to touch.
+            // rdcp reports what it could not do. It must not touch anything outside.
             assert!([0, 6, 8].contains(&ended.code), "{ended:?}");
         });
         let found = differences(&before, &snapshot(&lab.join("outside")), &[]);
@@ -239,13 +240,14 @@ fn deletion_follows_no_link() {
     }
 }
 
-/// Starts a copy, and kills either end at any moment of so many milliseconds. Whether it had not ended by then.
+/// Starts a copy, and kills either end within this many milliseconds. Returns whether the copy
+/// was still running by then.
 #[must_use]
 pub fn kill_within(lab: &Lab, command: &mut Command, random: &mut Random, milliseconds: u64) -> bool {
     let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
     let of_agent = random.below(2) == 0;
     std::thread::sleep(Duration::from_millis(random.below(milliseconds)));
-    // To look for the agent takes a while, in which a small copy ends.
+    // Finding the agent takes a while, in which a small copy ends.
     let agent = || marked(lab.0.path()).iter().find(|it| it.name == "rdma-pipe-agent").map(|agent| agent.pid);
     let victim = of_agent.then(agent).flatten().unwrap_or(process.pid());
     let was_running = process.is_running();
@@ -255,7 +257,7 @@ pub fn kill_within(lab: &Lab, command: &mut Command, random: &mut Random, millis
     was_running
 }
 
-/// Either end is killed at any moment; another run ends with what rsync makes at once.
+/// Either end is killed at any moment. The next run ends with the same result as rsync without an interruption.
 #[test]
 fn killed_at_random_and_run_again() {
     let count = KILLS[usize::from(crate::rig::seeds::is_long())];
@@ -285,7 +287,7 @@ fn killed_at_random_and_run_again() {
         assert!(rsync.status().expect("rsync").success());
         let way = WAYS[number as usize % WAYS.len()];
         let mut milliseconds = if way == ("", "") { 40 } else { 150 };
-        // Where it had ended before, it begins anew and is killed sooner.
+        // If the copy had already ended, it starts anew and is killed sooner.
         while !kill_within(&lab, &mut command(&lab, way, &["--delete"]), &mut random, milliseconds) {
             assert!(milliseconds > 1, "run {number}, {way:?}: it ends at once");
             milliseconds /= 2;

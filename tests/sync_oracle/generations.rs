@@ -1,4 +1,5 @@
-//! `--link-dest` beside rsync's: random trees, an earlier generation of each program, and the next one linked to it.
+//! Compares `--link-dest` with rsync's: random trees, an earlier generation by each program, and
+//! the next one linked to it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -30,7 +31,7 @@ fn operands(lab: &Lab, scene: &Path, state: &str, to: &str, is_nested: bool) -> 
     [source, scene.join("into").join(to).into_os_string()]
 }
 
-/// What a program has made: one generation, then the next.
+/// The generations that a program has made, one after the other.
 struct Made {
     got: Snapshot,
     lines: Vec<String>,
@@ -49,7 +50,7 @@ fn made(lab: &Lab, name: &str, grown: &Grown, program: &dyn Program) -> Made {
         }
     }
     let mut after = snapshot(&scene.join("into/one"));
-    // Its names outside count for nothing.
+    // Names of the file outside this generation do not count.
     for (path, entry) in &mut after {
         entry.first_name = before.get(path).and_then(|entry| entry.first_name.clone());
     }
@@ -67,8 +68,8 @@ fn check(seed: u64) -> Vec<String> {
     let timeless: &[&[u8]] = &[b"", b"into", b"into/one", b"into/two"];
     let timeless = if grown.is_nested { timeless } else { &timeless[..2] };
     let is_wrong = |finding: &&Finding| {
-        // Links and special files are made anew; rsync links them as well. A file that rsync gives a new inode although all
-        // of it is the same may be linked.
+        // rdcp makes links and special files anew; rsync links them as well. rdcp may link a file to which rsync gives
+        // a new inode although all of it is the same.
         let is_file = other.got.get(&finding.path).is_some_and(|entry| entry.kind == "file");
         let is_of_links = finding.what == "first name" && !is_file;
         !is_of_links && !is_meant(finding, &source, &other.got)
@@ -79,14 +80,14 @@ fn check(seed: u64) -> Vec<String> {
     told(lines, || format!("seed {seed}, {:?}, nested {}", grown.way, grown.is_nested), lab)
 }
 
-/// What is linked to the earlier generation, what is new, and what becomes of the earlier one are as with rsync.
+/// Links to the earlier generation, new entries, and the earlier generation itself are as with rsync.
 #[test]
 fn the_next_generation_is_what_rsync_makes() {
     let wrong = each(seeds("generations", SEEDS, LONG_COUNT), check);
     assert!(wrong == 0, "{wrong} seeds with violations, see above");
 }
 
-/// Campaigns of `make test`, and of the long run.
+/// Number of campaigns in `make test`, and in the long run.
 const KILLS: [u64; 2] = [3, 40];
 const ROUNDS: u64 = 5;
 
@@ -94,7 +95,7 @@ fn leads_to(lab: &Lab) -> Option<OsString> {
     fs::read_link(lab.join("dst/latest")).ok().map(PathBuf::into_os_string)
 }
 
-/// Gives each file a time that other contents do not have: nothing but a checksum would find them to differ.
+/// Gives each file a time that depends on its contents. Otherwise only a checksum would find different contents.
 fn time_by_contents(top: &Path) {
     for (path, entry) in snapshot(top).into_iter().filter(|(_, entry)| entry.kind == "file") {
         let hash = blake3::hash(entry.content.as_bytes());
@@ -106,8 +107,8 @@ fn time_by_contents(top: &Path) {
     }
 }
 
-/// Names that a killed run has given to one file, and that are alike at the source now without being one there, stay so:
-/// `rsync -H` leaves them as well. What is one file at the source must be one here.
+/// Whether the finding is a hard link left by a killed run between names that are equal but separate files at the
+/// source now. `rsync -H` leaves such links too. Names of one file at the source must be one file here.
 fn stays_linked(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
     let names = |of: &Snapshot| -> Vec<Vec<u8>> {
         let group = of.get(&finding.path).and_then(|entry| entry.first_name.clone());
@@ -124,8 +125,9 @@ fn stays_linked(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
         && of_source.iter().all(|path| here.contains(path))
 }
 
-/// Generations of a tree that changes, each killed at some moments: run again under the same name they become what the
-/// source is, until they are whole, no older one changes, and the link leads to one that is whole at any time.
+/// Generations of a changing tree, each killed at several moments. When run again under the same name, a
+/// generation follows the source until it is complete. Older generations do not change, and the link always leads
+/// to a complete generation.
 #[test]
 fn killed_generations_go_on_and_older_ones_stay() {
     let mut random = Random::printed("generations killed");
@@ -148,7 +150,7 @@ fn killed_generations_go_on_and_older_ones_stay() {
                 tree::make(&lab.join("src"), &node);
                 time_by_contents(&lab.join("src"));
                 let before = leads_to(&lab);
-                // One that is whole does not change any more.
+                // A complete generation does not change any more.
                 if before.as_deref() == Some(OsStr::new(&name)) {
                     let whole = snapshot(&lab.join("dst"));
                     limited(&command(), lab.0.path(), false, 0o022, Stdio::null()).expect(1);
@@ -157,7 +159,7 @@ fn killed_generations_go_on_and_older_ones_stay() {
                     continue;
                 }
                 if is_killed {
-                    // Some at any moment where it takes long, some where it takes no time.
+                    // Some kills come at any moment of a long run, some within a very short run.
                     let moments = if way == ("", "") { [8, 40] } else { [30, 150] };
                     let milliseconds = moments[random.below(2) as usize];
                     killed += 1;
@@ -171,7 +173,7 @@ fn killed_generations_go_on_and_older_ones_stay() {
                     let source = snapshot(&lab.join("src"));
                     let got = snapshot(&lab.join("dst").join(&name));
                     let found = differences(&source, &got, &[]);
-                    // What an interrupted run has written may fill a hole.
+                    // Data written by an interrupted run may fill a hole.
                     let is_wrong =
                         |finding: &&Finding| finding.what != "bytes on disk" && !stays_linked(finding, &source, &got);
                     let found: Vec<String> = found.iter().filter(is_wrong).map(Finding::shown).collect();

@@ -1,4 +1,5 @@
-//! `--no-implied-dirs` beside rsync's: what stands where a directory only leads to what is copied.
+//! Compares `--no-implied-dirs` with rsync's, for various entries in place of a directory that
+//! only leads to copied ones.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -10,7 +11,7 @@ use crate::rig::lab::Lab;
 use crate::rig::{AGENT, Ended, rdcp};
 use crate::snapshot::{Finding, differences, snapshot};
 
-/// Makes what is in DST before.
+/// Makes the entries that DST has before the copy.
 type Make = fn(&Path);
 
 fn old(directory: &Path) {
@@ -49,7 +50,7 @@ const SCENES: &[(&str, Make)] = &[
     }),
     ("a group that is handed down", |to| {
         old(&to.join("p"));
-        // Another group, where we may.
+        // Another group, if the user may set it.
         let _ = chown(to.join("p"), None, Some(12_345));
         fs::set_permissions(to.join("p"), fs::Permissions::from_mode(0o2750)).expect("ours");
     }),
@@ -64,7 +65,7 @@ const SCENES: &[(&str, Make)] = &[
     }),
 ];
 
-/// What is asked for: SRC or a list, and whether something of it is missing at the source.
+/// Requested paths: SRC or a list. Some of them are missing at the source.
 const ASKED: &[&[&str]] = &[
     &["-R", "src/./p/foo/file"],
     &["-R", "src/./p/foo/sub/"],
@@ -104,7 +105,7 @@ fn directories_that_only_lead_to_others_are_left() {
             let ours = run(&lab, command, asked, "rdcp's/");
             let what = format!("{asked:?} onto {name}:\n{}{}", theirs.stderr, ours.stderr);
             assert_eq!(theirs.code == 0, ours.code == 0, "{what}");
-            // Each of the absolute links leads into its own.
+            // Each absolute link leads into its own destination.
             let is_absolute = *name == "an absolute link";
             let is_other = |found: &Finding| !(is_absolute && found.what == "content" && found.path == b"p/foo");
             let found = differences(&snapshot(&lab.join("rsync's")), &snapshot(&lab.join("rdcp's")), &[]);

@@ -1,4 +1,4 @@
-//! `--itemize-changes` against `rsync -i`: the same lines, in whatever order, whatever has become of a destination.
+//! Compares `--itemize-changes` with `rsync -i`: the same lines in any order, for destinations changed in any way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -16,16 +16,16 @@ use crate::rig::seeds::{each, seeds};
 use crate::rig::{AGENT, Ended, rdcp};
 use crate::snapshot::{Snapshot, snapshot};
 
-/// Lines that report one copy.
+/// Maximum number of lines that report one copy.
 const LINES_MAX: usize = 12;
 
-/// What a run has printed, sorted, and how it ended.
+/// The sorted lines that a run has printed, and how the run ended.
 pub struct Printed {
     pub lines: Vec<String>,
     pub ended: Ended,
 }
 
-/// Runs a command, with its standard output to a file of `lab`.
+/// Runs a command with its standard output directed to a file of `lab`.
 pub fn printed(lab: &Lab, command: &Command) -> Printed {
     let output = lab.join("printed");
     let ended = limited(command, lab.0.path(), false, UMASK, File::create(&output).expect("a file").into());
@@ -35,14 +35,14 @@ pub fn printed(lab: &Lab, command: &Command) -> Printed {
     Printed { lines, ended }
 }
 
-/// `rsync -i`, where names are printed as UTF-8.
+/// Runs `rsync -i` in a locale in which names are printed as UTF-8.
 pub fn by_rsync(lab: &Lab, operands: [OsString; 2], options: &[&str], patterns: &[String]) -> Printed {
     let mut command = Command::new("rsync");
     command.env("LC_ALL", "C.UTF-8").arg("-i").args(BASE).args(options).args(patterns).args(operands);
     printed(lab, &command)
 }
 
-/// `rdcp --sync --itemize-changes`.
+/// Runs `rdcp --sync --itemize-changes`.
 pub fn by_rdcp(
     lab: &Lab,
     way: Way,
@@ -61,7 +61,7 @@ pub fn by_rdcp(
     printed(lab, &command)
 }
 
-/// The first copy of a seed that has one.
+/// Makes the first copy, for seeds that have one.
 pub fn copy_before(lab: &Lab, scene: &Path, grown: &Grown) {
     if let History::Copied(_) = grown.history {
         let first = by_rsync(lab, operands(lab, scene, "before", grown), &[], &[]);
@@ -69,7 +69,7 @@ pub fn copy_before(lab: &Lab, scene: &Path, grown: &Grown) {
     }
 }
 
-/// The path of a line's entry below the scene, unescaped as far as the trees have such names.
+/// Returns the path, below the scene, of a line's entry, unescaped as far as the trees have such names.
 fn path_of(line: &str, grown: &Grown) -> Vec<u8> {
     let name = line.get(12..).unwrap_or_default();
     let name = name.split(" -> ").next().unwrap_or_default().trim_end_matches('/');
@@ -94,15 +94,15 @@ fn path_of(line: &str, grown: &Grown) -> Vec<u8> {
     [top.as_bytes(), &path].concat()
 }
 
-/// A line, without that in which rdcp means to differ; none where nothing is left.
+/// Returns a line without the parts in which rdcp intentionally differs; `None` if nothing is left.
 ///
-/// * A file whose contents are there already: rsync sends it if its time differs, and with `-c` it does not. rdcp compares
-///   the contents and prints `.f`, but sends files with holes anew.
-/// * Of what had setuid, setgid or capabilities rsync changes the owner first, which clears them, and prints what is missing
-///   then: neither owner nor group, but permissions and attributes. rdcp prints in what it differed before.
+/// * A file whose contents are already at the destination: rsync sends it if its time differs, but not with `-c`. rdcp
+///   compares the contents and prints `.f`, but sends files with holes anew.
+/// * An entry with setuid, setgid or capabilities: rsync changes the owner first, which clears them, and then prints
+///   what is missing: neither owner nor group, but permissions and attributes. rdcp prints the original differences.
 /// * With another ACL, rsync takes its mask for permissions that are the same.
-/// * Attributes of links and special files that are replaced are read by rsync when they have been.
-/// * rsync prints DEL and the controls behind it as they are; here they do nothing to a terminal.
+/// * rsync reads attributes of links and special files after it has replaced them.
+/// * rsync prints DEL and the control characters behind it unchanged; rdcp escapes them for the terminal.
 fn shared(line: &str, grown: &Grown, before: &Snapshot, source: &Snapshot) -> Option<String> {
     let line = line.replace('\x7f', "\\#177");
     let path = path_of(&line, grown);
@@ -125,18 +125,18 @@ fn shared(line: &str, grown: &Grown, before: &Snapshot, source: &Snapshot) -> Op
     (!is_nothing).then(|| String::from_utf8(letters).expect("letters") + rest)
 }
 
-/// What rsync says beside lines of entries.
+/// Whether rsync printed the line in addition to the lines of entries.
 fn is_remark(line: &str) -> bool {
     ["created directory ", "cannot delete non-empty directory: "].iter().any(|remark| line.starts_with(remark))
 }
 
-/// All that tells of a change, and when it was read last: inode, times, size and mode of everything.
+/// Returns everything that shows a change or the last reading of each entry: inode, times, size and mode.
 fn state(top: &Path, found: &Snapshot) -> BTreeMap<Vec<u8>, [i64; 10]> {
     let state = |path: &Vec<u8>| {
         let Ok(stat) = fs::symlink_metadata(top.join(OsStr::from_bytes(path))) else { return (path.clone(), [0; 10]) };
         let (mode, links) = (i64::from(stat.mode()), stat.nlink() as i64);
         let times = [stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec()];
-        // To read where a link leads is to read it.
+        // Reading a link's target changes its access time.
         let read = if stat.is_symlink() { [0; 2] } else { [stat.atime(), stat.atime_nsec()] };
         let [a, b, c, d] = times;
         (path.clone(), [stat.ino() as i64, mode, links, stat.size() as i64, a, b, c, d, read[0], read[1]])
@@ -144,7 +144,7 @@ fn state(top: &Path, found: &Snapshot) -> BTreeMap<Vec<u8>, [i64; 10]> {
     found.keys().map(state).collect()
 }
 
-/// What is wrong with a seed in a mode, in some lines.
+/// Returns the violations of a seed in a mode, in several lines.
 fn check(seed: u64, mode: &Mode) -> Vec<String> {
     let grown = grow(seed, false, mode);
     let lab = plant(&grown);
@@ -165,7 +165,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
         &[&["--dry-run"], mode.rdcp].concat(),
         patterns,
     );
-    // Before anything is read here.
+    // Taken before this test reads any entry.
     let untouched = state(&other, &before);
     let is_as_before = snapshot(&other).keys().eq(before.keys());
     let ours = by_rdcp(&lab, grown.way, operands(&lab, &other, "now", &grown), mode.rdcp, patterns);
@@ -185,7 +185,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
             .collect(),
         ours.lines.iter().filter_map(normal).collect(),
     );
-    // Which of several names is the first depends on the order of a walk, and rsync has files before directories.
+    // Which of several names comes first depends on the order of the walk, and rsync takes files before directories.
     if !mode.has_links {
         wrong.extend(theirs.difference(&ours_all).map(|line| format!("rsync alone: {line}")));
         wrong.extend(ours_all.difference(&theirs).map(|line| format!("rdcp alone:  {line}")));
@@ -193,7 +193,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
     if ours.lines.len() != ours.lines.iter().collect::<BTreeSet<_>>().len() {
         wrong.push("rdcp prints a line twice".to_owned());
     }
-    // What -n says is what is done then, and it does nothing.
+    // A run with -n changes nothing, and prints what the next run then does.
     let [said, done] = [&dry, &ours].map(|run| run.lines.iter().collect::<BTreeSet<_>>());
     wrong.extend(done.difference(&said).map(|line| format!("-n lacks:    {line}")));
     wrong.extend(said.difference(&done).map(|line| format!("-n alone:    {line}")));
@@ -215,7 +215,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
     vec![text, format!("again: RD_SEED={seed} RD_MODE={}; kept: {}", mode.name, lab.0.keep().display())]
 }
 
-/// Each seed in one of the modes. `has_links`: files have several names.
+/// Checks each seed in one of the modes. `has_links`: whether files have several names.
 fn each_seed(name: &str, has_links: bool) {
     let only = std::env::var("RD_MODE").ok();
     let modes = MODES.iter().filter(|mode| mode.has_links || !has_links);
@@ -227,7 +227,7 @@ fn each_seed(name: &str, has_links: bool) {
     assert!(wrong == 0, "{wrong} seeds with other lines, see above");
 }
 
-/// And those of `-n` are those of the run after it; it touches nothing.
+/// The lines of `-n` are those of the run after it, and `-n` touches nothing.
 #[test]
 fn lines_are_those_of_rsync() {
     each_seed("itemized", false);

@@ -1,5 +1,5 @@
-//! Entries that an option leaves out, or leaves as they are, beside others of their directory and beside further names of
-//! theirs: what becomes of these is what rsync makes of them.
+//! Entries that an option excludes or leaves unchanged, beside other entries of their directory and beside their own
+//! further names. The other entries must become what rsync makes of them.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -14,7 +14,8 @@ use crate::snapshot::Finding;
 use crate::told;
 use crate::typed::{self, set_time};
 
-/// Makes entries, one in each line: `dir PATH`, `file PATH TEXT TIME`, `link PATH TARGET`, `fifo PATH`, `name FIRST PATH`.
+/// Makes entries, one for each line:
+/// `dir PATH`, `file PATH TEXT TIME`, `link PATH TARGET`, `fifo PATH`, `name FIRST PATH`.
 fn plant(top: &Path, lines: &[&str]) {
     fs::create_dir_all(top).expect("a directory");
     for line in lines {
@@ -36,7 +37,7 @@ fn plant(top: &Path, lines: &[&str]) {
             set_time(&path, 1);
         }
     }
-    // All have been made within one directory of another.
+    // Making an entry has changed the time of its directory.
     for line in lines {
         let path = top.join(line.split(' ').nth(1).expect("a path"));
         path.ancestors()
@@ -46,10 +47,10 @@ fn plant(top: &Path, lines: &[&str]) {
     }
 }
 
-/// Options of both, a source, and what is at DST before.
+/// Options of both programs, the source, and the initial contents of DST.
 type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a [&'a str]);
 
-/// Copies each source by both, and holds one against the other, but for what `is_fine`.
+/// Copies each source with both programs and compares the results, except findings for which `is_fine` holds.
 fn hold(cases: &[Case<'_>], is_fine: impl Fn(&Finding) -> bool) {
     let mut count = 0;
     for (options, source, old) in cases {
@@ -69,8 +70,8 @@ fn hold(cases: &[Case<'_>], is_fine: impl Fn(&Finding) -> bool) {
     assert!(count == 0, "{count} cases with violations, see above");
 }
 
-/// Links and special files have no contents: with their first name left as it is at DST, or not made there, there is nothing
-/// that the others could be names of.
+/// Links and special files have no contents. If their first name is left unchanged at DST, or not made there, there is
+/// no file of which the further names could be links.
 #[test]
 fn further_names_of_links_are_judged_by_themselves() {
     let cases: &[Case<'_>] = &[
@@ -81,7 +82,7 @@ fn further_names_of_links_are_judged_by_themselves() {
         (&["--existing"], &["fifo l1", "name l1 l2"], &["link l2 old"]),
         (&["--existing"], &["link l1 new", "name l1 l2"], &["dir l1", "link l2 old"]),
     ];
-    // Where both are made, those that have no contents may be two.
+    // If both are made, entries without contents may be separate.
     hold(cases, |finding| finding.what == "first name");
 }
 
@@ -98,12 +99,12 @@ fn a_newer_file_is_not_replaced_by_a_further_name() {
         (&["-u", "-n"], NAMES, &["file b newer 9"]),
     ];
     hold(cases, |_| false);
-    // The first has no time of the source's to hold others against.
+    // Without times, the first name does not get the source's time, with which the others would be compared.
     let timeless: &[Case<'_>] = &[(&["-u", "--no-times", "-c"], &["file a text 20", "name a b"], &["file b newer 29"])];
     hold(timeless, |finding| finding.what == "modified");
 }
 
-/// By rsync `c` is lost here, since `b` is replaced.
+/// rsync loses `c` here, because it replaces `b`.
 #[test]
 fn a_newer_file_stays_where_it_is_not_told_of() {
     for (way, is_large) in [(Way::Within, false), (Way::Push, false), (Way::Push, true)] {
@@ -122,7 +123,7 @@ fn a_newer_file_stays_where_it_is_not_told_of() {
     }
 }
 
-/// The sender is not told of further names that are left, so nothing goes.
+/// The sender is not told which further names are left unchanged, so nothing is removed.
 #[test]
 fn a_name_that_is_left_at_dst_is_not_removed_from_src() {
     for way in [Way::Within, Way::Push] {
@@ -162,7 +163,7 @@ fn what_is_stale_is_deleted_beside_what_is_passed_over() {
         (&["--delete", "--no-specials"], fifos, &["file stale s 1", "file p data 1", "file d/p/below data 1"]),
         (&["--delete", "-L", "--exclude=sub/"], to_directory, &["file stale s 1", "file sub/f kept 1"]),
         (&["--delete", "-L", "--exclude=sub/"], to_directory, &["file stale s 1", "file sub data 1"]),
-        // A directory with nothing else is none without files.
+        // A directory that contains nothing else counts as a directory without files.
         (&["--delete", "--no-links", "-m"], links, old),
         (&["--no-links", "-m"], links, &[]),
         (&["--delete", "--no-specials", "-m"], fifos, &["file stale s 1"]),
@@ -170,7 +171,7 @@ fn what_is_stale_is_deleted_beside_what_is_passed_over() {
     hold(cases, |_| false);
 }
 
-/// A name that is reached by a link is none of the inode's.
+/// A name that is reached through a link is not a name of the inode.
 #[test]
 fn links_that_are_followed_are_names_of_one_file() {
     let names = &["file b text 1", "name b z"];

@@ -1,4 +1,5 @@
-//! Command lines as hands that know rsync type them: several sources, links that lead out, coarse clocks, and every option.
+//! Command lines as users of rsync type them: several sources, links that lead outside, coarse
+//! clocks, and every option.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -17,13 +18,13 @@ use crate::snapshot::{self, Finding, Snapshot, differences, snapshot};
 use crate::told;
 use crate::tree::{self, Gardener};
 
-/// Seeds of `make test`, and how many the long run takes.
+/// Seeds of `make test`, and the number of seeds in the long run.
 const SEEDS: std::ops::Range<u64> = 1..25;
 const LONG_COUNT: u64 = 300;
 
 const WAYS: [Way; 4] = [Way::Within, Way::Push, Way::Pull, Way::Mixed];
 
-/// What is asked for beside the sources.
+/// Options given in addition to the sources.
 const OPTIONS: &[&[&str]] = &[
     &[],
     &["--delete"],
@@ -47,7 +48,7 @@ pub fn by_rsync(lab: &Lab, options: &[&str], sources: &[String], to: &str) -> En
 }
 
 pub fn by_rdcp(lab: &Lab, way: Way, options: &[&str], sources: &[String], to: &str) -> Ended {
-    // Another host's paths begin at its login's home.
+    // Paths on another host begin at the home of its login.
     let at = |host: &str, path: &str| match host {
         "" => path.to_owned(),
         host => format!("{host}{}/{path}", lab.0.path().display()),
@@ -59,7 +60,7 @@ pub fn by_rdcp(lab: &Lab, way: Way, options: &[&str], sources: &[String], to: &s
     limited(&command, lab.0.path(), false, UMASK, Stdio::null())
 }
 
-/// What only one of both has made, and how they ended.
+/// Returns what only one of the programs has made, and how both ended if that differs.
 pub fn wrong(lab: &Lab, [theirs, ours]: [Ended; 2], is_fine: impl Fn(&Finding, &Snapshot) -> bool) -> Vec<String> {
     let got = snapshot(&lab.join("rdcp"));
     let found = differences(&snapshot(&lab.join("rsync")), &got, &[b"", b"beside"]);
@@ -92,7 +93,7 @@ fn several_sources_become_what_rsync_makes_of_them() {
             fs::create_dir(lab.join(place).join("beside")).expect("a directory");
         }
         let options = OPTIONS[seed as usize % OPTIONS.len()];
-        // With these, all come from one host.
+        // With these options, all sources are on one host.
         let ways = if ["-R", "--delete-after"].iter().any(|option| options.contains(option)) { 3 } else { WAYS.len() };
         let way = WAYS[(seed / 3) as usize % ways];
         let theirs = by_rsync(&lab, options, &sources, "rsync/");
@@ -105,11 +106,12 @@ fn several_sources_become_what_rsync_makes_of_them() {
                 source.insert([name.as_bytes(), slash.as_bytes(), &below].concat(), entry);
             }
         }
-        // Of an older file, blocks that differ are sent and written whole, with what is a hole of them at the source.
+        // Blocks that differ from an older file are sent and written whole, with holes that the source has in them.
         let is_fine =
             |finding: &Finding, got: &Snapshot| is_meant(finding, &source, got) || finding.what == "bytes on disk";
         let mut lines = wrong(&lab, [theirs, ours], is_fine);
-        // Where a file stands in place of a directory, rsync gives it the metadata of that; rdcp leaves it, and says so.
+        // If a file is in the place of a directory, rsync gives it the directory's metadata. rdcp
+        // leaves the file and reports it.
         if options == ["--ignore-existing"] {
             lines.retain(|line| !line.contains("mode") && !line.contains("owner") && !line.starts_with("r"));
         }
@@ -118,7 +120,7 @@ fn several_sources_become_what_rsync_makes_of_them() {
     assert!(count == 0, "{count} seeds with violations, see above");
 }
 
-/// What is asked for of sources that are merged.
+/// Options given with sources that are merged.
 const MERGED: &[&[&str]] = &[
     &[],
     &["--delete"],
@@ -129,8 +131,8 @@ const MERGED: &[&[&str]] = &[
     &["--delete", "--exclude=plain*"],
 ];
 
-/// Several SRC of one name, and several SRC/, are merged: what more than one has is that of the first, and directories have
-/// what all of them have.
+/// Several SRC with the same name, and several SRC/, are merged. If several have an entry, the first one's is copied.
+/// Directories have the entries of all.
 #[test]
 fn sources_of_one_name_are_merged_as_by_rsync() {
     let count = each(seeds("merged sources", SEEDS, LONG_COUNT), |seed| {
@@ -176,7 +178,7 @@ fn sources_of_one_name_are_merged_as_by_rsync() {
     assert!(count == 0, "{count} seeds with violations, see above");
 }
 
-/// A source that is merged with others and is missing is no reason to delete what came from it.
+/// A missing source does not delete what came from it, if it is merged with other sources.
 #[test]
 fn nothing_is_deleted_for_a_missing_source_of_several_that_are_merged() {
     for (sources, to) in [(["from/0/tree/", "from/1/tree/"], "copy/tree"), (["from/0/tree", "from/1/tree"], "copy")] {
@@ -198,7 +200,8 @@ fn nothing_is_deleted_for_a_missing_source_of_several_that_are_merged() {
     }
 }
 
-/// As with rsync, directories lead only to what comes, and a list of which nothing comes makes no directory.
+/// As with rsync, only directories that lead to copied entries are made. A list of which nothing is
+/// copied makes no directory.
 #[test]
 fn directories_lead_only_to_what_comes_of_a_list() {
     let cases: &[(&[&str], &str)] = &[
@@ -261,7 +264,7 @@ fn directories_lead_only_to_what_comes_of_a_list() {
     }
 }
 
-/// Where links lead, from directories within each other.
+/// Targets of links, from nested directories.
 const TARGETS: &[&str] = &[
     "a",
     "./a",
@@ -320,7 +323,7 @@ fn links_that_lead_out_are_those_that_rsync_leaves_out() {
         let (options, sources): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.starts_with("-"));
         let options = [&["--safe-links"], &options[..]].concat();
         let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
-        // What is copied below the directory that has DST in it could be copied into itself, by another name of this host.
+        // Through another name of this host, the directory that contains DST could be copied into itself.
         let way = WAYS[(seed / 9) as usize % if options.contains(&"-R") { 1 } else { 3 }];
         let ended = [by_rsync(&lab, &options, &sources, "rsync/"), by_rdcp(&lab, way, &options, &sources, "rdcp/")];
         let lines = wrong(&lab, ended, |_, _| false);
@@ -329,7 +332,7 @@ fn links_that_lead_out_are_those_that_rsync_leaves_out() {
     assert!(count == 0, "{count} seeds with violations, see above");
 }
 
-/// A destination that keeps whole seconds: with a window nothing of it is touched, or told of.
+/// The destination stores whole seconds. With a window none of its entries is touched or reported.
 #[test]
 fn what_is_within_the_window_is_not_touched() {
     let changed = |path: &Path| {
@@ -353,12 +356,12 @@ fn what_is_within_the_window_is_not_touched() {
     }
 }
 
-/// Whatever rsync has an option for is done, or refused with what does it: nothing is a word that nobody knows.
+/// Every option of rsync is either accepted, or refused with the option that does the same. None is unknown.
 #[test]
 fn every_option_of_rsync_is_known() {
     let help = Command::new("rsync").arg("--help").output().expect("rsync");
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
-    // `--no-OPTION` stands for many, and the last two are not for copies.
+    // `--no-OPTION` stands for many options, and the last two are not for copies.
     let others = ["--no-OPTION", "--version", "--help"];
     let words = help.lines().flat_map(|line| line.split_whitespace().take_while(|word| word.starts_with('-')));
     let options: Vec<&str> = words

@@ -1,5 +1,5 @@
-//! Trees against rsync, an oracle that knows nothing of us: random trees onto what an earlier run and time have made of
-//! their copies, by both programs into twin destinations, compared by names, kinds, data, metadata and links.
+//! Compares trees with rsync, an independent oracle. Both programs copy random trees into twin destinations, which hold
+//! an earlier run's copies and later changes. Names, kinds, data, metadata and links are compared.
 //!
 //! `RD_SEED=n` (or `n-m`) repeats seeds, `RD_MODE=NAME` takes one mode of `modes.rs`. The files of a failing seed are
 //! kept, and their directory printed.
@@ -28,7 +28,7 @@ mod stats;
 mod tree;
 mod typed;
 
-/// What is wrong with a seed, below what it was; its files are kept then.
+/// Returns the violations below a line that describes the seed, and keeps its files if there are any violations.
 fn told(mut lines: Vec<String>, seed: impl FnOnce() -> String, lab: rig::lab::Lab) -> Vec<String> {
     if !lines.is_empty() {
         lines.insert(0, seed());

@@ -1,4 +1,5 @@
-//! An ordinary user who is in another group beside rsync: which groups are kept, and which changes are itemized.
+//! Compares with rsync for an ordinary user who is in another group: which groups are kept, and
+//! which changes are itemized.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -11,7 +12,7 @@ use crate::rig::others::{MEMBER, TEAM, as_member};
 use crate::rig::{AGENT, Process, in_shell, rdcp};
 use crate::snapshot::{Finding, differences, snapshot};
 
-/// What both are asked for, and what is done to both copies before.
+/// Options of both programs, and the shell command that changes both copies before.
 const CASES: &[(&[&str], &str)] = &[
     (&[], "true"),
     (&[], "chgrp -hR 4711 ."),
@@ -53,7 +54,7 @@ fn groups_of_a_member_are_kept_and_told_as_by_rsync() {
                 by_member(before, "ours");
                 by_member(before, "theirs");
             }
-            // The second finds nothing to do.
+            // The second run finds nothing to do.
             for is_again in [false, true] {
                 let what = format!("{host}{options:?} after {before:?}, again: {is_again}");
                 let mut rsync = Command::new("rsync");
@@ -67,7 +68,7 @@ fn groups_of_a_member_are_kept_and_told_as_by_rsync() {
                     if host.is_empty() { "ours/".to_owned() } else { format!("{host}{}/", lab.join("ours").display()) };
                 command.arg("from/").arg(to);
                 let mut got = printed(&lab, &in_shell(&line, &command));
-                // Sent to another host, and not within this one.
+                // rdcp prints `<` because it sends to another host; rsync copies within this host.
                 got.lines.iter_mut().for_each(|line| *line = line.replacen('<', ">", 1));
                 got.lines.sort_unstable();
                 assert_eq!(

@@ -1,42 +1,42 @@
-//! What is asked of both programs: the options of `rdcp --sync`, and those with which rsync does the same.
+//! Options given to both programs: those of `rdcp --sync`, and those with which rsync does the same.
 
 use crate::rig::Random;
 
-/// All that `rdcp -r` preserves; times compared in nanoseconds.
+/// Everything that `rdcp -r` preserves, with times compared in nanoseconds.
 pub const BASE: &[&str] = &["-aHAXS", "--numeric-ids", "--modify-window=-1"];
 
-/// Patterns of a seed.
+/// Kind of patterns that a seed gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Patterns {
     None,
-    /// Some `--exclude`.
+    /// Several `--exclude`.
     Excludes,
-    /// Lists of `--include` and `--exclude`, whose order counts.
+    /// Lists of `--include` and `--exclude`, in which the order counts.
     Mixed,
 }
 
-/// What of the source is asked for.
+/// Which part of the source is requested.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Selects {
     All,
-    /// What `--files-from` lists, in the file `list`.
+    /// The paths in the file `list`, given by `--files-from`.
     Listed,
-    /// One path behind `/./`, with `--relative`.
+    /// One path after `/./`, with `--relative`.
     Relative,
 }
 
-/// Options of both.
+/// Options of both programs.
 pub struct Mode {
     pub name: &'static str,
     pub rdcp: &'static [&'static str],
     pub rsync: &'static [&'static str],
-    /// With patterns of the seed's.
+    /// Kind of patterns, chosen by the seed.
     pub patterns: Patterns,
-    /// Only some paths of the source.
+    /// Whether only some paths of the source are copied.
     pub selects: Selects,
-    /// Files have several names. In place, rsync writes through each of them, and rdcp refuses to.
+    /// Whether files have several names. With `--inplace`, rsync writes through each name, which rdcp refuses.
     pub has_links: bool,
-    /// A destination without anything in it becomes equal to its source.
+    /// Whether an empty destination becomes equal to its source.
     pub is_whole: bool,
 }
 
@@ -95,15 +95,15 @@ pub const MODES: &[Mode] = &[
         is_whole: false,
         ..same("relative-no-implied", &["--relative", "--delete", "--no-implied-dirs"])
     },
-    // Beside `into/copy`, or `into`.
+    // The backup directory is beside `into/copy`, or beside `into`.
     same("backup-dir", &["--delete", "--backup-dir=../kept"]),
 ];
 
-/// Patterns of names, anchored at the transfer's root, and of directories.
+/// Patterns for names, for paths anchored at the transfer's root, and for directories.
 const PATTERNS: &[&str] =
     &["plain*", "*.txt", "/a*", ".hidden*", "with space", "/plain[0-4]*", "-*", "*/a", "[~#!]*", "z*/"];
 
-/// What else the dialect has.
+/// The other forms of the pattern dialect.
 const DIALECT: &[&str] = &[
     "*/",
     "*",
@@ -127,11 +127,11 @@ const DIALECT: &[&str] = &[
     "/src/a*",
 ];
 
-/// The options that give a few.
+/// Returns options with a few random patterns.
 pub fn patterns(random: &mut Random, kind: Patterns) -> Vec<String> {
     let pick = |random: &mut Random, list: &[&'static str]| list[random.below(list.len() as u64) as usize];
     match kind {
-        // A seed's tree is the same with and without patterns.
+        // Random numbers are drawn in either case, so that a seed's tree is the same with and without patterns.
         Patterns::None | Patterns::Excludes => {
             let count = 1 + random.below(3);
             let some: Vec<_> = (0..count).map(|_| format!("--exclude={}", pick(random, PATTERNS))).collect();

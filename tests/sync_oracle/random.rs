@@ -1,4 +1,4 @@
-//! Random trees by both programs, and what must be equal then.
+//! Copies random trees with both programs, and compares the results.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -21,37 +21,37 @@ use crate::tree::{self, Gardener, Kind, Node};
 /// Seeds of `make test`.
 pub const SEEDS: std::ops::Range<u64> = 1..31;
 
-/// How many the long run takes.
+/// Number of seeds in the long run.
 pub const LONG_COUNT: u64 = 300;
 
-/// Lines that report one copy.
+/// Maximum number of lines that report one copy.
 const LINES_MAX: usize = 12;
 
 pub const UMASK: u32 = 0o022;
 
-/// Directories that a copy itself changes.
+/// Directories whose times the copy itself changes.
 const TIMELESS: &[&[u8]] = &[b"", b"into"];
 
-/// What a destination has gone through.
+/// State of a destination before the copy.
 pub enum History {
-    /// Nothing is there.
+    /// The destination is missing.
     New,
-    /// An earlier run of the same program, from this source.
+    /// The same program has copied this source before.
     Copied(Node),
-    /// Something else.
+    /// The destination contains another tree.
     Old(Node),
 }
 
-/// What a seed has grown.
+/// The trees and options that a seed gives.
 pub struct Grown {
     pub source: Node,
     pub history: History,
-    /// `SRC DST`, which makes DST/src; else `SRC/ DST`.
+    /// Whether the operands are `SRC DST`, which makes DST/src, instead of `SRC/ DST`.
     pub is_nested: bool,
     pub patterns: Vec<String>,
-    /// Paths in the source, and one that is not there.
+    /// Paths in the source, and one that does not exist.
     pub list: Vec<Vec<u8>>,
-    /// One of them is SRC, with `--relative`.
+    /// Whether SRC is one of these paths, with `--relative`.
     pub is_relative: bool,
     pub way: Way,
 }
@@ -82,7 +82,7 @@ pub fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
     Grown { source, history, is_nested, patterns, list, is_relative: mode.selects == Selects::Relative, way }
 }
 
-/// A few of the paths in a tree, and some of nothing, also in a directory that is there.
+/// Returns a few of the tree's paths, and paths of missing entries, also in an existing directory.
 fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
     fn collect(node: &Node, path: &[u8], all: &mut Vec<Vec<u8>>) {
         let Kind::Directory(entries) = &node.kind else { return };
@@ -96,7 +96,7 @@ fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
     collect(node, b"", &mut all);
     let mut some: Vec<Vec<u8>> =
         (0..random.below(6)).filter_map(|_| all.get(random.below(all.len().max(1) as u64) as usize).cloned()).collect();
-    // Below a file, it would keep rsync from all deletion.
+    // A missing path below a file would keep rsync from deleting anything.
     let beside = |path: &Vec<u8>| {
         let slash = path.iter().rposition(|&byte| byte == b'/')?;
         Some([&path[..slash], b"/nothing"].concat())
@@ -106,7 +106,7 @@ fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
     some
 }
 
-/// A laboratory with both states of the source: `before/src`, where an earlier run had one, and `now/src`.
+/// Makes a laboratory with both states of the source: `before/src`, if there was an earlier run, and `now/src`.
 pub fn plant(grown: &Grown) -> Lab {
     let lab = Lab::new();
     for name in ["before", "now"] {
@@ -120,7 +120,7 @@ pub fn plant(grown: &Grown) -> Lab {
     lab
 }
 
-/// A destination of its own for a program, with all that a copy should leave alone beside it.
+/// Makes a separate destination for a program, beside entries that a copy should leave alone.
 pub fn scene(lab: &Lab, name: &str, grown: &Grown) -> PathBuf {
     let scene = lab.join(name);
     for directory in ["into", "outside/dir"] {
@@ -142,7 +142,7 @@ pub fn copy_name(grown: &Grown) -> &'static str {
     if grown.is_nested { "src" } else { "copy" }
 }
 
-/// Source and destination as the command line has them.
+/// Returns source and destination for the command line.
 pub fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsString; 2] {
     let source = lab.join(state).join("src").into_os_string();
     if grown.is_relative && state == "now" {
@@ -156,20 +156,20 @@ pub fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsStrin
     [OsStr::from_bytes(&contents).to_owned(), scene.join("into/copy").into_os_string()]
 }
 
-/// Something that makes one tree of another.
+/// A program that copies one tree onto another.
 pub trait Program {
     fn run(&self, lab: &Lab, operands: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended;
 }
 
 pub struct Rsync;
 
-/// What rdcp ends with where entries have failed.
+/// Exit code of rdcp if entries have failed.
 const FAILED_ENTRIES: i32 = 8;
 
-/// What rsync ends with where its ends do not understand each other, and where it finds itself in disorder.
+/// Exit codes of rsync for a protocol mismatch between its ends, and for an internal error.
 const BROKEN: [i32; 2] = [2, 13];
 
-/// What timeout(1) says of a command that it has ended.
+/// Exit code of timeout(1) if it has killed its command.
 pub const TIMED_OUT: i32 = 124;
 
 impl Program for Rsync {
@@ -178,12 +178,12 @@ impl Program for Rsync {
         command.args(BASE).args(mode.rsync).args(patterns).args(operands);
         let run = || limited(&command, lab.0.path(), false, UMASK, Stdio::null());
         let ended = run();
-        // It stands still at times, in a copy within this host. What is left to do another run does.
+        // rsync hangs at times in a copy within this host. Another run does what is left.
         if ended.code == TIMED_OUT { run() } else { ended }
     }
 }
 
-/// `rdcp -r`, with `--sync` or without.
+/// Runs `rdcp -r`, with or without `--sync`.
 pub struct Rdcp {
     pub way: Way,
     pub options: &'static [&'static str],
@@ -198,23 +198,23 @@ impl Program for Rdcp {
         };
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         command.args(["-r", "-q", "--encrypt", "never"]).args(self.options).args(mode.rdcp).args(patterns);
-        // rsync deletes also what an empty source leaves.
+        // rsync also deletes if the source is empty.
         command.args(mode.rdcp.iter().any(|option| option.starts_with("--delete")).then_some("--force-empty"));
         command.arg(on(self.way.source(0), source)).arg(on(self.way.destination(), destination));
         limited(&command, lab.0.path(), false, UMASK, Stdio::null())
     }
 }
 
-/// What a program has made of a seed.
+/// Result of a program for a seed.
 struct Made {
     ended: Ended,
     got: Snapshot,
-    /// Inodes before and after: a file that was sent is a new one, unless it was written in place.
+    /// Inodes before and after. A file that was sent has a new inode, unless it was written in place.
     inodes: [Inodes; 2],
     scene: PathBuf,
 }
 
-/// Inode, when it was made (numbers come again), and time of change of all that is there.
+/// Inode number, creation time (because numbers are reused), and time of change of every entry.
 pub type Inodes = BTreeMap<Vec<u8>, (u64, Option<SystemTime>, [i64; 2])>;
 
 fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program) -> Made {
@@ -230,7 +230,7 @@ fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program
     Made { ended, got, inodes, scene }
 }
 
-/// The source, by the paths of its copy.
+/// Returns the source's entries by the paths of their copies.
 pub fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
     expected_at(lab, &["into/", copy_name(grown)].concat())
 }
@@ -245,14 +245,14 @@ pub fn expected_at(lab: &Lab, top: &str) -> Snapshot {
     entries.collect()
 }
 
-/// Whether rdcp has made what the source has, and rsync has not: links and metadata that it misses, never names or data.
+/// Whether rdcp has preserved a link or metadata of the source that rsync misses. Names and data are never excused.
 pub fn is_meant(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
     let Some(got) = got.get(&finding.path) else { return false };
-    // rsync makes a FIFO anew whose names at the destination are not those at the source; rdcp leaves it.
+    // rsync makes a FIFO anew if its names at the destination differ from those at the source; rdcp leaves it.
     let is_special_link = finding.what == "first name" && !["file", "link", "directory"].contains(&got.kind);
-    // It was to go, or to be replaced, but for what is excluded in it.
+    // The directory was to be deleted or replaced, but contains excluded entries.
     let has_stayed = |source: Option<&Entry>| got.kind == "directory" && source.is_none_or(|it| it.kind != "directory");
-    // What rsync gives it of its successor's, rdcp does not.
+    // rsync gives the directory some metadata of its successor; rdcp does not.
     let is_changed = finding.what == "modified" || finding.what.starts_with("system.posix_acl");
     if is_changed && has_stayed(source.get(&finding.path)) {
         return true;
@@ -269,9 +269,10 @@ pub fn is_meant(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
     }
 }
 
-/// What rdcp has not put into the backup directory, since it has not replaced it: an entry that got other metadata only. And
-/// what it has there alone: rsync keeps nothing of a directory that makes way. Directories there have the owners and modes
-/// of those at the destination as they were, and with rsync as they became.
+/// Whether the finding is an intended difference in the backup directory. rdcp does not back up an entry of which
+/// only the metadata changed, because it has not replaced the entry. rdcp alone backs up the contents of a
+/// directory that makes way. rdcp's backup directories have the owners and modes from before the copy, and
+/// rsync's those from after it.
 fn is_unreplaced(finding: &Finding, reference: &Made, other: &Made) -> bool {
     let path = finding.path.strip_prefix(b"into/").unwrap_or(&finding.path);
     let is_below = path.strip_prefix(b"kept").filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
@@ -290,26 +291,26 @@ fn is_unreplaced(finding: &Finding, reference: &Made, other: &Made) -> bool {
     !other.got.contains_key(&finding.path) && other.got.get(&now).is_some_and(is_same)
 }
 
-/// What rsync 3.5 does to links, to what is newer and to what cannot make way, and rdcp does not.
+/// Whether the finding comes from rsync 3.5's own treatment of links, newer files, and entries that cannot make way.
 fn is_of_rsync(finding: &Finding, mode: &Mode, reference: &Made, other: &Made, source: &Snapshot) -> bool {
     let path = &finding.path;
     let was_there = other.inodes[0].contains_key(path);
     let Some(from) = source.get(path) else {
-        // A name that is there alone goes on sharing a file that rsync keeps and rdcp may make anew, or the other way round.
-        // Where something could not be made, rdcp deletes nothing beside it.
+        // A name that exists only at the destination goes on sharing a file that rsync keeps and rdcp may make anew, or
+        // the other way round. If an entry could not be made, rdcp deletes nothing beside it.
         let is_beside_failure = finding.reference.is_none() && was_there && other.ended.code == FAILED_ENTRIES;
         return finding.what == "first name" || is_beside_failure;
     };
     match finding.what.as_str() {
-        // With `--existing`, a name of what is there goes with the first of the names, which is not there and is not made;
-        // and with any option, one whose first name could not make way is not made.
+        // With `--existing`, rsync loses an existing name if the first name of its file does not exist and so is not
+        // made. With any option, rsync does not make a name if the first name of its file could not make way.
         "kind" if finding.reference.is_none() => {
             let is_first_missing = mode.rdcp.contains(&"--existing") && was_there;
             let is_made = other.got.get(path).is_some_and(|got| (got.kind, &got.content) == (from.kind, &from.content));
             is_made && (is_first_missing || reference.ended.stderr.contains("could not make way"))
         }
         "kind" => false,
-        // With `--update`, rsync links what is newer to what is older, and does not see what is newer by less than a second.
+        // With `--update`, rsync links newer files to older ones, and ignores a difference of less than a second.
         what => {
             let is_left = |name: &Vec<u8>| {
                 let newer = source.get(name).zip(other.got.get(name)).is_some_and(|(from, got)| {
@@ -319,7 +320,7 @@ fn is_of_rsync(finding: &Finding, mode: &Mode, reference: &Made, other: &Made, s
             };
             let of_its_file =
                 |name: &&Vec<u8>| from.first_name.is_some() && source[*name].first_name == from.first_name;
-            // What is the same goes on sharing a file with what is left.
+            // A name whose file has not changed goes on sharing it with names that are left.
             let shared = other.got.get(path).and_then(|got| got.first_name.as_ref());
             let of_what_is_here = |name: &&Vec<u8>| shared.is_some() && other.got[*name].first_name.as_ref() == shared;
             is_left(path)
@@ -330,17 +331,17 @@ fn is_of_rsync(finding: &Finding, mode: &Mode, reference: &Made, other: &Made, s
     }
 }
 
-/// rsync loses the rights of a group in an ACL where they are those of the mask. It did so in the first copy, and neither has
-/// touched the entry since.
+/// Whether rsync has lost a group's rights in an ACL, which it does if they equal those of the mask. It did so in the
+/// first copy, and neither program has touched the entry since.
 fn is_of_first_copy(finding: &Finding, reference: &Made, other: &Made) -> bool {
     let is_untouched = |made: &Made| made.inodes[0].get(&finding.path) == made.inodes[1].get(&finding.path);
     finding.what == "system.posix_acl_access" && is_untouched(reference) && is_untouched(other)
 }
 
-/// What is not as in the reference.
+/// Returns the differences from the reference.
 fn violations(mode: &Mode, reference: &Made, other: &Made, source: &Snapshot) -> Vec<String> {
     let found = differences(&reference.got, &other.got, TIMELESS);
-    // Names of what has no contents are judged each by itself, by what is there.
+    // Further names of entries without contents are judged one by one, by what exists at the destination.
     let are_judged = ["--existing", "--ignore-existing"].iter().any(|option| mode.rdcp.contains(option));
     let is_single = |finding: &Finding| {
         let has_none = other.got.get(&finding.path).is_some_and(|got| got.kind != "file");
@@ -354,13 +355,13 @@ fn violations(mode: &Mode, reference: &Made, other: &Made, source: &Snapshot) ->
             && !is_of_rsync(finding, mode, reference, other, source)
     };
     let mut lines: Vec<String> = found.iter().filter(is_wrong).map(Finding::shown).collect();
-    // rsync 3.5 asks at times for the ACL of a path that it has no right to; what it leaves is compared all the same.
+    // rsync 3.5 sometimes asks for the ACL of a path that it may not access. Its result is compared even so.
     let is_own_failure = |line: &str| line.contains("sys_acl_get_file") || line.contains("some files/attrs were not");
     let is_defect = reference.ended.code == 23 && reference.ended.stderr.lines().all(is_own_failure);
     if !is_defect && (reference.ended.code == 0) != (other.ended.code == 0) {
         lines.push(format!("rsync ends with {}, rdcp with {}", reference.ended.code, other.ended.code));
     }
-    // No more is sent than by rsync.
+    // rdcp sends no more files than rsync.
     let single = |path: &&Vec<u8>| other.got.get(*path).is_some_and(|entry| entry.first_name.is_none());
     let sent = reference.got.keys().filter(single).filter(|path| reference.is_kept(path) && !other.is_kept(path));
     lines.extend(sent.map(|path| format!("{}: rsync keeps the file, rdcp makes a new one", path.escape_ascii())));
@@ -368,13 +369,13 @@ fn violations(mode: &Mode, reference: &Made, other: &Made, source: &Snapshot) ->
 }
 
 impl Made {
-    /// Whether what has a name is what had it before.
+    /// Whether the name still belongs to the same inode as before.
     fn is_kept_at(&self, path: &Vec<u8>) -> bool {
         let [before, after] = self.inodes.each_ref().map(|inodes| inodes.get(path).map(|state| (state.0, state.1)));
         before.is_some() && before == after
     }
 
-    /// Whether a file of one name is the one that was there before.
+    /// Whether a file with a single name has the same inode as before.
     fn is_kept(&self, path: &Vec<u8>) -> bool {
         let is_file = self.got.get(path).is_some_and(|entry| entry.kind == "file" && entry.first_name.is_none());
         is_file && self.is_kept_at(path)
@@ -389,21 +390,21 @@ pub fn inodes(top: &Path, got: &Snapshot) -> Inodes {
     got.keys().map(state).collect()
 }
 
-/// What rdcp is known to do otherwise, in one mode each; names, kinds and data are never among it.
+/// Whether the difference is known for this mode. Names, kinds and data are never excused.
 fn is_known(mode: &Mode, line: &str) -> bool {
     match mode.name {
-        // A large file is compared beside a partial one, which changes its directory for that time, and one with holes is
-        // sent anew.
+        // While a large file is compared, a partial file beside it changes the time of its directory. A large
+        // file with holes is sent anew.
         "checksum" => line.starts_with("run again it touches") || line.ends_with("rdcp makes a new one"),
-        // Where a file stands in place of a directory, rsync gives it the metadata of that; rdcp leaves it, and says so.
+        // If a file is in the place of a directory, rsync gives it the directory's metadata. rdcp
+        // leaves the file and reports it.
         "ignore-existing" => {
             ["modified:", "mode:", "owner:"].iter().any(|what| line.contains(what))
                 || line.starts_with("rsync ends with")
         }
-        // rsync makes DST itself where it is missing.
-        // Neither is given the metadata of the source, whose time a run changes.
-        // What only leads to others keeps its time until something comes into it.
-        // One that has a default ACL gives it to what is made in it, by rdcp when it is itself done.
+        // rsync makes a missing DST itself. Neither program gives DST the metadata of the source, and a run changes the
+        // time of DST. A directory that only leads to copied entries keeps its time until an entry is made in it. A
+        // directory passes its default ACL on to new entries; with rdcp, it does so once it is complete.
         "files-from-no-implied" | "relative-no-implied" => {
             are_of_this_hour(line) || line.contains(": mode: expected 0000")
         }
@@ -413,7 +414,7 @@ fn is_known(mode: &Mode, line: &str) -> bool {
     }
 }
 
-/// Whether a directory has been written to by both: the times are those of the two runs.
+/// Whether both programs have written to a directory, so that its times are those of the two runs.
 fn are_of_this_hour(line: &str) -> bool {
     let Some((_, times)) = line.split_once(": modified: expected ") else { return false };
     let now = SystemTime::UNIX_EPOCH.elapsed().expect("since 1970").as_secs();
@@ -422,20 +423,20 @@ fn are_of_this_hour(line: &str) -> bool {
     times.split_once(", rdcp has ").is_some_and(|(one, other)| is_recent(one) && is_recent(other))
 }
 
-/// What is wrong with a seed in a mode, in some lines.
+/// Returns the violations of a seed in a mode, in several lines.
 fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn Program>) -> Vec<String> {
     let grown = grow(seed, is_new, mode);
     let lab = plant(&grown);
     let source = expected(&lab, &grown);
     let reference = made(&lab, "rsync", &grown, mode, &Rsync);
-    // Hard links to what could not make way end rsync 3.5 with an index that is none, or one that it has twice.
-    // A link at the destination leads it elsewhere, but where somebody else owns that, as these here do.
+    // Hard links to an entry that could not make way end rsync 3.5 with an invalid or a duplicate index. rsync follows
+    // a link at the destination, unless another user owns it, as is the case here.
     if BROKEN.contains(&reference.ended.code) || reference.ended.stderr.contains("refusing to follow a symlink") {
         return Vec::new();
     }
     let program = program(grown.way);
     let other = made(&lab, "rdcp", &grown, mode, &*program);
-    // Of a list that comes to one entry, rsync makes DST itself.
+    // If a list amounts to a single entry, rsync makes that entry DST itself.
     let is_list = mode.name.starts_with("files-from");
     if is_list && reference.got.get(&b"into/copy"[..]).is_some_and(|made| made.kind != "directory") {
         return Vec::new();
@@ -447,9 +448,9 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
         if again.code != 0 {
             lines.push(format!("run again it ends with {}: {}", again.code, again.stderr));
         }
-        // What is the same is not touched.
+        // Unchanged entries are not touched.
         let after = inodes(&other.scene, &snapshot(&other.scene));
-        // What has names of several entries of the source, by a link, gets the metadata of each in turn, as by rsync.
+        // If a link has names of several source entries, it gets the metadata of each in turn, as with rsync.
         let is_shared = |path: &Vec<u8>| {
             let first = other.got.get(path).and_then(|got| got.first_name.as_ref());
             first.is_some_and(|first| {
@@ -481,7 +482,7 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
     vec![text, format!("kept: {}; again: RD_SEED={seed} RD_MODE={}", kept.display(), mode.name)]
 }
 
-/// Into nothing, `rdcp -r` makes what rsync makes.
+/// Into an empty destination, `rdcp -r` makes what rsync makes.
 #[test]
 fn first_copies_are_what_rsync_makes() {
     let wrong = each(seeds("first copies", SEEDS, LONG_COUNT), |seed| {
@@ -490,7 +491,7 @@ fn first_copies_are_what_rsync_makes() {
     assert!(wrong == 0, "{wrong} seeds with violations, see above");
 }
 
-/// Every mode for every seed, by a program: rsync itself, if what is compared should hold of anybody.
+/// Runs every mode for every seed with a program. With rsync itself, this checks that the comparison is fair.
 fn each_mode(name: &str, short: std::ops::Range<u64>, program: impl Fn(Way) -> Box<dyn Program> + Sync) {
     let only = std::env::var("RD_MODE").ok();
     let modes: Vec<&Mode> = MODES.iter().filter(|mode| only.as_deref().is_none_or(|only| only == mode.name)).collect();
@@ -505,24 +506,24 @@ fn each_mode(name: &str, short: std::ops::Range<u64>, program: impl Fn(Way) -> B
     eprintln!("{name}: {count} runs, no violation");
 }
 
-/// `rdcp --sync` leaves what rsync leaves, in every mode.
+/// `rdcp --sync` has the same result as rsync in every mode.
 #[test]
 fn random_trees_are_synchronized_as_by_rsync() {
     each_mode("synchronized", SEEDS, |way| Box::new(Rdcp { way, options: &["--sync"] }));
 }
 
-/// What is compared can be had: rsync agrees with itself, and touches nothing when it is run again.
+/// The comparison can be passed: rsync agrees with itself, and touches nothing when it is run again.
 #[test]
 fn rsync_agrees_with_itself() {
     each_mode("rsync itself", 1..4, |_| Box::new(Rsync));
 }
 
-/// What a mode does shows: rsync with its options and rsync without them do not leave the same. So a program that ignored
-/// one would be found.
+/// The effect of each mode is visible: rsync with the mode's options and rsync without them give different results. So
+/// a program that ignored an option would be found.
 #[test]
 fn the_comparison_sees_each_mode() {
     const TRIES: u64 = 60;
-    // What is compared by a window, and what is written in place, looks alike at the end.
+    // Comparing with a window, and writing in place, do not show in the result.
     let seen_otherwise = ["plain", "inplace"];
     let modes: Vec<&Mode> = MODES.iter().filter(|mode| !seen_otherwise.contains(&mode.name)).collect();
     let wrong = each(0..modes.len() as u64, |number| {

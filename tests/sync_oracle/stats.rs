@@ -1,4 +1,4 @@
-//! `--stats` against rsync's: the numbers that must be the same, whatever has become of a destination.
+//! Compares `--stats` with rsync's: the numbers that must be equal, for destinations changed in any way.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use crate::modes::{MODES, Mode, Selects};
 use crate::random::{Grown, History, LONG_COUNT, SEEDS, grow, operands, plant, scene};
 use crate::rig::seeds::{each, seeds};
 
-/// Numbers and their parts, as lines give them: `Number of files: 3 (reg: 2, dir: 1)`.
+/// Numbers and their details as printed: `Number of files: 3 (reg: 2, dir: 1)`.
 type Numbers = BTreeMap<String, String>;
 
-/// What both say in the same words, with the same numbers.
+/// Numbers for which both programs print the same words and values.
 const SAME: &[&str] = &["Number of files", "Number of created files", "Number of deleted files", "Total file size"];
 
-/// What rdcp says as well.
+/// Further numbers that rdcp prints.
 const OTHERS: &[&str] = &[
     "Number of regular files transferred",
     "Total transferred file size",
@@ -34,7 +34,7 @@ fn number(of: &Numbers, name: &str) -> u64 {
     text.replace(',', "").parse().unwrap_or(u64::MAX)
 }
 
-/// Lines of entries that `is_one` takes.
+/// Counts the lines of entries for which `is_one` holds.
 fn count(printed: &Printed, is_one: impl Fn(&str) -> bool) -> u64 {
     printed.lines.iter().filter(|line| is_one(line)).count() as u64
 }
@@ -56,11 +56,11 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
     let (reference, got) = (numbers(&theirs), numbers(&ours));
     let mut wrong = Vec::new();
     for name in SAME {
-        // rsync counts what is listed twice for two.
+        // rsync counts an entry that is listed twice as two.
         if mode.selects == Selects::Listed && ["Number of files", "Total file size"].contains(name) {
             continue;
         }
-        // And directories that it leaves as they are, as they only lead to others.
+        // rsync also counts directories that it leaves unchanged because they only lead to others.
         if mode.rsync.contains(&"--no-implied-dirs") && *name == "Number of files" {
             continue;
         }
@@ -68,7 +68,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
             wrong.push(format!("{name}: {:?}, rsync {:?}", got.get(*name), reference.get(*name)));
         }
     }
-    // What was transferred and made is what lines of entries say.
+    // The numbers of transferred, created and deleted files must match the lines of entries.
     let is_sent = |line: &str| line.starts_with("<f") || line.starts_with(">f");
     for (name, lines) in [
         ("Number of regular files transferred", count(&ours, is_sent)),
@@ -79,7 +79,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
             wrong.push(format!("{name}: {:?}, and {lines} lines", got.get(name)));
         }
     }
-    // A file whose contents are there is not sent again, as rsync does where its time differs.
+    // A file whose contents already exist is not sent again, as rsync does if the time differs.
     for name in &OTHERS[..2] {
         if number(&got, name) > number(&reference, name) {
             wrong.push(format!("{name}: {:?}, rsync {:?}", got.get(*name), reference.get(*name)));

@@ -1,5 +1,5 @@
-//! What else hands type that know rsync: options that leave out files by size, and directories; and `-v`, which names what
-//! is done. The trees and the lines are those of rsync.
+//! More options that users of rsync type: those that exclude files by size and that exclude directories, and `-v`,
+//! which names what is done. Trees and printed lines must be those of rsync.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::rig::lab::Lab;
 use crate::rig::{AGENT, rdcp};
 use crate::snapshot::{Finding, Snapshot, differences, snapshot};
 
-/// A path, its size, and its time in seconds from [`BEGINNING`] on. A directory ends in a slash.
+/// Path, size, and time in seconds after [`BEGINNING`]. The path of a directory ends in a slash.
 type Planted = (&'static str, usize, i64);
 
 const BEGINNING: i64 = 1_000_000_000;
@@ -37,7 +37,7 @@ const NOW: &[Planted] = &[
     ("x/first", 9000, 1),
 ];
 
-/// The contents are other ones; `x/first` is a directory.
+/// An earlier state with other contents, in which `x/first` is a directory.
 const BEFORE: &[Planted] = &[
     ("big", 4000, 1),
     ("same", 7, 1),
@@ -79,7 +79,7 @@ pub fn set_time(path: &Path, seconds: i64) {
     utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).expect("ours");
 }
 
-/// Makes a tree, whose files are filled with a letter, and whose directories have the time `seconds`.
+/// Makes a tree whose files are filled with a letter and whose directories have the time `seconds`.
 fn plant(top: &Path, planted: &[Planted], letter: u8, seconds: i64) {
     let mut directories = BTreeSet::from([top.to_owned()]);
     for (name, size, time) in planted {
@@ -97,7 +97,7 @@ fn plant(top: &Path, planted: &[Planted], letter: u8, seconds: i64) {
     directories.iter().rev().for_each(|directory| set_time(directory, seconds));
 }
 
-/// A laboratory with the source, an earlier copy beside, and a destination for each program.
+/// Makes a laboratory with the source, an earlier copy beside it, and a destination for each program.
 fn planted(options: &[&str]) -> Lab {
     let lab = Lab::new();
     let source = lab.join("src");
@@ -107,7 +107,7 @@ fn planted(options: &[&str]) -> Lab {
     ["e", "x"].iter().for_each(|name| set_time(&source.join(name), 0));
     plant(&lab.join("earlier"), NOW, b'e', 8);
     set_time(&lab.join("earlier/touched"), 8);
-    // Beside an earlier copy there is no older one.
+    // With an earlier copy to link to, the destination starts empty.
     let is_new = options.iter().any(|option| option.starts_with("--link-dest"));
     let before = if is_new { &[] } else { BEFORE };
     for name in ["rsync", "rdcp"] {
@@ -127,12 +127,12 @@ fn operands(lab: &Lab, options: &[&str], way: Way) -> [String; 2] {
     [at(way.source(0), source), at(way.destination(), "rdcp/")]
 }
 
-/// Which of a file's names comes first depends on the order of a walk.
+/// Whether the line is not about a file with several names. Which name comes first depends on the order of the walk.
 fn is_single(line: &str) -> bool {
     !["x/first", "x/second"].iter().any(|name| line.contains(name))
 }
 
-/// What rdcp prints, with the letter of a file that is received, and how it ends.
+/// Returns the lines that rdcp prints, its exit code and its standard error. Files sent are shown as received.
 pub fn by_rdcp(lab: &Lab, options: &[&str], way: Way, more: &[&str]) -> (Vec<String>, i32, String) {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
     command.args(["-r", "--sync", "--encrypt", "never"]).args(options).args(more).args(operands(lab, options, way));
@@ -148,14 +148,15 @@ fn by_rsync(lab: &Lab, options: &[&str], more: &str) -> (Vec<String>, i32) {
     command.args(BASE).args(["-r", more]).args(options).args([&*operands(lab, options, Way::Within)[0], "rsync/"]);
     let printed = printed(lab, &command);
     let remarks = ["sending incremental", "sent ", "total size is", "cannot delete non-empty", "created directory"];
-    // With --link-dest it tells in what a new directory differs from the earlier one.
+    // With --link-dest, rsync prints how a new directory differs from the earlier one.
     let as_new = |line: String| line.replace("cd..t......", "cd+++++++++");
     let is_entry = |line: &String| !line.is_empty() && !remarks.iter().any(|remark| line.starts_with(remark));
     let lines = printed.lines.into_iter().filter(is_entry).filter(|line| is_single(line)).map(as_new);
     (lines.collect(), printed.ended.code)
 }
 
-/// A laboratory in which rsync has run, what it has printed, and how it has ended. It stands still at times.
+/// Returns a laboratory in which rsync has run, the lines it printed, and its exit code. Retries
+/// because rsync hangs at times.
 fn by_rsync_somehow(options: &[&str], more: &str) -> (Lab, Vec<String>, i32) {
     for _ in 0..3 {
         let lab = planted(options);
@@ -167,7 +168,7 @@ fn by_rsync_somehow(options: &[&str], more: &str) -> (Lab, Vec<String>, i32) {
     panic!("rsync {more} stands still: {options:?}");
 }
 
-/// What is there, without times of the last hour.
+/// Returns a snapshot without times of the last hour.
 fn found(top: &Path) -> Snapshot {
     let now = SystemTime::UNIX_EPOCH.elapsed().expect("since 1970").as_secs() as i64;
     let mut found = snapshot(top);
@@ -190,7 +191,7 @@ fn what_is_left_out_is_what_rsync_leaves_out() {
         let findings = differences(&found(&lab.join("rsync")), &found(&lab.join("rdcp")), &[]);
         let lines: Vec<String> = findings.iter().map(Finding::shown).collect();
         assert!(lines.is_empty(), "{what}\n{}", lines.join("\n"));
-        // All is as it should be then, and nothing is done again.
+        // The destination is complete then, and another run has nothing to do.
         let (again, code, stderr) = by_rdcp(&lab, options, way, &["--itemize-changes"]);
         assert_eq!((code, &again[..]), (0, &[][..]), "{options:?} {way:?} again: {stderr}");
     }
@@ -221,22 +222,22 @@ fn names_are_those_that_rsync_prints() {
     }
 }
 
-/// Lists, by what is asked for beside them. `p` has a file and a directory in it, `real` stands where links lead.
+/// Lists of paths, by the options given with them. `p` contains a file and a directory; `real` is where links lead.
 const LISTS: &[(&[&str], &[&str])] = &[
-    // What is missing below a directory that is listed itself.
+    // Missing entries below a directory that is listed itself.
     (&[], &["p\np/missing", "p/\np/missing/x", "p\np/file/below", "p\np/missing/x", "p/missing/x", ".\nmissing/x"]),
     (
         &["-r"],
         &["p\np/missing", "p\np/sub\np/sub/missing\np/missing/x", "p\np/file/below", ".\nmissing", "p/missing/x"],
     ),
-    // Only a typed -r brings what is in a directory.
+    // Only an explicit -r copies the contents of a directory.
     (&["-a"], &["p", "p\np/sub/f", "p/"]),
     (&["--archive"], &["p", "p/sub"]),
     (&["-ar"], &["p", "p/sub"]),
     (&["-r", "--delete"], &["p\np/missing", "p\np/sub/missing\nq"]),
     (&["-r", "--no-implied-dirs"], &["p\np/missing", "q\np/missing"]),
     (&["--no-implied-dirs"], &["p\np/missing"]),
-    // What a pattern leaves out is missing all the same, and what is listed in it comes.
+    // A missing path is an error even if a pattern excludes it. A path listed in an excluded directory is copied.
     (&["-r", "--exclude=missing"], &["p\np/missing"]),
     (&["-r", "--exclude=p/"], &["p\np/missing", "p\np/missing\nq"]),
     (&["--exclude=p"], &["p\np/missing"]),
@@ -311,8 +312,8 @@ fn a_list_brings_what_it_brings_by_rsync() {
     hold_lists(LISTS);
 }
 
-/// As with rsync, a link stands for the directory that it leads to where a path goes on below it, and in DST a directory stands
-/// in its place, also where a link was.
+/// As with rsync, a link in the middle of a path stands for the directory that it leads to. In DST a directory is made
+/// in place of the link, even if there was a link.
 #[test]
 fn listed_paths_go_through_links_as_by_rsync() {
     hold_lists(THROUGH_LINKS);
@@ -350,7 +351,7 @@ fn hold_list(lab: &Lab, options: &[&str], list: &str, way: Way) {
     let ours = printed(lab, &ours).ended;
     let what = format!("{options:?} {list:?} {way:?}: {}{}", theirs.stderr, ours.stderr);
     assert_eq!(ours.code, if theirs.code == 0 { 0 } else { 8 }, "{what}");
-    // Each path that is missing is named, or what is missing of those that lead to it.
+    // Each missing path is named, or else a missing directory on the way to it.
     for line in theirs.stderr.lines().filter(|line| line.contains("link_stat") && line.contains("No such file")) {
         let path = line.split('"').nth(1).and_then(|path| path.split_once("/src/")).expect("a path").1;
         let names = |path: &Path| ours.stderr.contains(&format!("src/{}: No such file", path.display()));
@@ -382,7 +383,7 @@ fn plant_for_lists(lab: &Lab, list: &str) {
         ("deep/up", ".."),
     ];
     for (name, target) in links {
-        // One of the planted has that name.
+        // One of the planted entries has the same name.
         let _ = fs::remove_file(lab.join("src").join(name));
         symlink(target, lab.join("src").join(name)).expect("a link");
         set_time(&lab.join("src").join(name), 0);
@@ -408,7 +409,7 @@ const WITH_REMOVAL: &[&[&str]] = &[
     &["--backup-dir=../kept", "-b"],
 ];
 
-/// What DST has by then is gone from SRC, and what it has otherwise stays, as do directories.
+/// An entry that DST now has is gone from SRC. An entry that DST has in another state stays, as do directories.
 #[test]
 fn what_has_come_is_removed_from_the_source_as_by_rsync() {
     for (options, way) in WITH_REMOVAL.iter().flat_map(|options| WAYS.map(|way| (options, way))) {
@@ -428,7 +429,7 @@ fn what_has_come_is_removed_from_the_source_as_by_rsync() {
     }
 }
 
-/// The receiver says with how many entries it has failed, not with which.
+/// The receiver reports how many entries have failed, but not which.
 #[test]
 fn nothing_is_removed_unless_all_has_come() {
     for way in WAYS {
@@ -447,7 +448,7 @@ fn nothing_is_removed_unless_all_has_come() {
     }
 }
 
-/// What is at DST is what would be removed, by whatever way: nothing is.
+/// Whichever way the source leads to the destination, nothing is removed, because that would remove it from DST.
 #[test]
 fn a_source_that_is_the_destination_stays() {
     let stays = |lab: &Lab, arguments: &[&str], what: &str| {
@@ -497,7 +498,7 @@ fn a_run_that_is_killed_leaves_each_file_somewhere() {
         let holds = |place: &str, file: usize| {
             fs::read_to_string(lab.join(place).join(file.to_string())).is_ok_and(|text| text == file.to_string())
         };
-        // Its agent may go on for a moment.
+        // The killed caller's agent may go on for a moment.
         for file in 0..FILES {
             assert!(holds("src", file) || holds("rdcp", file), "{way:?} {milliseconds} ms: {file}");
         }

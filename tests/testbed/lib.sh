@@ -12,19 +12,19 @@
 #                       removes it
 #   hosts_down          removes everything that hosts_up made
 #
-# Host I has the addresses 10.9.0.I/24 and fd00:9::I/64 on its interface e0, a host name of its own (hI) and, where it
-# has no adapter while others have, no sign of RDMA either. The switch is a bridge in a namespace of its own, so that
-# the machine's own network is left alone and several testbeds can stand side by side.
+# Host I has the addresses 10.9.0.I/24 and fd00:9::I/64 on its interface e0, and its own host name (hI). If other hosts
+# have adapters but this one does not, it shows no sign of RDMA either. The switch is a bridge in its own namespace, so
+# that the machine's own network is left alone and several testbeds can run side by side.
 #
-# Everything that is known about the hosts stands in files under $RD_HOSTS_DIR, so that another process (a test) can
-# use them through `tests/testbed/host`.
+# Everything known about the hosts is in files under $RD_HOSTS_DIR, so that another process (a test) can use them
+# through `tests/testbed/host`.
 
 die() {
     printf '%s: %s\n' "${0##*/}" "$*" >&2
     exit 1
 }
 
-# The file that a test or a second shell finds the hosts by.
+# File by which a test or a second shell finds the hosts.
 hosts_dir() {
     [ -n "${RD_HOSTS_DIR:-}" ] || die "no hosts: RD_HOSTS_DIR is not set (hosts_up sets it)"
     printf '%s\n' "$RD_HOSTS_DIR"
@@ -39,7 +39,7 @@ hosts_up() {
     if [ -z "${RD_HOSTS_DIR:-}" ]; then RD_HOSTS_DIR=$(mktemp -d "${TMPDIR:-/tmp}/rd-hosts.XXXXXX"); fi
     export RD_HOSTS_DIR
     mkdir -p "$RD_HOSTS_DIR"
-    # Unique on this machine: namespaces are named globally, and another testbed may be up.
+    # Unique on this machine, because namespaces have global names and another testbed may be running.
     printf 'rd%s\n' "$$" >"$RD_HOSTS_DIR/prefix"
     printf '%s\n' "$count" >"$RD_HOSTS_DIR/count"
     trap hosts_down EXIT
@@ -55,29 +55,29 @@ hosts_up() {
     for i in $(seq "$count"); do
         ns=$(host_netns "$i")
         ip netns add "$ns"
-        # Distinct interface indexes: with equal ones a second wildcard listen on siw answers EADDRINUSE.
+        # Distinct interface indexes: with equal indexes a second wildcard listen on siw fails with EADDRINUSE.
         ip -n "$sw" link add "p$i" index $((200 + i)) type veth peer name e0 index $((100 + i)) netns "$ns"
         ip -n "$sw" link set "p$i" mtu "$mtu" master sw0 up
         ip -n "$ns" link set lo up
         ip -n "$ns" link set e0 mtu "$mtu" up
         ip -n "$ns" addr add "10.9.0.$i/24" dev e0
-        # nodad: an address is otherwise tentative, and unusable, for its first second.
+        # nodad: otherwise an address is tentative, and unusable, for its first second.
         ip -n "$ns" addr add "fd00:9::$i/64" dev e0 nodad
         hide=true
         if [ "$i" -le "$adapters" ]; then
             ip netns exec "$ns" rdma link add "siw$i" type siw netdev e0
         elif [ "$adapters" -gt 0 ]; then
-            # RDMA devices are seen from every namespace; what makes a host have none is that it cannot open them.
+            # RDMA devices are visible in every namespace. A host is made to have none by keeping it from opening them.
             hide='mount -t tmpfs none /dev/infiniband && mount -t tmpfs none /sys/class/infiniband_verbs \
                 && mount -t tmpfs none /sys/class/infiniband'
         fi
-        # A process that holds the host's mount and host-name namespaces for as long as the host stands.
+        # A process that holds the host's mount and host-name namespaces for as long as the host exists.
         rm -f "$RD_HOSTS_DIR/up.$i"
         setsid ip netns exec "$ns" unshare --uts --mount sh -c \
             "hostname h$i && $hide && : >'$RD_HOSTS_DIR/up.$i' && exec sleep 100000" \
             </dev/null >/dev/null 2>"$RD_HOSTS_DIR/err.$i" &
         printf '%s\n' $! >"$RD_HOSTS_DIR/pid.$i"
-        disown $! # else the shell reports its end as if something had gone wrong
+        disown $! # otherwise the shell reports its end as if something had gone wrong
     done
     for i in $(seq "$count"); do
         local tries=0
@@ -96,9 +96,9 @@ hosts_down() {
     trap - EXIT
     [ -n "$dir" ] && [ -e "$dir/prefix" ] || return 0
     for i in $(seq "$(cat "$dir/count")"); do
-        # What a failed test left running on the host would keep the namespace, and its addresses, alive.
+        # Processes that a failed test left on the host would keep the namespace and its addresses alive.
         for pid in $(ip netns pids "$(host_netns "$i")" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null || true; done
-        # The namespace's own removal is asynchronous; the interfaces are gone at once when one end is deleted.
+        # The namespace itself is removed asynchronously. The interfaces disappear at once when one end is deleted.
         ip -n "$(switch_netns)" link del "p$i" 2>/dev/null || true
         ip netns del "$(host_netns "$i")" 2>/dev/null || true
     done
@@ -106,7 +106,7 @@ hosts_down() {
     rm -rf "$dir"
 }
 
-# The holder's pid: the process that `unshare` became.
+# Prints the holder's pid, the process that `unshare` became.
 host_pid() {
     local file
     file=$(hosts_dir)/pid.$1
@@ -131,8 +131,8 @@ partition() {
 heal() {
     local port=${2:-p}$1
     ip -n "$(switch_netns)" link set "$port" up
-    # A port that has been down starts again by itself; one that was disabled does not. Until the carrier is back the
-    # kernel refuses the state, so ask again.
+    # A port that was down starts again by itself; a port that was disabled does not. The kernel refuses the state until
+    # the carrier is back, so the command is repeated.
     local tries=0
     until ip netns exec "$(switch_netns)" bridge link set dev "$port" state forwarding 2>/dev/null; do
         tries=$((tries + 1))
@@ -159,7 +159,7 @@ rail() {
         if ! ip -n "$sw" link show "q$1" >/dev/null 2>&1; then
             ip -n "$sw" link show sw1 >/dev/null 2>&1 || ip -n "$sw" link add sw1 type bridge stp_state 0
             ip -n "$sw" link set sw1 mtu "$mtu" up
-            # Distinct interface indexes, as of e0.
+            # Distinct interface indexes, as for e0.
             ip -n "$sw" link add "q$1" index $((400 + $1)) type veth peer name e1 index $((300 + $1)) netns "$ns"
             ip -n "$sw" link set "q$1" mtu "$mtu" master sw1 up
             ip -n "$ns" addr add "10.7.0.$1/24" dev e1

@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rd_proto::tree::{Metadata, OPEN_MAX, Record};
-use rustix::fs::{SeekFrom, Stat, fstatfs, seek};
+use rustix::fs::{SeekFrom, Stat, seek};
 
 use super::place::Entry;
 use super::{BLOCK_BYTES, LargeFile, Open, Recorder, Step, wrote};
 use crate::fs::direct::Bypass;
 use crate::fs::holes;
 use crate::fs::metadata::Object;
-use crate::fs::source::{SHRANK, change};
+use crate::fs::source::{SHRANK, change, is_of_sysfs};
 use crate::fs::{described, read_up_to};
 use crate::tree::Fault;
 
@@ -52,9 +52,6 @@ impl Recorder {
     }
 }
 
-/// Type of sysfs, as statfs(2) tells it.
-const SYSFS: u32 = 0x6265_6572;
-
 /// Writes the record of a file with its data, which is read straight into the record. Returns also the bytes of data.
 fn small_file(
     entry: &Entry<'_>,
@@ -72,7 +69,7 @@ fn small_file(
         let length = read_up_to(file, &mut target[head..head + size], 0)?;
         if length < size {
             // Each file of sysfs claims to have a page, and its times say nothing about what is read.
-            if !fstatfs(file).is_ok_and(|system| system.f_type as u32 == SYSFS) {
+            if !is_of_sysfs(file) {
                 return Err(Fault::Detail(SHRANK));
             }
             Record::encode_file_head(entry.name, metadata, length, target).expect("it has been read there");

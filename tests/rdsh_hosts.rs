@@ -5,12 +5,15 @@ mod rig;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rig::hosts::*;
 use rig::lab::*;
 use rig::network::*;
 use rig::*;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Prepares ssh or rdsh on host 1, with these arguments after those by which it finds the hosts.
 fn called(network: &Network, program: &str, arguments: &[&str]) -> Command {
@@ -61,6 +64,26 @@ fn as_ssh_does() {
         }
         assert_eq!(ours.2.len(), ssh.2.len(), "{arguments:?}");
         same(&ours.2, &ssh.2);
+    }
+    none_marked(network.scratch.path(), GONE);
+}
+
+/// A terminal that closes, Ctrl-\\ and job managers signal the whole process group. That ssh ends as well is no loss of the
+/// host.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_signal_to_the_group_is_what_ends_it() {
+    let network = Network::start();
+    for signal in [Signal::HUP, Signal::QUIT, Signal::TERM, Signal::INT] {
+        for round in 0..6 {
+            let mut command = called(&network, "rdsh", &["h2", "sleep 20"]);
+            let mut process = Process::spawn(command.stdin(Stdio::null()).process_group(0));
+            std::thread::sleep(Duration::from_millis(500 + 70 * round));
+            let group = Pid::from_raw(process.pid() as i32).expect("not 0");
+            kill_process_group(group, signal).expect("ours");
+            let ended = process.wait();
+            assert_eq!((ended.code, &*ended.stderr), (128 + signal.as_raw(), ""), "{signal:?}, round {round}");
+        }
     }
     none_marked(network.scratch.path(), GONE);
 }

@@ -44,6 +44,7 @@ mod tests;
 
 use std::fmt;
 
+use minicbor::{Decode, Encode};
 pub use rand_core::CryptoRng;
 use snow::HandshakeState;
 use zeroize::{Zeroize as _, Zeroizing};
@@ -128,11 +129,13 @@ impl fmt::Debug for SessionId {
 }
 
 /// Name of a lane within its session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
 pub struct LaneId {
     /// Which of the session's lanes, from 0.
+    #[n(0)]
     pub index: u16,
     /// How often the lane was replaced.
+    #[n(1)]
     pub generation: u32,
 }
 

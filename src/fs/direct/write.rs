@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use minicbor::{Decode, Encode};
 use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
 use rustix::param::page_size;
@@ -44,11 +45,13 @@ pub struct Writes {
 }
 
 /// How much of files was written in which way. Nothing where the sink was a stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Written {
     /// Past the page cache.
+    #[n(0)]
     pub direct_bytes: u64,
     /// Through it.
+    #[n(1)]
     pub buffered_bytes: u64,
 }
 

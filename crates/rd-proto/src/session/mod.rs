@@ -19,6 +19,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use minicbor::{Decode, Encode};
+
 use crate::control::{
     Cause, ENDPOINTS_MAX, Encrypt, Endpoint, Frame, Offer, Path, Policy, RailAddress, RdmaKind, Refusal,
 };
@@ -200,23 +202,31 @@ pub enum Action {
     End(Outcome),
 }
 
-/// What happened to the paths of a session, each told once as it happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What happened to the paths of a session, each told once as it happens. An agent tells its caller of it: the numbers are part of
+/// that format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Notice {
     /// RDMA cannot be used now; payload goes by TCP.
+    #[n(0)]
     FellBack,
     /// Payload goes by RDMA again.
+    #[n(1)]
     BackOnRdma,
     /// A lane that carried payload is lost.
-    LaneLost(LaneId),
+    #[n(2)]
+    LaneLost(#[n(0)] LaneId),
     /// The last lane that could carry payload is lost; the reconnect window runs.
+    #[n(3)]
     LinkLost,
     /// A lane that can carry payload is there again.
+    #[n(4)]
     LinkRestored,
     /// A rail of several of its path has failed; the others carry what it did. Of the end that dials.
-    RailLeft(Path, u8),
+    #[n(5)]
+    RailLeft(#[n(0)] Path, #[n(1)] u8),
     /// It is well and used again.
-    RailBack(Path, u8),
+    #[n(6)]
+    RailBack(#[n(0)] Path, #[n(1)] u8),
 }
 
 /// How a session ended.
@@ -239,19 +249,25 @@ pub enum Outcome {
 }
 
 /// Counters of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Counters {
     /// Plain bytes taken.
+    #[n(0)]
     pub bytes: u64,
     /// Chunks taken.
+    #[n(1)]
     pub chunks: u64,
     /// Lanes that were lost while they carried payload.
+    #[n(2)]
     pub retries: u64,
     /// Chunks sent a second time.
+    #[n(3)]
     pub replayed: u64,
     /// Chunks whose tag did not fit.
+    #[n(4)]
     pub corrupt: u64,
     /// Entries of a tree that the receiver could not make, once it has said so.
+    #[n(5)]
     pub unmade: u64,
 }
 

@@ -21,7 +21,7 @@ use minicbor::bytes::ByteVec;
 
 use super::end::Moves;
 use super::place;
-use super::tree::{Countable, add_to, destination, path_of, progress, tell_failed, tell_kept};
+use super::tree::{Countable, destination, figures, path_of, progress, tell_failed, tell_kept};
 use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
 use crate::control::tunnel::Emit;
 use crate::engine::Summary;
@@ -281,15 +281,10 @@ impl Shared {
             BroadcastRole::Stage { disk_bytes, .. } => self.write_stream(moves, disk_bytes),
         };
         tell_failed(&summary, &self.emit);
-        let mut report = Report { bytes: self.spool.status().received, ..Report::default() };
-        add_to(&mut report, &summary);
-        report.fault = done.err();
-        report.micros = start.elapsed().as_micros() as u64;
-        report.read_direct_bytes = summary.read.direct_bytes;
-        report.read_cached_bytes = summary.read.cached_bytes;
-        report.written_direct_bytes = summary.written.direct_bytes;
-        report.written_buffered_bytes = summary.written.buffered_bytes;
-        self.end(report);
+        summary.figures.counters.bytes = self.spool.status().received;
+        summary.figures.seconds = start.elapsed().as_secs_f64();
+        let (tree, fault) = (figures(&summary), done.err());
+        self.end(Report { fault, figures: summary.figures, tree, ..Report::default() });
     }
 
     fn end(&self, report: Report) {
@@ -328,8 +323,8 @@ impl Shared {
             !is_cut
         });
         let sent = source.sent();
-        summary.read.direct_bytes = tally.direct_bytes.load(Ordering::Relaxed);
-        summary.read.cached_bytes = sent.bytes.saturating_sub(summary.read.direct_bytes);
+        summary.figures.read.direct_bytes = tally.direct_bytes.load(Ordering::Relaxed);
+        summary.figures.read.cached_bytes = sent.bytes.saturating_sub(summary.figures.read.direct_bytes);
         summary.sent_tree = Some(sent);
         packed.map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")))?;
         if is_cut {
@@ -412,7 +407,7 @@ impl Shared {
         };
         match sink.finish() {
             Ok(received) => {
-                summary.written = received.written;
+                summary.figures.written = received.written;
                 summary.received_tree = Some(received);
                 Ok(())
             }

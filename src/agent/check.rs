@@ -48,13 +48,15 @@ impl Comparison {
         let tell = |finding| entries.tell(Entry::Compared(finding));
         let outcome = check(BufReader::new(stream), &directory, medium, &stop, &tell);
         entries.flush();
-        let mut report = Report { micros: start.elapsed().as_micros() as u64, ..Report::default() };
+        let mut report = Report::default();
+        report.figures.seconds = start.elapsed().as_secs_f64();
         match outcome {
             _ if stop.load(Ordering::Relaxed) => {
                 report.fault = Some(Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""));
             }
             Ok(Checked { entries, unreadable, bytes, .. }) => {
-                (report.entries, report.failed, report.data_bytes) = (entries, unreadable, bytes);
+                report.tree.failed = unreadable;
+                (report.tree.amount.entries, report.tree.amount.bytes) = (entries, bytes);
             }
             Err(CheckError::Manifest(error)) => {
                 report.fault = Some(Fault::plain(Exit::Source.code(), error.to_string()));

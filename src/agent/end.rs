@@ -47,7 +47,6 @@ use crate::tree::source::TreeSource;
 mod telling;
 
 use telling::{Messenger, plain, report};
-pub(crate) use telling::{notice, summary, waits, written};
 
 /// The longest that trying all the endpoints of the other end may take.
 const DIAL_MAX: Duration = Duration::from_millis(3500);

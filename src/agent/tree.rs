@@ -18,16 +18,17 @@ use crate::control::frames::{
 };
 use crate::control::tunnel::Emit;
 use crate::engine::tree::answer;
-use crate::engine::{Event, Summary};
+use crate::engine::{Event, Figures, Summary, Waits};
 use crate::fault::{Exit, os_number};
 use crate::options::TreeOptions;
 use crate::tree::Root;
 use crate::tree::count;
 use crate::tree::entries::EntryStream;
 use crate::tree::local;
-use crate::tree::progress::Progress;
+use crate::tree::progress::{Amount, Progress};
 use crate::tree::sink::{Destination, Names, Refused, TreeSink};
 use crate::tree::source::TreeSource;
+use crate::tree::stats::TreeFigures;
 
 /// How often a copy on one host tells how far it has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -55,15 +56,11 @@ impl Countable {
 
 /// The progress of an end, as it is reported.
 pub(crate) fn progress(progress: &Progress) -> TreeProgress {
-    let (done, (found, has_found_all)) = (progress.so_far(), progress.total());
+    let (found, has_found_all) = progress.total();
     TreeProgress {
-        entries: done.entries,
-        directories: done.directories,
-        bytes: done.bytes,
+        done: progress.so_far(),
         kept_bytes: progress.kept_bytes(),
-        found_entries: found.entries,
-        found_directories: found.directories,
-        found_bytes: found.bytes,
+        found,
         has_found_all,
         may_send_more: progress.may_send_more(),
         name: end_of(progress.name(), PROGRESS_NAME_BYTES_MAX),
@@ -123,31 +120,13 @@ pub(super) fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
     }));
 }
 
-/// Adds what became of a tree to an end's report.
-pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
-    if let Some(sent) = &summary.sent_tree {
-        report.entries = sent.entries;
-        report.directories = sent.directories;
-        report.data_bytes = sent.bytes;
-        report.kept_bytes = sent.kept_bytes;
-        report.size_bytes = sent.size_bytes;
-        report.stats.found = sent.found;
-        report.failed = sent.failed;
-        report.failed_there = summary.counters.unmade;
-    }
-    if let Some(received) = &summary.received_tree {
-        report.entries = received.files + received.directories + received.others + received.same;
-        report.same = received.same;
-        report.stats = report.stats.plus(received.stats);
-        report.deleted = received.deleted;
-        report.moved = received.moved;
-        report.directories = received.directories;
-        report.data_bytes = received.bytes;
-        report.failed = received.failed;
-        report.failed_there = received.unsent;
-        report.is_synced = received.is_synced;
-        report.is_other = received.is_other;
-        report.is_read_back = received.is_read_back;
+/// What became of a tree. A copy within this host has both parts, and answers for all.
+pub(crate) fn figures(summary: &Summary) -> TreeFigures {
+    let failed_there = summary.figures.counters.unmade;
+    let sent = summary.sent_tree.as_ref().map(|sent| TreeFigures { failed_there, ..sent.figures() });
+    match (sent, summary.received_tree.as_ref().map(|received| received.figures())) {
+        (Some(sent), Some(received)) => sent.joined(received),
+        (one, other) => one.or(other).unwrap_or_default(),
     }
 }
 
@@ -158,7 +137,7 @@ pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
         return;
     }
     // Which they are is not known here.
-    let unmade = summary.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.failed);
+    let unmade = summary.figures.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.failed);
     if unmade > 0 {
         emit(Message::Say("nothing is removed from SRC, since not all of it has come to DST".to_owned()));
         return;
@@ -237,21 +216,15 @@ impl LocalCopy {
             remove_spent(&mut summary, emit);
         }
         tell_failed(&summary, emit);
-        let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
-        add_to(&mut report, &summary);
-        // Both ends are this one.
-        let unsent = summary.sent_tree.map_or(0, |sent| sent.failed);
-        report.failed = unsent + summary.received_tree.map_or(0, |received| received.failed);
-        report.failed_there = 0;
-        report.bytes = report.data_bytes;
+        let mut tree = figures(&summary);
+        let mut figures = Figures { seconds: start.elapsed().as_secs_f64(), ..Figures::default() };
+        figures.counters.bytes = tree.amount.bytes;
         if fault.is_some() {
             // What was read has not all been written, and what has is not published.
-            let written = self.progress.so_far().bytes;
-            report = Report { entries: 0, directories: 0, data_bytes: 0, bytes: written, ..report };
+            figures.counters.bytes = self.progress.so_far().bytes;
+            tree.amount = Amount::default();
         }
-        report.fault = fault;
-        report.micros = start.elapsed().as_micros() as u64;
-        report
+        Report { fault, route: "copied within the host".to_owned(), figures, tree }
     }
 
     fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
@@ -275,7 +248,7 @@ impl LocalCopy {
                 last = Instant::now();
                 entries.send_waiting();
                 let tree = self::progress(progress);
-                emit(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
+                emit(Message::Progress { bytes: tree.done.bytes, waits: Waits::default(), tree: Some(tree) });
             }
         };
         let copied = local::copy(&source, &mut sink, stop, tick);

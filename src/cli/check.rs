@@ -12,7 +12,6 @@ use super::json::{At, Differs, Event, Failed};
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{Moved, Reporter};
-use crate::control::frames::Report;
 use crate::fault::{Exit, Failure, escaped, os_number, printable};
 use crate::job::check::{Check, Stopped};
 use crate::job::copy::entries as entries_words;
@@ -20,6 +19,8 @@ use crate::job::name_at;
 use crate::job::plan::Spec;
 use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::Entry;
+use crate::tree::progress::Amount;
+use crate::tree::stats::TreeFigures;
 
 /// `--check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -81,15 +82,15 @@ pub(crate) fn check(
         debug_assert!(told.is_ok(), "a thread has panicked");
         outcome
     });
-    let last_line = outcome.as_ref().ok().map(|report| summary(report, checking.differing));
+    let last_line = outcome.as_ref().ok().map(|tree| summary(tree, checking.differing));
     let failure = checking.failure(&file, outcome).or(checking.printed.err());
     let told = reporter.finish(None, failure.as_ref(), None, last_line.as_deref());
     failure.map_or(told, Err)
 }
 
-fn summary(report: &Report, differing: u64) -> String {
-    let Report { entries, failed, data_bytes, .. } = *report;
-    let read = crate::job::progress::size_words(data_bytes);
+fn summary(tree: &TreeFigures, differing: u64) -> String {
+    let TreeFigures { amount: Amount { entries, bytes, .. }, failed, .. } = *tree;
+    let read = crate::job::progress::size_words(bytes);
     let unread = if failed > 0 { format!(", {failed} could not be read") } else { String::new() };
     format!("Checked {}, {read}: {differing} differ{unread}", entries_words(entries))
 }
@@ -138,11 +139,11 @@ impl Checking<'_> {
         }
     }
 
-    fn failure(&self, file: &OsStr, outcome: Result<Report, Stopped>) -> Option<Failure> {
+    fn failure(&self, file: &OsStr, outcome: Result<TreeFigures, Stopped>) -> Option<Failure> {
         let directory = name_at(self.host, self.directory.as_os_str().as_bytes());
         match (outcome, self.differing) {
-            (Ok(Report { failed: 0, .. }), 0) => None,
-            (Ok(Report { failed, .. }), 0) => {
+            (Ok(TreeFigures { failed: 0, .. }), 0) => None,
+            (Ok(TreeFigures { failed, .. }), 0) => {
                 let line = format!("{} of {directory} could not be compared", entries_words(failed));
                 Some(Failure::new(Exit::Partial, line))
             }

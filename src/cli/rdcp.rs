@@ -26,7 +26,7 @@ use super::wrong;
 use crate::agent::place::listed_around;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
-use crate::engine::Summary;
+use crate::engine::Figures;
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::standard;
 use crate::job::Setup;
@@ -546,7 +546,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         if !arguments.report.quiet {
             super::say("rdcp: the list is empty: nothing is copied");
         }
-        let nothing = Ended { summary: Summary::default(), failure: None, copied: None, hosts: Vec::new() };
+        let nothing = Ended { figures: Figures::default(), failure: None, copied: None, hosts: Vec::new() };
         return reported("rdcp", &arguments.report, &[], |_| Ok(nothing));
     }
     if only.is_some() && !targets.is_empty() {
@@ -673,7 +673,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
             ended.failure = ended.failure.map(unshown);
             failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
-            if let Some(text) = ended.copied.as_ref().and_then(|copied| stats(copied, digits)) {
+            if let Some(text) =
+                ended.copied.as_ref().filter(|_| plan.tree.stats).and_then(|copied| stats(copied, digits))
+            {
                 // Where data or a report goes to standard output, it is read by a program.
                 let printed = match is_json_there || plan.destination == Spec::Standard {
                     true => {

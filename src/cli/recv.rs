@@ -22,7 +22,7 @@ use super::send::{EXIT_CODES, check_transport};
 use super::words::not_listening;
 use crate::agent::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
-use crate::engine::session::{FirstLane, NoWork, Session};
+use crate::engine::session::{self, FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, escaped, os, shown_path};
 use crate::fs::sink::{NO_TEXT, Target};
@@ -104,8 +104,11 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     reported("rdrecv", &arguments.report, &[moved], |reporter| {
         let to = file.as_ref().map_or_else(|| standard::OUTPUT.to_owned(), |path| escaped(path));
         reporter.record(|record| record.set_route(vec![("the sender".to_owned(), String::new())], vec![here(to)]));
-        let mut ended = transfer(&arguments, reporter, port, key, file.as_ref())?;
-        if matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes()) {
+        let ended = transfer(&arguments, reporter, port, key, file.as_ref())?;
+        let is_binary =
+            matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes());
+        let mut ended = Ended::from(ended);
+        if is_binary {
             ended.failure = Some(Failure::new(Exit::Usage, BINARY));
         }
         Ok(ended)
@@ -122,7 +125,7 @@ fn transfer(
     port: u16,
     key: Option<OsString>,
     file: Option<&OsString>,
-) -> Result<Ended, Failure> {
+) -> Result<session::Ended, Failure> {
     // Before anybody connects: the destination can be written. Nothing is made yet.
     let target = match file {
         Some(path) => Some(Target::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
@@ -186,7 +189,7 @@ fn transfer(
         };
         let make_work = |_chunk_bytes| Work::receive(target.as_ref()).map_err(NoWork::from);
         match session.run(first, make_work) {
-            Ok(ended) => return Ok(ended.into()),
+            Ok(ended) => return Ok(ended),
             Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),
             Err(not_begun) => {
                 // The next one may do better.

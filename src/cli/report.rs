@@ -47,7 +47,7 @@ use trace::Trace;
 use super::words::waited_for;
 use crate::agent::words;
 use crate::engine::session;
-use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Wait, Waits};
+use crate::engine::{Figures, Limiter, Observer, Read, SessionEvent, Wait, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::prepared::Prepared;
 use crate::fs::standard;
@@ -331,12 +331,12 @@ pub(crate) fn reported(
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
     let reporter = Reporter::open(command, options, moved)?;
-    let (summary, failure, copied) = match transfer(&reporter) {
-        Ok(Ended { summary, failure, copied, .. }) => (Some(summary), failure, copied),
+    let (figures, failure, copied) = match transfer(&reporter) {
+        Ok(Ended { figures, failure, copied, .. }) => (Some(figures), failure, copied),
         Err(failure) => (None, Some(failure), None),
     };
     let last_line = copied.map(|copied| copied.line());
-    let told = reporter.finish(summary.as_ref(), failure.as_ref(), copied.as_ref(), last_line.as_deref());
+    let told = reporter.finish(figures.as_ref(), failure.as_ref(), copied.as_ref(), last_line.as_deref());
     // What went wrong with the transfer matters more than that it could not be reported.
     failure.map_or(told, Err)
 }
@@ -345,7 +345,7 @@ impl From<session::Ended> for Ended {
     fn from(ended: session::Ended) -> Self {
         let session::Ended { summary, peer } = ended;
         let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
-        Self { summary, failure, copied: None, hosts: Vec::new() }
+        Self { figures: summary.figures, failure, copied: None, hosts: Vec::new() }
     }
 }
 
@@ -431,14 +431,14 @@ impl<'a> Reporter<'a> {
     pub(crate) fn end(
         &self,
         end: json::End<'_>,
-        summary: Option<&Summary>,
+        figures: Option<&Figures>,
         copied: Option<&Copied>,
     ) -> Result<(), Failure> {
         let event = json::Event::End(end);
         let told = self.last(&event);
         let json::Event::End(end) = &event else { return told };
         let Some(record) = &self.record else { return told };
-        let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, summary, copied });
+        let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, figures, copied });
         if came_to.exit() == Exit::Usage.code() {
             // Nothing was done of which there could be a report. One that may not be where it was to be is not written there.
             return told;
@@ -470,7 +470,7 @@ impl<'a> Reporter<'a> {
         (&*file).write_all(&line)
     }
 
-    /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began. `last_line`:
+    /// Tells what `-v` and `--json` ask for, whether or not it went well. `figures`: `None` where nothing began. `last_line`:
     /// what a person at a terminal reads in any case.
     ///
     /// # Errors
@@ -478,17 +478,17 @@ impl<'a> Reporter<'a> {
     /// Exit 6 if the report cannot be written.
     pub(crate) fn finish(
         self,
-        summary: Option<&Summary>,
+        figures: Option<&Figures>,
         failure: Option<&Failure>,
         copied: Option<&Copied>,
         last_line: Option<&str>,
     ) -> Result<(), Failure> {
-        let nothing = Summary::default();
-        let begun = summary;
-        let summary = summary.unwrap_or(&nothing);
+        let nothing = Figures::default();
+        let begun = figures;
+        let figures = figures.unwrap_or(&nothing);
         if self.options.is_verbose() && failure.is_none() {
-            let limiter = limiter_line(summary).filter(|_| summary.seconds >= LIMITED_SECONDS_MIN);
-            let lines = [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter];
+            let limiter = limiter_line(figures).filter(|_| figures.seconds >= LIMITED_SECONDS_MIN);
+            let lines = [line_line(figures), read_line(&figures.read), written_line(&figures.written), limiter];
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
@@ -497,28 +497,28 @@ impl<'a> Reporter<'a> {
         match last_line {
             Some(line) if is_seen => super::say(line),
             // There is none of what would only be done.
-            None if self.options.is_verbose() && failure.is_none() && summary.seconds > 0.0 => {
-                super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
+            None if self.options.is_verbose() && failure.is_none() && figures.seconds > 0.0 => {
+                super::say(&format!("Bandwidth {}", rate_words(rate(figures.counters.bytes, figures.seconds))));
             }
             // A bar has gone without a trace.
-            None if !self.options.quiet && failure.is_none() && summary.seconds > 0.0 && was_drawn() => {
-                super::say(&stream_line(summary.counters.bytes, summary.seconds));
+            None if !self.options.quiet && failure.is_none() && figures.seconds > 0.0 && was_drawn() => {
+                super::say(&stream_line(figures.counters.bytes, figures.seconds));
             }
             _ => {}
         }
-        self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))), begun, copied)
+        self.end(json::End::Transfer(Box::new(json::Transfer::new(figures, failure))), begun, copied)
     }
 }
 
 /// What a line was given, for a person; `None` where it was what every line begins with.
-fn line_line(summary: &Summary) -> Option<String> {
-    let (lanes, rails) = (summary.lanes, summary.line.rails);
+fn line_line(figures: &Figures) -> Option<String> {
+    let (lanes, rails) = (figures.lanes, figures.line.rails);
     let by = if rails > 1 { format!(" by {rails} networks") } else { String::new() };
-    match summary.line.round_trip.filter(|trip| *trip >= LONG_LINE) {
+    match figures.line.round_trip_us.map(Duration::from_micros).filter(|trip| *trip >= LONG_LINE) {
         Some(round_trip) => Some(format!(
             "line: {:.0} ms there and back; up to {lanes} connections{by}, {} of buffer",
             round_trip.as_secs_f64() * 1e3,
-            size_words(summary.line.buffer_bytes)
+            size_words(figures.line.buffer_bytes)
         )),
         None => (rails > 1 || lanes > TCP_LANES_DEFAULT.into()).then(|| format!("line: up to {lanes} connections{by}")),
     }
@@ -542,10 +542,10 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
 }
 
 /// What limited a transfer, for a person; `None` where nothing was transferred.
-fn limiter_line(summary: &Summary) -> Option<String> {
-    let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0)?;
-    let name = waited_for(limiter.what, summary.view);
-    let ceiling = ceiling(summary, &limiter);
+fn limiter_line(figures: &Figures) -> Option<String> {
+    let limiter = figures.waits.limiter().filter(|_| figures.counters.bytes > 0)?;
+    let name = waited_for(limiter.what, figures.view);
+    let ceiling = ceiling(figures, &limiter);
     Some(format!(
         "limited by {name}, for {:.0} % of the time: it allows {}",
         limiter.share * 100.0,

@@ -193,10 +193,11 @@ fn transfer(
         reports_for_both: true,
     };
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
-    let ended = session.run(first, make_work);
-    let mut ended = ended.map(Ended::from).map_err(|not_begun| words::not_begun(&not_begun))?;
+    let ended = session.run(first, make_work).map_err(|not_begun| words::not_begun(&not_begun))?;
+    let is_closed = ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed);
+    let mut ended = Ended::from(ended);
     // Nothing here was closed, so nobody would know why it ends.
-    if ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed) {
+    if is_closed {
         ended.failure = Some(Failure::new(Exit::SinkClosed, format!("{peer}: the reader of its output has closed it")));
     }
     Ok(ended)

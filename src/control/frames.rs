@@ -33,8 +33,10 @@ pub use tree::{
 };
 
 use minicbor::{Decode, Decoder, Encode};
+use rd_proto::session::Notice;
 use zeroize::Zeroize;
 
+use crate::engine::Waits;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Root;
 use crate::tree::entries::Entry;
@@ -388,28 +390,12 @@ pub enum Message {
         /// Payload.
         #[n(0)]
         bytes: u64,
-        /// Where the time went until now, as in [`Report::waits`].
+        /// Where the time went until now.
         #[n(1)]
-        waits: Vec<u64>,
+        waits: Waits,
         /// Of files and trees.
         #[n(2)]
         tree: Option<TreeProgress>,
-    },
-    /// What became of the session's lanes: see `agent::end`.
-    #[n(16)]
-    Notice {
-        /// Which notice.
-        #[n(0)]
-        code: u8,
-        /// The lane's index.
-        #[n(1)]
-        index: u16,
-        /// The lane's generation.
-        #[n(2)]
-        generation: u32,
-        /// Why.
-        #[n(3)]
-        reason: Option<String>,
     },
     /// The session has ended.
     #[n(17)]
@@ -616,6 +602,9 @@ pub enum Message {
     /// have told how they ended.
     #[n(1005)]
     EndWhenDone,
+    /// What became of the session's lanes, and why. One that this version does not know is skipped as well.
+    #[n(1006)]
+    Notice(#[n(0)] Notice, #[n(1)] Option<String>),
 }
 
 impl Message {

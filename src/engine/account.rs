@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use minicbor::{Decode, Encode};
 use rd_proto::control::Path;
 use rd_proto::session::Machine;
 
@@ -22,20 +23,43 @@ const BURST_MAX: u32 = 4;
 const SINK_PATIENCE: Duration = Duration::from_millis(10);
 
 /// Where the time went, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub struct Waits {
     /// Waiting for the source to give data.
+    #[cbor(n(0), with = "micros")]
     pub source: f64,
     /// Sealing, opening, compressing.
+    #[cbor(n(1), with = "micros")]
     pub cpu: f64,
     /// Waiting for the receiver to make room.
+    #[cbor(n(2), with = "micros")]
     pub credits: f64,
     /// Waiting for the wire, or for whatever the other end waits for.
+    #[cbor(n(3), with = "micros")]
     pub wire: f64,
     /// Waiting for the sink to take data.
+    #[cbor(n(4), with = "micros")]
     pub sink: f64,
     /// Waiting for what `--bwlimit` allows.
+    #[cbor(n(5), with = "micros")]
     pub limit: f64,
+}
+
+/// Seconds as an agent tells them: whole microseconds. Of whatever it tells, sums and shares are numbers.
+pub(super) mod micros {
+    use minicbor::encode::{Error, Write};
+    use minicbor::{Decoder, Encoder};
+
+    /// 35 years. Up to there they come out as they went in.
+    const MAX: u64 = 1 << 50;
+
+    pub fn encode<C, W: Write>(seconds: &f64, e: &mut Encoder<W>, _: &mut C) -> Result<(), Error<W::Error>> {
+        e.u64((seconds * 1e6).round() as u64)?.ok()
+    }
+
+    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<f64, minicbor::decode::Error> {
+        Ok(d.u64()?.min(MAX) as f64 / 1e6)
+    }
 }
 
 /// One of [`Waits`].
@@ -77,7 +101,7 @@ pub struct Limiter {
 }
 
 impl Waits {
-    /// As [`Waits::from_array`] takes them. The order is part of the format of an agent's report.
+    /// As [`Waits::from_array`] takes them.
     pub fn to_array(self) -> [f64; 6] {
         [self.source, self.cpu, self.credits, self.wire, self.sink, self.limit]
     }
@@ -269,7 +293,7 @@ impl Engine {
             left -= part;
             part
         };
-        let waits = &mut self.summary.waits;
+        let waits = &mut self.summary.figures.waits;
         let rest = match &self.half {
             Half::Send { machine, reader, .. } => {
                 let backlog = machine.backlog();

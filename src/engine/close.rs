@@ -26,28 +26,28 @@ impl Engine {
         // The sink's threads wait for it no more.
         self.answers = None;
         self.shared.over.store(true, Ordering::Relaxed);
-        self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
-        self.summary.encrypted &= !self.is_in_clear;
-        self.summary.counters = self.half.machine_ref().counters();
-        self.summary.line = self.line();
-        self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
-        self.observer.observe(SessionEvent::Progress(self.summary.counters, self.summary.waits));
+        self.summary.figures.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
+        self.summary.figures.encrypted &= !self.is_in_clear;
+        self.summary.figures.counters = self.half.machine_ref().counters();
+        self.summary.figures.line = self.line();
+        self.summary.figures.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
+        self.observer.observe(SessionEvent::Progress(self.summary.figures.counters, self.summary.figures.waits));
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
         let is_lost = matches!(self.summary.outcome, Outcome::LinkLost { unanswered: false });
         let is_in_vain = is_lost && self.half.machine_ref().lanes_come_up_in_vain();
         self.summary.reason = if is_in_vain { Some(NOTHING_LARGE.to_owned()) } else { self.reason.take() };
         if let Some(sink) = &self.shared.sink {
-            self.summary.written = sink.written();
+            self.summary.figures.written = sink.written();
             sink.discard();
         }
-        self.summary.read = Read {
+        self.summary.figures.read = Read {
             direct_bytes: self.shared.tally.direct_bytes.load(Ordering::Relaxed),
             cached_bytes: self.shared.tally.cached_bytes.load(Ordering::Relaxed),
         };
         if let Some(Parts::Tree(tree)) = &self.shared.source {
             let sent = tree.sent();
             // What the walk has read is counted there alone.
-            self.summary.read.cached_bytes = sent.bytes.saturating_sub(self.summary.read.direct_bytes);
+            self.summary.figures.read.cached_bytes = sent.bytes.saturating_sub(self.summary.figures.read.direct_bytes);
             self.summary.sent_tree = Some(sent);
             self.summary.spent = tree.take_spent().map(Arc::new);
             tree.cancel();

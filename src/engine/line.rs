@@ -82,7 +82,7 @@ impl Engine {
     pub(super) fn line(&self) -> Line {
         let core = self.half.machine_ref().core_ref();
         Line {
-            round_trip: core.round_trip(),
+            round_trip_us: core.round_trip().map(|trip| trip.as_micros() as u64),
             buffer_bytes: u64::from(core.buffers_max()) * self.chunk_bytes as u64,
             rails: self.ways_most,
         }

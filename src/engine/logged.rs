@@ -8,7 +8,7 @@ use rd_proto::session::{Agreed, Counters, Notice, Outcome};
 
 use super::account::{Wait, Waits};
 use super::session::NotBegun;
-use super::summary::{Observer, SessionEvent, Summary};
+use super::summary::{Figures, Observer, SessionEvent, Summary};
 use crate::log::{self, Level, Step};
 
 /// How often the rate and what limits it are compared with what was logged last.
@@ -205,7 +205,7 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
 /// How a session ended.
 pub(super) fn ended(about: &str, ended: Result<&Summary, &NotBegun>) {
     log::end(Step::Session, about, || match ended {
-        Ok(Summary { outcome: Outcome::Done, counters, seconds, .. }) => {
+        Ok(Summary { outcome: Outcome::Done, figures: Figures { counters, seconds, .. }, .. }) => {
             format!("done: {} bytes in {seconds:.3} s, and the receiver has answered for them", counters.bytes)
         }
         Ok(Summary { outcome, reason, .. }) => {

@@ -55,7 +55,7 @@ use memory::Memory;
 use orphan::Orphan;
 use pace::Pace;
 use spool::SpoolEnd;
-pub use summary::{Line, Observer, Read, SessionEvent, Summary};
+pub use summary::{Figures, Line, Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
@@ -332,7 +332,7 @@ impl Engine {
         let over = self.orphan.over(self.lanes.is_empty(), now);
         self.ended = self.ended.take().or(over);
         let counters = self.half.machine_ref().counters();
-        self.observer.observe(SessionEvent::Progress(counters, self.summary.waits));
+        self.observer.observe(SessionEvent::Progress(counters, self.summary.figures.waits));
     }
 
     fn detail(&mut self, detail: Detail) {
@@ -428,7 +428,7 @@ impl Engine {
                 self.detail(Detail::End(Step::Publish));
                 let failed = report.as_ref().map_or(0, |report| report.failed);
                 if let Some(report) = report {
-                    self.summary.written = report.written;
+                    self.summary.figures.written = report.written;
                     self.summary.received_tree = Some(*report);
                 }
                 self.orphan.has_published = true;
@@ -700,18 +700,18 @@ impl Engine {
     fn note_protection(&mut self, id: BufferId) {
         let chunk = self.buffers[id as usize].as_ref();
         if let Some(header) = chunk.and_then(|buffer| ChunkHeader::decode(buffer.header()).ok()) {
-            *(if header.sealed { &mut self.summary.encrypted } else { &mut self.is_in_clear }) = true;
+            *(if header.sealed { &mut self.summary.figures.encrypted } else { &mut self.is_in_clear }) = true;
         }
     }
 
     fn note_medium(&mut self, id: LaneId) {
         let Some(medium) = self.lanes.get(&id).map(|live| live.lane.medium()) else { return };
         self.flowing_since.get_or_insert_with(Instant::now);
-        if !self.summary.media.contains(&medium) {
-            self.summary.media.push(medium);
+        if !self.summary.figures.media.contains(&medium) {
+            self.summary.figures.media.push(medium);
         }
         let alike = self.lanes.values().filter(|live| live.lane.medium() == medium).count();
-        self.summary.lanes = self.summary.lanes.max(alike);
+        self.summary.figures.lanes = self.summary.figures.lanes.max(alike);
     }
 
     /// Has a lane dialled by a thread of its own. False if there cannot be one.

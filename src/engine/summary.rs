@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use minicbor::{Decode, Encode};
 use rd_proto::handshake::LaneId;
 use rd_proto::session::{Counters, Notice, Outcome};
 
@@ -60,24 +61,90 @@ impl From<Detail> for SessionEvent {
 }
 
 /// How far the other end is, and the buffer for what was on the way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Line {
-    /// The shortest round trip that the system has measured on a TCP lane.
-    pub round_trip: Option<Duration>,
+    /// The shortest round trip that the system has measured on a TCP lane, in microseconds.
+    #[n(0)]
+    pub round_trip_us: Option<u64>,
     /// What of the pool could be in use at once, in bytes.
+    #[n(1)]
     pub buffer_bytes: u64,
     /// The most pairs of addresses that its lanes of one medium went by at once.
+    #[n(2)]
     pub rails: usize,
 }
 
-impl Line {
-    /// The one of two that is longer.
-    pub fn or_longer(self, other: Self) -> Self {
-        Self {
-            round_trip: self.round_trip.max(other.round_trip),
-            buffer_bytes: self.buffer_bytes.max(other.buffer_bytes),
-            rails: self.rails.max(other.rails),
+/// What a transfer has moved, and where its time went. An agent tells it so, as any numbers.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub struct Figures {
+    /// Its counters.
+    #[n(0)]
+    pub counters: Counters,
+    /// From the first lane that could carry payload to the end, in seconds.
+    #[cbor(n(1), with = "super::account::micros")]
+    pub seconds: f64,
+    /// Where the time went.
+    #[n(2)]
+    pub waits: Waits,
+    /// Which end says so.
+    #[cbor(skip)]
+    pub view: View,
+    /// The media that payload went by, in order of first use.
+    #[n(3)]
+    pub media: Vec<Medium>,
+    /// The most lanes that carried payload at once.
+    #[n(4)]
+    pub lanes: usize,
+    /// How far the other end is, and what that took.
+    #[n(5)]
+    pub line: Line,
+    /// All payload was encrypted.
+    #[n(6)]
+    pub encrypted: bool,
+    /// How files were read.
+    #[n(7)]
+    pub read: Read,
+    /// How files were written.
+    #[n(8)]
+    pub written: Written,
+}
+
+impl Figures {
+    /// Adds those of a transfer that came after.
+    pub fn add(&mut self, later: &Self) {
+        let (ours, theirs) = (&mut self.counters, &later.counters);
+        for (sum, part) in [
+            (&mut ours.bytes, theirs.bytes),
+            (&mut ours.retries, theirs.retries),
+            (&mut ours.replayed, theirs.replayed),
+            (&mut ours.corrupt, theirs.corrupt),
+            (&mut self.read.direct_bytes, later.read.direct_bytes),
+            (&mut self.read.cached_bytes, later.read.cached_bytes),
+            (&mut self.written.direct_bytes, later.written.direct_bytes),
+            (&mut self.written.buffered_bytes, later.written.buffered_bytes),
+        ] {
+            *sum = sum.saturating_add(part);
         }
+        self.seconds += later.seconds;
+        self.waits = self.waits.plus(later.waits);
+        self.view = later.view;
+        self.encrypted = later.encrypted && (self.encrypted || self.media.is_empty());
+        for medium in &later.media {
+            if !self.media.contains(medium) {
+                self.media.push(*medium);
+            }
+        }
+        self.lanes = self.lanes.max(later.lanes);
+        self.line = Line {
+            round_trip_us: self.line.round_trip_us.max(later.line.round_trip_us),
+            buffer_bytes: self.line.buffer_bytes.max(later.line.buffer_bytes),
+            rails: self.line.rails.max(later.line.rails),
+        };
+    }
+
+    /// The media, as reports name them.
+    pub fn transport(&self) -> String {
+        self.media.iter().map(|medium| medium.name()).collect::<Vec<_>>().join("+")
     }
 }
 
@@ -88,26 +155,8 @@ pub struct Summary {
     pub outcome: Outcome,
     /// Why the last lane was lost or not made, or what the peer did that it must not. Not escaped: the caller does that.
     pub reason: Option<String>,
-    /// Its counters.
-    pub counters: Counters,
-    /// From the first lane that could carry payload to the end, in seconds.
-    pub seconds: f64,
-    /// Where the time went.
-    pub waits: Waits,
-    /// Which end says so.
-    pub view: View,
-    /// The media that payload went by, in order of first use.
-    pub media: Vec<Medium>,
-    /// The most lanes that carried payload at once.
-    pub lanes: usize,
-    /// How far the other end is, and what that took.
-    pub line: Line,
-    /// All payload was encrypted.
-    pub encrypted: bool,
-    /// How files were read.
-    pub read: Read,
-    /// How files were written.
-    pub written: Written,
+    /// What it has moved.
+    pub figures: Figures,
     /// What was read of a tree.
     pub sent_tree: Option<Sent>,
     /// What of it is to be removed now that it is at the other end, with `--remove-source-files`.
@@ -119,10 +168,12 @@ pub struct Summary {
 }
 
 /// How much of files was read in which way. Nothing where the source was a stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Read {
     /// Past the page cache.
+    #[n(0)]
     pub direct_bytes: u64,
     /// From or through it.
+    #[n(1)]
     pub cached_bytes: u64,
 }

@@ -8,10 +8,11 @@ use std::io::{self, Read};
 
 use super::entries::TakeEntries;
 use super::{EndOf, Job, Setup, Update, told};
-use crate::control::frames::{self, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, Message, Report};
+use crate::control::frames::{self, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, Message};
 use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
 use crate::options::TransferOptions;
+use crate::tree::stats::TreeFigures;
 
 /// What is compared.
 pub(crate) struct Check<'a> {
@@ -42,7 +43,7 @@ impl Check<'_> {
     /// # Errors
     ///
     /// Why not all was compared.
-    pub(crate) fn run(self, setup: Setup, manifest: impl Read, take: TakeEntries) -> Result<Report, Stopped> {
+    pub(crate) fn run(self, setup: Setup, manifest: impl Read, take: TakeEntries) -> Result<TreeFigures, Stopped> {
         let mut job = Job::new(setup, false)?;
         let host = job.host(self.host)?;
         job.greet()?;
@@ -65,7 +66,7 @@ impl Check<'_> {
         match &report.fault {
             Some(fault) if fault.exit == Exit::Source.code() => Err(Stopped::Manifest(fault.detail.clone())),
             Some(fault) => Err(told(&job.hosts[host].name, fault).into()),
-            None => Ok(report),
+            None => Ok(report.tree),
         }
     }
 }

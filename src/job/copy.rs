@@ -12,18 +12,18 @@ use super::entries::TakeEntries;
 use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
-use super::progress::{Copied, Ended, HostShown, Shown, Totals};
+use super::progress::{Copied, Ended, HostShown, Shown};
 use super::{EndOf, HERE, Job, Update, name_at, told};
-use crate::agent::end;
 use crate::agent::place::{final_name, target};
 
 use crate::control::frames::{
     self, Fault, Found, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
 };
-use crate::engine::{SessionEvent, Summary, View};
+use crate::engine::{Figures, SessionEvent};
 use crate::fault::{Exit, Failure, escaped};
 use crate::options::{Session, TreeOptions};
 use crate::tree::progress::Amount;
+use crate::tree::stats::TreeFigures;
 use crate::tree::{Only, Root};
 
 pub(super) mod broadcast;
@@ -105,7 +105,7 @@ pub(crate) struct Copy<'a> {
     told_by: Side,
     /// Entries of it that each end has named, since it failed with them.
     named: [u64; 2],
-    total: Summary,
+    total: Figures,
     /// Entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
@@ -140,7 +140,7 @@ impl<'a> Copy<'a> {
             hop: None,
             told_by: Side::From,
             named: [0; 2],
-            total: Summary::default(),
+            total: Figures::default(),
             failed: 0,
             first_failed: None,
             left_out: 0,
@@ -181,8 +181,7 @@ impl<'a> Copy<'a> {
         if self.plan.dry_run && !self.plan.tree.sync {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
-            let summary = std::mem::take(&mut self.total);
-            return Ok(Ended { summary, failure, copied: None, hosts: Vec::new() });
+            return Ok(Ended { figures: Figures::default(), failure, copied: None, hosts: Vec::new() });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
@@ -194,7 +193,7 @@ impl<'a> Copy<'a> {
         let failure = failure.err().or_else(|| self.partial(&found));
         let failure = self.end_manifest(manifest.as_ref(), failure);
         let copied = self.came_to(failure.as_ref());
-        Ok(Ended { summary: std::mem::take(&mut self.total), failure, copied, hosts: Vec::new() })
+        Ok(Ended { figures: std::mem::take(&mut self.total), failure, copied, hosts: Vec::new() })
     }
 
     /// What it all came to; `None` where it was given up, and beside data on standard output unless it is asked for.
@@ -204,7 +203,7 @@ impl<'a> Copy<'a> {
             return None;
         }
         let failed = self.failed.saturating_add(self.left_out);
-        Some(Copied { seconds: self.total.seconds, failed, ..self.copied })
+        Some(Copied { tree: TreeFigures { failed, ..self.copied.tree }, seconds: self.total.seconds, ..self.copied })
     }
 
     /// The host that a part of the command line is on, started if it is a new one.
@@ -260,17 +259,15 @@ impl<'a> Copy<'a> {
         let host = self.job.hops[hop].host(side);
         match message {
             Message::Say(line) => self.say_for(host, &line),
-            Message::Progress { bytes, waits, tree } => self.hear_progress(hop, side, bytes, &waits, tree),
+            Message::Progress { bytes, waits, tree } => self.hear_progress(hop, side, bytes, waits, tree),
             Message::Kept(kept) if self.job.hops[hop].sides().last() == Some(&side) => self.kept = Some(kept),
-            Message::Notice { code, index, generation, reason } if side == self.told_by => {
-                if let Some(notice) = end::notice(code, index, generation) {
-                    let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
-                    if matches!(notice, SessionNotice::LinkRestored) {
-                        self.progress.forget_rates();
-                    }
-                    self.observer.observe(SessionEvent::Notice(notice, reason.clone()));
-                    self.observer.event(&Event::Notice(event::Notice::new(notice, reason.as_deref())));
+            Message::Notice(notice, reason) if side == self.told_by => {
+                let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
+                if matches!(notice, SessionNotice::LinkRestored) {
+                    self.progress.forget_rates();
                 }
+                self.observer.observe(SessionEvent::Notice(notice, reason.clone()));
+                self.observer.event(&Event::Notice(event::Notice::new(notice, reason.as_deref())));
             }
             Message::EntriesFailed(faults) => {
                 self.named[side as usize] += faults.len() as u64;
@@ -384,8 +381,8 @@ impl<'a> Copy<'a> {
             self.hop = None;
             self.job.forget_hops();
             self.progress.end();
-            let (summary, failure) = ended?;
-            self.add(&summary);
+            let (figures, failure) = ended?;
+            self.total.add(&figures);
             match failure {
                 // One that cannot be read does not keep the others.
                 Some(failure) if is_stream && failure.exit == Exit::Source && self.are_several(found) => {
@@ -394,9 +391,7 @@ impl<'a> Copy<'a> {
                 Some(failure) => return Err(failure),
                 None if is_stream => {
                     self.arrived = self.arrived.saturating_add(1);
-                    let amount = Amount { entries: 1, directories: 0, bytes: summary.counters.bytes };
-                    let totals = self.plan.tree.stats.then(|| Totals::of_stream(amount.bytes, to == HERE));
-                    self.add_copied(Copied { amount, totals, is_verified: true, ..Copied::default() });
+                    self.copied.add(Copied::of_stream(figures.counters.bytes, to == HERE));
                 }
                 None => {}
             }
@@ -466,15 +461,15 @@ impl<'a> Copy<'a> {
         }
         let send = frames::Job::SendTree { roots, settings: settings.clone() };
         let receive = frames::Job::ReceiveTree { directory, names, settings, expected: None };
-        let (summary, mut failure) = self.session(from, send, to, receive)?;
+        let (figures, mut failure) = self.session(from, send, to, receive)?;
         if let Some(Failure { exit: Exit::LinkLost, message: Some(line), .. }) = &mut failure
             && self.kept.is_none()
-            && summary.counters.bytes > 0
+            && figures.counters.bytes > 0
             && line.contains("lost the link to ")
         {
             *line += "; what has arrived is kept there, run again to resume";
         }
-        Ok((summary, failure))
+        Ok((figures, failure))
     }
 
     /// The failure of a copy that has left entries out.
@@ -539,34 +534,6 @@ impl<'a> Copy<'a> {
         self.complain(&line);
     }
 
-    /// Tells what has become of a tree. Only the receiver knows what it has made of it, only the sender what it did not
-    /// send; within one host they are one.
-    fn tell_copied(&mut self, from: usize, sent: &Report, received: &Report, is_one: bool) {
-        let level = match (received.is_read_back, received.is_synced) {
-            (true, _) => event::Level::ReRead,
-            (false, true) => event::Level::Synced,
-            (false, false) => event::Level::Written,
-        };
-        let kept = sent.kept_bytes;
-        // What could not be sent at all is told of with the first of the others.
-        let left_out = self.left_out_of.remove(&from).unwrap_or_default();
-        let failed = if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) };
-        let failed = failed.saturating_add(left_out);
-        self.observer.event(&Event::Copied(event::Copied {
-            from: self.label(from),
-            entries: received.entries,
-            bytes: received.data_bytes,
-            kept_bytes: kept,
-            same: received.same,
-            deleted: received.deleted,
-            moved: received.moved,
-            size_bytes: sent.size_bytes,
-            failed,
-            level,
-            dry_run: self.plan.tree.dry_run,
-        }));
-    }
-
     /// Runs one session between two hosts, or two ends on one.
     fn session(
         &mut self,
@@ -589,25 +556,26 @@ impl<'a> Copy<'a> {
         while let Some(update) = self.job.next_of(at) {
             if let Err(failure) = self.heed(update) {
                 // That was sent all the same.
-                if let Some(told) = self.job.hops[at].reports.iter().flatten().next().map(end::summary) {
-                    self.add(&told);
+                if let Some(told) = self.job.hops[at].reports.iter().flatten().next() {
+                    self.total.add(&told.moved());
                 }
                 return Err(failure);
             }
         }
         let hop = &self.job.hops[at];
         let (reports, tunneled, is_within) = (hop.reports.clone(), hop.tunneled, hop.sides().len() == 1);
+        let figures = hop.figures().unwrap_or_default();
         let [from, to] = hop.hosts;
         for (side, report) in [Side::From, Side::To].into_iter().zip(&reports) {
-            if let Some(report) = report {
-                let bytes = if is_within { report.data_bytes } else { report.bytes };
-                self.observer.measured(&self.job.hops[at], side, bytes, end::waits(&report.waits));
+            if let Some(Report { figures, tree, .. }) = report {
+                let bytes = if is_within { tree.amount.bytes } else { figures.counters.bytes };
+                self.observer.measured(&self.job.hops[at], side, bytes, figures.waits);
             }
-            self.count_failures(at, side, report.as_ref().map_or(0, |report| report.failed));
+            self.count_failures(at, side, report.as_ref().map_or(0, |report| report.tree.failed));
         }
         let unnamed = match &reports {
-            [Some(sent), None] if !is_within => Some((to, sent.failed_there)),
-            [None, Some(received)] => Some((from, received.failed_there)),
+            [Some(sent), None] if !is_within => Some((to, sent.tree.failed_there)),
+            [None, Some(received)] => Some((from, received.tree.failed_there)),
             _ => None,
         };
         if let Some((silent, count)) = unnamed {
@@ -615,53 +583,46 @@ impl<'a> Copy<'a> {
             self.tell_failed_there(silent, count);
         }
         let [sent, received] = &reports;
-        let received = if is_within { sent } else { received };
         // The sender's report counts where there is one: it comes last.
         let summed = sent.as_ref().or(received.as_ref());
-        let mut summary = summed.map(end::summary).unwrap_or_default();
         if let Some(report) = summed
             && self.plan.verbose
         {
             let launcher = self.plan.setup.launcher_name();
             self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));
         }
-        // A sender that has not failed has the receiver's answer for all of it. What was there before, and what was deleted, only
-        // the receiver knows.
-        let answered = sent.as_ref().filter(|sent| sent.fault.is_none() && !self.plan.tree.sync);
-        let answered = answered.map(|sent| Report { failed: 0, ..sent.clone() });
-        let known = received.as_ref().or(answered.as_ref());
-        if let Some(received) = known {
-            self.arrived = self.arrived.saturating_add(received.entries);
-            if received.entries > 0 {
-                let (entries, directories, bytes) = (received.entries, received.directories, received.data_bytes);
-                self.add_copied(Copied {
-                    amount: Amount { entries, directories, bytes },
-                    kept_bytes: summed.map_or(0, |sent| sent.kept_bytes),
-                    same: received.same,
-                    deleted: received.deleted,
-                    moved: received.moved,
-                    is_sync: self.plan.tree.sync,
-                    compared: summed
-                        .filter(|_| self.plan.tree.sync && !self.plan.tree.dry_run && !is_within)
-                        .map(|sent| (sent.size_bytes, sent.bytes)),
-                    totals: self.totals(&reports, [from, to]),
-                    is_verified: from != to && !self.plan.tree.dry_run,
-                    is_dry: self.plan.tree.dry_run,
-                    is_synced: received.is_synced && !self.plan.tree.dry_run,
-                    is_read_back: received.is_read_back && !self.plan.tree.dry_run,
-                    ..Copied::default()
-                });
-            }
-        }
-        if let Some(received) = received {
-            summary.written = end::written(received);
-            if sent.is_some() {
-                summary.waits = summary.waits.joined(end::waits(&received.waits));
-                summary.view = View::Both;
-            }
-        }
-        if let (Some(sent), Some(received)) = (summed, known.filter(|report| report.entries > 0)) {
-            self.tell_copied(from, sent, received, is_within);
+        // Only the receiver knows what it has made of a tree, only the sender what it did not send; within one host they are one.
+        // A sender that has not failed has the receiver's answer for all of it. What was there before, and what was deleted,
+        // only the receiver knows.
+        let options = &self.plan.tree;
+        let tree = match &reports {
+            [Some(sent), None] if is_within => Some(sent.tree),
+            [Some(sent), None] if sent.fault.is_none() && !options.sync => Some(sent.tree),
+            [Some(sent), Some(received)] => Some(sent.tree.joined(received.tree)),
+            [None, Some(received)] => Some(received.tree),
+            _ => None,
+        };
+        self.arrived = self.arrived.saturating_add(tree.map_or(0, |tree| tree.amount.entries));
+        if let (Some(summed), Some(mut tree)) = (summed, tree.filter(|tree| tree.amount.entries > 0)) {
+            let sent_bytes = summed.figures.counters.bytes;
+            let is_compared = options.sync && !options.dry_run && !is_within;
+            self.copied.add(Copied {
+                tree,
+                is_sync: options.sync,
+                compared: is_compared.then_some(sent_bytes),
+                totals: match &reports {
+                    [Some(_), None] if is_within => Some([0; 2]),
+                    [Some(_), Some(_)] if to == HERE => Some([tree.stats.answered_bytes, sent_bytes]),
+                    [Some(_), Some(_)] => Some([sent_bytes, tree.stats.answered_bytes]),
+                    _ => None,
+                },
+                is_verified: from != to && !options.dry_run,
+                is_dry: options.dry_run,
+                ..Copied::default()
+            });
+            // What could not be sent at all is told of with the first of the others.
+            tree.failed = tree.failed.saturating_add(self.left_out_of.remove(&from).unwrap_or_default());
+            self.observer.event(&Event::Copied(event::Copied::new(self.label(from), &tree, options.dry_run)));
         }
         // No end's word that all is well stands against a failure of the other.
         let failure = self.job.hops[at].first_fault().map(|(host, fault)| self.failure(host, fault));
@@ -671,69 +632,7 @@ impl<'a> Copy<'a> {
             (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.job.lost(gone)),
             (failure, _) => failure,
         };
-        Ok((summary, failure))
-    }
-
-    /// What `--stats` tells of a session between these hosts.
-    fn totals(&self, [sent, received]: &[Option<Report>; 2], [from, to]: [usize; 2]) -> Option<Totals> {
-        let sent = sent.as_ref().filter(|_| self.plan.tree.stats)?;
-        let size_bytes = sent.size_bytes;
-        let Some(received) = received else {
-            return (from == to).then(|| Totals { stats: sent.stats, size_bytes, ..Totals::default() });
-        };
-        let stats = sent.stats.plus(received.stats);
-        let (sent_bytes, received_bytes) = match to == HERE {
-            true => (stats.answered_bytes, sent.bytes),
-            false => (sent.bytes, stats.answered_bytes),
-        };
-        Some(Totals { stats, size_bytes, sent_bytes, received_bytes })
-    }
-
-    fn add_copied(&mut self, some: Copied) {
-        let all = &mut self.copied;
-        if all.amount.entries == 0 {
-            *all = some;
-            return;
-        }
-        all.amount = all.amount.plus(some.amount);
-        all.kept_bytes = all.kept_bytes.saturating_add(some.kept_bytes);
-        all.same = all.same.saturating_add(some.same);
-        all.deleted = all.deleted.saturating_add(some.deleted);
-        all.moved = all.moved.saturating_add(some.moved);
-        all.totals = all.totals.zip(some.totals).map(|(all, some)| all.plus(some));
-        let both = all.compared.zip(some.compared);
-        all.compared = both.map(|((size, sent), more)| (size.saturating_add(more.0), sent.saturating_add(more.1)));
-        all.is_verified &= some.is_verified;
-        all.is_synced &= some.is_synced;
-        all.is_read_back &= some.is_read_back;
-    }
-
-    fn add(&mut self, summary: &Summary) {
-        let total = &mut self.total;
-        // As an agent told them: any number.
-        for (sum, part) in [
-            (&mut total.counters.bytes, summary.counters.bytes),
-            (&mut total.counters.retries, summary.counters.retries),
-            (&mut total.counters.replayed, summary.counters.replayed),
-            (&mut total.counters.corrupt, summary.counters.corrupt),
-        ] {
-            *sum = sum.saturating_add(part);
-        }
-        total.seconds += summary.seconds;
-        total.lanes = total.lanes.max(summary.lanes);
-        total.line = total.line.or_longer(summary.line);
-        total.encrypted = summary.encrypted && (total.encrypted || total.media.is_empty());
-        total.read.direct_bytes += summary.read.direct_bytes;
-        total.read.cached_bytes += summary.read.cached_bytes;
-        total.written.direct_bytes += summary.written.direct_bytes;
-        total.written.buffered_bytes += summary.written.buffered_bytes;
-        for medium in &summary.media {
-            if !total.media.contains(medium) {
-                total.media.push(*medium);
-            }
-        }
-        total.waits = total.waits.plus(summary.waits);
-        total.view = summary.view;
+        Ok((figures, failure))
     }
 }
 
@@ -749,7 +648,7 @@ fn names_of(placed: &Placed, found: &[(usize, Found)]) -> Vec<ByteVec> {
 }
 
 /// What one transfer came to.
-type Outcomes = (Summary, Option<Failure>);
+type Outcomes = (Figures, Option<Failure>);
 
 pub(crate) fn entries(count: u64) -> String {
     if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
@@ -757,15 +656,13 @@ pub(crate) fn entries(count: u64) -> String {
 
 /// The way that the data took, on one line.
 pub(crate) fn route(report: &Report, through: Option<&str>) -> String {
-    let by_way = through.map(|launcher| format!(", through {launcher}")).unwrap_or_default();
-    let lanes = if report.lanes == 1 { "1 lane".to_owned() } else { format!("{} lanes", report.lanes) };
-    let sealed = if report.encrypted { "encrypted" } else { "not encrypted" };
-    match report.media.first().map(String::as_str) {
-        Some("local") => "copied within the host".to_owned(),
-        None => "none".to_owned(),
-        Some(_) => {
-            let others: String = report.media.iter().skip(1).map(|medium| format!(" and {medium}")).collect();
-            format!("{}{others}, {lanes}, {sealed}{by_way}", escaped(OsStr::new(&report.route)))
-        }
+    let Figures { media, lanes, encrypted, .. } = &report.figures;
+    if media.is_empty() {
+        return if report.route.is_empty() { "none".to_owned() } else { escaped(OsStr::new(&report.route)) };
     }
+    let by_way = through.map(|launcher| format!(", through {launcher}")).unwrap_or_default();
+    let lanes = if *lanes == 1 { "1 lane".to_owned() } else { format!("{lanes} lanes") };
+    let sealed = if *encrypted { "encrypted" } else { "not encrypted" };
+    let others: String = media.iter().skip(1).map(|medium| format!(" and {}", medium.name())).collect();
+    format!("{}{others}, {lanes}, {sealed}{by_way}", escaped(OsStr::new(&report.route)))
 }

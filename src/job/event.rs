@@ -9,8 +9,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::control::frames::Kind;
-use crate::engine::{self, Summary, Waits};
+use crate::engine::{self, Figures, Waits};
 use crate::fault::{Exit, Failure, Site};
+use crate::tree::progress::Amount;
+use crate::tree::stats::TreeFigures;
 
 mod hosts;
 
@@ -335,6 +337,20 @@ pub struct Copied {
     pub dry_run: bool,
 }
 
+impl Copied {
+    /// What became of files and trees of this host's.
+    pub fn new(from: String, tree: &TreeFigures, dry_run: bool) -> Self {
+        let &TreeFigures { amount, kept_bytes, same, deleted, moved, size_bytes, failed, .. } = tree;
+        let Amount { entries, bytes, .. } = amount;
+        let level = match (tree.is_read_back, tree.is_synced) {
+            (true, _) => Level::ReRead,
+            (false, true) => Level::Synced,
+            (false, false) => Level::Written,
+        };
+        Self { from, entries, bytes, kept_bytes, same, deleted, moved, size_bytes, failed, level, dry_run }
+    }
+}
+
 /// How far the data has come.
 #[derive(Clone, Copy, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -434,7 +450,7 @@ pub struct Transfer<'a> {
 }
 
 /// Seconds that were spent waiting.
-#[derive(Default, Serialize, JsonSchema)]
+#[derive(Serialize, JsonSchema)]
 pub struct WaitSeconds {
     /// For the file or program that is read.
     pub source: f64,
@@ -451,21 +467,9 @@ pub struct WaitSeconds {
 }
 
 impl WaitSeconds {
-    fn new(waits: &Waits) -> Self {
-        let mut all = Self::default();
-        for (wait, seconds) in waits.named() {
-            use crate::engine::Wait;
-            let place = match wait {
-                Wait::Source => &mut all.source,
-                Wait::Cpu => &mut all.cpu,
-                Wait::Credits => &mut all.credits,
-                Wait::Wire => &mut all.wire,
-                Wait::Sink => &mut all.sink,
-                Wait::Limit => &mut all.limit,
-            };
-            *place = rounded(seconds);
-        }
-        all
+    fn new(waits: Waits) -> Self {
+        let [source, cpu, credits, wire, sink, limit] = waits.to_array().map(rounded);
+        Self { source, cpu, credits, wire, sink, limit }
     }
 }
 
@@ -482,32 +486,32 @@ pub struct Limiter {
 
 impl<'a> Transfer<'a> {
     /// A transfer that ended so.
-    pub fn new(summary: &Summary, failure: Option<&'a Failure>) -> Self {
-        let Counters { bytes, retries, replayed, corrupt, .. } = summary.counters;
-        let limiter = summary.waits.limiter().filter(|_| bytes > 0);
+    pub fn new(figures: &Figures, failure: Option<&'a Failure>) -> Self {
+        let Counters { bytes, retries, replayed, corrupt, .. } = figures.counters;
+        let limiter = figures.waits.limiter().filter(|_| bytes > 0);
         Self {
             result: Result::new(failure),
             bytes,
-            seconds: rounded(summary.seconds),
-            gb_per_s: rounded(rate(bytes, summary.seconds) / 1e9),
-            transport: summary.media.iter().map(|medium| medium.name()).collect::<Vec<_>>().join("+"),
-            lanes: summary.lanes,
-            rails: summary.line.rails,
-            round_trip_ms: summary.line.round_trip.map(|trip| rounded(trip.as_secs_f64() * 1e3)),
-            buffer_bytes: summary.line.buffer_bytes,
-            encrypted: summary.encrypted,
+            seconds: rounded(figures.seconds),
+            gb_per_s: rounded(rate(bytes, figures.seconds) / 1e9),
+            transport: figures.transport(),
+            lanes: figures.lanes,
+            rails: figures.line.rails,
+            round_trip_ms: figures.line.round_trip_us.map(|micros| rounded(micros as f64 / 1e3)),
+            buffer_bytes: figures.line.buffer_bytes,
+            encrypted: figures.encrypted,
             retries,
             replayed_chunks: replayed,
             corrupt_chunks: corrupt,
-            read_direct_bytes: summary.read.direct_bytes,
-            read_cached_bytes: summary.read.cached_bytes,
-            written_direct_bytes: summary.written.direct_bytes,
-            written_buffered_bytes: summary.written.buffered_bytes,
-            wait_seconds: WaitSeconds::new(&summary.waits),
+            read_direct_bytes: figures.read.direct_bytes,
+            read_cached_bytes: figures.read.cached_bytes,
+            written_direct_bytes: figures.written.direct_bytes,
+            written_buffered_bytes: figures.written.buffered_bytes,
+            wait_seconds: WaitSeconds::new(figures.waits),
             limiter: limiter.map(|limiter| Limiter {
                 name: limiter.what.name(),
                 share: rounded(limiter.share),
-                ceiling_gb_per_s: rounded(ceiling(summary, &limiter) / 1e9),
+                ceiling_gb_per_s: rounded(ceiling(figures, &limiter) / 1e9),
             }),
         }
     }
@@ -608,8 +612,8 @@ pub(crate) fn rounded(value: f64) -> f64 {
 }
 
 /// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
-pub(crate) fn ceiling(summary: &Summary, limiter: &engine::Limiter) -> f64 {
-    rate(summary.counters.bytes, limiter.share * summary.waits.total())
+pub(crate) fn ceiling(figures: &Figures, limiter: &engine::Limiter) -> f64 {
+    rate(figures.counters.bytes, limiter.share * figures.waits.total())
 }
 
 #[cfg(test)]
@@ -677,7 +681,7 @@ mod tests {
         };
         let parts = vec![PlannedPart { stages: vec![stage()], hops: vec![hop] }];
         let lane = rd_proto::handshake::LaneId { index: 1, generation: 2 };
-        let summary = Summary { counters: Counters { bytes: 1, ..Counters::default() }, ..Summary::default() };
+        let figures = Figures { counters: Counters { bytes: 1, ..Counters::default() }, ..Figures::default() };
         let pipeline = Pipeline {
             result: Result::new(None),
             stages: vec![Stage {
@@ -692,21 +696,9 @@ mod tests {
             hops: Vec::new(),
             limiter: Some(PipelineLimiter { name: "it".to_owned(), share: 0.5 }),
         };
-        let copied = |level| {
-            let from = "h".to_owned();
-            Event::Copied(Copied {
-                from,
-                entries: 1,
-                bytes: 1,
-                kept_bytes: 0,
-                same: 0,
-                deleted: 0,
-                moved: 0,
-                size_bytes: 3,
-                failed: 0,
-                level,
-                dry_run: false,
-            })
+        let copied = |is_synced, is_read_back| {
+            let tree = TreeFigures { is_synced, is_read_back, ..TreeFigures::default() };
+            Event::Copied(Copied::new("h".to_owned(), &tree, false))
         };
         let events = [
             Event::WouldCopy(WouldCopy { from: at(), to: at(), kind: EntryKind::File, bytes: Some(1) }),
@@ -723,10 +715,10 @@ mod tests {
             Event::Notice(Notice::new(SessionNotice::LaneLost(lane), Some("it broke"))),
             Event::Notice(Notice::new(SessionNotice::FellBack, None)),
             Event::Failed(Failed::new(&failure)),
-            copied(Level::ReRead),
-            copied(Level::Written),
-            Event::End(End::Transfer(Box::new(Transfer::new(&summary, Some(&failure))))),
-            Event::End(End::Transfer(Box::new(Transfer::new(&summary, None)))),
+            copied(true, true),
+            copied(false, false),
+            Event::End(End::Transfer(Box::new(Transfer::new(&figures, Some(&failure))))),
+            Event::End(End::Transfer(Box::new(Transfer::new(&figures, None)))),
             Event::End(End::Pipeline(pipeline)),
         ];
         let schema: Value = serde_json::from_str(&schema()).expect("JSON");

@@ -4,13 +4,11 @@ use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::hop::Side;
 use super::launching::Remote;
 use super::{EndOf, HERE, Job, STOP_MAX, Setup, told};
-use crate::agent::end;
 use crate::control::endpoints;
-use crate::control::frames::{self, Message};
-use crate::engine::Summary;
+use crate::control::frames::{self, Message, Report};
+use crate::engine::Figures;
 use crate::fault::{Exit, Failure, escaped};
 use crate::measure::probe::{Attempt, ProbeRequest, decode_attempts};
 use crate::measure::{self, Facts, Path, Speed, gather};
@@ -143,7 +141,7 @@ impl Examiner {
         let outcome = self.outcome(hop);
         let is_tunneled = self.job.hops[hop].tunneled;
         match outcome {
-            Ok(summary) => Ok(Ok(speed(&summary, is_tunneled))),
+            Ok(figures) => Ok(Ok(speed(&figures, is_tunneled))),
             Err(failure) => match failure.exit {
                 Exit::Signal(_) => Err(failure),
                 _ => Ok(Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()))),
@@ -152,7 +150,7 @@ impl Examiner {
     }
 
     /// Waits until a session has ended.
-    fn outcome(&mut self, hop: usize) -> Result<Summary, Failure> {
+    fn outcome(&mut self, hop: usize) -> Result<Figures, Failure> {
         while let Some(update) = self.job.next_of(hop) {
             if let Err(failure) = self.job.check(update) {
                 self.job.stop(hop, libc::SIGTERM as u8);
@@ -165,17 +163,17 @@ impl Examiner {
             return Err(told(&self.job.hosts[host].name, fault));
         }
         let hop = &self.job.hops[hop];
-        Ok(hop.report(Side::From).or(hop.report(Side::To)).map(end::summary).unwrap_or_default())
+        Ok(hop.told().map(Report::moved).unwrap_or_default())
     }
 }
 
-fn speed(summary: &Summary, is_tunneled: bool) -> Speed {
+fn speed(figures: &Figures, is_tunneled: bool) -> Speed {
     Speed {
-        bytes: summary.counters.bytes,
-        micros: (summary.seconds * 1e6) as u64,
-        medium: summary.media.last().map_or(String::new(), |medium| medium.name().to_owned()),
-        limiter: summary.waits.limiter().map_or(String::new(), |limiter| limiter.what.name().to_owned()),
+        bytes: figures.counters.bytes,
+        micros: (figures.seconds * 1e6) as u64,
+        medium: figures.media.last().map_or(String::new(), |medium| medium.name().to_owned()),
+        limiter: figures.waits.limiter().map_or(String::new(), |limiter| limiter.what.name().to_owned()),
         is_tunneled,
-        is_encrypted: summary.encrypted,
+        is_encrypted: figures.encrypted,
     }
 }

@@ -9,8 +9,8 @@ use super::Setup;
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
 use crate::control::tunnel::Passage;
-use crate::engine::Waits;
 use crate::engine::reach::resolve;
+use crate::engine::{Figures, View, Waits};
 use crate::fault::{Exit, escaped};
 
 /// How long an end may take to listen, or to try all endpoints of the other.
@@ -206,6 +206,27 @@ impl Hop {
         self.reports[side as usize].as_ref()
     }
 
+    /// What its sender has reported, or what there is.
+    pub(crate) fn told(&self) -> Option<&Report> {
+        self.report(Side::From).or(self.report(Side::To))
+    }
+
+    /// What it has moved, as its sender knows it, or who there is: how files were written and what held it up there, the receiver does.
+    pub(crate) fn figures(&self) -> Option<Figures> {
+        let [sent, received] = &self.reports;
+        let mut figures = self.told()?.moved();
+        if let Some(received) = received {
+            figures.written = received.figures.written;
+            if sent.is_some() {
+                figures.waits = figures.waits.joined(received.figures.waits);
+            }
+        }
+        if self.is_over() {
+            figures.view = View::Both;
+        }
+        Some(figures)
+    }
+
     /// A message of entries of this end has been taken. An end may have waited for that to say how it ended.
     pub(crate) fn note_taken(&mut self, side: Side) {
         let untaken = &mut self.untaken[side as usize];
@@ -218,12 +239,12 @@ impl Hop {
     pub(crate) fn note_ended(&mut self, side: Side, report: Report) -> bool {
         let fault = report.fault.as_ref();
         let wakes = fault.is_some_and(|fault| fault.own || self.waits_for_go) && !self.has_begun();
-        self.bytes = self.bytes.max(report.bytes);
+        self.bytes = self.bytes.max(report.figures.counters.bytes);
         self.ended_since.get_or_insert_with(Instant::now);
         self.ended_first.get_or_insert(side);
         // Each end's words come through a channel of its own: this may be here before the other's, that they have met.
         if !self.has_met() {
-            self.state = if report.bytes > 0 { State::Met } else { State::Failed };
+            self.state = if report.figures.counters.bytes > 0 { State::Met } else { State::Failed };
         }
         self.reports[side as usize].get_or_insert(report);
         wakes && !self.is_stopping && !self.is_over()

@@ -11,7 +11,6 @@ use rd_proto::session::Notice;
 
 use super::hop::{Hop, Side};
 use super::{self as job, EndOf, HERE, Job, Round, Setup, Update, told};
-use crate::agent::end;
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
@@ -393,9 +392,9 @@ impl<'a> Pipeline<'a> {
         let hop = &mut self.job.hops[at];
         match message {
             Message::Progress { bytes, waits, .. } => {
-                self.observer.measured(hop, side, bytes, end::waits(&waits));
+                self.observer.measured(hop, side, bytes, waits);
                 if side == Side::From {
-                    hop.waits = end::waits(&waits);
+                    hop.waits = waits;
                 }
                 if bytes > hop.bytes {
                     hop.bytes = bytes;
@@ -406,12 +405,9 @@ impl<'a> Pipeline<'a> {
                 let line = escaped(OsStr::new(&line));
                 self.observer.notice(&format!("{}: {line}", hop.label()));
             }
-            Message::Notice { code, index, generation, reason } if side == Side::From => {
+            Message::Notice(notice, reason) if side == Side::From => {
                 let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
-                let reconnect_s = u64::from(self.plan.transfer.reconnect);
-                if let Some(notice) = end::notice(code, index, generation) {
-                    self.observer.lanes(hop, notice, reason.as_deref(), reconnect_s);
-                }
+                self.observer.lanes(hop, notice, reason.as_deref(), self.plan.transfer.reconnect.into());
             }
             _ => {}
         }
@@ -427,7 +423,7 @@ impl<'a> Pipeline<'a> {
     fn hop_ended(&mut self, at: usize, side: Side) {
         let hop = &self.job.hops[at];
         if let Some(report) = hop.report(side) {
-            self.observer.measured(hop, side, report.bytes, end::waits(&report.waits));
+            self.observer.measured(hop, side, report.figures.counters.bytes, report.figures.waits);
         }
         let Some(fault) = hop.report(side).and_then(|report| report.fault.clone()) else { return };
         let exit = Exit::from_code(fault.exit);

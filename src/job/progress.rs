@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::engine::{Summary, Waits};
+use crate::engine::{Figures, Waits};
 use crate::fault::Failure;
 use crate::job::plan::Spec;
 use crate::tree::progress::Amount;
-use crate::tree::stats::{Kinds, Stats};
+use crate::tree::stats::{Kinds, Stats, TreeFigures};
 
 /// The rate that is shown is that of the last seconds.
 const RATE_OVER: Duration = Duration::from_secs(3);
@@ -108,76 +108,55 @@ impl Shown {
     }
 }
 
-/// What a copy came to, as `rsync --stats` tells it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Totals {
-    pub(crate) stats: Stats,
-    /// The size of all files at the source, in bytes.
-    pub(crate) size_bytes: u64,
-    /// Bytes of records, contents and answers that this host has sent and received: the sender, where it is neither. Before
-    /// compression.
-    pub(crate) sent_bytes: u64,
-    pub(crate) received_bytes: u64,
-}
-
-impl Totals {
-    /// Those of a stream, or of what goes into one.
-    pub(crate) fn of_stream(bytes: u64, is_pull: bool) -> Self {
-        let mut stats = Stats { found: Kinds { regular: 1, ..Kinds::default() }, ..Stats::default() };
-        stats.note_transferred(bytes, bytes);
-        let (sent_bytes, received_bytes) = if is_pull { (0, bytes) } else { (bytes, 0) };
-        Self { stats, size_bytes: bytes, sent_bytes, received_bytes }
-    }
-
-    /// Those of one session after the other.
-    #[must_use]
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            stats: self.stats.plus(other.stats),
-            size_bytes: self.size_bytes.saturating_add(other.size_bytes),
-            sent_bytes: self.sent_bytes.saturating_add(other.sent_bytes),
-            received_bytes: self.received_bytes.saturating_add(other.received_bytes),
-        }
-    }
-}
-
 /// What a copy came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Copied {
-    /// What stands at the destination; its data is that which was copied now.
-    pub(crate) amount: Amount,
-    /// Data that was there already.
-    pub(crate) kept_bytes: u64,
-    /// Entries that were there already, and the same.
-    pub(crate) same: u64,
-    /// Entries deleted.
-    pub(crate) deleted: u64,
-    /// Files that were there under other names.
-    pub(crate) moved: u64,
-    /// The size of all files at the source, and what was sent for them, in bytes; of copies that compare, between hosts.
-    pub(crate) compared: Option<(u64, u64)>,
+    /// What became of files and trees; its data is that which was copied now.
+    pub(crate) tree: TreeFigures,
+    /// What was sent for the files at the source, in bytes; of copies that compare, between hosts.
+    pub(crate) compared: Option<u64>,
     /// Only what differs was copied: `--sync`.
     pub(crate) is_sync: bool,
-    /// What `--stats` tells, if it is asked for.
-    pub(crate) totals: Option<Totals>,
+    /// Bytes of records, contents and answers that this host has sent and received: the sender, where it is neither. Before
+    /// compression. If `--stats` asks for it.
+    pub(crate) totals: Option<[u64; 2]>,
     pub(crate) seconds: f64,
     /// The receiver has compared digests of all of it.
     pub(crate) is_verified: bool,
-    /// It is on stable storage.
-    pub(crate) is_synced: bool,
-    /// It has been read back from there.
-    pub(crate) is_read_back: bool,
-    /// Entries that were not copied, or not in full.
-    pub(crate) failed: u64,
     /// Nothing was done: it is what would have been.
     pub(crate) is_dry: bool,
     /// So many of several hosts have it.
     pub(crate) hosts: Option<(usize, usize)>,
 }
 
+impl Copied {
+    /// That of a stream, or of what goes into one.
+    pub(crate) fn of_stream(bytes: u64, is_pull: bool) -> Self {
+        let mut stats = Stats { found: Kinds { regular: 1, ..Kinds::default() }, ..Stats::default() };
+        stats.note_transferred(bytes, bytes);
+        let amount = Amount { entries: 1, directories: 0, bytes };
+        let tree = TreeFigures { amount, size_bytes: bytes, stats, ..TreeFigures::default() };
+        let totals = Some(if is_pull { [0, bytes] } else { [bytes, 0] });
+        Self { tree, totals, is_verified: true, ..Self::default() }
+    }
+
+    /// Adds that of a later session.
+    pub(crate) fn add(&mut self, later: Self) {
+        if self.tree.amount.entries == 0 {
+            *self = later;
+            return;
+        }
+        self.tree = self.tree.plus(later.tree);
+        let both = self.totals.zip(later.totals);
+        self.totals = both.map(|(all, more)| std::array::from_fn(|at| all[at].saturating_add(more[at])));
+        self.compared = self.compared.zip(later.compared).map(|(all, more)| all.saturating_add(more));
+        self.is_verified &= later.is_verified;
+    }
+}
+
 /// A transfer that has ended.
 pub(crate) struct Ended {
-    pub(crate) summary: Summary,
+    pub(crate) figures: Figures,
     pub(crate) failure: Option<Failure>,
     /// What a copy came to.
     pub(crate) copied: Option<Copied>,

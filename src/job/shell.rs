@@ -178,7 +178,8 @@ impl Command<'_> {
     /// Tells the way that the data took, of each direction in which there was any.
     fn tell_routes(&mut self, launcher: &str) {
         for hop in self.output.into_iter().chain(self.input).map(|hop| &self.job.hops[hop]) {
-            let report = hop.report(Side::To).or(hop.report(Side::From)).filter(|report| !report.media.is_empty());
+            let report =
+                hop.report(Side::To).or(hop.report(Side::From)).filter(|report| !report.figures.media.is_empty());
             if let Some(report) = report {
                 let route = route(report, hop.tunneled.then_some(launcher));
                 self.observer.remark(&format!("{}: {route}", hop.label()));

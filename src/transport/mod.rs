@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use minicbor::{Decode, Encode};
 use rd_proto::frame::CONTROL_BYTES_MAX;
 use rd_proto::session::LaneState;
 
@@ -24,29 +25,28 @@ pub(crate) mod tests;
 pub use pool::{Buffer, Pool};
 
 /// Which medium a lane runs over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+#[cbor(index_only)]
 pub enum Medium {
     /// A TCP socket.
+    #[n(0)]
     Tcp,
     /// A pair of RC queue pairs on a hardware adapter.
+    #[n(1)]
     RdmaHardware,
     /// A pair of RC queue pairs on a software device (rxe, siw).
+    #[n(2)]
     RdmaSoftware,
 }
 
 impl Medium {
-    /// All of them, with their names in reports.
-    const NAMES: [(Self, &str); 3] =
-        [(Self::Tcp, "tcp"), (Self::RdmaHardware, "rdma"), (Self::RdmaSoftware, "rdma-software")];
-
     /// Its name in reports.
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(medium, _)| *medium == self).map_or("", |(_, name)| name)
-    }
-
-    /// The one of that name; `None` for a copy within a host.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(medium, _)| *medium)
+        match self {
+            Self::Tcp => "tcp",
+            Self::RdmaHardware => "rdma",
+            Self::RdmaSoftware => "rdma-software",
+        }
     }
 }
 

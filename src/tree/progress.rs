@@ -7,14 +7,19 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use minicbor::{Decode, Encode};
+
 /// Entries, and the data in their files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Amount {
     /// Files, directories, links and others.
+    #[n(0)]
     pub entries: u64,
     /// Those of them that are directories.
+    #[n(1)]
     pub directories: u64,
     /// Bytes of data.
+    #[n(2)]
     pub bytes: u64,
 }
 

@@ -4,6 +4,7 @@ use minicbor::{Decode, Encode};
 use rustix::fs::FileType;
 
 use super::entries::{Effect, FileKind};
+use super::progress::Amount;
 
 /// Entries by what they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
@@ -114,6 +115,81 @@ impl Stats {
         self.transferred += 1;
         self.transferred_bytes = self.transferred_bytes.saturating_add(size);
         self.literal_bytes = self.literal_bytes.saturating_add(literal_bytes);
+    }
+}
+
+/// What became of a tree, as one end knows it. An agent tells it so, as any numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct TreeFigures {
+    /// What stands at the destination, as far as this end knows; its data, as it was read or written.
+    #[n(0)]
+    pub amount: Amount,
+    /// Data that was not sent, since an earlier copy had left it at the destination.
+    #[n(1)]
+    pub kept_bytes: u64,
+    /// Entries that were there already, and the same: `--sync`.
+    #[n(2)]
+    pub same: u64,
+    /// Entries deleted: `--delete`.
+    #[n(3)]
+    pub deleted: u64,
+    /// Files that were there under other names: `--find-moves`.
+    #[n(4)]
+    pub moved: u64,
+    /// The size of all files that the sender met, also of those of which nothing was sent.
+    #[n(5)]
+    pub size_bytes: u64,
+    /// Entries that this end could not read or write.
+    #[n(6)]
+    pub failed: u64,
+    /// Entries that the other end has failed with, as it has told this one.
+    #[n(7)]
+    pub failed_there: u64,
+    /// What `--stats` tells.
+    #[n(8)]
+    pub stats: Stats,
+    /// All that was published is on stable storage.
+    #[n(9)]
+    pub is_synced: bool,
+    /// And has been read back from there.
+    #[n(10)]
+    pub is_read_back: bool,
+    /// The tree is whole, and another one than was expected.
+    #[n(11)]
+    pub is_other: bool,
+}
+
+impl TreeFigures {
+    /// What both ends know together. Only the receiver knows what it has made of the tree, only the sender what it did not send.
+    #[must_use]
+    pub fn joined(self, receiver: Self) -> Self {
+        Self {
+            kept_bytes: self.kept_bytes,
+            size_bytes: self.size_bytes,
+            failed: self.failed.saturating_add(receiver.failed),
+            failed_there: 0,
+            stats: self.stats.plus(receiver.stats),
+            ..receiver
+        }
+    }
+
+    /// Those of one session after the other.
+    #[must_use]
+    pub fn plus(self, later: Self) -> Self {
+        Self {
+            amount: self.amount.plus(later.amount),
+            kept_bytes: self.kept_bytes.saturating_add(later.kept_bytes),
+            same: self.same.saturating_add(later.same),
+            deleted: self.deleted.saturating_add(later.deleted),
+            moved: self.moved.saturating_add(later.moved),
+            is_synced: self.is_synced && later.is_synced,
+            is_read_back: self.is_read_back && later.is_read_back,
+            size_bytes: self.size_bytes.saturating_add(later.size_bytes),
+            failed: self.failed.saturating_add(later.failed),
+            failed_there: self.failed_there.saturating_add(later.failed_there),
+            stats: self.stats.plus(later.stats),
+            is_other: self.is_other || later.is_other,
+        }
     }
 }
 

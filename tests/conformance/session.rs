@@ -201,7 +201,7 @@ impl Ended {
     }
 
     fn counters(&self) -> [Counters; 2] {
-        [self.summaries[SENDER].counters, self.summaries[RECEIVER].counters]
+        [self.summaries[SENDER].figures.counters, self.summaries[RECEIVER].figures.counters]
     }
 
     #[track_caller]
@@ -514,7 +514,7 @@ fn replacement_by_another_transport(fabric: &Arc<dyn Fabric>) {
         let told = ended.notices.iter().filter(|notice| **notice == (end, Notice::FellBack)).count();
         assert_eq!(told, 1, "{:?}", ended.notices);
     }
-    assert_eq!(ended.summaries[SENDER].media.len(), 2, "{:?}", ended.summaries[SENDER].media);
+    assert_eq!(ended.summaries[SENDER].figures.media.len(), 2, "{:?}", ended.summaries[SENDER].figures.media);
 }
 
 fn better_transport_is_taken_back(fabric: &Arc<dyn Fabric>) {
@@ -540,7 +540,7 @@ fn several_lanes_out_of_order(fabric: &Arc<dyn Fabric>) {
     let bytes = data(24 << 20);
     let ended = stream_through(plan, bytes, Duration::from_millis(1));
     ended.nothing_was_lost();
-    assert_eq!(ended.summaries[SENDER].lanes, 4);
+    assert_eq!(ended.summaries[SENDER].figures.lanes, 4);
     let arrivals = ended.script.arrivals.lock().expect("not poisoned");
     assert!(fabric.name() != "mem" || !arrivals.is_sorted(), "nothing came out of order");
 }
@@ -636,7 +636,7 @@ fn reconnect_window_passes(fabric: &Arc<dyn Fabric>) {
     let lost = Outcome::LinkLost { unanswered: false };
     assert_eq!(ended.outcomes(), [&lost, &lost]);
     for summary in &ended.summaries {
-        assert!((1.0..6.0).contains(&summary.seconds), "after {} s", summary.seconds);
+        assert!((1.0..6.0).contains(&summary.figures.seconds), "after {} s", summary.figures.seconds);
     }
 }
 
@@ -650,7 +650,7 @@ fn encrypted_or_not(fabric: &Arc<dyn Fabric>) {
         let ended = stream_through(plan, bytes, Duration::ZERO);
         ended.nothing_was_lost();
         assert_eq!(ended.script.seen_plain.load(Ordering::SeqCst), !seal, "what crosses the wire");
-        assert!(ended.summaries.iter().all(|summary| summary.encrypted == seal));
+        assert!(ended.summaries.iter().all(|summary| summary.figures.encrypted == seal));
     }
 }
 

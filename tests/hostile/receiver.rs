@@ -21,7 +21,7 @@ use rdma_pipe::control::endpoints::loopback;
 use rdma_pipe::control::frames::{Hello, MAGIC, Message, Placed, Report};
 use rdma_pipe::engine::link::{exchange_offers, tcp_lane};
 use rdma_pipe::engine::listen::{Incoming, Listener};
-use rdma_pipe::engine::{Event, announce, channel};
+use rdma_pipe::engine::{Event, Waits, announce, channel};
 use rdma_pipe::transport::{Lane, LaneEvent, Pool};
 
 use super::rig::*;
@@ -129,7 +129,8 @@ pub fn be_receiver(name: &str) -> ExitCode {
                     let report = serve(&name, &post, &events, &claim);
                     // Nobody is let in again.
                     *listener.lock().expect("no panic") = None;
-                    let progress = Message::Progress { bytes: report.bytes, waits: Vec::new(), tree: None };
+                    let bytes = report.figures.counters.bytes;
+                    let progress = Message::Progress { bytes, waits: Waits::default(), tree: None };
                     to_caller.send(for_end(end, progress));
                     claim(report);
                 });
@@ -142,8 +143,9 @@ pub fn be_receiver(name: &str) -> ExitCode {
 
 /// Receives, and lies. Whatever has happened, it claims to have copied all.
 fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, claim: &dyn Fn(Report)) -> Report {
-    let claimed =
-        Report { bytes: u64::MAX, entries: u64::MAX, data_bytes: u64::MAX, micros: u64::MAX, ..Report::default() };
+    let mut claimed = Report::default();
+    (claimed.figures.counters.bytes, claimed.figures.seconds) = (u64::MAX, f64::INFINITY);
+    (claimed.tree.amount.entries, claimed.tree.amount.bytes) = (u64::MAX, u64::MAX);
     let (mut stream, established) = loop {
         match events.recv_timeout(SILENCE_MAX) {
             Ok(Event::Incoming(Incoming::First(stream, established))) => break (stream, *established),

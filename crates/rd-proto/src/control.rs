@@ -76,11 +76,14 @@ pub enum Encrypt {
 }
 
 /// The transport that carries payload at present.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, minicbor::Encode, minicbor::Decode)]
+#[cbor(index_only)]
 pub enum Path {
     /// TCP lanes.
+    #[n(0)]
     Tcp = 0,
     /// RDMA lanes.
+    #[n(1)]
     Rdma = 1,
 }
 

@@ -45,6 +45,7 @@ mod tests;
 
 use std::fmt;
 
+use minicbor::{Decode, Encode};
 pub use rand_core::CryptoRng;
 use snow::HandshakeState;
 use zeroize::{Zeroize as _, Zeroizing};
@@ -131,11 +132,13 @@ impl fmt::Debug for SessionId {
 }
 
 /// Name of a lane within its session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
 pub struct LaneId {
     /// Place of the lane in the session, from 0.
+    #[n(0)]
     pub index: u16,
     /// How often the lane at this place was replaced.
+    #[n(1)]
     pub generation: u32,
 }
 

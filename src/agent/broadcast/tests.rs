@@ -181,7 +181,7 @@ fn all_ended(hosts: &mut [Host]) {
 
 fn is_right(host: &Host, source: &Path) {
     let report = host.ended.as_ref().expect("it has ended");
-    assert_eq!((&report.fault, report.failed, &host.faults[..]), (&None, 0, &[][..]), "{}", host.at.display());
+    assert_eq!((&report.fault, report.tree.failed, &host.faults[..]), (&None, 0, &[][..]), "{}", host.at.display());
     assert!(picture(&host.tree()) == picture(source), "{}", host.at.display());
 }
 
@@ -228,7 +228,7 @@ fn random_trees_come_to_all_hosts_of_a_chain() {
         });
         for number in 1..4 {
             let hop = until(&mut hosts, "the hops end", |hosts| hosts[number as usize].ended(number).cloned());
-            assert_eq!((hop.fault, hop.bytes), (None, proof.bytes), "sent once");
+            assert_eq!((hop.fault, hop.figures.counters.bytes), (None, proof.bytes), "sent once");
         }
     }
 }
@@ -315,12 +315,16 @@ fn a_host_that_dies_is_passed_over() {
         let proof = hosts[0].proof.expect("a proof");
         if !is_complete {
             let hop = until(&mut hosts, "the new hop ends", |hosts| hosts[behind].ended(number).cloned());
-            assert_eq!((hop.fault, hop.bytes), (None, proof.bytes - received.received), "case {case}: sent once");
+            assert_eq!(
+                (hop.fault, hop.figures.counters.bytes),
+                (None, proof.bytes - received.received),
+                "case {case}: sent once"
+            );
         }
         // The other nodes have received everything over the hops that they had before.
         for at in behind + 1..5 {
             let hop = until(&mut hosts, "the hops end", |hosts| hosts[at].ended(at as u32).cloned());
-            assert_eq!((hop.fault, hop.bytes), (None, proof.bytes), "case {case}");
+            assert_eq!((hop.fault, hop.figures.counters.bytes), (None, proof.bytes), "case {case}");
         }
     }
 }

@@ -9,15 +9,14 @@ use super::area::ProgressArea;
 use super::hosts::{Hosts, HostsShown};
 use super::record::Weight;
 use super::{Reporter, limiter_now, no_link, notice_line, rate_words, read_line, stream_line, written_line};
-use crate::agent::end;
 use crate::cli::options::ReportOptions;
-use crate::engine::{Read, SessionEvent, Waits};
+use crate::engine::{SessionEvent, Waits};
 use crate::fs::standard::Unwritten;
 use crate::job::copy::route;
 use crate::job::event::{Event, rate};
 use crate::job::hop::{Hop, Side};
 use crate::job::pipeline::Stage;
-use crate::job::pipeline::report::{limiter, report};
+use crate::job::pipeline::report::limiter;
 use crate::job::progress::{HostShown, Rate, size_words};
 use crate::job::{self, pipeline};
 
@@ -95,19 +94,20 @@ impl<'a> HopsConsole<'a> {
 
     /// Tells what the hop that has carried most came to: its bar has gone without a trace.
     pub(crate) fn say_last(&mut self, hops: &[Hop]) {
-        let is_put_out = |hop: &Hop| hop.stages[1].is_none() && report(hop).is_some_and(|report| report.bytes > 0);
+        let is_put_out =
+            |hop: &Hop| hop.stages[1].is_none() && hop.told().is_some_and(|report| report.figures.counters.bytes > 0);
         let may_follow = !self.is_until_output || !hops.iter().any(is_put_out);
-        let Some((hop, report)) = hops
+        let Some((hop, figures)) = hops
             .iter()
-            .filter_map(|hop| Some((hop, report(hop)?)))
-            .max_by_key(|(_, report)| report.bytes)
+            .filter_map(|hop| Some((hop, hop.figures()?)))
+            .max_by_key(|(_, figures)| figures.counters.bytes)
             // Where the data itself has gone to the terminal, or hardly any, that says enough.
-            .filter(|(_, report)| !self.options.quiet && may_follow && report.bytes >= LAST_LINE_BYTES_MIN)
+            .filter(|(_, figures)| !self.options.quiet && may_follow && figures.counters.bytes >= LAST_LINE_BYTES_MIN)
         else {
             return;
         };
         let label = if hops.len() > 1 { format!("{}: ", hop.label()) } else { String::new() };
-        let line = stream_line(report.bytes, report.micros as f64 / 1e6);
+        let line = stream_line(figures.counters.bytes, figures.seconds);
         self.area.clear();
         crate::cli::say(&format!("{label}{line}"));
     }
@@ -242,19 +242,17 @@ impl Notices {
 
 /// One hop, on one line.
 fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
-    let report = report(hop)?;
-    let seconds = report.micros as f64 / 1e6;
+    let (report, figures) = (hop.told()?, hop.figures()?);
     let through = hop.tunneled.then_some(launcher);
-    let read = Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes };
     // Files that are written through the cache are in the report only: that is the usual way.
-    let written = hop.reports[1].as_ref().map(end::written).filter(|written| written.direct_bytes > 0);
-    let ways = [read_line(&read), written.as_ref().and_then(written_line)];
+    let written = Some(figures.written).filter(|written| written.direct_bytes > 0);
+    let ways = [read_line(&figures.read), written.as_ref().and_then(written_line)];
     let ways: String = ways.into_iter().flatten().map(|line| format!(", {line}")).collect();
     Some(format!(
         "{}: {}, {}, {}{ways}",
         hop.label(),
-        size_words(report.bytes),
-        rate_words(rate(report.bytes, seconds)),
+        size_words(figures.counters.bytes),
+        rate_words(rate(figures.counters.bytes, figures.seconds)),
         route(report, through)
     ))
 }

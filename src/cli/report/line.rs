@@ -271,8 +271,8 @@ impl Copied {
             1 => format!("1 {one}"),
             _ => format!("{} {many}", thousands(count)),
         };
-        let Amount { directories, bytes, .. } = self.amount;
-        let count = match self.amount.files() {
+        let Amount { directories, bytes, .. } = self.tree.amount;
+        let count = match self.tree.amount.files() {
             0 if directories > 0 => several(directories, "directory", "directories"),
             files => several(files, "file", "files"),
         };
@@ -283,10 +283,10 @@ impl Copied {
         };
         let (time, size) = (seconds_words(self.seconds), size_words(bytes));
         let fast = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, self.seconds))) } else { String::new() };
-        let is_compared = self.is_sync && (self.is_dry || self.same > 0);
+        let is_compared = self.is_sync && (self.is_dry || self.tree.same > 0);
         let mut parts = Vec::new();
         let begin = if is_compared {
-            let done = match self.amount.files().saturating_sub(self.same).saturating_sub(self.moved) {
+            let done = match self.tree.amount.files().saturating_sub(self.tree.same).saturating_sub(self.tree.moved) {
                 0 => "none".to_owned(),
                 count => thousands(count),
             };
@@ -294,34 +294,35 @@ impl Copied {
             let size = if bytes > 0 && self.compared.is_none() { format!(" ({size})") } else { String::new() };
             let (dry, what) = if self.is_dry { ("dry run: ", "would be copied") } else { ("", "copied") };
             format!("{dry}{count} compared in {time}: {done} {what}{size}")
-        } else if self.kept_bytes > 0 {
-            parts.push(format!("{} were there already", size_words(self.kept_bytes)));
+        } else if self.tree.kept_bytes > 0 {
+            parts.push(format!("{} were there already", size_words(self.tree.kept_bytes)));
             let fast = if bytes >= RATED_BYTES_MIN { fast } else { String::new() };
             format!("{count}: {size} sent in {time}{fast}")
         } else {
             format!("{count}, {size} in {time}{fast}")
         };
         let would = if self.is_dry { "would be " } else { "" };
-        for (number, what) in [(self.moved, "moved"), (self.deleted, "deleted")] {
+        for (number, what) in [(self.tree.moved, "moved"), (self.tree.deleted, "deleted")] {
             if number > 0 {
                 parts.push(format!("{} {would}{what}", thousands(number)));
             }
         }
         for (holds, words) in [
             (self.is_verified, "verified"),
-            (self.is_read_back, "read back from the disk"),
-            (self.is_synced && !self.is_read_back, "on stable storage"),
+            (!self.is_dry && self.tree.is_read_back, "read back from the disk"),
+            (!self.is_dry && self.tree.is_synced && !self.tree.is_read_back, "on stable storage"),
         ] {
             parts.extend(holds.then(|| words.to_owned()));
         }
-        if is_compared && self.kept_bytes > 0 {
-            parts.push(format!("{} were there already", size_words(self.kept_bytes)));
+        if is_compared && self.tree.kept_bytes > 0 {
+            parts.push(format!("{} were there already", size_words(self.tree.kept_bytes)));
         }
-        if self.failed > 0 {
-            parts.push(format!("{} failed", thousands(self.failed)));
+        if self.tree.failed > 0 {
+            parts.push(format!("{} failed", thousands(self.tree.failed)));
         }
         let mut line = parts.iter().fold(begin, |line, part| format!("{line}, {part}"));
-        if let Some((size, sent)) = self.compared.filter(|(size, _)| *size > 0) {
+        let size = self.tree.size_bytes;
+        if let Some(sent) = self.compared.filter(|_| size > 0) {
             let speedup = size as f64 / sent.max(1) as f64;
             // Where it is large, as of most second runs, the line is to fit 80 columns.
             let speedup = if speedup < 100.0 { format!("{speedup:.2}") } else { thousands(speedup as u64) };
@@ -335,6 +336,7 @@ impl Copied {
 mod tests {
     use super::*;
     use crate::engine::Waits;
+    use crate::tree::stats::TreeFigures;
 
     fn tree() -> Shown {
         Shown {
@@ -529,33 +531,42 @@ mod tests {
 
     #[test]
     fn the_last_line_says_what_is_true() {
-        let amount = |entries, directories, bytes| Amount { entries, directories, bytes };
-        let copied =
-            Copied { amount: amount(3007, 3, 407 << 20), seconds: 0.445, is_verified: true, ..Copied::default() };
+        let tree = |entries, directories, bytes| TreeFigures {
+            amount: Amount { entries, directories, bytes },
+            size_bytes: 407 << 20,
+            ..TreeFigures::default()
+        };
+        let copied = Copied { tree: tree(3007, 3, 407 << 20), seconds: 0.445, is_verified: true, ..Copied::default() };
         assert_eq!(copied.line(), "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified");
-        let one = Copied { amount: amount(1, 0, 0), seconds: 0.01, ..Copied::default() };
+        let one = Copied { tree: tree(1, 0, 0), seconds: 0.01, ..Copied::default() };
         assert_eq!(one.line(), "1 file, 0 B in 0.01 s");
-        let empty = Copied { amount: amount(1, 1, 0), seconds: 0.01, ..Copied::default() };
+        let empty = Copied { tree: tree(1, 1, 0), seconds: 0.01, ..Copied::default() };
         assert_eq!(empty.line(), "1 directory, 0 B in 0.01 s");
-        let odd = Copied { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied };
+        let synced =
+            TreeFigures { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied.tree };
+        let odd = Copied { tree: synced, ..copied };
         let rest = "50 MiB were there already, verified, read back from the disk, 2 failed";
         assert_eq!(odd.line(), format!("3,004 files: 407 MiB sent in 0.45 s (959 MB/s), {rest}"));
-        let little = Copied { amount: amount(7, 0, 3), kept_bytes: 3 << 20, same: 4, seconds: 0.05, ..copied };
+        let kept = TreeFigures { kept_bytes: 3 << 20, same: 4, ..tree(7, 0, 3) };
+        let little = Copied { tree: kept, seconds: 0.05, ..copied };
         assert_eq!(little.line(), "7 files: 3 B sent in 0.05 s, 3.0 MiB were there already, verified");
         let sync = Copied { is_sync: true, ..copied };
-        let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..sync };
+        let would = TreeFigures { same: 1000, deleted: 7, is_synced: true, ..copied.tree };
+        let dry = Copied { is_dry: true, is_verified: false, tree: would, ..sync };
         let line = "dry run: 3,004 files compared in 0.45 s: 2,004 would be copied (407 MiB), 7 would be deleted";
         assert_eq!(dry.line(), line);
-        let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..sync };
+        let same = TreeFigures { same: 3000, ..tree(3007, 3, 0) };
+        let again = Copied { tree: same, compared: Some(100 << 10), ..sync };
         let line = "3,004 files compared in 0.45 s: 4 copied, verified; 100 KiB sent, speedup 4,167";
         assert!(line.len() <= 80);
         assert_eq!(again.line(), line);
-        let cleared = Copied { same: 3004, moved: 0, deleted: 202, ..again };
+        let cleared = Copied { tree: TreeFigures { same: 3004, deleted: 202, ..same }, ..again };
         let line = "3,004 files compared in 0.45 s: none copied, 202 deleted, verified; 100 KiB sent, speedup 4,167";
         assert_eq!(cleared.line(), line);
-        let first = Copied { compared: Some((407 << 20, 407 << 20)), ..sync };
+        let first = Copied { compared: Some(407 << 20), ..sync };
         let line = "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified; 407 MiB sent, speedup 1.00";
         assert_eq!(first.line(), line);
-        assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
+        let stable = Copied { tree: TreeFigures { is_synced: true, ..one.tree }, ..one };
+        assert!(stable.line().ends_with(", on stable storage"));
     }
 }

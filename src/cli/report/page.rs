@@ -16,7 +16,7 @@ use super::rate_words;
 use super::record::{Record, Track, Weight};
 use super::{prepared, published};
 use crate::cli::words::waited_for;
-use crate::engine::{Summary, View, Wait, Waits};
+use crate::engine::{Figures, View, Wait, Waits};
 use crate::fault::Failure;
 use crate::fs::prepared::Prepared;
 use crate::job::event::{self, End, HeldUpBy};
@@ -43,7 +43,7 @@ pub(super) struct Page(Prepared);
 #[derive(Clone, Copy)]
 pub(super) struct CameTo<'a> {
     pub(super) end: &'a End<'a>,
-    pub(super) summary: Option<&'a Summary>,
+    pub(super) figures: Option<&'a Figures>,
     pub(super) copied: Option<&'a Copied>,
 }
 
@@ -201,7 +201,7 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
     let copied = came_to.copied;
     html.element("dl", &[("class", "facts")], |html| {
         fact(html, "Data", |html| html.data("bytes", &bytes.to_string(), &size_words(*bytes)));
-        if let Some(Copied { amount, .. }) = copied {
+        if let Some(amount) = copied.map(|copied| copied.tree.amount) {
             fact(html, "Entries", |html| {
                 html.data("entries", &amount.entries.to_string(), &thousands(amount.entries));
             });
@@ -236,7 +236,7 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
             html.words("dd", "proof", proof(transfer.result.exit, copied));
         });
     });
-    let view = came_to.summary.map_or(View::Both, |summary| summary.view);
+    let view = came_to.figures.map_or(View::Both, |figures| figures.view);
     let Some(span) = span(record) else {
         html.words("p", "soft", "No data was moved.");
         return;
@@ -250,7 +250,7 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
         if !is_one {
             html.words("h3", "", &label(track));
         }
-        let total = came_to.summary.filter(|_| is_one).map(|summary| summary.waits);
+        let total = came_to.figures.filter(|_| is_one).map(|figures| figures.waits);
         if chart::rate(html, track, span, &record.events) {
             chart::limits(html, track, span, total.filter(|total| total.total() > 0.0), view);
         }
@@ -263,10 +263,10 @@ fn proof(exit: u8, copied: Option<&Copied>) -> &'static str {
     match (exit, copied) {
         (_, Some(copied)) if copied.is_dry => "none: nothing was copied",
         (_, Some(copied)) if !copied.is_verified => "within a host the kernel answers for it: nothing was compared",
-        (_, Some(copied)) if copied.is_read_back => {
+        (_, Some(copied)) if copied.tree.is_read_back => {
             "the receiver compared digests of every byte, wrote it to stable storage, and read it from there again"
         }
-        (_, Some(copied)) if copied.is_synced => {
+        (_, Some(copied)) if copied.tree.is_synced => {
             "the receiver compared digests of every byte, and it is on stable storage"
         }
         (0, None) | (_, Some(_)) => "the receiver compared digests of every byte",

@@ -2,8 +2,8 @@
 //! none here.
 
 use super::line::thousands;
-use crate::job::progress::{Copied, Totals};
-use crate::tree::stats::Kinds;
+use crate::job::progress::Copied;
+use crate::tree::stats::{Kinds, TreeFigures};
 
 /// How numbers are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,8 @@ impl Digits {
 
 /// All lines; none where it was not asked for.
 pub(crate) fn stats(copied: &Copied, digits: Digits) -> Option<String> {
-    let Totals { stats, size_bytes, sent_bytes, received_bytes } = copied.totals?;
+    let [sent_bytes, received_bytes] = copied.totals?;
+    let TreeFigures { stats, size_bytes, .. } = copied.tree;
     let size = |bytes| digits.size(bytes);
     let matched_bytes = if copied.is_dry { 0 } else { stats.transferred_bytes.saturating_sub(stats.literal_bytes) };
     let mut text = String::from("\n");
@@ -109,8 +110,8 @@ mod tests {
             literal_bytes: 4_000_000,
             ..Stats::default()
         };
-        let totals = Totals { stats, size_bytes: 1_234_567_890, sent_bytes: 4_100_000, received_bytes: 999 };
-        Copied { totals: Some(totals), seconds: 2.0, ..Copied::default() }
+        let tree = TreeFigures { stats, size_bytes: 1_234_567_890, ..TreeFigures::default() };
+        Copied { tree, totals: Some([4_100_000, 999]), seconds: 2.0, ..Copied::default() }
     }
 
     #[test]
@@ -159,8 +160,7 @@ total size is 1,234,567,890  speedup is 301.04
     /// Nothing is sent within a host, and what `-n` would send is not sent either.
     #[test]
     fn what_was_not_done_is_not_said() {
-        let within = Totals { sent_bytes: 0, received_bytes: 0, ..copied().totals.expect("it is") };
-        let text = stats(&Copied { totals: Some(within), ..copied() }, Digits::Plain).expect("asked for");
+        let text = stats(&Copied { totals: Some([0; 2]), ..copied() }, Digits::Plain).expect("asked for");
         assert!(text.ends_with("\ntotal size is 1234567890\n"), "{text}");
         let dry = stats(&Copied { is_dry: true, ..copied() }, Digits::Plain).expect("asked for");
         assert!(dry.contains("Matched data: 0 bytes") && dry.ends_with(" (DRY RUN)\n"), "{dry}");

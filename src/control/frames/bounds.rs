@@ -5,15 +5,15 @@ use crate::tree::entries::{ENTRIES_MAX, Entry};
 use crate::tree::watch::{TOUCHED_BYTES_MAX, TOUCHED_MAX};
 
 use super::{
-    FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX, MANIFEST_PIECE_BYTES, Message,
-    PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
+    BroadcastState, FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX,
+    MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
 };
 
 /// Endpoints of one end.
 const ENDPOINTS_MAX: usize = 64;
 
-/// Numbers and names in a report.
-const REPORTED_MAX: usize = 64;
+/// Media in a report.
+const MEDIA_MAX: usize = 64;
 
 impl Message {
     /// Whether its lists and options are within their bounds.
@@ -25,10 +25,6 @@ impl Message {
             Self::Entries(entries) => entries.len() <= ENTRIES_MAX && entries.iter().all(Entry::is_valid),
             Self::Manifest(piece) => piece.len() <= MANIFEST_PIECE_BYTES,
             Self::Listening(endpoints) | Self::Dial { endpoints, .. } => endpoints.len() <= ENDPOINTS_MAX,
-            Self::Progress { waits, tree, .. } => {
-                waits.len() <= REPORTED_MAX
-                    && tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
-            }
             Self::Changed(Some(directories)) => {
                 directories.len() <= TOUCHED_MAX
                     && directories.iter().map(|path| path.len()).sum::<usize>() <= TOUCHED_BYTES_MAX
@@ -37,12 +33,10 @@ impl Message {
             Self::Kept(kept) => kept.path.len() <= KEPT_PATH_BYTES_MAX,
             Self::LogLine(line) => line.about.len() <= LOG_ABOUT_BYTES_MAX && line.text.len() <= LOG_TEXT_BYTES_MAX,
             Self::BeginBroadcast(broadcast) => broadcast.spool_bytes <= SPOOL_BYTES_MAX,
-            Self::BroadcastState(state) => {
-                state.tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
+            Self::Progress { tree: Some(tree), .. } | Self::BroadcastState(BroadcastState { tree: Some(tree), .. }) => {
+                tree.name.len() <= PROGRESS_NAME_BYTES_MAX
             }
-            Self::Ended(report) | Self::BroadcastEnded(report) => {
-                report.waits.len() <= REPORTED_MAX && report.media.len() <= REPORTED_MAX
-            }
+            Self::Ended(report) | Self::BroadcastEnded(report) => report.figures.media.len() <= MEDIA_MAX,
             _ => true,
         }
     }

@@ -1,14 +1,19 @@
 //! Body of the fuzz target, and the messages that it starts from.
 
-use rd_proto::control::IoFact;
+use rd_proto::control::{IoFact, Path};
+use rd_proto::handshake::LaneId;
+use rd_proto::session::Counters;
 
 use super::*;
+use crate::engine::{Figures, Line};
 use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
+use crate::transport::Medium;
 use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::{Change, Effect, FileKind, differs};
 use crate::tree::manifest;
+use crate::tree::progress::Amount;
 use crate::tree::proof::{Expected, TreeProof};
-use crate::tree::stats::{Kinds, Stats};
+use crate::tree::stats::{Kinds, Stats, TreeFigures};
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -85,13 +90,23 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         is_via: true,
         interface: Some(1),
     };
+    let waits = Waits { source: 1e-6, cpu: 2e-6, credits: 3e-6, wire: 4e-6, sink: 5e-6, limit: 6e-6 };
     let report = Report {
         fault: Some(fault.clone()),
-        bytes: 9,
-        media: vec!["tcp".to_owned()],
-        waits: vec![1, 2, 3, 4, 5, 6],
-        stats: Stats { found: Kinds { regular: 3, directories: 1, ..Kinds::default() }, ..Stats::default() },
-        ..Report::default()
+        route: "TCP to 10.0.0.1".to_owned(),
+        figures: Figures {
+            counters: Counters { bytes: 9, ..Counters::default() },
+            seconds: 1.5,
+            waits,
+            media: vec![Medium::RdmaHardware, Medium::Tcp],
+            line: Line { round_trip_us: Some(81_000), buffer_bytes: 1 << 25, rails: 2 },
+            ..Figures::default()
+        },
+        tree: TreeFigures {
+            stats: Stats { found: Kinds { regular: 3, directories: 1, ..Kinds::default() }, ..Stats::default() },
+            is_synced: true,
+            ..TreeFigures::default()
+        },
     };
     let place = Place {
         path: Vec::new(),
@@ -111,13 +126,9 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         shell: vec![b"sh".to_vec().into()],
     };
     let progress = TreeProgress {
-        entries: 812,
-        directories: 3,
-        bytes: 53 << 20,
+        done: Amount { entries: 812, directories: 3, bytes: 53 << 20 },
         kept_bytes: 1 << 20,
-        found_entries: 3003,
-        found_directories: 4,
-        found_bytes: 107 << 20,
+        found: Amount { entries: 3003, directories: 4, bytes: 107 << 20 },
         has_found_all: true,
         name: b"sub/file-812.dat\xff".to_vec(),
         may_send_more: true,
@@ -167,9 +178,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("dialed", Message::Dialed),
         ("dial-failed", Message::DialFailed("refused".to_owned())),
         ("say", Message::Say("a line".to_owned())),
-        ("progress", Message::Progress { bytes: 1 << 40, waits: vec![1, 2, 3, 4, 5, 6], tree: None }),
-        ("progress-tree", Message::Progress { bytes: 1 << 40, waits: Vec::new(), tree: Some(progress) }),
-        ("notice", Message::Notice { code: 1, index: 16, generation: 3, reason: None }),
+        ("progress", Message::Progress { bytes: 1 << 40, waits, tree: None }),
+        ("progress-tree", Message::Progress { bytes: 1 << 40, waits: Waits::default(), tree: Some(progress) }),
         ("ended", Message::Ended(Box::new(report.clone()))),
         ("signal", Message::Signal(2)),
         ("tunnel-open", Message::TunnelOpen(1)),
@@ -252,7 +262,11 @@ pub fn samples() -> Vec<(&'static str, Message)> {
                 passed: 5,
                 has_all: true,
                 is_behind: true,
-                tree: Some(TreeProgress { entries: 3, name: b"d/f".to_vec(), ..TreeProgress::default() }),
+                tree: Some(TreeProgress {
+                    done: Amount { entries: 3, ..Amount::default() },
+                    name: b"d/f".to_vec(),
+                    ..TreeProgress::default()
+                }),
                 busy_permille: 900,
             }),
         ),
@@ -285,5 +299,11 @@ pub fn samples() -> Vec<(&'static str, Message)> {
             })),
         ),
         ("end-when-done", Message::EndWhenDone),
+        ("notice", Message::Notice(Notice::BackOnRdma, None)),
+        (
+            "notice-lane",
+            Message::Notice(Notice::LaneLost(LaneId { index: 16, generation: 3 }), Some("reset".to_owned())),
+        ),
+        ("notice-rail", Message::Notice(Notice::RailLeft(Path::Rdma, 1), None)),
     ]
 }

@@ -4,8 +4,9 @@ use minicbor::{Decode, Encode};
 use rd_proto::control::IoFact;
 
 use super::MESSAGE_BYTES_MAX;
+use crate::engine::Figures;
 use crate::fault::Exit;
-use crate::tree::stats::Stats;
+use crate::tree::stats::TreeFigures;
 
 /// Failures in one [`super::Message::EntriesFailed`], and the most bytes of a path and of the words about it: all of them together
 /// fit a message.
@@ -96,97 +97,24 @@ pub struct Report {
     /// What went wrong, if anything.
     #[n(0)]
     pub fault: Option<Fault>,
-    /// Payload bytes that the receiver has answered for.
-    #[n(1)]
-    pub bytes: u64,
-    /// From the first lane to the end, in microseconds.
-    #[n(2)]
-    pub micros: u64,
-    /// The media that payload went by, as the reports name them.
-    #[n(3)]
-    pub media: Vec<String>,
     /// The lane that payload began on, for a person.
-    #[n(4)]
+    #[n(1)]
     pub route: String,
-    /// The most lanes that carried payload at once.
-    #[n(5)]
-    pub lanes: u32,
-    /// All payload was encrypted.
-    #[n(6)]
-    pub encrypted: bool,
-    /// Lost lanes.
-    #[n(7)]
-    pub retries: u64,
-    /// Chunks sent again.
-    #[n(8)]
-    pub replayed: u64,
-    /// Chunks that arrived damaged.
-    #[n(9)]
-    pub corrupt: u64,
-    /// Where the time went, in microseconds: source, CPU, credits, wire, sink, rate limit.
-    #[n(10)]
-    pub waits: Vec<u64>,
-    /// Entries of trees: files, directories, links and others.
-    #[n(11)]
-    pub entries: u64,
-    /// Data of files, as it was read or written.
-    #[n(12)]
-    pub data_bytes: u64,
-    /// Data that was not sent, since an earlier copy had left it at the destination.
-    #[n(13)]
-    pub kept_bytes: u64,
-    /// Entries that this end could not read or write; [`super::Message::EntriesFailed`] has named the first of them.
-    #[n(14)]
-    pub failed: u64,
-    /// All that was published is on stable storage.
-    #[n(16)]
-    pub is_synced: bool,
-    /// And has been read back from there.
-    #[n(17)]
-    pub is_read_back: bool,
-    /// Bytes of files that were read past the page cache.
-    #[n(18)]
-    pub read_direct_bytes: u64,
-    /// Bytes of files that were read from or through it.
-    #[n(19)]
-    pub read_cached_bytes: u64,
-    /// Bytes of files that were written past the page cache.
-    #[n(20)]
-    pub written_direct_bytes: u64,
-    /// Bytes of files that were written through it.
-    #[n(21)]
-    pub written_buffered_bytes: u64,
-    /// Entries that the other end has failed with, as it has told this one.
-    #[n(22)]
-    pub failed_there: u64,
-    /// Those of the entries that are directories.
-    #[n(23)]
-    pub directories: u64,
-    /// Entries that were there already, of `entries`: `--sync`.
-    #[n(24)]
-    pub same: u64,
-    /// Entries deleted: `--delete`.
-    #[n(25)]
-    pub deleted: u64,
-    /// Files that were there under other names, of `entries`: `--find-moves`.
-    #[n(26)]
-    pub moved: u64,
-    /// The size of all files that the sender met, also of those of which nothing was sent.
-    #[n(27)]
-    pub size_bytes: u64,
-    /// What `--stats` tells.
-    #[n(28)]
-    pub stats: Stats,
-    /// The tree is whole, and another one than was expected.
-    #[n(29)]
-    pub is_other: bool,
-    /// The shortest round trip of a TCP lane, in microseconds; 0 where none was measured.
-    #[n(30)]
-    pub round_trip_us: u64,
-    /// What of the pool could be in use at once.
-    #[n(31)]
-    pub buffer_bytes: u64,
-    /// Networks that its TCP connections went by.
-    #[n(32)]
-    pub rails: u32,
+    /// What it has moved. The counters are of payload that the receiver has answered for.
+    #[n(2)]
+    pub figures: Figures,
+    /// What became of a tree. [`super::Message::EntriesFailed`] has named the first of those that failed.
+    #[n(3)]
+    pub tree: TreeFigures,
+}
+
+impl Report {
+    /// What it has moved: of a tree, what is in its files counts, not what tells about them.
+    pub fn moved(&self) -> Figures {
+        let mut figures = self.figures.clone();
+        if self.tree.amount.entries > 0 {
+            figures.counters.bytes = self.tree.amount.bytes;
+        }
+        figures
+    }
 }

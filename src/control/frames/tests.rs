@@ -1,5 +1,8 @@
 use super::fuzz::samples;
 use super::*;
+use crate::engine::Figures;
+use crate::transport::Medium;
+use crate::tree::progress::Amount;
 
 #[test]
 fn samples_have_every_kind_of_message() {
@@ -94,15 +97,17 @@ fn lists_have_few_members() {
     let fault = Fault::plain(1, "");
     let endpoint =
         Endpoint { address: Vec::new(), port: 0, prefix_bits: 0, rate_mbps: 0, is_via: false, interface: None };
-    let report = |count| Report { media: vec![String::new(); count], ..Report::default() };
+    let report = |count| Report {
+        figures: Figures { media: vec![Medium::Tcp; count], ..Figures::default() },
+        ..Report::default()
+    };
     for (most, message) in [
         (FOUND_MAX, &(|count| Message::Found(vec![found.clone(); count])) as &dyn Fn(usize) -> Message),
         (FAULTS_MAX, &|count| Message::EntriesFailed(vec![fault.clone(); count])),
         (64, &|count| Message::Listening(vec![endpoint.clone(); count])),
-        (64, &|count| Message::Progress { bytes: 0, waits: vec![0; count], tree: None }),
         (PROGRESS_NAME_BYTES_MAX, &|count| {
             let tree = Some(TreeProgress { name: vec![b'n'; count], ..TreeProgress::default() });
-            Message::Progress { bytes: 0, waits: Vec::new(), tree }
+            Message::Progress { bytes: 0, waits: Waits::default(), tree }
         }),
         (KEPT_PATH_BYTES_MAX, &|count| Message::Kept(Kept { path: vec![b'p'; count], ..Kept::default() })),
         (LOG_TEXT_BYTES_MAX, &|count| {
@@ -121,6 +126,27 @@ fn lists_have_few_members() {
         assert_eq!(decoded(most), Ok(Some(message(most))));
         assert_eq!(decoded(most + 1), Err(MessageError::Malformed));
     }
+}
+
+/// A hostile agent may tell any: no sum of them is infinite, and no share of one is no number.
+#[test]
+fn seconds_are_numbers_whatever_is_told() {
+    let told = |seconds| {
+        let waits = Waits { source: seconds, sink: seconds, ..Waits::default() };
+        let mut bytes = Vec::new();
+        Message::Progress { bytes: 0, waits, tree: None }.encode(&mut bytes).expect("short");
+        let Ok(Some(Message::Progress { waits, .. })) = Message::decode(&bytes[LENGTH_BYTES..]) else { unreachable!() };
+        waits
+    };
+    for seconds in [0.0, 0.000_001, 1.5, 86_400.25] {
+        assert_eq!(told(seconds).sink, seconds);
+    }
+    for seconds in [f64::INFINITY, f64::MAX, 1e14] {
+        let waits = told(seconds).plus(told(seconds));
+        assert!((1e9..1e10).contains(&waits.total()), "{waits:?}");
+        assert_eq!(waits.limiter().map(|limiter| limiter.share), Some(0.5));
+    }
+    assert_eq!(told(f64::NAN), Waits::default());
 }
 
 #[test]
@@ -191,9 +217,10 @@ fn golden_bytes() {
     Message::Signal(2).encode(&mut bytes).expect("short");
     assert_eq!(bytes, b"\x04\0\0\0\x82\x12\x81\x02");
     bytes.clear();
-    let tree = TreeProgress { entries: 2, bytes: 5, found_entries: 3, name: b"a".to_vec(), ..TreeProgress::default() };
-    Message::Progress { bytes: 9, waits: Vec::new(), tree: Some(tree) }.encode(&mut bytes).expect("short");
-    assert_eq!(bytes, b"\x11\0\0\0\x82\x0f\x83\x09\x80\x8a\x02\0\x05\0\x03\0\0\xf4\x41a\xf4");
+    let done = Amount { entries: 2, directories: 0, bytes: 5 };
+    let tree = TreeProgress { done, name: b"a".to_vec(), ..TreeProgress::default() };
+    Message::Progress { bytes: 9, waits: Waits::default(), tree: Some(tree) }.encode(&mut bytes).expect("short");
+    assert_eq!(bytes, b"\x19\0\0\0\x82\x0f\x83\x09\x86\0\0\0\0\0\0\x86\x83\x02\0\x05\0\x83\0\0\0\xf4\x41a\xf4");
     bytes.clear();
     Message::Count.encode(&mut bytes).expect("short");
     Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7 }).encode(&mut bytes).expect("short");

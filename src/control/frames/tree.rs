@@ -5,6 +5,7 @@ use minicbor::{Decode, Encode};
 use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
 use super::{Endpoint, MESSAGE_BYTES_MAX};
+use crate::tree::progress::Amount;
 
 /// Sources in one [`super::Message::Found`]: with the longest paths they fit a message.
 pub const FOUND_MAX: usize = 32;
@@ -142,35 +143,24 @@ pub const PROGRESS_NAME_BYTES_MAX: usize = 256;
 /// How far an end of a tree's session, or a copy on one host, has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct TreeProgress {
-    /// Entries that stand at the destination, as far as this end makes them.
+    /// What stands at the destination, as far as this end makes it.
     #[n(0)]
-    pub entries: u64,
-    /// Those of them that are directories.
-    #[n(1)]
-    pub directories: u64,
-    /// Data that has been written.
-    #[n(2)]
-    pub bytes: u64,
+    pub done: Amount,
     /// Data that was not sent, since an earlier copy had left it at the destination.
-    #[n(3)]
+    #[n(1)]
     pub kept_bytes: u64,
-    /// Entries that there are to copy, as far as this end has seen them.
-    #[n(4)]
-    pub found_entries: u64,
-    /// Those of them that are directories.
-    #[n(5)]
-    pub found_directories: u64,
-    /// The data in them; of a tree of which something is there already, what is known to be sent.
-    #[n(6)]
-    pub found_bytes: u64,
-    /// It has seen all of them.
-    #[n(7)]
+    /// What there is to copy, as far as this end has seen it; its data, of a tree of which something is there already, is what is
+    /// known to be sent.
+    #[n(2)]
+    pub found: Amount,
+    /// It has seen all of it.
+    #[n(3)]
     pub has_found_all: bool,
     /// The end of the path of an entry that it is at; empty where it has none.
-    #[cbor(n(8), with = "minicbor::bytes")]
+    #[cbor(n(4), with = "minicbor::bytes")]
     pub name: Vec<u8>,
-    /// More than `found_bytes` may turn out to be sent, although all entries have been seen.
-    #[n(9)]
+    /// More than `found` may turn out to be sent, although all entries have been seen.
+    #[n(5)]
     pub may_send_more: bool,
 }
 

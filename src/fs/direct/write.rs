@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use minicbor::{Decode, Encode};
 use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
 use rustix::param::page_size;
@@ -45,11 +46,13 @@ pub struct Writes {
 }
 
 /// How much was written to files, past the page cache and through it. Both are 0 if the sink was a stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Written {
     /// Bytes written past the page cache.
+    #[n(0)]
     pub direct_bytes: u64,
     /// Bytes written through the page cache.
+    #[n(1)]
     pub buffered_bytes: u64,
 }
 

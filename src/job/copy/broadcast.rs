@@ -9,13 +9,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use super::{Copy, entries, names_of, root_of};
-use crate::agent::end;
 use crate::agent::place::target;
 use crate::control::frames::{
     self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Found, Kind, Message, Placed, Report,
 };
 use crate::control::join::Joiner;
-use crate::engine::{Summary, View};
+use crate::engine::{Figures, View};
 use crate::fault::{Exit, Failure};
 use crate::fs::direct::write::Written;
 use crate::job::arrivals::some_failed;
@@ -27,8 +26,8 @@ use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, si
 use crate::job::{EndOf, HERE, Round, Update};
 use crate::options::{Session, TreeOptions};
 use crate::tree::Root;
-use crate::tree::progress::Amount;
 use crate::tree::proof::Expected;
+use crate::tree::stats::TreeFigures;
 
 pub(in crate::job) mod branches;
 mod chain;
@@ -208,7 +207,7 @@ impl Copy<'_> {
                 }
             }
         }
-        Ok(Ended { summary: std::mem::take(&mut self.total), failure, copied: None, hosts: Vec::new() })
+        Ok(Ended { figures: std::mem::take(&mut self.total), failure, copied: None, hosts: Vec::new() })
     }
 
     fn run_broadcast(&mut self, run: &mut Run) -> Result<(), Failure> {
@@ -355,7 +354,7 @@ impl Copy<'_> {
         if let Update::End(hop, side, Message::Progress { bytes, waits, .. }) = &update
             && !run.links.is_probe(*hop)
         {
-            self.observer.measured(&self.job.hops[*hop], *side, *bytes, end::waits(waits));
+            self.observer.measured(&self.job.hops[*hop], *side, *bytes, *waits);
         }
         match update {
             Update::Arrived(host) => self.ask_arrived(run, host),
@@ -441,7 +440,7 @@ impl Copy<'_> {
                     run.source_report = Some(*report);
                     return;
                 }
-                if report.failed > 0 {
+                if report.tree.failed > 0 {
                     run.chain.keep_to_itself(node);
                 }
                 let failure = fault.map(|fault| self.failure(host, &fault));
@@ -496,16 +495,16 @@ impl Copy<'_> {
                 "what {from} has given {to} is not what the source has sent: {to} gets it from the source"
             ));
         }
-        if received.as_ref().is_some_and(|report| report.is_other) {
+        if received.as_ref().is_some_and(|report| report.tree.is_other) {
             run.chain.keep_to_itself(to);
             let line = "has changed since the others got it";
             self.say(&format!("{}: what {} has {line}; it has got it as it is now", names[1], names[0]));
         }
-        if received.as_ref().is_some_and(|report| report.failed > 0) {
+        if received.as_ref().is_some_and(|report| report.tree.failed > 0) {
             run.chain.keep_to_itself(to);
         }
-        let sent = self.job.hops[hop].report(Side::From).map(|report| report.failed);
-        let unsent = sent.or(received.as_ref().map(|report| report.failed_there)).unwrap_or(0);
+        let sent = self.job.hops[hop].report(Side::From).map(|report| report.tree.failed);
+        let unsent = sent.or(received.as_ref().map(|report| report.tree.failed_there)).unwrap_or(0);
         if sent.is_none() {
             self.tell_failed_there(run.host(from), unsent);
         }
@@ -576,9 +575,8 @@ impl Copy<'_> {
         let Run { targets, began, source, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut first) = (0, None);
-        let (mut amount, mut unsent) = (Amount::default(), 0_u64);
-        let ([mut same, mut deleted, mut moved], mut written) = ([0_u64; 3], Written::default());
-        let (mut is_synced, mut is_read_back) = (true, true);
+        let mut tree = TreeFigures { is_synced: true, is_read_back: true, ..TreeFigures::default() };
+        let (mut written, mut unsent) = (Written::default(), 0_u64);
         let has_any = targets.iter().any(|target| target.done_after.is_some());
         for target in targets.into_iter().filter(|target| !target.is_replaced) {
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
@@ -604,55 +602,40 @@ impl Copy<'_> {
             // The same ones for all.
             unsent = unsent.max(not_sent);
             if let Some(report) = report {
-                unsent = unsent.max(report.failed_there);
-                amount = Amount {
-                    entries: amount.entries.max(report.entries),
-                    directories: amount.directories.max(report.directories),
-                    bytes: amount.bytes.max(report.data_bytes),
-                };
-                (same, deleted, moved) = (same.max(report.same), deleted.max(report.deleted), moved.max(report.moved));
-                (is_synced, is_read_back) = (is_synced && report.is_synced, is_read_back && report.is_read_back);
-                let other = end::written(&report);
+                unsent = unsent.max(report.tree.failed_there);
+                let made = &report.tree;
+                tree.amount = tree.amount.max(made.amount);
+                tree.same = tree.same.max(made.same);
+                tree.deleted = tree.deleted.max(made.deleted);
+                tree.moved = tree.moved.max(made.moved);
+                tree.is_synced &= made.is_synced;
+                tree.is_read_back &= made.is_read_back;
+                let other = report.figures.written;
                 if other.direct_bytes + other.buffered_bytes > written.direct_bytes + written.buffered_bytes {
                     written = other;
                 }
-                self.failed = self.failed.saturating_add(report.failed);
-                if report.failed > 0 {
+                self.failed = self.failed.saturating_add(report.tree.failed);
+                if report.tree.failed > 0 {
                     self.first_failed.get_or_insert(Exit::Partial);
                 }
             }
             hosts.push(HostEnded { spec, failure: None });
         }
-        let unsent = source_report.as_ref().map_or(unsent, |report| unsent.max(report.failed));
+        let unsent = source_report.as_ref().map_or(unsent, |report| unsent.max(report.tree.failed));
         if unsent > 0 {
             self.failed = self.failed.saturating_add(unsent);
             self.first_failed.get_or_insert(Exit::Partial);
         }
         let seconds = began.elapsed().as_secs_f64();
-        let mut summary = source_report.as_ref().map(end::summary).unwrap_or_default();
-        (summary.seconds, summary.counters.bytes) = (seconds, amount.bytes);
-        self.note_hops(&mut summary, source);
-        summary.written = written;
+        let of_source = source_report.unwrap_or_default();
+        let mut figures = self.figures_of_hops(source);
+        (figures.seconds, figures.counters.bytes) = (seconds, tree.amount.bytes);
+        (figures.read, figures.written) = (of_source.figures.read, written);
         let count = hosts.len();
-        if failed_hosts < count && amount.entries > 0 {
-            let of_source = source_report.as_ref();
-            self.observer.event(&Event::Copied(event::Copied {
-                from: self.label(source),
-                entries: amount.entries,
-                bytes: amount.bytes,
-                kept_bytes: of_source.map_or(0, |report| report.kept_bytes),
-                same,
-                deleted,
-                moved,
-                size_bytes: of_source.map_or(0, |report| report.size_bytes),
-                failed: self.failed.saturating_add(self.left_out),
-                level: match (is_read_back, is_synced) {
-                    (true, _) => event::Level::ReRead,
-                    (false, true) => event::Level::Synced,
-                    (false, false) => event::Level::Written,
-                },
-                dry_run: false,
-            }));
+        if failed_hosts < count && tree.amount.entries > 0 {
+            (tree.kept_bytes, tree.size_bytes) = (of_source.tree.kept_bytes, of_source.tree.size_bytes);
+            tree.failed = self.failed.saturating_add(self.left_out);
+            self.observer.event(&Event::Copied(event::Copied::new(self.label(source), &tree, false)));
         }
         let failure = match (failed_hosts, self.first_failed) {
             (0, None) => None,
@@ -666,45 +649,28 @@ impl Copy<'_> {
             (failed, _) => Some(some_failed(failed, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
-            amount,
+            tree: TreeFigures { amount: tree.amount, failed: self.failed, ..TreeFigures::default() },
             seconds,
             is_verified: true,
-            failed: self.failed,
             hosts: Some((count - failed_hosts, count)),
             ..Copied::default()
         });
-        Ended { summary, failure, copied, hosts }
+        Ended { figures, failure, copied, hosts }
     }
 
-    /// What all hops went by.
-    fn note_hops(&self, summary: &mut Summary, source: usize) {
-        // What the source had to wait for is what its own hops did.
-        let of_source = self.job.hops.iter().filter(|hop| hop.hosts[0] == source);
-        for hop in of_source {
-            let ends = [Side::From, Side::To].map(|side| hop.report(side));
-            let [sent, received] = ends.map(|report| report.map(|report| end::waits(&report.waits)));
-            let joined = match (sent, received) {
-                (Some(sent), Some(received)) => sent.joined(received),
-                (one, other) => one.or(other).unwrap_or_default(),
-            };
-            summary.waits = summary.waits.plus(joined);
-            summary.view = View::Both;
-            if let Some(sent) = ends[0].map(end::summary) {
-                summary.line = summary.line.or_longer(sent.line);
-                summary.counters.retries = summary.counters.retries.saturating_add(sent.counters.retries);
-                summary.counters.replayed = summary.counters.replayed.saturating_add(sent.counters.replayed);
-                summary.counters.corrupt = summary.counters.corrupt.saturating_add(sent.counters.corrupt);
-            }
+    /// What all hops went by. What the source had to wait for is what its own hops did.
+    fn figures_of_hops(&self, source: usize) -> Figures {
+        let (mut all, mut is_clear) = (Figures::default(), false);
+        for hop in &self.job.hops {
+            let Some(told) = hop.figures() else { continue };
+            is_clear |= !told.encrypted && !told.media.is_empty();
+            all.add(&match hop.hosts[0] == source {
+                true => told,
+                false => Figures { media: told.media, lanes: told.lanes, ..Figures::default() },
+            });
         }
-        let reports = self.job.hops.iter().filter_map(|hop| hop.report(Side::From)).map(end::summary);
-        let hops: Vec<Summary> = reports.filter(|hop| !hop.media.is_empty()).collect();
-        summary.encrypted = !hops.is_empty() && hops.iter().all(|hop| hop.encrypted);
-        for Summary { media, lanes, .. } in hops {
-            summary.lanes = summary.lanes.max(lanes);
-            summary
-                .media
-                .extend(media.into_iter().filter(|medium| !summary.media.contains(medium)).collect::<Vec<_>>());
-        }
+        (all.encrypted, all.view) = (!is_clear && !all.media.is_empty(), View::Both);
+        all
     }
 
     /// As with rsync: the root is what is in SRC/.
@@ -750,7 +716,7 @@ impl Run {
             host: crate::fault::escaped(target.spec.host()),
             standing,
             // Of one that gets a copy, what that has come to.
-            received: target.state.tree.as_ref().map_or(0, |tree| tree.bytes).max(target.state.received),
+            received: target.state.tree.as_ref().map_or(0, |tree| tree.done.bytes).max(target.state.received),
             written: target.state.written,
             before: node.and_then(|node| self.before(node, target)),
         }

@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use super::Copy;
-use crate::agent::end;
 use crate::control::frames::{Message, TreeProgress};
 use crate::engine::Waits;
 use crate::job::event::{self, rounded};
@@ -107,13 +106,11 @@ impl Progress {
     /// What one end reports of trees.
     pub(super) fn hear(&mut self, end: ReportingEnd, tree: TreeProgress) {
         if end != ReportingEnd::Receiver {
-            self.found =
-                Amount { entries: tree.found_entries, directories: tree.found_directories, bytes: tree.found_bytes };
-            (self.has_found_all, self.kept_bytes) = (tree.has_found_all, tree.kept_bytes);
+            (self.found, self.has_found_all, self.kept_bytes) = (tree.found, tree.has_found_all, tree.kept_bytes);
             self.may_send_more = tree.may_send_more;
         }
         if end != ReportingEnd::Sender {
-            self.done = Amount { entries: tree.entries, directories: tree.directories, bytes: tree.bytes };
+            self.done = tree.done;
             if !tree.name.is_empty() {
                 self.name = tree.name;
             }
@@ -216,10 +213,10 @@ impl Copy<'_> {
         hop: usize,
         side: Side,
         bytes: u64,
-        waits: &[u64],
+        waits: Waits,
         tree: Option<TreeProgress>,
     ) {
-        self.observer.measured(&self.job.hops[hop], side, bytes, end::waits(waits));
+        self.observer.measured(&self.job.hops[hop], side, bytes, waits);
         let end = match (self.job.hops[hop].sides(), side) {
             ([_], _) => ReportingEnd::Both,
             (_, Side::From) => ReportingEnd::Sender,
@@ -231,7 +228,7 @@ impl Copy<'_> {
         if side != self.told_by {
             return;
         }
-        self.progress.hear_payload(bytes, end::waits(waits));
+        self.progress.hear_payload(bytes, waits);
         self.observer.show(&self.progress.shown());
         if self.observer.is_watched() && self.progress.is_count_due() {
             self.job.send_end(hop, Side::From, &Message::Count);
@@ -252,12 +249,11 @@ mod tests {
     }
 
     fn found(entries: u64, bytes: u64, has_found_all: bool) -> TreeProgress {
-        let (found_entries, found_directories, found_bytes) = (entries, 1, bytes);
-        TreeProgress { found_entries, found_directories, found_bytes, has_found_all, ..TreeProgress::default() }
+        TreeProgress { found: amount(entries, 1, bytes), has_found_all, ..TreeProgress::default() }
     }
 
     fn done(entries: u64, bytes: u64) -> TreeProgress {
-        TreeProgress { entries, directories: 1, bytes, name: b"n".to_vec(), ..TreeProgress::default() }
+        TreeProgress { done: amount(entries, 1, bytes), name: b"n".to_vec(), ..TreeProgress::default() }
     }
 
     /// Each end is heard for what it knows, whatever else it says.
@@ -266,8 +262,11 @@ mod tests {
         let mut progress = Progress::new(false);
         progress.begin(true, false, Waits::default());
         assert_eq!(progress.all(), (amount(0, 0, 0), None, false));
-        progress.hear(ReportingEnd::Sender, TreeProgress { entries: 99, kept_bytes: 5, ..found(11, 100, false) });
-        progress.hear(ReportingEnd::Receiver, TreeProgress { found_entries: 99, ..done(4, 30) });
+        progress.hear(
+            ReportingEnd::Sender,
+            TreeProgress { done: amount(99, 0, 0), kept_bytes: 5, ..found(11, 100, false) },
+        );
+        progress.hear(ReportingEnd::Receiver, TreeProgress { found: amount(99, 0, 0), ..done(4, 30) });
         assert_eq!(progress.all(), (amount(4, 1, 35), Some(amount(11, 1, 100)), false));
         assert_eq!((progress.shown().files, progress.shown().name), (Some(3), b"n".to_vec()));
         progress.hear(ReportingEnd::Sender, found(12, 200, true));
@@ -278,7 +277,7 @@ mod tests {
     fn sessions_add_up_and_what_is_left_for_others_is_not_known() {
         let mut progress = Progress::new(false);
         progress.begin(true, true, Waits::default());
-        progress.hear(ReportingEnd::Both, TreeProgress { entries: 3, bytes: 10, ..found(3, 10, true) });
+        progress.hear(ReportingEnd::Both, TreeProgress { done: amount(3, 0, 10), ..found(3, 10, true) });
         assert!(!progress.all().2, "there are more sources");
         progress.end();
         progress.begin(true, false, Waits::default());
@@ -310,13 +309,8 @@ mod tests {
         let mut progress = Progress::new(false);
         progress.begin(true, false, Waits::default());
         for number in [u64::MAX, 0, u64::MAX] {
-            let all = TreeProgress {
-                entries: number,
-                directories: u64::MAX - number,
-                bytes: number,
-                kept_bytes: number,
-                ..found(number, number, true)
-            };
+            let done = amount(number, u64::MAX - number, number);
+            let all = TreeProgress { done, kept_bytes: number, ..found(number, number, true) };
             progress.hear(ReportingEnd::Both, all);
             progress.hear_payload(number, Waits::default());
             progress.end();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use minicbor::bytes::ByteVec;
 use rand_core::Rng as _;
 
-use crate::agent::{end, words};
+use crate::agent::words;
 use crate::control::frames::{self, Action, Input, Message, Output, Stage};
 use crate::control::tunnel::Passing;
 use crate::engine::link::rng;
@@ -339,12 +339,10 @@ impl Drill<'_> {
                 self.kill_agent();
             }
             match self.job.next(deadline.min(now + LOOK_AGAIN)) {
-                Some(Update::End(_, side, Message::Notice { code, index, generation, reason })) => {
+                Some(Update::End(_, side, Message::Notice(notice, reason))) => {
                     let host = self.job.hops[hop].host(side);
-                    if let Some(notice) = end::notice(code, index, generation) {
-                        let line = words::notice(notice, reason.as_deref(), None);
-                        noticed.push(format!("{}: {line}", self.job.hosts[host].label()));
-                    }
+                    let line = words::notice(notice, reason.as_deref(), None);
+                    noticed.push(format!("{}: {line}", self.job.hosts[host].label()));
                 }
                 Some(update @ Update::Signal(_)) => self.job.check(update)?,
                 Some(update) => {

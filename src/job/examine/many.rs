@@ -11,10 +11,8 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::{EXAMINE_MAX, Examiner, NoWay, speed};
-use crate::agent::end;
-use crate::control::frames::{self, Message};
+use crate::control::frames::{self, Message, Report};
 use crate::fault::{Exit, Failure};
-use crate::job::hop::Side;
 use crate::job::{EndOf, HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update, told};
 use crate::measure::matrix::{Matrix, Measured, round, rounds, sampled};
 use crate::measure::{Facts, Path, Speed};
@@ -328,8 +326,8 @@ impl Many {
             return Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()));
         }
         let (hop, no_end) = (&job.hops[hop], || "no end has said how it went".to_owned());
-        let summary = hop.report(Side::From).or(hop.report(Side::To)).map(end::summary).ok_or_else(no_end)?;
-        Ok(speed(&summary, hop.tunneled))
+        let figures = hop.told().map(Report::moved).ok_or_else(no_end)?;
+        Ok(speed(&figures, hop.tunneled))
     }
 
     /// What has been counted by now.

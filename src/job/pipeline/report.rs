@@ -3,8 +3,6 @@
 use std::ffi::OsStr;
 
 use super::Stage;
-use crate::agent::end;
-use crate::control::frames::Report;
 use crate::engine::Waits;
 use crate::fault::{Failure, escaped};
 use crate::job::event::{self, rate, rounded};
@@ -54,11 +52,6 @@ impl Labelled {
     }
 }
 
-/// The report of a hop's sender, or what there is.
-pub(crate) fn report(hop: &Hop) -> Option<&Report> {
-    hop.reports[0].as_ref().or(hop.reports[1].as_ref())
-}
-
 /// Who held the pipeline up, and for which share of the time. What waits for nobody is waited for by its neighbours: a
 /// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
 pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
@@ -67,10 +60,10 @@ pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
     let hops: Vec<&Hop> = hops.iter().filter(|hop| !hop.is_of_chain()).collect();
     let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
     // Of the time in which anything moved: a hop that carries a last line is not held up by it.
-    let seconds = reports.map(|report| report.micros).max()?.max(1) as f64 / 1e6;
+    let seconds = reports.map(|report| report.figures.seconds).reduce(f64::max)?.max(1e-6);
     // For which share an end of a hop waited for these.
     let share = |hop: &Hop, end: usize, of: fn(Waits) -> f64| {
-        hop.reports[end].as_ref().map(|report| of(end::waits(&report.waits)) / seconds)
+        hop.reports[end].as_ref().map(|report| of(report.figures.waits) / seconds)
     };
     let mut found: Vec<(String, f64)> = Vec::new();
     for (number, stage) in stages.iter().enumerate() {
@@ -131,23 +124,21 @@ pub(crate) fn end<'a>(stages: &[Stage], hops: &[Hop], failure: Option<&'a Failur
         }
     };
     let hop = |hop: &Hop| {
-        let report = report(hop).cloned().unwrap_or_default();
-        let written = hop.reports[1].as_ref().map(end::written).unwrap_or_default();
-        let seconds = report.micros as f64 / 1e6;
+        let figures = hop.figures().unwrap_or_default();
         event::Hop {
             from: hop.names[0].clone(),
             to: hop.names[1].clone(),
             bytes: hop.bytes,
-            seconds: rounded(seconds),
-            gb_per_s: rounded(rate(report.bytes, seconds) / 1e9),
-            transport: report.media.join("+"),
-            lanes: report.lanes.into(),
-            encrypted: report.encrypted,
-            retries: report.retries,
-            read_direct_bytes: report.read_direct_bytes,
-            read_cached_bytes: report.read_cached_bytes,
-            written_direct_bytes: written.direct_bytes,
-            written_buffered_bytes: written.buffered_bytes,
+            seconds: rounded(figures.seconds),
+            gb_per_s: rounded(rate(figures.counters.bytes, figures.seconds) / 1e9),
+            transport: figures.transport(),
+            lanes: figures.lanes as u64,
+            encrypted: figures.encrypted,
+            retries: figures.counters.retries,
+            read_direct_bytes: figures.read.direct_bytes,
+            read_cached_bytes: figures.read.cached_bytes,
+            written_direct_bytes: figures.written.direct_bytes,
+            written_buffered_bytes: figures.written.buffered_bytes,
             through_launcher: hop.tunneled,
         }
     };

@@ -4,7 +4,8 @@ use rd_proto::control::IoFact;
 
 use super::Lacking;
 use crate::fs::direct::write::Written;
-use crate::tree::stats::Stats;
+use crate::tree::progress::Amount;
+use crate::tree::stats::{Stats, TreeFigures};
 
 /// The outcome of receiving a tree.
 #[derive(Clone, Debug, Default)]
@@ -49,4 +50,15 @@ pub struct Report {
     pub is_synced: bool,
     /// Whether everything published has also been read back from there.
     pub is_read_back: bool,
+}
+
+impl Report {
+    /// What the receiver of a tree knows.
+    pub fn figures(&self) -> TreeFigures {
+        let &Self { directories, bytes, same, deleted, moved, failed, unsent, stats, .. } = self;
+        let &Self { is_synced, is_read_back, is_other, .. } = self;
+        let amount = Amount { entries: self.files + directories + self.others + same, directories, bytes };
+        let flags = TreeFigures { is_synced, is_read_back, is_other, ..TreeFigures::default() };
+        TreeFigures { amount, same, deleted, moved, failed, failed_there: unsent, stats, ..flags }
+    }
 }

@@ -3,7 +3,8 @@
 use rustix::fs::{FileType, Stat};
 
 use crate::tree::first::First;
-use crate::tree::stats::Kinds;
+use crate::tree::progress::Amount;
+use crate::tree::stats::{Kinds, Stats, TreeFigures};
 
 /// What has been sent so far.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +35,13 @@ pub struct Sent {
 }
 
 impl Sent {
+    /// What the sender of a tree knows.
+    pub fn figures(&self) -> TreeFigures {
+        let &Self { entries, directories, bytes, kept_bytes, size_bytes, failed, found, .. } = self;
+        let (amount, stats) = (Amount { entries, directories, bytes }, Stats { found, ..Stats::default() });
+        TreeFigures { amount, kept_bytes, size_bytes, failed, stats, ..TreeFigures::default() }
+    }
+
     /// Adds what came later.
     pub fn add(&mut self, later: Self) {
         self.entries += later.entries;

@@ -20,6 +20,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use minicbor::{Decode, Encode};
+
 use crate::control::{
     Cause, ENDPOINTS_MAX, Encrypt, Endpoint, Frame, Offer, Path, Policy, RailAddress, RdmaKind, Refusal,
 };
@@ -202,23 +204,31 @@ pub enum Action {
     End(Outcome),
 }
 
-/// A change to the paths of a session. Each is reported once, when it happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A change to the paths of a session. Each is reported once, when it happens. Agents report them to their caller: the
+/// numbers are part of that format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Notice {
     /// RDMA cannot be used now; payload goes by TCP.
+    #[n(0)]
     FellBack,
     /// Payload goes by RDMA again.
+    #[n(1)]
     BackOnRdma,
     /// A lane that carried payload is lost.
-    LaneLost(LaneId),
+    #[n(2)]
+    LaneLost(#[n(0)] LaneId),
     /// The last lane that could carry payload is lost; the reconnect window runs.
+    #[n(3)]
     LinkLost,
     /// A lane that can carry payload is up again.
+    #[n(4)]
     LinkRestored,
     /// One of several rails of this path has failed, and the others carry its share. Emitted by the dialling end.
-    RailLeft(Path, u8),
+    #[n(5)]
+    RailLeft(#[n(0)] Path, #[n(1)] u8),
     /// A rail that had failed works and is used again.
-    RailBack(Path, u8),
+    #[n(6)]
+    RailBack(#[n(0)] Path, #[n(1)] u8),
 }
 
 /// How a session ended.
@@ -241,19 +251,25 @@ pub enum Outcome {
 }
 
 /// Counters of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Counters {
     /// Number of plain bytes taken.
+    #[n(0)]
     pub bytes: u64,
     /// Number of chunks taken.
+    #[n(1)]
     pub chunks: u64,
     /// Number of lanes lost while they carried payload.
+    #[n(2)]
     pub retries: u64,
     /// Number of chunks sent again.
+    #[n(3)]
     pub replayed: u64,
     /// Number of corrupt frames and chunks, such as chunks that did not pass their tag.
+    #[n(4)]
     pub corrupt: u64,
     /// Number of entries of a tree that the receiver could not make, once the receiver has reported it.
+    #[n(5)]
     pub unmade: u64,
 }
 

@@ -21,9 +21,9 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
     }
     match came_to.end {
         End::Transfer(transfer) => {
-            let summary = came_to.summary.filter(|summary| summary.counters.bytes > 0);
-            let limiter = summary.and_then(|summary| summary.waits.limiter());
-            lines.extend(summary.and_then(limiter_line).map(|line| capital(&line)));
+            let figures = came_to.figures.filter(|figures| figures.counters.bytes > 0);
+            let limiter = figures.and_then(|figures| figures.waits.limiter());
+            lines.extend(figures.and_then(limiter_line).map(|line| capital(&line)));
             match limiter {
                 Some(limiter) if limiter.share >= SHARE_MIN => {
                     lines.extend(of_wait(limiter.what, &transfer.transport, transfer.encrypted));

@@ -9,6 +9,7 @@ use crate::fault::{Exit, escaped};
 use crate::job::event::{Pipeline, Transfer};
 use crate::job::progress::{HostShown, HostStanding};
 use crate::tree::progress::Amount;
+use crate::tree::stats::TreeFigures;
 
 /// What a page has: names of its elements, its attributes, and all of its text but the style sheet.
 #[derive(Default)]
@@ -73,18 +74,18 @@ fn parsed(page: &[u8]) -> Parsed {
     parsed
 }
 
-fn summary(bytes: u64) -> Summary {
-    let mut summary = Summary { seconds: 2.0, lanes: 2, encrypted: true, view: View::Both, ..Summary::default() };
-    summary.counters.bytes = bytes;
-    summary.waits = Waits { source: 1.5, wire: 0.5, ..Waits::default() };
-    summary.media = vec![crate::transport::Medium::Tcp];
-    summary
+fn figures(bytes: u64) -> Figures {
+    let mut figures = Figures { seconds: 2.0, lanes: 2, encrypted: true, view: View::Both, ..Figures::default() };
+    figures.counters.bytes = bytes;
+    figures.waits = Waits { source: 1.5, wire: 0.5, ..Waits::default() };
+    figures.media = vec![crate::transport::Medium::Tcp];
+    figures
 }
 
 fn rendered(record: &Record, failure: Option<&Failure>, copied: Option<&Copied>) -> Parsed {
-    let summary = summary(3_000_000_000);
-    let end = End::Transfer(Box::new(Transfer::new(&summary, failure)));
-    parsed(&render(record, CameTo { end: &end, summary: Some(&summary), copied }))
+    let figures = figures(3_000_000_000);
+    let end = End::Transfer(Box::new(Transfer::new(&figures, failure)));
+    parsed(&render(record, CameTo { end: &end, figures: Some(&figures), copied }))
 }
 
 fn host(name: &str, standing: HostStanding) -> HostShown {
@@ -158,7 +159,7 @@ fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
         limiter: Some(event::PipelineLimiter { name: format!("the hop {HOSTILE}"), share: 0.8 }),
     };
     let end = End::Pipeline(pipeline);
-    let page = parsed(&render(&hostile_record(), CameTo { end: &end, summary: None, copied: None }));
+    let page = parsed(&render(&hostile_record(), CameTo { end: &end, figures: None, copied: None }));
     for part in
         ["a stage failed", "signal 9", "TCP, then RDMA, through the launcher", "3 chunks", "for 80 % of the time"]
     {
@@ -171,7 +172,8 @@ fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
 fn what_it_says_is_what_happened() {
     let record = Record::new("rdcp");
     let amount = Amount { entries: 12, directories: 2, bytes: 3_000_000_000 };
-    let copied = Copied { amount, seconds: 2.0, is_verified: true, is_synced: true, ..Copied::default() };
+    let tree = TreeFigures { amount, is_synced: true, ..TreeFigures::default() };
+    let copied = Copied { tree, seconds: 2.0, is_verified: true, ..Copied::default() };
     let page = rendered(&record, None, Some(&copied));
     for part in [
         &*copied.line(),

@@ -325,12 +325,15 @@ impl Run {
         let target = &self.targets[at];
         let label = escaped(target.spec.host());
         // What the source could not read is missing on the host that gave the copy, too.
-        let unread = self.source_report.as_ref().map_or(0, |report| report.failed).max(target.unsent);
-        let failed = target.report.as_ref().map_or(0, |report| report.failed) + unread;
+        let unread = self.source_report.as_ref().map_or(0, |report| report.tree.failed).max(target.unsent);
+        let failed = target.report.as_ref().map_or(0, |report| report.tree.failed) + unread;
         match (&target.failure, &target.report, target.done_after) {
             (None, Some(report), Some(_)) if failed == 0 => {
-                let size = size_words(report.data_bytes);
-                JoinOutcome { exit: 0, line: format!("{label}: {}, {size}, verified", entries(report.entries)) }
+                let size = size_words(report.tree.amount.bytes);
+                JoinOutcome {
+                    exit: 0,
+                    line: format!("{label}: {}, {size}, verified", entries(report.tree.amount.entries)),
+                }
             }
             (None, Some(_), Some(_)) => {
                 let line = format!("{label}: {} not copied in full; the others are there", entries(failed));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::chain::{Chain, LinkEnd, LinkId, Why};
 use crate::control::frames;
 use crate::fault::Exit;
+use crate::job::event::rate;
 use crate::job::hop::Side;
 use crate::job::{EndOf, Job};
 use crate::options::TransferOptions;
@@ -89,14 +90,13 @@ impl Links {
         for hop in probes {
             self.probes.retain(|other| *other != hop);
             // What the source says: the other host may want to look fast.
-            let sent = job.hops[hop].report(Side::From).filter(|_| !has_failed(job, hop));
-            let rate = sent.map_or(0.0, |report| report.bytes as f64 / (report.micros.max(1) as f64 / 1e6));
-            chain.probe_over(rate);
+            let sent = job.hops[hop].report(Side::From).filter(|_| !has_failed(job, hop)).map(|report| &report.figures);
+            chain.probe_over(sent.map_or(0.0, |sent| rate(sent.counters.bytes, sent.seconds.max(1e-6))));
         }
         for hop in links {
             let link = self.links.remove(&hop).expect("it is there");
             // The receiving end's own word, which is about itself alone.
-            if job.hops[hop].report(Side::To).is_some_and(|report| report.bytes == 0) {
+            if job.hops[hop].report(Side::To).is_some_and(|report| report.figures.counters.bytes == 0) {
                 chain.fed_nothing(link);
             }
             chain.link_over(link, how_ended(job, hop), now);

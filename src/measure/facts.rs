@@ -261,7 +261,7 @@ impl Port {
         self.state == "ACTIVE"
     }
 
-    /// Whether the port carries RDMA directly in Ethernet frames.
+    /// Whether the port uses RoCE: RDMA over Ethernet, but not iWARP.
     pub fn is_roce(&self) -> bool {
         self.link_layer == "Ethernet" && !self.is_iwarp
     }

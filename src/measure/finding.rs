@@ -70,7 +70,7 @@ pub enum What {
     ModuleMissing { module: &'static str },
     /// An adapter can do RDMA, but the module for RDMA is not loaded.
     AdapterWithoutModule { interface: String, driver: String, module: &'static str },
-    /// All device files could be opened.
+    /// All device files could be opened; `count` is their number.
     Nodes { count: usize },
     /// A device file does not exist.
     NodeMissing { path: String, is_container: bool },
@@ -170,10 +170,9 @@ pub enum What {
     Route { ssh: (String, u32), data: (String, u32) },
     /// Two interfaces of one network have different MTUs: name and MTU on each host.
     MtuDiffers { here: (String, u32), there: (String, u32) },
-    /// A port on the other host was reached at all tried addresses.
+    /// A port on the other host was reached at every address on a shared network.
     Reached { address: String, micros: u64, addresses: usize },
-    /// A port on the other host was reached at some addresses. `not` lists the other addresses, with the outcome at
-    /// each.
+    /// A port on the other host was reached, but not at the addresses in `not`, listed with the outcome at each.
     ReachedSome { address: String, micros: u64, not: Vec<(String, Outcome)> },
     /// Ports can be reached only from the other host to this one.
     ReachedBack { not: Vec<(String, Outcome)>, firewall: String },
@@ -221,8 +220,8 @@ pub enum What {
     HostSlow { sends: Option<u64>, receives: Option<u64>, median: u64, with: usize },
     /// A pair is slow, although neither of its hosts is slow in general.
     PairSlow { mbps: u64, median: u64, limiter: String },
-    /// A host has only the launcher's connection with `with` other hosts. Without a host in particular, `with` hosts
-    /// are affected.
+    /// A host has only the launcher's connection with `with` other hosts. If the finding is about no single host, `with`
+    /// is the number of affected hosts.
     HostTunneled { with: usize },
     /// A pair of hosts has only the launcher's connection.
     PairTunneled,

@@ -32,7 +32,7 @@ const FILE_BYTES: u64 = 1 << 30;
 /// Smallest size of that file that is worth measuring, in bytes.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
-/// The file may take one part in this many of the free space.
+/// The file takes at most the free space divided by this.
 const FREE_PART: u64 = 10;
 
 /// Larger blocks are accessed in order, smaller blocks at random.

@@ -10,7 +10,7 @@ const ROCE_HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 /// Possible payload sizes of RDMA packets, in bytes.
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
-/// MTU of an InfiniBand fabric from which no warning is given: the gain with 4096 is only some percent.
+/// From this MTU on, an InfiniBand fabric gets no warning: the gain with 4096 is only some percent.
 const INFINIBAND_MTU_ENOUGH: u32 = 2048;
 
 /// MTU to set on an interface that carries RoCE: what switches call jumbo frames.

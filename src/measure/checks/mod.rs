@@ -1,8 +1,8 @@
 //! The checks: functions from facts to findings. They do no I/O and never fail. If facts are absent, a check reports
 //! that, or reports nothing.
 //!
-//! A failure is what a user would call a failure. A host without an RDMA device is not a failure, because TCP works. A
-//! device that cannot be used is a failure.
+//! A finding is a failure if a user would call it a failure. A host without an RDMA device is not a failure, because
+//! TCP works. A device that cannot be used is a failure.
 
 mod device;
 mod host;

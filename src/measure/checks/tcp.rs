@@ -10,7 +10,7 @@ use crate::measure::facts::{Facts, TcpSettings};
 use crate::measure::finding::{Finding, Level, Outcome, What};
 use crate::measure::probe::Attempt;
 
-/// A window is one part in this many of a buffer. The rest is for the kernel's own structures, with the default of
+/// A buffer is this many times as large as its window. The rest is for the kernel's own structures, with the default of
 /// tcp_adv_win_scale.
 const BUFFER_TO_WINDOW: u64 = 2;
 
@@ -18,7 +18,7 @@ const BUFFER_TO_WINDOW: u64 = 2;
 /// the line. With more than these that takes seconds, and programs with a single connection are left behind.
 const CONNECTIONS_WELL: u64 = 4;
 
-/// Round trip in microseconds below which TCP recovers from a lost packet before anybody notices how.
+/// Round trip in microseconds below which TCP recovers from a lost packet before its method matters.
 const LONG_MICROS: u64 = 10_000;
 
 /// Largest buffer that is proposed, because each connection may hold this much memory.

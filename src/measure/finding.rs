@@ -220,8 +220,8 @@ pub enum What {
     HostSlow { sends: Option<u64>, receives: Option<u64>, median: u64, with: usize },
     /// A pair is slow, although neither of its hosts is slow in general.
     PairSlow { mbps: u64, median: u64, limiter: String },
-    /// A host has only the launcher's connection with `with` other hosts. If the finding is about no single host, `with`
-    /// is the number of affected hosts.
+    /// A host has only the launcher's connection with `with` other hosts. If the finding is about no single host,
+    /// `with` is the number of affected hosts.
     HostTunneled { with: usize },
     /// A pair of hosts has only the launcher's connection.
     PairTunneled,

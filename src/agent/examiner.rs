@@ -1,4 +1,5 @@
-//! What an end does for `rddoctor`: finds out what its host is like, opens ports to be tried, and tries those of another.
+//! Examines hosts for `rddoctor`: gathers facts about the agent's own host, opens ports for another host to try, and
+//! tries the ports of another host.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,33 +10,33 @@ use crate::measure::{self, gather};
 
 use crate::fault::Exit;
 
-/// One end's examiner.
+/// The examiner of an agent.
 pub(crate) struct Examiner {
     emit: Emit,
-    /// Open until the next one, or a session.
+    /// The open probe. It is closed by the next probe or by a session.
     probe: Arc<Mutex<Option<Probe>>>,
 }
 
 impl Examiner {
-    /// `emit` takes its answers and must not wait.
+    /// Makes an examiner. `emit` sends its answers and must not block.
     pub(crate) fn new(emit: Emit) -> Self {
         Self { emit, probe: Arc::default() }
     }
 
-    /// Closes what is open.
+    /// Closes the open probe.
     pub(crate) fn rest(&self) {
         let probe = self.probe.lock().expect("no panic with it locked").take();
         drop(probe);
     }
 
-    /// Does what a message asks for; what takes long is done by a thread.
+    /// Handles a request. Slow work is done on a separate thread.
     pub(crate) fn handle(&self, message: Message) {
         match message {
             Message::Examine => self.work("examine", |emit| emit(Message::Examined(measure::encode(&gather::here())))),
             Message::OpenProbe { ports } => {
                 self.rest();
                 let probe = Arc::clone(&self.probe);
-                // A device that has failed may block a thread that listens on it.
+                // A failed device may block the thread that listens on it.
                 self.work("probe", move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
                     Ok(opened) => {
                         let targets = measure::encode(&opened.targets);

@@ -1,4 +1,4 @@
-//! `rdperf`: measures the wire between two hosts, and the storage and memory of this one.
+//! `rdperf`: measures the wire between two hosts, and the storage and memory of this host.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -28,13 +28,13 @@ pub(crate) mod serve;
 mod uses;
 mod wire;
 
-/// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
+/// Powers of two that are the message lengths of `--all`: 2 bytes to 8 MiB, as in perftest.
 const ALL: std::ops::RangeInclusive<u32> = 1..=23;
 
-/// Messages on their way on each connection, as perftest has it.
+/// Default number of messages in flight on each connection, as in perftest.
 const DEPTH_DEFAULT: u16 = 128;
 
-/// The longest that a run with a number of messages may take, where no `--duration` says otherwise.
+/// Maximum time of a run with a fixed number of messages, unless `--duration` allows more.
 const COUNTED_MAX: Duration = Duration::from_secs(60);
 
 /// Measure the wire between two hosts, and what copies depend on at each
@@ -161,12 +161,12 @@ pub(crate) struct ServeOptions {
     pub(crate) port_range: Option<std::ops::RangeInclusive<u16>>,
 }
 
-/// The exit codes, for the help.
+/// Exit codes, for the help text.
 const EXIT_CODES: &str = "Exit codes: 0 measured; 1 usage; 2 wrong KEY; 3 cannot connect, or busy; 4 link lost; 5 cannot \
     read; 6 cannot write; 7 messages came back damaged; 8 one of several networks failed; 9 protocol or version; \
     128+n ended by signal n; 141 standard output was closed";
 
-/// What a command line asks for.
+/// The task that a command line asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Task {
     Serve(u16),
@@ -175,20 +175,20 @@ enum Task {
     Storage(OsString),
     Memory,
     Model,
-    /// Reports alone are drawn.
+    /// Only draws existing reports.
     Compare,
 }
 
 /// The other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
-    /// An `rdperf serve`.
+    /// An `rdperf serve` at this port.
     Server(OsString, u16),
-    /// A host that the launcher is given.
+    /// A host that is passed to the launcher.
     Launched(OsString),
 }
 
-/// What of the wire is measured.
+/// What is measured on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Both,
@@ -199,7 +199,7 @@ enum Mode {
     Rails,
 }
 
-/// Modes by their words.
+/// Words for the modes.
 const MODES: [(&str, Mode); 5] = [
     ("bw", Mode::Bandwidth),
     ("lat", Mode::Latency),
@@ -208,7 +208,7 @@ const MODES: [(&str, Mode); 5] = [
     ("rails", Mode::Rails),
 ];
 
-/// The whole command; `words` begin with its name.
+/// Runs the whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdperf", || super::with_arguments(words, |arguments| perf(&arguments)))
 }
@@ -228,7 +228,7 @@ impl Arguments for PerfArguments {
     }
 }
 
-/// What a command line asks for, before it is known whether it can be taken.
+/// Returns the requested task, before the command line has been checked completely.
 fn asked(given: &ArgMatches) -> Result<Task, Failure> {
     let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
     task(&words, given.contains_id("compare"))
@@ -246,7 +246,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
             format!("--plot {name}: a drawing is SVG, so its name must end in .svg"),
         ));
     }
-    // Before anything is measured: they can be read.
+    // Reports are read before anything is measured, so that an unreadable file is found early.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
     let task = task(&arguments.positionals, !others.is_empty())?;
     output::check(output)?;
@@ -263,7 +263,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     if report != Report::new() && report.model.is_none() {
         report.sign();
     }
-    // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
+    // The figures are printed first, so that they are not lost if the chart cannot be drawn.
     let told = if report == Report::new() { Ok(()) } else { tell(output, &report) };
     let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
     failure.map_or(Ok(()), Err).and(told).and(drawn)
@@ -284,7 +284,7 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
         (["mem"], _) => Ok(Task::Memory),
         (["model"], _) => Ok(Task::Model),
         ([_], [host]) => Ok(Task::Wire(target(host)?, Mode::Both)),
-        // As other tools have it: the mode first.
+        // Other tools take the mode first, so both orders are accepted.
         ([first, second], [one, other]) => match (*first, *second) {
             (_, "limits") => limited(one),
             ("limits", _) => limited(other),
@@ -302,7 +302,7 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
     }
 }
 
-/// `HOST`, `HOST:PORT` or `HOST:PATH`.
+/// Parses `HOST`, `HOST:PORT` or `HOST:PATH`.
 fn limited(word: &OsStr) -> Result<Task, Failure> {
     if let Ok(server @ Target::Server(..)) = target(word) {
         return Ok(Task::Limits(server, OsString::new()));
@@ -317,14 +317,14 @@ fn mode(word: &str) -> Option<Mode> {
     MODES.iter().find(|(known, _)| *known == word).map(|(_, mode)| *mode)
 }
 
-/// `HOST`, `HOST:PORT`, `[ADDRESS]`, `[ADDRESS]:PORT`.
+/// Parses `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
 fn target(word: &OsStr) -> Result<Target, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
     let bytes = word.as_bytes();
     let bare = |host: &[u8]| -> Result<OsString, Failure> {
         let (login, host) = split_login(host);
         let host = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
-        // It would be an option of the launcher's.
+        // Such a name would be an option of the launcher.
         if host.is_empty() || host.starts_with(b"-") || login.starts_with(b"-") {
             return Err(usage(format!("no host in {:?}", escaped(word))));
         }
@@ -344,7 +344,7 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
     }
 }
 
-/// `USER@` and what is behind it.
+/// Splits a host into `USER@` and the rest.
 fn split_login(host: &[u8]) -> (&[u8], &[u8]) {
     host.split_at(host.iter().rposition(|&byte| byte == b'@').map_or(0, |at| at + 1))
 }
@@ -367,7 +367,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|share| (0.01..=1.0).contains(share)).ok_or_else(|| "give 0.01 to 1".to_owned())
 }
 
-/// Reads a report of `--json`.
+/// Reads a report written with `--json`.
 fn read_report(path: &Path) -> Result<Report, Failure> {
     let name = escaped(path.as_os_str());
     let text = std::fs::read_to_string(path).map_err(|error| {
@@ -377,7 +377,7 @@ fn read_report(path: &Path) -> Result<Report, Failure> {
     Report::from_json(&text).map_err(|reason| Failure::new(Exit::Source, format!("{name} {reason}")))
 }
 
-/// Draws a report, and others beside it under the names of their files.
+/// Draws a report, and beside it other reports under the names of their files.
 fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
     let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
     let mut all: Vec<(String, &Report)> = Vec::new();
@@ -399,7 +399,7 @@ impl LoadOptions {
         self.depth.unwrap_or(DEPTH_DEFAULT)
     }
 
-    /// The lengths to measure; `default` where none is asked for.
+    /// Returns the message lengths to measure; `default` if the user asks for none.
     fn sizes(&self, default: u32) -> Vec<u32> {
         match self.size {
             _ if self.all => ALL.map(|power| 1 << power).collect(),
@@ -408,7 +408,7 @@ impl LoadOptions {
         }
     }
 
-    /// How long one run sends, and how many messages.
+    /// Returns the maximum sending time of a run and the number of messages; 0 means no fixed number.
     fn extent(&self) -> (Duration, u64) {
         match self.iterations {
             Some(count) => (self.duration.max(COUNTED_MAX), count),
@@ -417,7 +417,7 @@ impl LoadOptions {
     }
 }
 
-/// Tells what was measured, as asked: by a table also where the file of `--json` cannot be written.
+/// Prints or writes the report as requested. If the file of `--json` cannot be written, the tables are still printed.
 fn tell(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
     let line = || report.to_json() + "\n";
     match &options.json {

@@ -1,11 +1,11 @@
-//! Measuring the wire between two hosts: the end that asks ([`Driver`]) and the end that answers ([`answer`]).
+//! Measures the wire between two hosts: the asking end ([`Driver`]) and the answering end ([`answer`]).
 //!
-//! The first connection is a session's first lane, authenticated like any other. Sealed frames of
-//! [`frames`] cross it, and nothing else. What is measured crosses connections that are made for it,
-//! a [`bundle`](crate::transport::bundle): further TCP connections of the session, or RDMA queue pairs.
+//! The first connection is a session's first lane, authenticated like any other. It carries only sealed frames of
+//! [`frames`]. The measured messages cross connections made for the measurement, a
+//! [`bundle`](crate::transport::bundle): further TCP connections of the session, or RDMA queue pairs.
 //!
-//! In a run, threads send and receive, one for each group of connections. The thread that called waits for them and for
-//! the other end, which may fail or vanish meanwhile.
+//! In a run, one thread for each group of connections sends and receives. The calling thread waits for these threads
+//! and for the other end, which may fail or vanish meanwhile.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
@@ -38,60 +38,60 @@ use crate::transport::{LaneError, Medium, unmapped};
 
 pub mod frames;
 
-/// How long the other end may take to answer a question.
+/// How long the other end may take to answer a request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// How long connections may take to come up, and how much longer each of them.
+/// How long connections may take to come up: in all, and in addition for each connection.
 const GROW_MAX: Duration = Duration::from_secs(5);
 const GROW_EACH_MAX: Duration = Duration::from_millis(50);
 
-/// The longest that one pair of RDMA addresses is tried.
+/// Maximum time to try a pair of RDMA addresses.
 const PAIR_MAX: Duration = Duration::from_millis(1500);
 
-/// How long the answering end waits to be asked something.
+/// How long the answering end waits for the next request.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// How long an end goes on after its time of sending is up, for what is on its way.
+/// How long an end continues after its sending time is over, so that data in flight can arrive.
 const REST_MAX: Duration = Duration::from_secs(20);
 
-/// The longest sleep in a run; threads and frames wake it before.
+/// Longest sleep during a run. Threads and frames wake the waiting thread earlier.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long it is waited for the other end's word when a connection has broken.
+/// How long to wait for the other end's reason when a connection has broken.
 const REASON_MAX: Duration = Duration::from_millis(100);
 
-/// Memory that messages may take in one direction at the answering end, over all its TCP connections, in bytes.
+/// Memory that the answering end may use for messages in one direction, over all its TCP connections, in bytes.
 const MESSAGES_BYTES_MAX: u64 = 256 << 20;
 
-/// The most that one receiving call asks for where messages are shorter, and what that may come to over all connections,
-/// in bytes.
+/// Maximum number of bytes that a receive call asks for if messages are shorter, and the maximum for all connections
+/// together.
 const RECEIVE_BYTES_MAX: usize = 256 << 10;
 const RECEIVE_BYTES_TOGETHER: usize = 64 << 20;
 
-/// A thread for each TCP connection: no more than these.
+/// Maximum number of TCP connections, because each one has a thread.
 pub const TCP_CONNECTIONS_MAX: u32 = 4096;
 
 /// Why a measurement ended early.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PerfError {
-    /// The connection that carries frames.
+    /// The connection that carries frames failed.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// A connection that is measured.
+    /// A measured connection failed.
     #[error(transparent)]
     Lane(LaneError),
-    /// RDMA connections did not come up.
+    /// RDMA connections could not be made.
     #[error(transparent)]
     Rdma(#[from] ConnectError),
-    /// The other end gives up.
+    /// The other end gave up.
     #[error("exit {exit}: {reason:?}")]
     Peer {
-        /// The exit code that it leads to.
+        /// Exit code that the failure leads to.
         exit: u8,
-        /// Why, in the other end's words: escape them before they are printed.
+        /// Reason in the other end's words. Escape the text before printing it.
         reason: Vec<u8>,
     },
-    /// The other end asks for more than there is.
+    /// The other end asked for more than is available.
     #[error("no more than {most} {what} at a time")]
     TooMany {
         /// The resource.
@@ -99,12 +99,12 @@ pub enum PerfError {
         /// The limit.
         most: u64,
     },
-    /// The system refused something.
+    /// The system refused a call.
     #[error("{what}: {error}")]
     Os {
-        /// The call.
+        /// The call that failed.
         what: &'static str,
-        /// Its error.
+        /// The error number.
         error: Errno,
     },
 }
@@ -119,7 +119,7 @@ impl From<LaneError> for PerfError {
 }
 
 impl PerfError {
-    /// The exit code that it leads to.
+    /// Returns the exit code that the error leads to.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Link(LinkError::Os { what: "send" | "receive", .. } | LinkError::TimedOut | LinkError::Closed)
@@ -149,11 +149,11 @@ pub struct Link {
 }
 
 impl Link {
-    /// Takes an authenticated first lane.
+    /// Makes a link from an authenticated first lane.
     ///
     /// # Errors
     ///
-    /// What the system answered to the socket's options.
+    /// The system's error when the socket's options are set.
     pub fn new(stream: TcpStream, channel: ControlChannel) -> Result<Self, PerfError> {
         let tuned = stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(ANSWER_MAX)));
         tuned.map_err(|error| PerfError::os("socket", &error))?;
@@ -164,7 +164,7 @@ impl Link {
         send_plain(&mut self.stream, &mut self.channel, &frame.encode())
     }
 
-    /// The next frame that is not a failure, by `deadline`.
+    /// Returns the next frame. Fails at `deadline`, or if the other end reports a failure.
     fn receive(&mut self, deadline: Instant) -> Result<Frame, PerfError> {
         loop {
             match self.take()? {
@@ -180,22 +180,22 @@ impl Link {
         }
     }
 
-    /// Waits until there is something to read, or `bell` rings.
+    /// Waits until input arrives or `bell` rings, for at most `limit`.
     fn wait(&self, bell: Option<&OwnedFd>, limit: Duration) {
         let limit = Timespec::try_from(limit).expect("not for ages");
         let mut list = vec![PollFd::new(&self.stream, PollFlags::IN)];
         list.extend(bell.map(|bell| PollFd::new(bell, PollFlags::IN)));
-        // An error (EINTR) is a wake-up for nothing.
+        // An error (EINTR) is a spurious wake-up.
         let _ = poll(&mut list, Some(&limit));
     }
 
-    /// Whether there is something to read: a frame, or the end of the connection.
+    /// Whether there is input: a frame, or the end of the connection.
     fn has_input(&self) -> bool {
         let mut list = [PollFd::new(&self.stream, PollFlags::IN)];
         !self.bytes.is_empty() || poll(&mut list, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Takes the next frame, if all of it has come.
+    /// Takes the next frame if it has arrived completely.
     fn take(&mut self) -> Result<Option<Frame>, LinkError> {
         const PREFIX_BYTES: usize = 4;
         loop {
@@ -210,7 +210,7 @@ impl Link {
                     let mut plain = Vec::new();
                     self.channel.open(&sealed, &mut plain)?;
                     return Frame::decode(&plain).map(Some).map_err(|error| match TransferFrame::decode(&plain) {
-                        // A listener that is busy refuses every connection.
+                        // A busy listener refuses every connection.
                         Ok(Some(TransferFrame::Refuse(refusal))) => LinkError::Refused(refusal),
                         _ => error.into(),
                     });
@@ -228,25 +228,26 @@ impl Link {
     }
 }
 
-/// Connections that this host can have, at this depth.
+/// Returns the maximum number of connections that this host can have with this depth.
 pub fn connections_max(policy: Policy, depth: u16) -> u32 {
     let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
     let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, u32::MAX).ok());
     limits.min().unwrap_or(TCP_CONNECTIONS_MAX).clamp(1, CONNECTIONS_MAX)
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// At this end.
+    /// Measurements at this end.
     pub here: Measured,
-    /// At the other.
+    /// What the other end saw.
     pub there: Seen,
 }
 
-/// The end that asks.
+/// The asking end of a measurement.
 pub struct Driver {
-    /// Before the link, so that the other end sees all connections close together.
+    /// Declared before `link`, so that these connections are closed first and the other end sees all connections close
+    /// at about the same time.
     connections: Connections,
     link: Link,
     policy: Policy,
@@ -265,12 +266,12 @@ enum Connections {
 }
 
 impl Driver {
-    /// Opens a measurement on an authenticated first lane. One connection is there afterwards. `rail`: what all its
-    /// connections are to go by; `None`: what the first lane goes by, or the best RDMA.
+    /// Opens a measurement on an authenticated first lane, and makes one connection. With `rail`, all connections use
+    /// that rail. Otherwise they use the first lane's network, or the best RDMA device.
     ///
     /// # Errors
     ///
-    /// [`PerfError`]; for the policy `rdma`, why there is none.
+    /// [`PerfError`]; with the policy `rdma`, why RDMA is not available.
     pub(crate) fn open(
         stream: TcpStream,
         established: Established,
@@ -307,7 +308,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Makes the first RDMA connection, by the best pair of addresses that works.
+    /// Makes the first RDMA connection over the best pair of addresses that works.
     fn open_rdma(&mut self, seed: [u8; 16], endpoints: &[Offered]) -> Result<Bundle, PerfError> {
         if self.policy == Policy::Tcp {
             return Err(LinkError::Transport("not asked for".to_owned()).into());
@@ -344,7 +345,7 @@ impl Driver {
                 break;
             }
         }
-        // The other end may know better why, and says so at once.
+        // The other end may know the reason better, and reports it at once.
         if let Some(Frame::Failed { exit, reason }) = self.link.take()? {
             return Err(PerfError::Peer { exit, reason });
         }
@@ -358,11 +359,11 @@ impl Driver {
         }
     }
 
-    /// Makes connections until there are this many. Fewer than there are changes nothing.
+    /// Makes connections until there are this many. Does nothing if there are enough already.
     ///
     /// # Errors
     ///
-    /// [`PerfError`]; the measurement is over then.
+    /// [`PerfError`]; the measurement cannot continue then.
     pub fn grow(&mut self, connections: u32) -> Result<(), PerfError> {
         if connections <= self.connections() {
             return Ok(());
@@ -377,7 +378,7 @@ impl Driver {
                     Some(rail) => connect_by(rail, self.address.port(), deadline)?,
                     None => connect(self.address, deadline)?,
                 };
-                // The listener accepts each name of a connection once, and later ones only.
+                // The listener accepts each generation of a lane once, and no earlier generation afterwards.
                 let lane = LaneId { index: 1, generation: number + 1 };
                 let hello = connect_join(&self.secret, self.session, lane, &mut rng());
                 authenticate(&mut stream, hello, deadline.min(Instant::now() + AUTHENTICATE_MAX))?;
@@ -399,7 +400,7 @@ impl Driver {
         Ok(())
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub fn connections(&self) -> u32 {
         match &self.connections {
             Connections::Tcp(groups) => groups.len() as u32,
@@ -407,7 +408,7 @@ impl Driver {
         }
     }
 
-    /// The medium that is measured.
+    /// The medium of the measured connections.
     pub fn medium(&self) -> Medium {
         match &self.connections {
             Connections::Tcp(_) => Medium::Tcp,
@@ -415,7 +416,7 @@ impl Driver {
         }
     }
 
-    /// What is measured, for a person: medium, device, addresses.
+    /// Describes what is measured, for display: medium, device and addresses.
     pub fn describe(&self) -> String {
         match &self.connections {
             Connections::Tcp(_) => {
@@ -425,22 +426,22 @@ impl Driver {
         }
     }
 
-    /// Why TCP is measured although both ends have RDMA, where that is so.
+    /// Why TCP is measured although both ends have RDMA; otherwise `None`.
     pub fn fell_back(&self) -> Option<&ConnectError> {
         self.fell_back.as_ref()
     }
 
-    /// The other host's name, as it says it.
+    /// The other host's name, as that host reports it.
     pub fn host(&self) -> &[u8] {
         &self.host
     }
 
-    /// Runs one load over all connections. `verify`: the seed of what the messages of an echo hold, which is compared as
-    /// they come back; else they hold anything.
+    /// Runs a load over all connections. With `verify`, the messages of an echo hold data made from that seed, and are
+    /// compared when they come back. Otherwise the contents of messages do not matter.
     ///
     /// # Errors
     ///
-    /// [`PerfError`]; the measurement is over then.
+    /// [`PerfError`]; the measurement cannot continue then.
     pub fn run(&mut self, run: Run, verify: Option<u64>) -> Result<Ran, PerfError> {
         self.link.send(&Frame::Run(run))?;
         match self.link.receive(Instant::now() + ANSWER_MAX)? {
@@ -458,7 +459,7 @@ impl Driver {
 
     /// Ends the measurement.
     pub fn close(mut self) {
-        // Where the other end is not there any more, it has ended as well.
+        // If the other end is gone, it has ended as well.
         let _ = self.link.send(&Frame::Close);
     }
 }
@@ -472,8 +473,8 @@ impl Connections {
     }
 }
 
-/// Runs the groups, and listens to the other end meanwhile. `begun` is called when all threads run. Returns what came of
-/// it here and, if it `asks`, there.
+/// Runs the groups, and handles frames from the other end meanwhile. `begun` is called when all threads run. Returns
+/// the result at this end, and also that of the other end if this end `asks`.
 fn go(
     groups: &mut [&mut dyn Group],
     part: Task,
@@ -578,7 +579,7 @@ fn go(
                 all.add(outcome);
             }
         }
-        // A connection that broke says less than the other end does of why.
+        // The other end usually knows better why a connection broke.
         match watched {
             Err(error @ PerfError::Lane(_)) => Err(match link.receive(Instant::now() + REASON_MAX) {
                 Err(told @ PerfError::Peer { .. }) => told,
@@ -589,26 +590,26 @@ fn go(
     })
 }
 
-/// What the answering end is given.
+/// What the answering end needs from its caller.
 pub struct Answering<'a> {
-    /// Further TCP connections of this session, as they come, or none within that time.
+    /// Returns the next TCP connection of this session; `None` if no connection comes within the given time.
     pub further: &'a dyn Fn(Duration) -> Option<TcpStream>,
-    /// Ports to listen on for RDMA.
+    /// Ports to listen on for RDMA; `None` if the system chooses.
     pub ports: Option<&'a RangeInclusive<u16>>,
     /// This host's name.
     pub host: &'a [u8],
 }
 
-/// Answers one measurement, until the other end closes it.
+/// Answers requests until the other end closes the measurement.
 ///
 /// # Errors
 ///
-/// [`PerfError`]; it has been reported to the other end.
+/// [`PerfError`]; the error has been reported to the other end.
 pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError> {
     let outcome = Responder { answering, gate: None, streams: Vec::new(), asked: None }.serve(&mut link);
     match &outcome {
         Ok(()) | Err(PerfError::Peer { .. }) => {}
-        // The peer wants to send: refused as a transfer would be.
+        // The peer wants to send a transfer, so it is refused as in a transfer.
         Err(PerfError::Link(LinkError::Frame(_))) => {
             drop(send_last(&mut link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer)));
         }
@@ -642,7 +643,7 @@ impl Responder<'_> {
                 }
                 (Frame::Grow { connections, rdma }, Some(asked)) if connections <= asked.connections_max => {
                     match self.grow(connections, rdma, asked, link) {
-                        // It tries something else.
+                        // The other end has given up on RDMA and tries something else.
                         Err(PerfError::Rdma(ConnectError::Timeout(_))) if rdma && link.has_input() => {}
                         grown => grown?,
                     }
@@ -674,7 +675,7 @@ impl Responder<'_> {
     fn grow(&mut self, connections: u32, rdma: bool, asked: Settings, link: &mut Link) -> Result<(), PerfError> {
         let deadline = Instant::now() + GROW_MAX + GROW_EACH_MAX * connections;
         if rdma {
-            // The end that connects gives up first, and says what it tries next.
+            // The connecting end gives up first, and then says what it tries next.
             let deadline = deadline + ANSWER_MAX;
             let gate = self.gate.as_mut().ok_or(LinkError::Unexpected)?;
             gate.grow(connections, deadline, || link.has_input())?;
@@ -729,7 +730,7 @@ impl Responder<'_> {
     }
 }
 
-/// Bytes a second at the peak; 0 where there is none.
+/// Returns the peak in bytes per second; 0 if there is no peak.
 pub fn peak_bytes(flow: &Flow, message_bytes: u32) -> u64 {
     flow.peak().map_or(0, |messages| (messages * f64::from(message_bytes)) as u64)
 }

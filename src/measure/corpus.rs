@@ -1,4 +1,4 @@
-//! The fuzz bodies of what other hosts tell of themselves, run as tests: over the corpus in `fuzz/corpus`, and over damaged
+//! Runs the fuzz bodies for messages about other hosts as tests, over the corpus in `fuzz/corpus` and over damaged
 //! copies of it.
 
 #[allow(clippy::duplicate_mod, reason = "each layer that has fuzz bodies includes it")]
@@ -13,7 +13,7 @@ use super::finding::Outcome;
 use super::probe::{Attempt, ProbeRequest, ProbeTargets, fuzz_probes};
 use super::recorded::facts;
 
-/// The targets of `fuzz/` that begin with `measure_`, and their bodies.
+/// Targets of `fuzz/` that begin with `measure_`, with their bodies.
 const TARGETS: &[(&str, Body)] = &[("measure_probes", fuzz_probes), ("measure_facts", fuzz_facts)];
 
 fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
@@ -39,7 +39,7 @@ fn every_target_has_a_body_and_a_corpus() {
 
 #[test]
 fn corpus_holds_what_this_version_makes() {
-    // Facts have the program's version in them.
+    // Facts are left out, because they contain the program's version.
     runner::corpus_holds(&seeds(), |name| name == "measure_probes");
 }
 

@@ -1,5 +1,5 @@
-//! What adapters and the TCP of a host have counted: read before and after something has been measured, what was counted
-//! meanwhile says whether packets were lost, a link is damaged, or senders were held back.
+//! Counters of a host's adapters and of its TCP. They are read before and after a measurement. The difference shows
+//! whether packets were lost, a link is damaged, or senders were held back.
 
 use minicbor::{Decode, Encode};
 
@@ -7,36 +7,36 @@ use super::facts::plain;
 use super::finding::{Finding, Level, What};
 use super::root::Root;
 
-/// Counters of one host, at most: some 20 of each of a few ports.
+/// Maximum number of counters of a host: some 20 of each kind for a few ports.
 pub const COUNTERS_MAX: usize = 512;
 
-/// Ports that are read, at most.
+/// Maximum number of ports that are read.
 const PORTS_MAX: usize = 32;
 
-/// Share of TCP's segments, in percent, that a network loses without being a bad one.
+/// Share of TCP segments, in percent, that even a good network may lose.
 const TCP_LOSS_PERCENT: u64 = 1;
 
-/// Segments below which a share says nothing.
+/// Minimum number of segments for a meaningful share.
 const TCP_SEGMENTS_MIN: u64 = 1000;
 
-/// Where TCP's counters of a whole host are.
+/// Name that TCP's counters of a whole host have in [`Counter::of`].
 const TCP: &str = "tcp";
 
-/// What has been counted so far. Those that are 0 are left out.
+/// A counter's value so far. Counters that are 0 are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Counter {
-    /// Of what: `mlx5_0/1`, an interface, `tcp`.
+    /// What the counter belongs to: a port such as `mlx5_0/1`, an interface, or `tcp`.
     #[cbor(n(0), decode_with = "plain")]
     pub of: String,
-    /// As the kernel, or ethtool, names it.
+    /// Name of the counter in the kernel or in ethtool.
     #[cbor(n(1), decode_with = "plain")]
     pub name: String,
-    /// How many.
+    /// Value of the counter.
     #[n(2)]
     pub count: u64,
 }
 
-/// What it means when a counter grows.
+/// What it means that a counter grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// A cable, a transceiver or a port is bad.
@@ -108,7 +108,7 @@ const CONGESTION: &[&str] = &[
 ];
 
 fn kind(name: &str) -> Option<Kind> {
-    // Of each of eight priorities.
+    // Such a counter exists for each of eight priorities.
     let of_priority =
         name.split_once("_prio").map_or("", |(_, rest)| rest.trim_start_matches(|it: char| it.is_ascii_digit()));
     match of_priority {
@@ -120,7 +120,7 @@ fn kind(name: &str) -> Option<Kind> {
     of.into_iter().find(|(names, _)| names.contains(&name)).map(|(_, kind)| kind)
 }
 
-/// What the files below `root` have counted.
+/// Reads the counters from the files below `root`.
 pub(super) fn read(root: &Root) -> Vec<Counter> {
     let mut counters = Vec::new();
     let mut add = |of: &str, directory: &str| {
@@ -146,13 +146,13 @@ pub(super) fn read(root: &Root) -> Vec<Counter> {
     counters
 }
 
-/// Interfaces with a device behind them.
+/// Returns the interfaces that have a device.
 pub(super) fn hardware(root: &Root) -> Vec<String> {
     let is_hardware = |name: &String| root.has(&format!("sys/class/net/{name}/device"));
     root.names("sys/class/net").into_iter().filter(is_hardware).take(PORTS_MAX).collect()
 }
 
-/// Segments that were sent, and those that were sent again: a line of names, then one of numbers.
+/// Parses the numbers of TCP segments sent and sent again, from a line of names and a line of numbers.
 fn tcp(snmp: &str) -> Vec<Counter> {
     let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Tcp: "));
     let (Some(names), Some(numbers)) = (lines.next(), lines.next()) else { return Vec::new() };
@@ -163,7 +163,8 @@ fn tcp(snmp: &str) -> Vec<Counter> {
     wanted.filter_map(counter).collect()
 }
 
-/// Adds what `ethtool -S` prints: pauses by priority, errors of the physical layer, and again some of what is known.
+/// Adds counters from the output of `ethtool -S`: pauses by priority, errors of the physical layer, and repetitions of
+/// known counters, which are skipped.
 pub(super) fn add_ethtool(counters: &mut Vec<Counter>, interface: &str, text: &str) {
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
     for (name, number) in lines.filter(|(name, _)| kind(name).is_some()) {
@@ -174,7 +175,8 @@ pub(super) fn add_ethtool(counters: &mut Vec<Counter>, interface: &str, text: &s
     }
 }
 
-/// What was counted between two readings. A counter that went back, since its driver was loaded again, has counted nothing.
+/// Returns what was counted between two readings. A counter that went back, because its driver was reloaded, counts as
+/// unchanged.
 fn since(before: &[Counter], after: &[Counter]) -> Vec<Counter> {
     let earlier = |counter: &Counter| before.iter().find(|one| one.of == counter.of && one.name == counter.name);
     let grown = after.iter().map(|counter| {
@@ -184,7 +186,7 @@ fn since(before: &[Counter], after: &[Counter]) -> Vec<Counter> {
     grown.filter(|counter| counter.count > 0).collect()
 }
 
-/// What two readings say. `about`: whose they are.
+/// Returns the findings from two readings of the counters of the host `about`.
 pub fn compare_counters(about: &str, before: &[Counter], after: &[Counter]) -> Vec<Finding> {
     let grown = since(before, after);
     let of_kind = |wanted: Kind| -> Vec<Counter> {
@@ -255,7 +257,7 @@ mod tests {
     fn pauses_by_priority_are_ethtools() {
         let text = "NIC statistics:\n     rx_packets: 12\n     rx_prio3_pause: 9\n     tx_prio3_discards: 2\n     rx_prio0_bytes: 7\n     \
             rx_symbol_err_phy: 0\n     tx_pause: x\n";
-        // Some drivers have the kernel's own once more.
+        // Some drivers repeat the kernel's own counters.
         let text = format!("{text}     rx_crc_errors: 4\n");
         let mut counters = vec![counter("e1", "rx_prio3_pause", 1), counter("e0", "rx_crc_errors", 3)];
         let known = counters.clone();

@@ -1,7 +1,8 @@
-//! Storage: IOPS, bandwidth and latency over block sizes and depths, past the page cache where the file system allows.
+//! Measures storage: IOPS, bandwidth and latency for several block sizes and depths. The page cache is bypassed where
+//! the file system allows.
 //!
-//! An existing file is only ever read. In a directory a file of our own is written; it has no name (or loses it as soon
-//! as it is there), so that nothing is left of it however this process ends.
+//! An existing file is only read. In a directory, a file of this process is written. The file has no name, or loses its
+//! name right after creation, so nothing remains however this process ends.
 
 #![allow(unsafe_code, reason = "what a ring reads into must outlive its completion: proved here")]
 
@@ -25,50 +26,50 @@ use crate::fs::std_fact;
 use crate::transport::bundle::fill_pattern;
 use crate::transport::{Buffer, Pool};
 
-/// Bytes of the file that is made in a directory: beyond what a drive's own cache holds, and not too long to write.
+/// Size of the file that is made in a directory, in bytes: larger than a drive's own cache, and quick enough to write.
 const FILE_BYTES: u64 = 1 << 30;
 
-/// The least of it that is worth measuring.
+/// Smallest size of that file that is worth measuring, in bytes.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
-/// Of the space that is free, what it may take.
+/// The file takes at most the free space divided by this.
 const FREE_PART: u64 = 10;
 
-/// Larger blocks are read and written in order, smaller ones anywhere.
+/// Larger blocks are accessed in order, smaller blocks at random.
 const RANDOM_BYTES_MAX: usize = 64 << 10;
 
-/// How long writing it may take, beyond the least of it.
+/// How long filling the file may take after the first [`FILE_BYTES_MIN`] bytes.
 const FILL_MAX: Duration = Duration::from_secs(3);
 
-/// Block sizes, and how many on their way.
+/// Block sizes in bytes, and numbers of blocks in flight.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 const DEPTHS: [u32; 3] = [1, 8, 32];
 
-/// What is measured.
+/// What to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// For each block size and depth.
+    /// Duration for each block size and depth.
     pub duration: Duration,
-    /// This block size alone, in bytes: rounded down to whole blocks of 4 KiB.
+    /// Measures only this block size, in bytes, rounded down to a multiple of 4 KiB.
     pub bytes: Option<usize>,
-    /// This depth alone.
+    /// Measures only this depth.
     pub depth: Option<u32>,
 }
 
-/// Reading or writing.
+/// Whether to read or to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Reads.
     Read,
-    /// Writes, to a file of our own.
+    /// Writes, to a file of this process.
     Write,
 }
 
-/// Measures `path`: reads it if it is a file or a device, reads and writes a file of our own in it if it is a directory.
+/// Measures `path`. A file or a device is read. In a directory, a file of this process is written and read.
 ///
 /// # Errors
 ///
-/// The path and what the system answered, with whether it was to read (`Action::Read`) or write.
+/// The path and the system's error, with the action that failed: reading (`Action::Read`) or writing.
 pub fn measure(path: &Path, settings: Settings, mut each: impl FnMut(&Disk)) -> Result<Vec<Disk>, (Action, IoFact)> {
     let mut subject = Subject::open(path)?;
     let sizes = settings.bytes.map_or(SIZES.to_vec(), |bytes| vec![bytes]);
@@ -87,11 +88,11 @@ pub fn measure(path: &Path, settings: Settings, mut each: impl FnMut(&Disk)) -> 
     Ok(rows)
 }
 
-/// Measures one thing that a copy does: 1 MiB blocks, 8 on their way.
+/// Measures storage as a copy uses it: blocks of 1 MiB, 8 in flight.
 ///
 /// # Errors
 ///
-/// As [`measure`].
+/// Fails as [`measure`] does; `ENOTDIR` if `path` is to be written and is not a directory.
 pub fn throughput(path: &Path, action: Action, duration: Duration) -> Result<Disk, (Action, IoFact)> {
     let mut subject = Subject::open(path)?;
     if action == Action::Write && !subject.is_ours {
@@ -101,13 +102,13 @@ pub fn throughput(path: &Path, action: Action, duration: Duration) -> Result<Dis
     subject.point(action, 1 << 20, 8, duration).map_err(|fact| (action, fact))
 }
 
-/// What is read or written.
+/// The file or device that is measured.
 struct Subject {
     file: File,
     name: std::ffi::OsString,
     length: u64,
     direct: bool,
-    /// A file of our own.
+    /// Whether the file was made by this process.
     is_ours: bool,
 }
 
@@ -133,7 +134,7 @@ impl Subject {
         Ok(Self { file, name, length, direct, is_ours: false })
     }
 
-    /// A file of our own in a directory.
+    /// Makes a file in a directory.
     fn make(directory: &Path) -> Result<Self, (Action, IoFact)> {
         let name = directory.as_os_str().to_owned();
         let writing = |errno: Errno| (Action::Write, std_fact(&name, &errno.into()));
@@ -145,7 +146,7 @@ impl Subject {
         }
         let flags = OFlags::RDWR | OFlags::TMPFILE;
         let (file, direct) = match open_direct(directory, flags) {
-            // A file system without files that have no name.
+            // The file system does not support files without a name.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 let own = directory.join(format!(".rdperf.{}", std::process::id()));
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -166,14 +167,14 @@ impl Subject {
         let blocks = (self.length / bytes as u64).max(1);
         let random = bytes <= RANDOM_BYTES_MAX;
         if !self.direct && action == Action::Read {
-            // As near to cold as it can be had.
+            // As close to a cold cache as possible.
             let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
         }
         let (_pool, buffers) = Pool::new(depth, NonZeroUsize::new(bytes).expect("a block")).map_err(failed)?;
         let mut load = Load { action, bytes, blocks, random, number: 0, state: 0x9e37_79b9_7f4a_7c15 };
         let tally = match IoUring::new(depth) {
             Ok(ring) => by_ring(&self.file, ring, buffers, &mut load, duration),
-            // Containers may forbid it, and old kernels have none.
+            // Containers may forbid io_uring, and old kernels do not have it.
             Err(_) => by_threads(&self.file, buffers, &load, duration),
         }
         .map_err(failed)?;
@@ -193,12 +194,12 @@ impl Subject {
         })
     }
 
-    /// Writes our own file once, since what has never been written is read without the drive and written by making it
-    /// longer. A slow drive gets a shorter file.
+    /// Fills the file once. Without that, reads of unwritten blocks would not reach the drive, and writes would extend
+    /// the file. A slow drive gets a shorter file.
     fn fill(&mut self) -> Result<(), Errno> {
         let (_pool, mut buffers) = Pool::new(1, NonZeroUsize::new(1 << 20).expect("not 0"))?;
         let mut block = buffers.pop().expect("one");
-        // Not zeroes, which some storage does not write.
+        // Not zeros, which some storage does not write.
         fill_pattern(block.payload_mut(), 1, 1);
         let (start, mut written) = (Instant::now(), 0);
         while written < self.length && (written < FILE_BYTES_MIN || start.elapsed() < FILL_MAX) {
@@ -210,7 +211,7 @@ impl Subject {
     }
 }
 
-/// Opens past the page cache, or through it where that is not possible.
+/// Opens a file with O_DIRECT if possible, otherwise through the page cache.
 fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = flags | OFlags::CLOEXEC;
@@ -221,7 +222,7 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
     }
 }
 
-/// What is read or written next.
+/// The next access: its kind, size and position.
 #[derive(Clone)]
 struct Load {
     action: Action,
@@ -257,7 +258,7 @@ fn record(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 40)).expect("it grows");
 }
 
-/// Keeps as many blocks on their way as there are buffers, by io_uring.
+/// Keeps one block in flight for each buffer, with io_uring.
 fn by_ring(
     file: &File,
     mut ring: IoUring,
@@ -283,14 +284,15 @@ fn by_ring(
                 Action::Write => opcode::Write::new(fd, address, bytes).offset(offset).build(),
             };
             began[at] = Instant::now();
-            // SAFETY: file and buffers live to the end of this function, which does not return while any is on its way:
-            // each buffer is in `free` or in one request. There are as many entries as buffers.
+            // SAFETY: `file` and `buffers` live until this function returns, and it does not return while a request is
+            // in flight: each buffer is either in `free` or in one request. The ring has as many entries as there are
+            // buffers.
             unsafe { ring.submission().push(&entry.user_data(at as u64)) }.expect("room for each buffer");
         }
         if free.len() == buffers.len() {
             break;
         }
-        // A drive that does not answer at all keeps this process, as it would keep any that reads from it.
+        // A drive that never answers blocks this process, as it would block any process that reads from it.
         match ring.submit_and_wait(1).map_err(raw) {
             Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => {}
             Err(errno) => failure = failure.or(Some(errno)),
@@ -313,7 +315,7 @@ fn by_ring(
     }
 }
 
-/// The same by blocking calls, a thread for each block.
+/// Does the same with blocking calls, in one thread for each block.
 fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration) -> Result<Tally, Errno> {
     let start = Instant::now();
     let turn = AtomicU64::new(0);

@@ -1,7 +1,7 @@
-//! What one host is like: values as they were found, without a verdict. An agent gathers them, the caller judges.
+//! Facts about a host: values as they were found, without a verdict. An agent gathers them; the caller judges them.
 //!
-//! Facts that come from another host are held to [`LIST_MAX`] and [`TEXT_BYTES_MAX`], and names in them to what may stand
-//! in a command, since the fixes that are proposed contain them: each field says by what it is decoded.
+//! Facts from another host are limited to [`LIST_MAX`] and [`TEXT_BYTES_MAX`]. Names in them are limited to what may
+//! stand in a command, because the proposed fixes contain these names. Each field names the function that decodes it.
 
 use std::net::IpAddr;
 
@@ -11,117 +11,117 @@ use minicbor::{Decode, Decoder, Encode};
 use super::counters::{COUNTERS_MAX, Counter};
 use crate::transport::same_subnet;
 
-/// Entries of any list, at most.
+/// Maximum number of entries in a list.
 pub const LIST_MAX: usize = 64;
 
-/// Bytes of any text, at most.
+/// Maximum length of a text in bytes.
 pub const TEXT_BYTES_MAX: usize = 200;
 
-/// One host.
+/// Facts about one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Facts {
-    /// Its own name.
+    /// The host's own name.
     #[cbor(n(0), decode_with = "text")]
     pub host: String,
-    /// The version of rdma-pipe that looked.
+    /// Version of the rdma-pipe that gathered the facts.
     #[cbor(n(1), decode_with = "text")]
     pub program: String,
     /// The kernel's release.
     #[cbor(n(2), decode_with = "text")]
     pub kernel: String,
-    /// The distribution, for a person.
+    /// The distribution's name, for display.
     #[cbor(n(3), decode_with = "text")]
     pub system: String,
-    /// The distribution and those that it descends from: `ID` and `ID_LIKE` of os-release.
+    /// The distribution and its ancestors: `ID` and `ID_LIKE` of os-release.
     #[cbor(n(4), decode_with = "text")]
     pub family: String,
-    /// The process that gathered this may lock any amount of memory.
+    /// Whether the process that gathered the facts may lock any amount of memory.
     #[n(5)]
     pub is_root: bool,
-    /// This is a container, which sees the devices that it was given.
+    /// Whether this is a container, which sees only the devices that were passed to it.
     #[n(6)]
     pub is_container: bool,
-    /// Logical processors.
+    /// Number of logical processors.
     #[n(7)]
     pub processors: u32,
-    /// NUMA nodes.
+    /// Number of NUMA nodes.
     #[n(8)]
     pub numa_nodes: u32,
     /// Memory in KiB.
     #[n(9)]
     pub memory_kib: u64,
-    /// The file behind libibverbs.so.1, whose name ends with rdma-core's release; empty where there is none.
+    /// The file behind libibverbs.so.1, whose name ends with rdma-core's release; empty if the library is missing.
     #[cbor(n(10), decode_with = "text")]
     pub verbs_library: String,
-    /// The file behind librdmacm.so.1.
+    /// The file behind librdmacm.so.1; empty if the library is missing.
     #[cbor(n(11), decode_with = "text")]
     pub cm_library: String,
-    /// Drivers of libibverbs, as `mlx5`.
+    /// Drivers of libibverbs, such as `mlx5`.
     #[cbor(n(12), decode_with = "texts")]
     pub providers: Vec<String>,
-    /// The kernel has its verbs interface loaded.
+    /// Whether the kernel's verbs interface is loaded.
     #[n(13)]
     pub has_uverbs: bool,
-    /// The kernel has rdma_cm's interface loaded.
+    /// Whether the kernel's rdma_cm interface is loaded.
     #[n(14)]
     pub has_ucm: bool,
-    /// Device files that there should be.
+    /// Device files that should exist.
     #[n(15)]
     pub nodes: Vec<Node>,
     /// RDMA devices.
     #[n(16)]
     pub devices: Vec<Device>,
-    /// Network interfaces, without loopback.
+    /// Network interfaces except loopback.
     #[n(17)]
     pub interfaces: Vec<Interface>,
-    /// The limit on locked memory.
+    /// The limit on locked memory; `None` if unknown.
     #[n(18)]
     pub memlock: Option<Memlock>,
-    /// Its address in the ssh session that this was gathered in; empty where that is none.
+    /// The host's address in the ssh session in which the facts were gathered; empty outside of ssh.
     #[cbor(n(19), decode_with = "text")]
     pub ssh: String,
-    /// Processors' speed.
+    /// Speed of the processors.
     #[n(20)]
     pub cpu: Cpu,
     /// Huge pages.
     #[n(21)]
     pub huge: HugePages,
-    /// The program that configures the firewall: `firewall-cmd`, `ufw`, `nft`, `iptables`; empty where there is none.
+    /// The program that configures the firewall: `firewall-cmd`, `ufw`, `nft`, `iptables`; empty if there is none.
     #[cbor(n(22), decode_with = "text")]
     pub firewall: String,
-    /// Addresses through which verbs work.
+    /// Addresses at which verbs work.
     #[n(23)]
     pub rdma: Vec<RdmaAddress>,
-    /// Why there is none.
+    /// Why verbs work at no address; empty if they work.
     #[cbor(n(24), decode_with = "text")]
     pub no_rdma: String,
     /// Memory that an mlx4 device can register, in bytes.
     #[n(25)]
     pub mlx4_bytes: Option<u64>,
-    /// What its ports and its TCP have counted.
+    /// Counters of the host's ports and of its TCP.
     #[n(26)]
     pub counters: Vec<Counter>,
-    /// How its TCP is set.
+    /// Settings of the host's TCP; `None` if unknown.
     #[n(27)]
     pub tcp: Option<TcpSettings>,
 }
 
-/// Settings of the kernel's TCP, from /proc/sys/net. Sizes in bytes.
+/// Settings of the kernel's TCP, from /proc/sys/net. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct TcpSettings {
-    /// `tcp_rmem`: the least, the usual and the largest buffer for receiving.
+    /// `tcp_rmem`: minimum, default and maximum size of the receive buffer.
     #[n(0)]
     pub receive: [u64; 3],
-    /// `tcp_wmem`: the same for sending.
+    /// `tcp_wmem`: the same for the send buffer.
     #[n(1)]
     pub send: [u64; 3],
-    /// `tcp_congestion_control`.
+    /// `tcp_congestion_control`: the congestion control in use.
     #[cbor(n(2), decode_with = "text")]
     pub congestion: String,
-    /// Controls that are loaded.
+    /// Congestion controls that are loaded.
     #[cbor(n(3), decode_with = "texts")]
     pub available: Vec<String>,
-    /// `default_qdisc`.
+    /// `default_qdisc`: the default queueing discipline.
     #[cbor(n(4), decode_with = "text")]
     pub qdisc: String,
 }
@@ -129,10 +129,10 @@ pub struct TcpSettings {
 /// A device file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Node {
-    /// Its path below `/dev`.
+    /// Path of the file below `/dev`.
     #[cbor(n(0), decode_with = "plain")]
     pub name: String,
-    /// What opening it answered; 0 if it was opened.
+    /// Error number of opening the file; 0 if it was opened.
     #[n(1)]
     pub errno: i32,
 }
@@ -140,70 +140,70 @@ pub struct Node {
 /// An RDMA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Device {
-    /// Its name, as `mlx5_0`.
+    /// Name of the device, such as `mlx5_0`.
     #[cbor(n(0), decode_with = "plain")]
     pub name: String,
-    /// Its kernel driver, as `mlx5_core`; empty for a software device.
+    /// Kernel driver of the device, such as `mlx5_core`; empty for a software device.
     #[cbor(n(1), decode_with = "text")]
     pub driver: String,
-    /// Its model.
+    /// Model of the device.
     #[cbor(n(2), decode_with = "text")]
     pub model: String,
-    /// Its firmware's version.
+    /// Version of the firmware.
     #[cbor(n(3), decode_with = "text")]
     pub firmware: String,
-    /// Its GUID, in hexadecimal with colons.
+    /// GUID of the device, in hexadecimal with colons.
     #[cbor(n(4), decode_with = "text")]
     pub node_guid: String,
-    /// Its place on the PCI bus.
+    /// The device's PCI link.
     #[n(5)]
     pub pci: Option<Pci>,
-    /// The NUMA node that it is attached to; negative where there is none.
+    /// The NUMA node that the device is attached to; negative if there is none.
     #[n(6)]
     pub numa_node: i32,
-    /// It is a virtual function of an adapter.
+    /// Whether the device is a virtual function of an adapter.
     #[n(7)]
     pub is_virtual_function: bool,
-    /// How the IOMMU treats it: `DMA`, `DMA-FQ`, `identity`; empty without one.
+    /// How the IOMMU treats the device: `DMA`, `DMA-FQ`, `identity`; empty without an IOMMU.
     #[cbor(n(8), decode_with = "text")]
     pub iommu: String,
-    /// Its ports.
+    /// Ports of the device.
     #[cbor(n(9), decode_with = "list::<_, _, LIST_MAX>")]
     pub ports: Vec<Port>,
-    /// What came of registering memory on it.
+    /// Outcome of registering memory on the device; `None` if not tried.
     #[n(10)]
     pub registration: Option<Registration>,
 }
 
 impl Device {
-    /// It is made of software: rxe, siw.
+    /// Whether the device is implemented in software (rxe, siw).
     pub fn is_software(&self) -> bool {
         self.driver.is_empty()
     }
 }
 
-/// A PCI link. Speeds are in units of 0.1 GT/s; 0 stands for unknown.
+/// A PCI link. Speeds are in units of 0.1 GT/s; 0 means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Pci {
-    /// As `0000:41:00.0`; of a virtual function, that of the adapter that it belongs to.
+    /// PCI address, such as `0000:41:00.0`. For a virtual function this is the address of its adapter.
     #[cbor(n(0), decode_with = "plain")]
     pub address: String,
-    /// The speed of a lane.
+    /// Current speed of a lane.
     #[n(1)]
     pub speed: u32,
-    /// Lanes.
+    /// Current number of lanes.
     #[n(2)]
     pub width: u32,
-    /// The most that the card can do.
+    /// Maximum speed that the card supports.
     #[n(3)]
     pub speed_max: u32,
-    /// The most that the card has.
+    /// Maximum number of lanes that the card has.
     #[n(4)]
     pub width_max: u32,
 }
 
 impl Pci {
-    /// What the link carries, in Mbit/s, after its encoding.
+    /// Returns what a link carries after its line encoding, in Mbit/s.
     pub fn mbps(speed: u32, width: u32) -> u64 {
         // 8b/10b up to 5 GT/s, 128b/130b above.
         let gross = u64::from(speed) * u64::from(width) * 100;
@@ -214,72 +214,72 @@ impl Pci {
 /// A port of an RDMA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Port {
-    /// Its number, from 1.
+    /// Number of the port, from 1.
     #[n(0)]
     pub number: u32,
-    /// As `ACTIVE`.
+    /// Logical state, such as `ACTIVE`.
     #[cbor(n(1), decode_with = "text")]
     pub state: String,
-    /// As `LinkUp`.
+    /// Physical state, such as `LinkUp`.
     #[cbor(n(2), decode_with = "text")]
     pub physical: String,
     /// `InfiniBand` or `Ethernet`.
     #[cbor(n(3), decode_with = "text")]
     pub link_layer: String,
-    /// In Mbit/s; 0 where it is unknown.
+    /// Rate in Mbit/s; 0 if unknown.
     #[n(4)]
     pub rate_mbps: u32,
-    /// Lanes of the link: 1X to 12X; 0 where it is unknown.
+    /// Number of lanes of the link, from 1X to 12X; 0 if unknown.
     #[n(5)]
     pub lanes: u32,
-    /// The network interface on it.
+    /// The port's network interface.
     #[cbor(n(6), decode_with = "plain")]
     pub interface: String,
-    /// Entries of its GID table that are in use.
+    /// Number of GID table entries in use.
     #[n(7)]
     pub gids: u32,
-    /// Those that RoCE v2 can route: with an IP address that is not link-local.
+    /// Number of GID table entries that RoCE v2 can route: those with an IP address that is not link-local.
     #[n(8)]
     pub gids_routable: u32,
-    /// The port's GUID: the low half of its first GID.
+    /// GUID of the port: the low half of its first GID.
     #[cbor(n(9), decode_with = "text")]
     pub guid: String,
-    /// The MTU in use, as verbs report it, in bytes.
+    /// MTU in use, in bytes, as verbs report it.
     #[n(10)]
     pub mtu: Option<u32>,
-    /// The largest MTU, in bytes.
+    /// Largest possible MTU in bytes.
     #[n(11)]
     pub mtu_max: Option<u32>,
-    /// It is iWARP, whose packets are TCP's.
+    /// Whether the port is iWARP, whose packets are TCP packets.
     #[n(12)]
     pub is_iwarp: bool,
 }
 
 impl Port {
-    /// It is up.
+    /// Whether the port is up.
     pub fn is_active(&self) -> bool {
         self.state == "ACTIVE"
     }
 
-    /// RDMA over Ethernet's own frames.
+    /// Whether the port uses RoCE: RDMA over Ethernet, but not iWARP.
     pub fn is_roce(&self) -> bool {
         self.link_layer == "Ethernet" && !self.is_iwarp
     }
 }
 
-/// What came of registering memory.
+/// Outcome of registering memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Registration {
-    /// What was asked for, in bytes.
+    /// Bytes that were to be registered.
     #[n(0)]
     pub wanted_bytes: u64,
-    /// What could be registered, in bytes.
+    /// Bytes that could be registered.
     #[n(1)]
     pub bytes: u64,
-    /// How long that took, in microseconds.
+    /// Duration of the registration in microseconds.
     #[n(2)]
     pub micros: u64,
-    /// Why not more, for a person; empty if all could be.
+    /// Why no more could be registered, for display; empty if everything was registered.
     #[cbor(n(3), decode_with = "text")]
     pub reason: String,
 }
@@ -287,25 +287,25 @@ pub struct Registration {
 /// A network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     #[cbor(n(0), decode_with = "plain")]
     pub name: String,
-    /// It is up and has a carrier.
+    /// Whether the interface is up and has a carrier.
     #[n(1)]
     pub is_up: bool,
-    /// In bytes.
+    /// MTU in bytes.
     #[n(2)]
     pub mtu: u32,
-    /// In Mbit/s; 0 where it is unknown, and for interfaces without hardware, which make theirs up.
+    /// Rate in Mbit/s. 0 if unknown, and for interfaces without hardware, whose reported rate is invented.
     #[n(3)]
     pub rate_mbps: u32,
-    /// Its driver; empty where there is no hardware.
+    /// Driver of the interface; empty if there is no hardware.
     #[cbor(n(4), decode_with = "text")]
     pub driver: String,
-    /// Its addresses.
+    /// Addresses of the interface.
     #[cbor(n(5), decode_with = "list::<_, _, LIST_MAX>")]
     pub addresses: Vec<Address>,
-    /// Where its hardware is on the PCI bus.
+    /// PCI address of the interface's hardware.
     #[cbor(n(6), decode_with = "text")]
     pub pci: String,
 }
@@ -316,43 +316,43 @@ pub struct Address {
     /// The IP address.
     #[n(0)]
     pub ip: IpAddr,
-    /// Leading bits that name the subnet.
+    /// Number of leading bits that name the subnet.
     #[n(1)]
     pub prefix_bits: u8,
 }
 
 impl Address {
-    /// Whether the two are in one subnet.
+    /// Whether both addresses are in one subnet.
     pub fn shares_subnet(&self, other: &Self) -> bool {
         let bits = self.prefix_bits.min(other.prefix_bits);
         same_subnet(self.ip, other.ip, bits)
     }
 }
 
-/// Limits on locked memory, in bytes; `None` is none.
+/// Limits on locked memory, in bytes. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Memlock {
-    /// What counts.
+    /// The limit in effect.
     #[n(0)]
     pub soft: Option<u64>,
-    /// What it can be raised to without being root.
+    /// The value up to which the soft limit can be raised without being root.
     #[n(1)]
     pub hard: Option<u64>,
 }
 
-/// Processors' speed; 0 and empty where the system does not report it, as in most virtual machines.
+/// Speed of the processors. Fields are 0 or empty if the system does not report them, as in most virtual machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Cpu {
-    /// The governors in use, each once.
+    /// The governors in use, each listed once.
     #[cbor(n(0), decode_with = "texts")]
     pub governors: Vec<String>,
-    /// What scales the frequency.
+    /// The driver that scales the frequency.
     #[cbor(n(1), decode_with = "text")]
     pub driver: String,
-    /// The highest frequency that is allowed, in kHz.
+    /// Highest allowed frequency in kHz.
     #[n(2)]
     pub allowed_khz: u64,
-    /// The highest that there is.
+    /// Highest possible frequency in kHz.
     #[n(3)]
     pub most_khz: u64,
 }
@@ -360,43 +360,43 @@ pub struct Cpu {
 /// Huge pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct HugePages {
-    /// Reserved pages.
+    /// Number of reserved pages.
     #[n(0)]
     pub total: u64,
-    /// Those that are free.
+    /// Number of reserved pages that are free.
     #[n(1)]
     pub free: u64,
-    /// Of this size, in KiB.
+    /// Size of a page in KiB.
     #[n(2)]
     pub size_kib: u64,
-    /// Transparent ones: `always`, `madvise`, `never`.
+    /// Setting of transparent huge pages: `always`, `madvise`, `never`.
     #[cbor(n(3), decode_with = "text")]
     pub transparent: String,
 }
 
-/// An address of this host through which verbs work.
+/// An address of this host at which verbs work.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RdmaAddress {
-    /// The device.
+    /// Name of the device.
     #[cbor(n(0), decode_with = "plain")]
     pub device: String,
-    /// The address.
+    /// The IP address and its subnet.
     #[n(1)]
     pub address: Address,
-    /// It is hardware.
+    /// Whether the device is hardware.
     #[n(2)]
     pub is_hardware: bool,
-    /// The rate of its port in Mbit/s; software makes it up.
+    /// Rate of the device's port in Mbit/s; a software device invents its rate.
     #[n(3)]
     pub rate_mbps: u32,
 }
 
 impl Facts {
-    /// As they have come from another host: lists and texts bounded, and without entries whose names might not stand in
-    /// a command. `None` if the bytes are none.
+    /// Decodes facts that another host sent. Lists and texts are limited, and entries whose names might not stand in a
+    /// command are left out. `None` if the bytes are malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut facts: Self = super::decode(bytes)?;
-        // It is quoted where it stands in a script, and names that are no host's are common: "(none)".
+        // Scripts quote the host's name. Values that are no host name are common, such as "(none)".
         if facts.host.is_empty() || facts.host.len() > 64 || facts.host.chars().any(char::is_control) {
             facts.host = "unnamed".to_owned();
         }
@@ -412,42 +412,42 @@ impl Facts {
         Some(facts)
     }
 
-    /// Holds what was found here to what another host would be held to.
+    /// Applies the limits for facts from other hosts to the facts of this host.
     pub fn bounded(&self) -> Self {
         Self::decode(&super::encode(self)).expect("our own")
     }
 
-    /// The interface of that name.
+    /// Returns the interface with this name.
     pub fn interface(&self, name: &str) -> Option<&Interface> {
         self.interfaces.iter().find(|interface| interface.name == name)
     }
 
-    /// The interface that has an address.
+    /// Returns the interface that has this address.
     pub fn interface_of(&self, ip: IpAddr) -> Option<&Interface> {
         self.interfaces.iter().find(|interface| interface.addresses.iter().any(|own| own.ip == ip))
     }
 
-    /// Whether the network is fast enough for the processors to matter: from 10 Gbit/s on.
+    /// Whether the network is fast enough for processor speed to matter: an RDMA adapter, or at least 10 Gbit/s.
     pub fn is_fast(&self) -> bool {
         let hardware = self.devices.iter().any(|device| !device.is_software());
         hardware || self.interfaces.iter().any(|interface| interface.is_up && interface.rate_mbps >= 10_000)
     }
 }
 
-/// What may stand in a command without quotes, and in no way end it.
+/// Whether a name can stand in a command without quotes and cannot end the command.
 fn is_plain(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && !name.starts_with('-')
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:@/".contains(&byte))
 }
 
-/// Leaves out entries without a name, and all behind the first `most`.
+/// Removes entries without a name, and entries beyond the first `most`.
 fn hold<T>(list: &mut Vec<T>, most: usize, name: impl Fn(&T) -> &String) {
     list.retain(|entry| !name(entry).is_empty());
     list.truncate(most);
 }
 
-/// The first `MOST` entries.
+/// Decodes a list and keeps the first `MOST` entries.
 pub(super) fn list<'b, C, T, const MOST: usize>(decoder: &mut Decoder<'b>, context: &mut C) -> Result<Vec<T>, Error>
 where
     T: Decode<'b, C>,
@@ -457,18 +457,18 @@ where
     Ok(list)
 }
 
-/// The first [`LIST_MAX`] texts.
+/// Decodes a list of texts and keeps the first [`LIST_MAX`].
 fn texts<C>(decoder: &mut Decoder<'_>, context: &mut C) -> Result<Vec<String>, Error> {
     let texts = list::<_, &str, LIST_MAX>(decoder, context)?;
     Ok(texts.into_iter().map(cut).collect())
 }
 
-/// A text of at most [`TEXT_BYTES_MAX`]; a longer one is cut.
+/// Decodes a text and cuts it to [`TEXT_BYTES_MAX`].
 pub(super) fn text<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<String, Error> {
     decoder.str().map(cut)
 }
 
-/// What may stand in a command; empty where it may not.
+/// Decodes a name that may stand in a command; returns an empty name if it may not.
 pub(super) fn plain<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<String, Error> {
     decoder.str().map(|name| if is_plain(name) { name.to_owned() } else { String::new() })
 }
@@ -478,7 +478,7 @@ fn cut(text: &str) -> String {
     text[..end].to_owned()
 }
 
-/// Body of the fuzz target: facts of a hostile host are bounded, and no check panics over them.
+/// Body of the fuzz target: facts of a hostile host stay within their limits, and no check panics on them.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz_facts(bytes: &[u8]) {
     let Some(facts) = Facts::decode(bytes) else { return };

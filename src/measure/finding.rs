@@ -1,253 +1,258 @@
-//! What a check can say: a verdict, and the values that it rests on. Sentences are made of it elsewhere.
+//! What a check can report: a verdict, and the values that it is based on. Other modules turn findings into sentences.
 
 use minicbor::{Decode, Encode};
 
 use super::counters::Counter;
 use super::facts::text;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// As it should be, or not needed here.
+    /// As it should be, or not needed on this host.
     Ok,
-    /// It works, but worse than it could.
+    /// Works, but worse than possible.
     Warning,
     /// Something that this host is meant to do does not work.
     Failure,
 }
 
-/// What one check has found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which check.
+    /// Name of the check.
     pub check: &'static str,
-    /// What of the host it is about, such as a device; empty for the host itself.
+    /// The part of the host that the finding is about, such as a device; empty for the host itself.
     pub about: String,
-    /// How bad it is.
+    /// Severity of the finding.
     pub level: Level,
-    /// What it is.
+    /// What was found.
     pub what: What,
-    /// Found on the way to another host, it is for this one to mend.
+    /// Whether this host has to fix the problem, although it was found on the path to another host.
     pub is_here: bool,
 }
 
 impl Finding {
-    /// Of a whole host.
+    /// Makes a finding about a whole host.
     pub fn new(check: &'static str, level: Level, what: What) -> Self {
         Self { check, about: String::new(), level, what, is_here: false }
     }
 
-    /// Of a part of it.
+    /// Makes a finding about a part of a host.
     pub fn about(check: &'static str, about: impl Into<String>, level: Level, what: What) -> Self {
         Self { check, about: about.into(), level, what, is_here: false }
     }
 }
 
-/// What it is. Rates are in Mbit/s, sizes in bytes and times in microseconds unless a name says otherwise.
+/// What was found. Rates are in Mbit/s, sizes in bytes and times in microseconds unless a name says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names of the fields say what they are")]
 pub enum What {
-    /// The host.
+    /// Properties of the host.
     Host { system: String, kernel: String, processors: u32, memory_kib: u64, is_container: bool },
-    /// It has no RDMA device.
+    /// The host has no RDMA device.
     NoDevice,
-    /// Interfaces that are up, the fastest first: name, rate, MTU.
+    /// Interfaces that are up, the fastest first: name, rate and MTU.
     Interfaces(Vec<(String, u32, u32)>),
     /// No interface is up.
     NoInterface,
 
-    /// rdma-core is there, of this release.
+    /// rdma-core of this release is installed.
     Libraries { release: String },
-    /// It is not there, and nothing needs it.
+    /// rdma-core is not installed, but nothing needs it.
     LibrariesNotNeeded,
-    /// A device cannot be used without it.
+    /// A device cannot be used because libraries of rdma-core are missing.
     LibrariesMissing { missing: Vec<&'static str> },
     /// The library has no driver for a device.
     ProviderMissing { provider: &'static str },
-    /// All modules are loaded.
+    /// All needed modules are loaded.
     Modules,
-    /// One is not.
+    /// A needed module is not loaded.
     ModuleMissing { module: &'static str },
-    /// An adapter that can do RDMA, without the module for it.
+    /// An adapter can do RDMA, but the module for RDMA is not loaded.
     AdapterWithoutModule { interface: String, driver: String, module: &'static str },
-    /// Device files that could be opened.
+    /// All device files could be opened; `count` is their number.
     Nodes { count: usize },
-    /// One that is not there.
+    /// A device file does not exist.
     NodeMissing { path: String, is_container: bool },
-    /// One that may not be opened.
+    /// Permission to open a device file is denied.
     NodeDenied { path: String, is_container: bool },
-    /// One that cannot be opened for another reason.
+    /// A device file cannot be opened for another reason.
     NodeBroken { path: String, errno: i32 },
     /// Verbs do not work, although there is a device.
     VerbsFailed { reason: String },
 
-    /// A device.
+    /// Properties of a device.
     Device { model: String, driver: String, firmware: String, guid: String, is_virtual_function: bool },
-    /// It has no GUID.
+    /// The device has no GUID.
     GuidZero { is_virtual_function: bool },
-    /// Another device has the same.
+    /// Another device has the same GUID.
     GuidTwice { guid: String, other: String },
-    /// A port that is up.
+    /// A port is up.
     Port { link_layer: String, rate: u32, interface: String, guid: String, is_roce: bool },
-    /// One with a link that no subnet manager has configured.
+    /// A port has a link, but no subnet manager has configured the port.
     PortWaits { state: String },
-    /// One that is down.
+    /// A port is down, and no other port is up.
     PortDown { physical: String, interface: String, is_ethernet: bool },
-    /// One that is down while another is up.
+    /// A port is down while another port is up.
     PortUnused { state: String },
-    /// An InfiniBand link that came up with one lane.
+    /// An InfiniBand link came up with a single lane.
     PortNarrow { rate: u32 },
-    /// Packets' payload, of at most this.
+    /// The payload of a packet is large enough for the port.
     Mtu { bytes: u32, most: u32, interface: String, interface_mtu: u32 },
-    /// It is small for what the port can do. `needed`: the interface's MTU for more; 0 on InfiniBand.
+    /// The payload of a packet is small for what the port can do. `needed` is the interface MTU that allows more; 0 on
+    /// InfiniBand.
     MtuSmall { bytes: u32, most: u32, interface: String, interface_mtu: u32, needed: u32 },
-    /// Entries of the GID table with an address that routers know.
+    /// The GID table has entries with a routable address.
     Gids { routable: u32, all: u32 },
-    /// There are none.
+    /// The GID table has no entry with a routable address.
     GidsMissing { interface: String },
     /// IP addresses of a port's interface.
     Addresses { interface: String, addresses: Vec<String> },
-    /// None, so that rdma_cm cannot name it.
+    /// The port's interface has no IP address, so rdma_cm cannot address the port.
     AddressMissing { interface: String, is_up: bool },
-    /// Not even an interface.
+    /// The port has no network interface.
     InterfaceMissing,
-    /// Two interfaces of this host in one subnet.
+    /// Two interfaces of this host are in one subnet.
     SubnetTwice { one: String, other: String, address: String },
-    /// The PCI link, as good as the card can.
+    /// The PCI link is as fast as the card supports.
     Pcie { speed: u32, width: u32, mbps: u64 },
-    /// Worse than the card can.
+    /// The PCI link is slower than the card supports.
     PcieSlow { address: String, speed: u32, width: u32, speed_max: u32, width_max: u32, mbps: u64, rate: u32 },
-    /// The NUMA node that it is attached to, of so many.
+    /// The NUMA node that the device is attached to, and the number of nodes.
     Numa { node: i32, nodes: u32 },
-    /// The IOMMU lets it through, or there is none.
+    /// The IOMMU passes the device's accesses through, or there is no IOMMU.
     IommuPassed,
-    /// Each of its accesses is translated.
+    /// The IOMMU translates each access of the device.
     IommuTranslates { mode: String },
 
-    /// No limit on locked memory, or one that does not count.
+    /// Locked memory is unlimited, or the limit does not apply.
     MemlockUnlimited { is_root: bool },
-    /// A limit that is enough, or that nothing needs.
+    /// The limit on locked memory is sufficient, or nothing needs locked memory.
     Memlock { soft: u64, is_needed: bool },
-    /// One that makes the pool smaller.
+    /// The limit on locked memory makes the pool smaller.
     MemlockSmall { soft: u64, hard: Option<u64>, wanted: u64, is_ssh: bool },
-    /// One that leaves no room for RDMA.
+    /// The limit on locked memory leaves no room for RDMA.
     MemlockNone { soft: u64, hard: Option<u64>, is_ssh: bool },
-    /// The system does not report it.
+    /// The system does not report the limit on locked memory.
     MemlockUnknown,
-    /// Memory was registered.
+    /// All wanted memory was registered.
     Registered { bytes: u64, micros: u64 },
-    /// Less than what was wanted.
+    /// Less memory was registered than wanted.
     RegisteredLess { bytes: u64, wanted: u64, reason: String },
-    /// None at all.
+    /// No memory could be registered.
     NotRegistered { wanted: u64, reason: String },
-    /// An mlx4 device has room for less than the memory.
+    /// An mlx4 device can register less than the host's memory.
     Mlx4Small { bytes: u64, memory_kib: u64 },
-    /// Huge pages.
+    /// Settings of huge pages.
     HugePages { total: u64, free: u64, size_kib: u64, transparent: String },
-    /// Processors run as they can.
+    /// The processors run at full speed.
     Cpu { governors: Vec<String>, most_khz: u64 },
-    /// The system does not say how fast they run.
+    /// The system does not report the speed of the processors.
     CpuUnknown,
-    /// They save power while a fast network waits for them.
+    /// The processors save power although the network is fast.
     GovernorSaves { governors: Vec<String>, driver: String },
-    /// Their frequency is held below what they can.
+    /// The frequency of the processors is limited to less than they support.
     CpuCapped { allowed_khz: u64, most_khz: u64 },
 
-    /// The agent answered.
+    /// The agent answered in time.
     Agent { micros: u64, program: String },
-    /// It took long.
+    /// The agent took a long time to answer.
     AgentSlow { micros: u64 },
-    /// Another version.
+    /// The two hosts have different versions of the program.
     Versions { here: String, there: String },
-    /// One address at both hosts.
+    /// Both hosts have the same address.
     AddressTwice { address: String, here: String, there: String },
-    /// Both have RDMA, in no common subnet.
+    /// Both hosts have RDMA, but share no subnet.
     SubnetMissing { here: Vec<String>, there: Vec<String> },
-    /// RDMA at one end alone. The name of the other.
+    /// Only one of the hosts has RDMA. `without` is the name of the other host.
     RdmaOneSided { without: String },
-    /// By what ssh goes, and by what the data: interface and rate of each.
+    /// The interfaces that ssh and the data use, each with its rate.
     Route { ssh: (String, u32), data: (String, u32) },
-    /// Two interfaces of one network with different MTUs: name and MTU at each end.
+    /// Two interfaces of one network have different MTUs: name and MTU on each host.
     MtuDiffers { here: (String, u32), there: (String, u32) },
-    /// A port there could be reached, at all addresses.
+    /// A port on the other host was reached at every address on a shared network.
     Reached { address: String, micros: u64, addresses: usize },
-    /// Not at all of them: those that could not, and what came of it.
+    /// A port on the other host was reached, but not at the addresses in `not`, listed with the outcome at each.
     ReachedSome { address: String, micros: u64, not: Vec<(String, Outcome)> },
-    /// Only from there to here.
+    /// Ports can be reached only from the other host to this one.
     ReachedBack { not: Vec<(String, Outcome)>, firewall: String },
-    /// Neither way.
+    /// Ports can be reached in neither direction.
     NotReached { not: Vec<(String, Outcome)>, firewall: String },
     /// An RDMA connection was made.
     RdmaReached { address: String, micros: u64 },
-    /// None was.
+    /// No RDMA connection could be made.
     RdmaNotReached { not: Vec<(String, Outcome)>, is_roce: bool, firewall: String },
-    /// No port could be opened for that.
+    /// No port could be opened for the test.
     ProbeFailed { reason: String },
-    /// The bandwidth, and what is the most: 0 where that is unknown.
+    /// The bandwidth, and the most that the link allows (0 if unknown).
     Bandwidth { speed: super::Speed, ceiling: u64 },
-    /// Far below the most.
+    /// The bandwidth is far below what the link allows.
     BandwidthLow { speed: super::Speed, ceiling: u64 },
-    /// It could not be measured.
+    /// The bandwidth could not be measured.
     BandwidthFailed { reason: String },
 
-    /// Connections of TCP carry the line; how many it takes, and the congestion control of each host that says so.
+    /// TCP can use the whole line: the number of connections needed, and the congestion control of each host that
+    /// reports it.
     TcpWell { micros: u64, connections: u64, controls: Vec<String> },
-    /// It takes many, since a connection's window is small for the round trip. What `tcp_rmem` and `tcp_wmem` should be.
+    /// TCP needs many connections, because the window of a connection is small for the round trip. `receive` and `send`
+    /// are the values that `tcp_rmem` and `tcp_wmem` should have.
     TcpWindowSmall { window: u64, micros: u64, mbps: u64, connections: u64, receive: [u64; 3], send: [u64; 3] },
-    /// A congestion control that is slow on a line like this; whether losses were seen, and whether `bbr` is loaded.
+    /// The congestion control is slow on such a line. Also whether losses were seen, and whether `bbr` is loaded.
     Congestion { control: String, micros: u64, lost: bool, has_bbr: bool, qdisc: String },
 
-    /// Nothing bad was counted; segments of TCP that were sent, and sent again.
+    /// No errors were counted. Also the TCP segments sent, and those sent again.
     NothingLost { sent: u64, again: u64 },
-    /// Senders were held back, so that nothing was lost.
+    /// Senders were held back, so nothing was lost.
     HeldBack(Vec<Counter>),
-    /// Packets were lost, or sent again.
+    /// Packets were lost or sent again.
     PacketsLost(Vec<Counter>),
-    /// TCP sent more of its segments again than a good network has it do.
+    /// TCP sent more segments again than it would on a good network.
     SegmentsLost { sent: u64, again: u64 },
-    /// A link damages what it carries, or goes down.
+    /// A link corrupts data, or goes down.
     LinkErrors(Vec<Counter>),
 
-    /// The rates of all pairs of several hosts that were measured, from the lowest to the highest, and of what they were.
+    /// Lowest, median and highest rate of all measured pairs of hosts, and the media that carried the data.
     Rates { pairs: usize, least: u64, median: u64, most: u64, media: Vec<String> },
-    /// Not all rounds of pairs were measured, so that it took no longer than was asked for.
+    /// Some rounds of pairs were not measured, so that the measurement kept to the requested time.
     RoundsLeftOut { rounds: usize, all: usize },
-    /// A host is slow with most others: the median of what it sends and of what it receives, where that is slow.
+    /// A host is slow with most other hosts. `sends` and `receives` are the median rates of the directions that are
+    /// slow.
     HostSlow { sends: Option<u64>, receives: Option<u64>, median: u64, with: usize },
-    /// A pair is, although both its hosts are not.
+    /// A pair is slow, although neither of its hosts is slow in general.
     PairSlow { mbps: u64, median: u64, limiter: String },
-    /// No connection but through the launcher's; with so many of the others, or between so many hosts.
+    /// A host has only the launcher's connection with `with` other hosts. If the finding is about no single host,
+    /// `with` is the number of affected hosts.
     HostTunneled { with: usize },
-    /// The same of a pair.
+    /// A pair of hosts has only the launcher's connection.
     PairTunneled,
-    /// Nothing could be sent; with so many of the others, for this reason with the first of them.
+    /// Nothing could be sent between a host and `with` other hosts. `reason` is the error of the first pair.
     HostUnmeasured { with: usize, reason: String },
-    /// The same of a pair.
+    /// Nothing could be sent between a pair of hosts.
     PairUnmeasured { reason: String },
 
-    /// A fault that was made on purpose: what was done, and what was seen.
+    /// A fault was caused on purpose: what was done, and what was observed.
     Drill { done: String, seen: String, is_survived: bool },
 }
 
-/// What came of trying to connect.
+/// Outcome of a connection attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Outcome {
-    /// It connected.
+    /// The connection was made.
     #[n(0)]
     Connected,
-    /// The host answered that nothing listens on the port.
+    /// The host answered that no program listens on the port.
     #[n(1)]
     Refused,
-    /// No answer: a firewall drops packets, or there is no such host.
+    /// No answer came: a firewall drops packets, or the host does not exist.
     #[n(2)]
     Silent,
-    /// There is no way there from here; the error's number.
+    /// The address is unreachable from here. The error number.
     #[n(3)]
     Unreachable(#[n(0)] i32),
-    /// There is no RDMA at this end, or the limit on locked memory allows none.
+    /// This end has no RDMA, or the limit on locked memory does not allow it.
     #[n(4)]
     NoRdma(#[cbor(n(0), decode_with = "text")] String),
-    /// Something else.
+    /// Another outcome.
     #[n(5)]
     Other(#[cbor(n(0), decode_with = "text")] String),
 }

@@ -1,8 +1,8 @@
-//! Finds out what this host is like: from its files, and from what verbs answer.
+//! Gathers the facts about this host, from its files and from verbs.
 //!
-//! [`from_files`] reads a [`Root`] and asks nothing else, so that tests can give it a recorded tree. [`here`] adds what
-//! only system calls tell. Both take what they get: a host without RDMA, a user without rights and a kernel without an
-//! entry end as facts that are absent.
+//! [`from_files`] reads only a [`Root`], so that tests can pass a recorded tree. [`here`] adds what only system calls
+//! report. Both accept whatever they find: on a host without RDMA, without permission, or with a kernel that lacks an
+//! entry, the facts are absent.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -23,30 +23,31 @@ use crate::fault::errno_of;
 use crate::transport::rdma::{self, Adapters, Endpoint, RegisterError};
 use crate::transport::{Medium, Pool};
 
-/// What a session wants registered: its pool, and two connections' own.
+/// Bytes that a session registers: its pool, and the memory of two connections themselves.
 pub const WANTED_BYTES: u64 = (32 << 20) + 2 * rdma::CONNECTION_LOCKED_BYTES as u64;
 
-/// The smallest pool that is tried.
+/// Smallest pool that is tried, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// How long verbs may take to answer: firmware that has failed does not.
+/// How long verbs may take to answer, because failed firmware never answers.
 const VERBS_MAX: Duration = Duration::from_secs(3);
 
-/// What has the counters of drivers, how long it may take for all interfaces, and how much it may say of one.
+/// The program that reads drivers' counters, its time limit for all interfaces, and its output limit for each
+/// interface.
 const ETHTOOL: &str = "/usr/sbin/ethtool";
 const ETHTOOL_MAX: Duration = Duration::from_secs(2);
 const ETHTOOL_BYTES_MAX: u64 = 1 << 20;
 
-/// The interface that is not examined.
+/// The loopback interface, which is not examined.
 const LOOPBACK: &str = "lo";
 
-/// Where distributions keep libraries.
+/// Directories in which distributions keep libraries.
 const LIBRARY_PLACES: [&str; 5] = ["usr/lib64", "usr/lib", "lib64", "lib", "usr/local/lib"];
 
-/// Entries of a GID table that are read.
+/// Maximum number of GID table entries that are read.
 const GIDS_MAX: u32 = 64;
 
-/// Everything about this host. Takes some tens of milliseconds, 3 s at most where a device does not answer.
+/// Returns all facts about this host. Takes some tens of milliseconds, or 3 s if a device does not answer.
 pub fn here() -> Facts {
     let mut facts = from_files(&Root::default());
     let known = rdma::interface_addresses().unwrap_or_default();
@@ -54,7 +55,7 @@ pub fn here() -> Facts {
         let address = Address { ip: known.address, prefix_bits: known.prefix_bits };
         match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
             Some(interface) => interface.addresses.push(address),
-            // In a container /sys may be that of another network namespace.
+            // In a container, /sys may show another network namespace.
             None => facts.interfaces.push(Interface {
                 name: known.interface,
                 is_up: true,
@@ -63,11 +64,11 @@ pub fn here() -> Facts {
             }),
         }
     }
-    // The client's address and port, then ours.
+    // The client's address and port, then this host's.
     if let [_, _, ours, _] = std::env::var("SSH_CONNECTION").unwrap_or_default().split(' ').collect::<Vec<_>>()[..] {
         facts.ssh = ours.to_owned();
     }
-    // A device that does not answer would block the caller.
+    // On its own thread, because a device that does not answer would block the caller.
     let (post, answer) = flume::bounded(1);
     let asked = std::thread::Builder::new().name("verbs".to_owned()).spawn(move || drop(post.send(ask_verbs())));
     match answer.recv_timeout(VERBS_MAX) {
@@ -80,7 +81,7 @@ pub fn here() -> Facts {
     facts.bounded()
 }
 
-/// Adds what only ethtool knows of the interfaces here; nothing where it is not installed.
+/// Adds the counters of this host's interfaces that only ethtool reports. Does nothing if ethtool is not installed.
 fn ask_ethtool(counters: &mut Vec<Counter>) {
     let until = Instant::now() + ETHTOOL_MAX;
     let interfaces = counters::hardware(&Root::default());
@@ -102,14 +103,14 @@ fn ask_ethtool(counters: &mut Vec<Counter>) {
         let is_read = std::thread::Builder::new().name("ethtool".to_owned()).spawn(read).is_ok();
         let text = if is_read { answer.recv_deadline(until).ok() } else { None };
         let _ = ethtool.kill();
-        // A driver that hangs holds the process; it is no reason to wait as well.
+        // If a driver hangs, ethtool cannot end. It is not waited for.
         let Some(text) = text else { break };
         let _ = ethtool.wait();
         counters::add_ethtool(counters, &interface, &text);
     }
 }
 
-/// What verbs say of one address.
+/// What verbs report about an address.
 struct Verbs {
     endpoint: Endpoint,
     mtu: Option<(u32, u32)>,
@@ -153,7 +154,7 @@ fn add_verbs(facts: &mut Facts, known: Verbs) {
     });
 }
 
-/// Registers as much as a session would, or the most that goes. Nothing stays registered.
+/// Registers as much memory as a session would, or as much as possible. Nothing stays registered.
 fn register(endpoint: &Endpoint) -> Registration {
     let mut outcome = Registration { wanted_bytes: WANTED_BYTES, ..Registration::default() };
     let mut bytes = WANTED_BYTES;
@@ -183,7 +184,7 @@ fn register_bytes(endpoint: &Endpoint, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// The facts in the files below `root`.
+/// Returns the facts from the files below `root`.
 pub fn from_files(root: &Root) -> Facts {
     let library = |name: &str| {
         library_places(root).iter().find_map(|place| {
@@ -227,7 +228,7 @@ pub fn from_files(root: &Root) -> Facts {
     .bounded()
 }
 
-/// `None` where the kernel does not say, as in some containers.
+/// Returns the settings of TCP; `None` if the kernel does not report them, as in some containers.
 fn tcp(root: &Root) -> Option<TcpSettings> {
     let sizes = |name: &str| {
         let text = root.text(&format!("proc/sys/net/ipv4/{name}"))?;
@@ -248,7 +249,7 @@ fn first_number(text: &str) -> u64 {
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// How many entries are `prefix` and a number.
+/// Counts the entries whose names are `prefix` and a number.
 fn numbered(root: &Root, path: &str, prefix: &str) -> usize {
     let is_one = |name: &String| {
         name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
@@ -256,7 +257,7 @@ fn numbered(root: &Root, path: &str, prefix: &str) -> usize {
     root.names(path).iter().filter(|name| is_one(name)).count()
 }
 
-/// Whether the effective capabilities have CAP_IPC_LOCK, which lifts the limit on locked memory.
+/// Whether the effective capabilities contain CAP_IPC_LOCK, which lifts the limit on locked memory.
 fn is_root(root: &Root) -> bool {
     const CAP_IPC_LOCK: u64 = 14;
     let effective = root.field("proc/self/status", "CapEff").unwrap_or_default();
@@ -264,7 +265,7 @@ fn is_root(root: &Root) -> bool {
 }
 
 fn is_container(root: &Root) -> bool {
-    // Where the kernel's own threads are seen this is none, whatever its files were unpacked from.
+    // If the kernel's own threads are visible, this is not a container, whatever image its files came from.
     if root.text("proc/2/comm").is_some_and(|name| name == "kthreadd") {
         return false;
     }
@@ -281,8 +282,8 @@ fn library_places(root: &Root) -> Vec<String> {
     places
 }
 
-/// The drivers of libibverbs: `libmlx5-rdmav34.so` in a directory beside it, or `libmlx5.so.1` with a line in
-/// `/etc/libibverbs.d`.
+/// Returns the drivers of libibverbs. Each is a file such as `libmlx5-rdmav34.so` in the directory `libibverbs` beside
+/// the library.
 fn providers(root: &Root) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for place in library_places(root) {
@@ -297,7 +298,7 @@ fn providers(root: &Root) -> Vec<String> {
     found
 }
 
-/// The device files that there should be, each opened.
+/// Opens each device file that should exist.
 fn nodes(root: &Root) -> Vec<Node> {
     let verbs = root.names("sys/class/infiniband_verbs").into_iter().filter(|name| name.starts_with("uverbs"));
     let mut names: Vec<String> = verbs.collect();
@@ -322,7 +323,7 @@ fn device(root: &Root, name: &str) -> Device {
     let hardware = format!("{at}/device");
     let driver = root.link(&format!("{hardware}/driver")).unwrap_or_default();
     let own_address = root.link(&hardware).unwrap_or_default();
-    // A virtual function has no link of its own: that of the adapter counts.
+    // A virtual function has no link of its own, so the adapter's link counts.
     let physical = root.link(&format!("{hardware}/physfn"));
     let link_at = if physical.is_some() { format!("{hardware}/physfn") } else { hardware.clone() };
     let pci = root.has(&format!("{link_at}/max_link_speed")).then(|| Pci {
@@ -349,7 +350,7 @@ fn device(root: &Root, name: &str) -> Device {
     }
 }
 
-/// "16.0 GT/s PCIe" as 160.
+/// Parses a speed in tenths: "16.0 GT/s PCIe" is 160.
 fn tenths(text: &str) -> u32 {
     text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).map_or(0, |speed| (speed * 10.0) as u32)
 }
@@ -357,10 +358,10 @@ fn tenths(text: &str) -> u32 {
 fn port(root: &Root, device: &str, driver: &str, number: u32) -> Port {
     let at = format!("{device}/ports/{number}");
     let text = |file: &str| root.text(&format!("{at}/{file}")).unwrap_or_default();
-    // "4: ACTIVE", "5: LinkUp"
+    // Such as "4: ACTIVE" or "5: LinkUp".
     let named = |file: &str| text(file).rsplit(' ').next().unwrap_or_default().to_owned();
     let rate = text("rate");
-    // "100 Gb/sec (4X EDR)"
+    // Such as "100 Gb/sec (4X EDR)".
     let rate_gbps: f64 = rate.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0);
     let lanes =
         rate.split_once('(').and_then(|(_, rest)| rest.split_once('X')).and_then(|(lanes, _)| lanes.parse().ok());
@@ -390,7 +391,8 @@ fn port(root: &Root, device: &str, driver: &str, number: u32) -> Port {
         }
     }
     if port.interface.is_empty() {
-        // Software devices name what they are on; of hardware, the function's interface that has this port.
+        // A software device names its underlying interface. For hardware, this is the function's interface with this
+        // port number.
         let of_port = |name: &String| {
             let id = root.text(&format!("sys/class/net/{name}/dev_port")).unwrap_or_default();
             id.is_empty() || id.parse() == Ok(number - 1)
@@ -420,7 +422,7 @@ fn interfaces(root: &Root) -> Vec<Interface> {
             name,
         }
     };
-    // Which there are in our network namespace; /sys may be that of another.
+    // The interfaces of this network namespace; /sys may show another namespace.
     let ours = root.text("proc/self/net/dev").unwrap_or_default();
     let is_ours = |name: &String| {
         ours.is_empty()
@@ -477,10 +479,10 @@ fn firewall(root: &Root) -> String {
     ["firewall-cmd", "ufw", "nft", "iptables"].into_iter().find(|name| is_there(name)).unwrap_or_default().to_owned()
 }
 
-/// What the translation table of an mlx4 device has room for.
+/// Returns how many bytes the translation table of an mlx4 device can map.
 fn mlx4_bytes(root: &Root) -> Option<u64> {
     let parameter = |name: &str| root.number::<u32>(&format!("sys/module/mlx4_core/parameters/{name}"));
     let (tables, entries) = (parameter("log_num_mtt")?, parameter("log_mtts_per_seg")?);
-    // 0 leaves it to the driver, which makes room for twice the memory.
+    // With 0 the driver chooses the size, and allows for twice the memory.
     (tables > 0).then(|| 4096_u64.saturating_mul(1 << tables.min(40)).saturating_mul(1 << entries.min(10)))
 }

@@ -1,87 +1,88 @@
-//! Pairs of many hosts: which of them are measured at once, and what the rates say of pairs and of hosts.
+//! Pairs of many hosts: decides which pairs are measured at once, and judges pairs and hosts by the rates.
 //!
-//! A round has every host in one pair at most, so that no host is measured with two others at once: a round-robin
-//! tournament. What is slow is judged against the median, which a few bad pairs do not move, and what most pairs of one host
-//! have in common is said of the host.
+//! The rounds form a round-robin tournament: each host is in at most one pair of a round, so no host is measured with
+//! two others at once. Rates are compared with the median, which a few bad pairs do not move. A fault that most pairs
+//! of a host share is reported once, for that host.
 
 use std::collections::BTreeSet;
 
 use super::Speed;
 use super::finding::{Finding, Level, What};
 
-/// Below this share of the median, in percent, a pair is slow.
+/// A pair below this share of the median, in percent, is slow.
 const SLOW_PERCENT: u64 = 70;
 
-/// A pair is not, unless it is so many times as far from the median as half of the pairs above it are at most: where rates
-/// differ anyway, a low one is nothing special. In percent; a normal distribution's deviation is 148.
+/// A pair counts as slow only if its distance below the median is at least this many percent of the median distance of
+/// the pairs above the median. Where rates vary anyway, a low rate is nothing special. For a normal distribution, 148
+/// is one standard deviation.
 const DEVIATIONS_PERCENT: u64 = 450;
 
-/// A host with which this share of its pairs is bad, in percent, is what is wrong with them.
+/// If at least this share of a host's pairs is bad, in percent, the host is blamed.
 const HOST_PERCENT: usize = 60;
 
-/// So many rounds have every pair of so many hosts.
+/// Returns how many rounds it takes until every pair of this many hosts has been measured.
 pub fn rounds(hosts: usize) -> usize {
     if hosts < 2 { 0 } else { hosts + hosts % 2 - 1 }
 }
 
-/// The pairs of a round, none of which has a host of another.
+/// Returns the pairs of a round. No host is in two of them.
 pub fn round(hosts: usize, round: usize) -> Vec<(usize, usize)> {
     let others = rounds(hosts);
     let turned = (1..others.div_ceil(2)).map(|at| ((round + at) % others, (round + others - at) % others));
-    // The last one stays where it is; of an odd number one has nobody.
+    // The last host keeps its place. If the number of hosts is odd, one host is left out.
     let all = std::iter::once((round % others.max(1), others)).chain(turned);
     all.filter(|&(one, other)| one.max(other) < hosts && one != other).collect()
 }
 
-/// The rounds to measure where there is time for so many: as far from each other as can be.
+/// Returns which of `all` rounds to measure if there is time for only `at_most`: they are spread as evenly as possible.
 pub fn sampled(all: usize, at_most: usize) -> Vec<usize> {
     let count = all.min(at_most);
     (0..count).map(|at| at * all / count).collect()
 }
 
-/// One direction of a pair.
+/// Measurement of one direction of a pair.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The number of the host that sends.
+    /// Number of the sending host.
     pub from: usize,
-    /// Of the one that receives.
+    /// Number of the receiving host.
     pub to: usize,
-    /// How fast; an error is why not.
+    /// The measured speed, or why it could not be measured.
     pub speed: Result<Speed, String>,
 }
 
 impl Measured {
-    /// In Mbit/s, where it says something of the network between the two.
+    /// The rate in Mbit/s; `None` if it says nothing about the network between the hosts.
     pub fn mbps(&self) -> Option<u64> {
         self.speed.as_ref().ok().filter(|speed| !speed.is_tunneled).map(Speed::mbps)
     }
 }
 
-/// What was measured between several hosts.
+/// Measurements between several hosts.
 #[derive(Clone, Debug, Default)]
 pub struct Matrix {
-    /// Their names, for a person.
+    /// Names of the hosts, for display.
     pub hosts: Vec<String>,
-    /// What was measured.
+    /// The measured pairs.
     pub pairs: Vec<Measured>,
-    /// How many rounds, and how many there would have been.
+    /// Number of rounds that were measured.
     pub rounds: usize,
-    /// See [`rounds`].
+    /// Number of rounds with every pair; see [`rounds`].
     pub rounds_all: usize,
 }
 
 /// What is wrong with a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is slower than most.
+    /// The pair is slower than most.
     Slow,
-    /// It is connected through the launcher alone.
+    /// The pair has only the launcher's connection.
     Tunneled,
     /// Nothing could be sent.
     Unmeasured,
 }
 
-/// The middle one of a list, which is sorted by this.
+/// Sorts a list and returns its median; 0 for an empty list.
 fn median(numbers: &mut [u64]) -> u64 {
     numbers.sort_unstable();
     numbers.get(numbers.len() / 2).copied().unwrap_or(0)
@@ -92,17 +93,17 @@ impl Matrix {
         self.pairs.iter().filter_map(Measured::mbps).collect()
     }
 
-    /// The median, in Mbit/s, and the rate below which a pair is slow.
+    /// Returns the median and the rate below which a pair is slow, both in Mbit/s.
     fn bounds(&self) -> (u64, u64) {
         let mut rates = self.rates();
         let middle = median(&mut rates);
-        // How much rates differ anyway, those above it say: up to half of all may be slow.
+        // The rates above the median show how much rates vary anyway, because up to half of all pairs may be slow.
         let mut away: Vec<u64> = rates.iter().filter_map(|rate| rate.checked_sub(middle)).collect();
         let spread = median(&mut away) * DEVIATIONS_PERCENT / 100;
         (middle, (middle * SLOW_PERCENT / 100).min(middle.saturating_sub(spread)))
     }
 
-    /// What is wrong with each pair, in their order.
+    /// Returns what is wrong with each pair, in the order of `pairs`.
     pub fn faults(&self) -> Vec<Option<Fault>> {
         let (_, slow) = self.bounds();
         let fault = |pair: &Measured| match (&pair.speed, pair.mbps()) {
@@ -113,7 +114,7 @@ impl Matrix {
         self.pairs.iter().map(fault).collect()
     }
 
-    /// What the rates say.
+    /// Returns the findings about the rates, the pairs and the hosts.
     pub fn examine(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut rates = self.rates();
@@ -140,12 +141,12 @@ impl Matrix {
         findings
     }
 
-    /// Says of a host what most of its pairs have in common, and of the others what each is.
+    /// Reports faults that most pairs of a host share once, for that host, and the remaining faults for each pair.
     fn blame(&self, fault: Fault, mut bad: BTreeSet<usize>) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut blamed: Vec<usize> = Vec::new();
         if fault != Fault::Slow && bad.len() > 2 && bad.len() * 100 >= self.pairs.len() * HOST_PERCENT {
-            // It is not the hosts, but what is between them.
+            // The cause is not a host, but the network between the hosts.
             let its: Vec<usize> = bad.into_iter().collect();
             let hosts: BTreeSet<usize> = its.iter().flat_map(|&at| [self.pairs[at].from, self.pairs[at].to]).collect();
             let found = self.of_host(fault, 0, hosts.len(), &its);
@@ -162,11 +163,13 @@ impl Matrix {
         findings
     }
 
-    /// The host with the most bad pairs, of those where most are bad in one direction at least, and with how many others:
-    /// pairs with hosts that have been blamed say nothing of it.
+    /// Returns the host with the most bad pairs, and with how many other hosts its pairs are bad. Only hosts whose
+    /// pairs are mostly bad in at least one direction are considered. Pairs with hosts that have been blamed already do
+    /// not count.
     fn worst(&self, bad: &BTreeSet<usize>, blamed: &[usize]) -> Option<(usize, usize)> {
         let count = self.hosts.len();
-        // By host: pairs in which it sends, and in which it receives; all and bad ones.
+        // For each host: the pairs in which the host sends, and those in which it receives; all pairs, then the bad
+        // pairs.
         let mut pairs = vec![[[0_usize; 2]; 2]; count];
         let mut with: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); count];
         for (at, pair) in
@@ -180,7 +183,7 @@ impl Matrix {
                 }
             }
         }
-        // One bad pair of one or two is no habit.
+        // A single bad pair is not enough to blame a host.
         let is_bad = |[all, bad]: &[usize; 2]| *bad >= 2 && bad * 100 >= all * HOST_PERCENT;
         let candidates = (0..count).filter(|&host| pairs[host].iter().any(is_bad));
         let worst = candidates.max_by_key(|&host| (pairs[host][0][1] + pairs[host][1][1], std::cmp::Reverse(host)))?;
@@ -252,7 +255,7 @@ mod tests {
         assert_eq!(sampled(1023, 130).len(), 130);
     }
 
-    /// All pairs of so many hosts, each as fast as `rate` says in Mbit/s; 0 is tunneled, and 1 could not be measured.
+    /// All pairs of `hosts` hosts, each as fast as `rate` says in Mbit/s; 0 means tunneled, 1 means not measured.
     fn matrix(hosts: usize, rate: impl Fn(usize, usize) -> u64) -> Matrix {
         let measured = |from: usize, to: usize| {
             let mbps = rate(from, to);
@@ -279,7 +282,7 @@ mod tests {
         bad.map(|finding| format!("{} {:?}", finding.about, finding.what)).collect()
     }
 
-    /// Some noise that is the same in every run.
+    /// A rate with some noise that is the same in every run.
     fn about(mbps: u64, from: usize, to: usize) -> u64 {
         mbps + (from * 31 + to * 17) as u64 % 11 * mbps / 200
     }
@@ -287,7 +290,7 @@ mod tests {
     #[test]
     fn equal_hosts_are_well() {
         assert_eq!(told(&matrix(8, |from, to| about(10_000, from, to))), [""; 0]);
-        // As different as they are on a busy machine.
+        // Rates that vary as on a busy machine.
         let unsteady = matrix(8, |from, to| 2_000 + (from * 7919 + to * 104_729) as u64 % 8_000);
         assert_eq!(told(&unsteady), [""; 0]);
         assert_eq!(told(&matrix(2, |_, _| 100)), [""; 0]);
@@ -314,7 +317,7 @@ mod tests {
             let (sends, with) = ("sends: Some(200), receives: Some(200)", hosts - 1);
             assert!(found[0].starts_with("n3 HostSlow { ") && found[0].contains(sends), "{found:?}");
             assert!(found[0].ends_with(&format!("with: {with} }}")), "{found:?}");
-            // In one direction, and of two hosts.
+            // One direction only; then two hosts.
             let found = told(&matrix(hosts, |from, to| if from == 1 { 300 } else { about(1_000, from, to) }));
             assert!(
                 found.len() == 1 && found[0].contains("n1 HostSlow { sends: Some(300), receives: None"),
@@ -342,7 +345,7 @@ mod tests {
         assert_eq!(told(&cut(1)), ["n5 HostUnmeasured { with: 7, reason: \"no way\" }"]);
         let pair = matrix(8, |from, to| if (from, to) == (1, 2) { 1 } else { 1_000 });
         assert_eq!(told(&pair), ["n1 -> n2 PairUnmeasured { reason: \"no way\" }"]);
-        // Where hardly two have a connection it is said once.
+        // If hardly any two hosts have a connection, that is reported once.
         assert_eq!(told(&matrix(4, |_, _| 0)), [" HostTunneled { with: 4 }"]);
     }
 }

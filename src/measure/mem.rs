@@ -1,17 +1,17 @@
-//! Memory: how fast it is copied, by how many threads.
+//! Measures how fast memory is copied with a given number of threads.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use super::report::{MIB, Memory};
 
-/// Bytes that each thread copies from, and as many to: far more than caches hold.
+/// Size of the area that each thread copies from, and of the area that it copies to, in bytes: far larger than caches.
 const AREA_BYTES: usize = 64 << 20;
 
-/// Bytes of one copy: a chunk.
+/// Bytes of a single copy: the size of a chunk.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Copies with each number of threads from 1 on, doubling, up to `threads_max`, for `duration` each.
+/// Copies with 1, 2, 4, ... threads, and finally with `threads_max`, for `duration` each.
 pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory)) -> Vec<Memory> {
     let mut counts: Vec<u32> = (0..=5).map(|power| 1 << power).filter(|&count| count < threads_max).collect();
     counts.push(threads_max.max(1));
@@ -25,14 +25,14 @@ pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory
         .collect()
 }
 
-/// Bytes a second that so many threads copy, each its own memory.
+/// Copies with this many threads, each in its own memory, and returns the bytes copied per second.
 pub fn copies_with(threads: u32, duration: Duration) -> f64 {
     let ready = Barrier::new(threads as usize);
     std::thread::scope(|scope| {
         let copying: Vec<_> = (0..threads)
             .map(|_| {
                 scope.spawn(|| {
-                    // Written here, so that the pages are there, and near this thread.
+                    // Written by this thread, so that the pages exist and lie near it.
                     let source = vec![1_u8; AREA_BYTES];
                     let mut target = vec![2_u8; AREA_BYTES];
                     ready.wait();

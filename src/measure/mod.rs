@@ -1,20 +1,20 @@
-//! Measuring: what hosts are like, what is wrong with them, and how they reach each other.
+//! Measures and examines hosts: what they are like, what is wrong with them, and how they reach each other.
 //!
-//! Three steps that know nothing of each other. *Facts* are gathered on each host ([`gather`]), by an agent as well, and
-//! are values without a verdict. *Checks* are functions from facts to findings; they do no I/O, so that a recorded tree of
-//! `/sys` and `/proc` tests each of them. *Words* for a finding, and the command that fixes it, are made in
-//! `cli::doctor`.
+//! The examination has three steps, each of which knows nothing of the others. *Facts* are values without a verdict;
+//! they are gathered on each host ([`gather`]), also by agents. *Checks* are functions from facts to findings. They do
+//! no I/O, so a recorded tree of `/sys` and `/proc` can test each check. *Words* describe a finding and name the
+//! command that fixes it; they are made in `cli::doctor`.
 //!
-//! * `root`: the kernel's files about its host. `facts`: what is known of a host. `gather`: finds it out.
-//! * `finding`: what a check can say. `checks`: the checks of one host, and of the way between two.
-//! * `counters`: what adapters have counted, and what it says. `matrix`: which pairs of many hosts are measured, and which of
-//!   them, or which hosts, are slow.
-//! * `probe`: opens ports to be tried, and tries those of another host.
+//! * `root`: the kernel's files about its host. `facts`: what is known of a host. `gather`: gathers the facts.
+//! * `finding`: what a check can report. `checks`: the checks of one host, and of the path between two hosts.
+//! * `counters`: what adapters have counted, and what the counts mean. `matrix`: chooses which pairs of many hosts are
+//!   measured, and finds slow pairs and slow hosts.
+//! * `probe`: opens ports for another host to try, and tries the ports of another host.
 //!
-//! Beside that, what is measured and what is made of it, numbers in, tables and drawings out:
+//! Other modules measure, or turn numbers into tables and drawings:
 //!
-//! * `report`: the numbers, as text and JSON. `plot`: as drawings.
-//! * `model`: an adapter's on-board cache, and what it does to many connections.
+//! * `report`: the numbers as text and JSON. `plot`: the numbers as drawings.
+//! * `model`: an adapter's on-board cache, and its effect on many connections.
 //! * `disk`, `mem`: storage and memory of this host.
 
 pub mod checks;
@@ -42,56 +42,56 @@ pub use finding::{Finding, Level, What};
 use minicbor::{Decode, Encode};
 use probe::Attempt;
 
-/// What one host tells another, as it travels.
+/// Encodes a value for sending to another host.
 pub fn encode(told: &impl Encode<()>) -> Vec<u8> {
     minicbor::to_vec(told).expect("a vector takes everything")
 }
 
-/// As another host sent it; `None` if the bytes are none.
+/// Decodes a value that another host sent; `None` if the bytes are malformed.
 pub fn decode<'b, T: Decode<'b, ()>>(bytes: &'b [u8]) -> Option<T> {
     minicbor::decode(bytes).ok()
 }
 
-/// What is known of the way between two hosts. A part that was not looked at is absent, and then nothing is said of it.
+/// What is known of the path between two hosts. A part that was not examined is absent, and no check reports on it.
 #[derive(Clone, Debug, Default)]
 pub struct Path {
-    /// This host.
+    /// Facts of this host.
     pub here: Facts,
-    /// The other.
+    /// Facts of the other host.
     pub there: Facts,
-    /// Both are one machine.
+    /// Whether both hosts are the same machine.
     pub is_one_machine: bool,
-    /// How long it took until the agent there had answered, in microseconds.
+    /// Time until the agent on the other host had answered, in microseconds.
     pub agent_micros: u64,
-    /// What came of connecting to ports that were opened there; an error is why none could be.
+    /// Outcome of connecting to ports that were opened on the other host; an error says why no port could be opened.
     pub to_there: Option<Result<Vec<Attempt>, String>>,
-    /// The same from there to ports that were opened here.
+    /// Outcome of connecting from the other host to ports that were opened here.
     pub to_here: Option<Result<Vec<Attempt>, String>>,
-    /// How fast it went.
+    /// The measured speed, or why it could not be measured.
     pub speed: Option<Result<Speed, String>>,
-    /// What both had counted when all was done.
+    /// Counters of this host and of the other host after all measurements.
     pub after: Option<[Vec<counters::Counter>; 2]>,
 }
 
 /// A measured transfer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Speed {
-    /// Payload.
+    /// Bytes of payload.
     pub bytes: u64,
-    /// In this time.
+    /// Duration of the transfer in microseconds.
     pub micros: u64,
-    /// As the reports name it: `tcp`, `rdma`, `rdma-software`.
+    /// The medium, as reports name it: `tcp`, `rdma`, `rdma-software`.
     pub medium: String,
-    /// What took the most of the time that was waited: `source`, `cpu`, `credits`, `wire`, `sink`; empty if nothing did.
+    /// What the transfer waited for longest: `source`, `cpu`, `credits`, `wire`, `sink`; empty if it did not wait.
     pub limiter: String,
-    /// It went through the launcher's connection.
+    /// Whether the data went through the launcher's connection.
     pub is_tunneled: bool,
-    /// It was encrypted.
+    /// Whether the data was encrypted.
     pub is_encrypted: bool,
 }
 
 impl Speed {
-    /// In Mbit/s.
+    /// The rate in Mbit/s.
     pub fn mbps(&self) -> u64 {
         self.bytes.saturating_mul(8).checked_div(self.micros).unwrap_or(0)
     }

@@ -1,63 +1,64 @@
-//! A model of an adapter's on-board memory, and of what many connections do to throughput.
+//! Models an adapter's on-board memory, and how the number of connections affects throughput.
 //!
-//! An adapter keeps what it needs to know of a connection in host memory and caches it in on-board SRAM. For one small
-//! operation it needs the connection's state, the work queue entry, and the translation (MTT) and protection (MPT) entries
-//! of the memory that is named. While all of that fits, an operation costs what the adapter's pipeline takes. Past that,
-//! LRU evicts what other connections will need again, and each operation waits for reads over PCIe.
+//! An adapter keeps the context of each connection in host memory and caches it in on-board SRAM. A small operation
+//! needs the connection's state, the work queue entry, and the translation (MTT) and protection (MPT) entries of the
+//! memory that it names. While all of that fits, an operation takes only as long as the adapter's pipeline needs. With
+//! more connections, LRU evicts entries that other connections will need again, and each operation waits for reads over
+//! PCIe.
 //!
-//! # What is known, and what is fitted
+//! # What is known and what is fitted
 //!
-//! * 375 bytes of state for a connection, and about 2 MB of SRAM (ConnectX-4 and -5), are known. Alone they would allow
-//!   5600 connections. A ConnectX-6 at 100 Gb/s keeps its peak up to about 450 (Wang and others, StaR, ICNP 2021, figure
-//!   1: 32-byte READs, one under way on each connection).
-//! * So each connection takes 4.6 KB, twelve times its state. Here that is a window of 64 work queue entries of 64 bytes,
-//!   which adapters fetch ahead of need, and a cache line each of MTT, MPT and completion queue context. The sizes of
-//!   the entries are usual ones; that *64* of them are kept is fitted to the 450.
-//! * The share of the peak that is left at 3000 connections fits how many PCIe reads run side by side. The text says that
-//!   performance past 3000 connections "is 70 % of the peak"; that is how it is read here, and the default. It can also be
-//!   read as *lower by* 70 %, which is `left_at_3000` = 0.3.
-//! * The pipeline's rate and the round trip are round numbers; they scale the curve and do not change its shape.
+//! * It is known that a connection has 375 bytes of state, and that the SRAM holds about 2 MB (ConnectX-4 and -5).
+//!   These figures alone would allow 5600 connections. A ConnectX-6 at 100 Gb/s keeps its peak up to about 450 (Wang
+//!   and others, StaR, ICNP 2021, figure 1: 32-byte READs, one in flight on each connection).
+//! * So each connection takes 4.6 KB, twelve times its state. In this model the difference is a window of 64 work queue
+//!   entries of 64 bytes, which adapters prefetch, and one cache line each of MTT, MPT and completion queue context.
+//!   The sizes of the entries are usual ones; the window of *64* entries is fitted to the 450 connections.
+//! * The number of parallel PCIe reads is fitted to the share of the peak that is left at 3000 connections. The paper
+//!   says that performance past 3000 connections "is 70 % of the peak". The model reads that literally by default. The
+//!   sentence can also mean *lower by* 70 %, which is `left_at_3000` = 0.3.
+//! * The pipeline's rate and the round trip are round numbers. They scale the curve and do not change its shape.
 //!
 //! # Throughput
 //!
-//! Each connection has one operation under way: it is on the wire and at the other end for `round_trip`, and queues for
-//! the adapter. That is a closed queueing network with one server, whose throughput mean value analysis gives exactly.
-//! Connections are taken to come up in random order, so that LRU finds an entry with probability `capacity / connections`
-//! (strictly in turn, it would find none). A test compares that with a simulated LRU cache.
+//! Each connection has one operation in flight. The operation spends `round_trip` on the wire and at the other end, and
+//! then queues for the adapter. That is a closed queueing network with one server; mean value analysis gives its exact
+//! throughput. Connections are assumed to be used in random order, so LRU finds an entry with probability `capacity /
+//! connections` (strictly in turn, LRU would find none). A test compares that with a simulated LRU cache.
 
 use super::report;
 
-/// Bytes of a cache line, as MTT, MPT and completion queue contexts are cached.
+/// Bytes of a cache line, the unit in which MTT, MPT and completion queue contexts are cached.
 const LINE_BYTES: f64 = 64.0;
 
-/// The number of connections that `left_at_3000` is about.
+/// Number of connections that `left_at_3000` refers to.
 const FAR: u32 = 3000;
 
-/// The largest number of connections of a curve.
+/// Largest number of connections on a curve.
 const CURVE_MAX: u32 = 4096;
 
-/// An adapter.
+/// Parameters of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adapter {
-    /// On-board memory for caching, in bytes.
+    /// Size of the on-board cache memory in bytes.
     pub sram_bytes: f64,
-    /// State of one connection, in bytes, without its work queue.
+    /// State of a connection in bytes, without its work queue.
     pub state_bytes: f64,
-    /// Work queue entries of one connection that are kept.
+    /// Number of work queue entries that are cached for a connection.
     pub work_entries: f64,
-    /// Bytes of one of those.
+    /// Size of a work queue entry in bytes.
     pub work_entry_bytes: f64,
-    /// MTT, MPT and completion queue context entries of one connection, a line each.
+    /// Number of MTT, MPT and completion queue context entries of a connection, each a cache line.
     pub other_lines: f64,
-    /// One operation in the pipeline with everything cached, in nanoseconds.
+    /// Time that an operation takes in the pipeline if everything is cached, in nanoseconds.
     pub service_ns: f64,
-    /// One operation outside of this adapter, in nanoseconds.
+    /// Time that an operation spends outside this adapter, in nanoseconds.
     pub round_trip_ns: f64,
-    /// One read over PCIe, in nanoseconds.
+    /// Time of a read over PCIe, in nanoseconds.
     pub pcie_ns: f64,
-    /// Reads that an operation needs if nothing of its connection is cached.
+    /// Number of PCIe reads for an operation if nothing of its connection is cached.
     pub pcie_reads: f64,
-    /// Reads that run side by side.
+    /// Number of PCIe reads that run in parallel.
     pub pcie_parallel: f64,
 }
 
@@ -67,25 +68,26 @@ impl Default for Adapter {
     }
 }
 
-/// How connections are dealt with.
+/// How connections are managed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
-    /// Each is used whenever it has something to do.
+    /// Each connection is used whenever it has work.
     Plain,
-    /// They are used in groups that take turns (ScaleRPC): each group fits the cache, and has to be fetched at its turn.
+    /// Connections are used in groups that take turns (ScaleRPC). Each group fits in the cache, and is fetched at the
+    /// start of its turn.
     Grouped {
-        /// How long a turn is, in nanoseconds.
+        /// Length of a turn in nanoseconds.
         turn_ns: f64,
     },
-    /// Their state is kept at the client and comes with each packet (StaR): there is nothing to cache.
+    /// The client keeps the state and sends it with each packet (StaR), so the adapter caches nothing.
     ClientState,
 }
 
-/// ScaleRPC's turn: 100 µs.
+/// Groups with ScaleRPC's turn of 100 µs.
 pub const GROUPED: Scheme = Scheme::Grouped { turn_ns: 100_000.0 };
 
 impl Adapter {
-    /// A ConnectX-6 at 100 Gb/s that has this share of its peak left at 3000 connections.
+    /// Returns a ConnectX-6 at 100 Gb/s that keeps this share of its peak at 3000 connections.
     pub fn with_left_at_3000(left: f64) -> Self {
         let adapter = Self {
             sram_bytes: 2.0 * 1024.0 * 1024.0,
@@ -99,34 +101,34 @@ impl Adapter {
             pcie_reads: 4.0,
             pcie_parallel: 1.0,
         };
-        // There the adapter is what limits, so that the time of an operation is what its misses add.
+        // At 3000 connections the adapter is the bottleneck, so misses add directly to the time of an operation.
         let added_ns = adapter.service_ns * (1.0 / left.clamp(0.01, 1.0) - 1.0);
         let misses = 1.0 - adapter.capacity() / f64::from(FAR);
         let needed = adapter.pcie_reads * adapter.pcie_ns * misses / added_ns.max(1e-9);
         Self { pcie_parallel: needed, ..adapter }
     }
 
-    /// Bytes of SRAM that one connection takes with all that its operations need.
+    /// Bytes of SRAM that a connection takes, with everything that its operations need.
     pub fn connection_bytes(&self) -> f64 {
         self.state_bytes + self.work_entries * self.work_entry_bytes + self.other_lines * LINE_BYTES
     }
 
-    /// Connections that fit.
+    /// Number of connections that fit in the SRAM.
     pub fn capacity(&self) -> f64 {
         self.sram_bytes / self.connection_bytes()
     }
 
-    /// What an operation waits for PCIe if nothing of its connection is cached, in nanoseconds.
+    /// How long an operation waits for PCIe if nothing of its connection is cached, in nanoseconds.
     pub fn miss_ns(&self) -> f64 {
         self.pcie_reads * self.pcie_ns / self.pcie_parallel
     }
 
-    /// The share of operations whose connection is cached.
+    /// Share of operations whose connection is cached.
     pub fn hit_ratio(&self, connections: u32) -> f64 {
         (self.capacity() / f64::from(connections.max(1))).min(1.0)
     }
 
-    /// Millions of operations a second.
+    /// Throughput in millions of operations per second.
     pub fn mops(&self, connections: u32, scheme: Scheme) -> f64 {
         let plain = |connections: u32| {
             let service = self.service_ns + (1.0 - self.hit_ratio(connections)) * self.miss_ns();
@@ -140,7 +142,7 @@ impl Adapter {
                 if connections <= group {
                     plain(connections)
                 } else {
-                    // Each turn begins with a group that has been evicted.
+                    // Each turn begins with a group that has been evicted from the cache.
                     let fetching = (f64::from(group) * self.miss_ns()).min(turn_ns);
                     plain(group) * (1.0 - fetching / turn_ns)
                 }
@@ -149,7 +151,8 @@ impl Adapter {
         per_ns * 1000.0
     }
 
-    /// The number of connections with the highest throughput (the largest of several), and that in Mops.
+    /// Returns the number of connections with the highest throughput, and that throughput in Mops. Of several such
+    /// numbers, the largest is returned.
     pub fn peak(&self) -> (u32, f64) {
         let mut best = (1, 0.0);
         for connections in points() {
@@ -161,12 +164,13 @@ impl Adapter {
         best
     }
 
-    /// How many queue pairs each of so many clients may use without passing the peak; 0 if even one each passes it.
+    /// Number of queue pairs that each of `clients` may use without passing the peak; 0 if even one queue pair each
+    /// passes the peak.
     pub fn queue_pairs_for(&self, clients: u32) -> u32 {
         self.capacity() as u32 / clients.max(1)
     }
 
-    /// The answer to that in words.
+    /// Describes the result of [`Self::queue_pairs_for`] in words.
     pub fn advice(&self, clients: u32) -> String {
         let capacity = self.capacity() as u32;
         match self.queue_pairs_for(clients) {
@@ -186,7 +190,7 @@ impl Adapter {
         }
     }
 
-    /// The curve and the constants, for a report.
+    /// Returns the curve and the constants for a report.
     pub fn report(&self, clients: Option<u32>) -> report::Model {
         let (peak_connections, peak_mops) = self.peak();
         let curve = points()
@@ -224,7 +228,7 @@ impl Adapter {
     }
 }
 
-/// Numbers of connections at which curves are drawn.
+/// Returns the numbers of connections at which curves are evaluated.
 fn points() -> Vec<u32> {
     let mut points: Vec<u32> =
         geometric(1.0, f64::from(CURVE_MAX), 73).into_iter().map(|point| point.round() as u32).collect();
@@ -239,8 +243,8 @@ fn geometric(first: f64, last: f64, count: u32) -> Vec<f64> {
     (0..count).map(|step| first * factor.powi(step as i32)).collect()
 }
 
-/// Operations a nanosecond of `customers` that each spend `elsewhere` and then queue for one server: exact mean value
-/// analysis.
+/// Returns the throughput, in operations per nanosecond, of `customers` that each spend `elsewhere` and then queue for
+/// one server. Uses exact mean value analysis.
 fn closed_network(customers: u32, service: f64, elsewhere: f64) -> f64 {
     let mut queue = 0.0;
     let mut throughput = 0.0;
@@ -301,11 +305,11 @@ mod tests {
             assert!(plain < grouped && grouped < client, "{connections}: {plain} {grouped} {client}");
             assert!(client > 0.99 * adapter.peak().1, "{connections}");
         }
-        // Below the capacity there is nothing to group.
+        // Below the capacity, all connections form one group.
         assert_eq!(adapter.mops(100, GROUPED), adapter.mops(100, Scheme::Plain));
     }
 
-    /// An LRU cache that counts what it finds.
+    /// Returns the share of hits in a simulated LRU cache.
     fn simulated_hits(capacity: usize, connections: u64, accesses: u64) -> f64 {
         let (mut used, mut order) = (HashMap::new(), BTreeMap::new());
         let (mut state, mut hits, mut counted) = (7_u64, 0, 0);

@@ -1,4 +1,4 @@
-//! Numbers as drawings, in SVG. Several reports are drawn over each other.
+//! Draws numbers as SVG. Several reports are drawn on top of each other.
 
 use plotters::backend::SVGBackend;
 use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
@@ -6,46 +6,46 @@ use plotters::prelude::*;
 
 use super::report::{Bandwidth, Connections, Disk, Latency, Report, ending};
 
-/// Width of a drawing and height of each chart in it, in pixels.
+/// Width of a drawing and height of each chart in pixels.
 const WIDTH: u32 = 1000;
 const HEIGHT: u32 = 420;
 
-/// Height of a line of the heading, of a chart's title, and of a bar with the space below it.
+/// Heights in pixels of a line of the heading, of a chart's title, and of a bar including the space below it.
 const LINE: u32 = 22;
 const TITLE: u32 = 46;
 const BAR: u32 = 28;
 
 /// A line of a chart.
 pub struct Series {
-    /// Its name in the legend; an empty one needs none.
+    /// Name in the legend; an empty name is left out.
     pub name: String,
-    /// Across and up.
+    /// Points: horizontal and vertical value.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Lines over an axis on which a step is a factor.
+/// Lines over a logarithmic horizontal axis.
 pub struct Chart {
-    /// Above it.
+    /// Title above the chart.
     pub title: String,
-    /// What is across.
+    /// Label of the horizontal axis.
     pub across: String,
-    /// What is up.
+    /// Label of the vertical axis.
     pub up: String,
     /// The lines.
     pub series: Vec<Series>,
-    /// Numbers up grow by factors.
+    /// Whether the vertical axis is logarithmic.
     pub log_up: bool,
-    /// Numbers across are bytes.
+    /// Whether the horizontal values are bytes.
     pub in_bytes: bool,
 }
 
-/// Numbers that have nothing across: a bar for each.
+/// Values without a horizontal axis, each drawn as a bar.
 struct Bars {
     title: String,
     bars: Vec<(String, f64)>,
 }
 
-/// One part of a drawing.
+/// A part of a drawing.
 enum Part<'a> {
     /// What was measured: a line for each report.
     Heading(Vec<String>),
@@ -76,13 +76,13 @@ pub fn draw(reports: &[(String, &Report)]) -> Option<String> {
     Some(draw_parts(&parts))
 }
 
-/// Draws charts below each other. `None` if there are none.
+/// Draws charts one below the other. `None` if there are none.
 pub fn draw_charts(charts: &[Chart]) -> Option<String> {
     let parts: Vec<Part<'_>> = charts.iter().map(Part::Lines).collect();
     (!parts.is_empty()).then(|| draw_parts(&parts))
 }
 
-/// Lines, but bars where there is one point across.
+/// Draws lines, or bars if all points have the same horizontal value.
 fn part(chart: &Chart) -> Part<'_> {
     let mut points = chart.series.iter().flat_map(|series| &series.points);
     let first = points.next().map_or(0.0, |point| point.0);
@@ -115,22 +115,22 @@ impl Part<'_> {
     }
 }
 
-/// A report's line of a chart: its name, and its points.
+/// The name of a line in a chart, and a function that takes its points from a report.
 struct Line<'a>(&'a str, &'a dyn Fn(&Report) -> Vec<(f64, f64)>);
 
-/// Charts that several reports share.
+/// Charts that are shared by several reports.
 struct Charts<'a> {
     reports: &'a [(String, &'a Report)],
     charts: Vec<Chart>,
 }
 
 impl Charts<'_> {
-    /// Adds a chart of these lines, of every report that has any.
+    /// Adds a chart with these lines for each report that has points for them.
     fn add(&mut self, title: &str, across: &str, up: &str, log_up: bool, lines: &[Line<'_>]) {
         let mut series = Vec::new();
         for Line(what, points) in lines {
             for (name, report) in self.reports {
-                // A row without a number is not one at the bottom.
+                // A value of 0 means that the row has no number, so it is not drawn at the bottom.
                 let points: Vec<_> = points(report).into_iter().filter(|point| point.1 > 0.0).collect();
                 let name = match (self.reports.len() == 1, *what) {
                     (true, _) => (*what).to_owned(),
@@ -150,10 +150,10 @@ impl Charts<'_> {
     }
 }
 
-/// What is across a chart over message lengths.
+/// Horizontal label of charts over message lengths.
 const BYTES: &str = "bytes of a message";
 
-/// A point for each row of one table of a report.
+/// Returns a function that makes a point from each row of a table of a report.
 fn points<R: 'static>(
     rows: fn(&Report) -> &[R],
     across: fn(&R) -> f64,
@@ -164,7 +164,7 @@ fn points<R: 'static>(
 
 fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
     let mut charts = Charts { reports, charts: Vec::new() };
-    // Of several reports, the figures that are compared.
+    // With several reports, only the figures that are compared are drawn.
     let alone = reports.len() == 1;
     let latency = |which: fn(&Latency) -> f64| {
         move |report: &Report| -> Vec<(f64, f64)> {
@@ -218,7 +218,7 @@ fn add_model(charts: &mut Charts<'_>) {
     charts.add("Model of the adapter's cache", "connections", "million/s", false, &lines);
 }
 
-/// Storage: a line for each action and size of blocks.
+/// Adds the charts of storage, with a line for each action, order and block size.
 fn add_disk(charts: &mut Charts<'_>) {
     let mut kinds: Vec<(&str, bool, u64)> = Vec::new();
     for row in charts.reports.iter().flat_map(|(_, report)| &report.disk) {
@@ -250,12 +250,12 @@ fn add_disk(charts: &mut Charts<'_>) {
     }
 }
 
-/// What is drawn on.
+/// The area that is drawn on.
 type Area<'s> = DrawingArea<SVGBackend<'s>, plotters::coord::Shift>;
 
 type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Colours that the colour-blind can tell from each other: those of Okabe and Ito, without yellow, which is too light for
+/// Colours that colour-blind readers can tell apart: those of Okabe and Ito, without yellow, which is too light for
 /// lines on white.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -306,7 +306,7 @@ fn draw_bars(area: &Area<'_>, bars: &Bars) -> Drawn<()> {
     Ok(())
 }
 
-/// The names of the lines, beside them: where the lines are, a box would hide some.
+/// Draws the names of the lines beside the chart, because a box inside the chart would hide some lines.
 fn draw_legend(area: &Area<'_>, names: &[String]) -> Drawn<()> {
     for (number, (name, top)) in names.iter().zip((TITLE as i32..).step_by(LINE as usize)).enumerate() {
         area.draw(&Rectangle::new([(0, top + 4), (18, top + 8)], color(number).filled()))?;
@@ -342,7 +342,7 @@ fn draw_chart(area: &Area<'_>, chart: &Chart) -> Drawn<()> {
     }
 }
 
-/// The marks of an axis across: every point that was measured, as far as their labels have room beside each other.
+/// Returns the marks of a horizontal axis: every measured point, as far as the labels fit beside each other.
 fn marks(mut points: Vec<f64>, in_bytes: bool, axis: &Powers, pixels: i32) -> Vec<f64> {
     points.sort_by(f64::total_cmp);
     points.dedup();
@@ -388,7 +388,7 @@ where
     Ok(())
 }
 
-/// An axis on which a step is a factor: with these marks, or else one at each power of ten.
+/// A logarithmic axis with the given marks, or with a mark at each power of ten.
 #[derive(Clone)]
 struct Powers {
     from: f64,
@@ -413,7 +413,7 @@ impl Ranged for Powers {
         let step = ((last - first + 1).max(1) as usize).div_ceil(hint.max_num_points().max(1));
         let mut points: Vec<f64> = (first..=last).step_by(step.max(1)).map(|power| 10_f64.powi(power)).collect();
         if points.len() < 3 {
-            // Within a power or two: marks in between.
+            // The range covers only a power or two, so marks in between are added.
             points = (first - 1..=last)
                 .flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
                 .filter(|point| (self.from..=self.to).contains(point))

@@ -1,8 +1,8 @@
-//! Probes: ports that are opened to be tried, over TCP and over rdma_cm, and trying those of another host.
+//! Probes: opens ports, over TCP and over rdma_cm, for another host to try, and tries the ports of another host.
 //!
-//! A probe sends its ticket on each TCP connection, and accepts an RDMA connection only with it. So the end that connects
-//! knows that it reached this probe, and not another program or another host of the same address. A probe closes when it
-//! is dropped, and after [`OPEN_MAX`].
+//! A probe sends its ticket on each TCP connection, and accepts an RDMA connection only with the ticket. So the
+//! connecting end knows that it reached this probe, and not another program or another host with the same address. A
+//! probe closes when it is dropped, or after [`OPEN_MAX`].
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -23,97 +23,97 @@ use super::finding::Outcome;
 use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, LaneRequest, Listener};
 use crate::transport::{Medium, Pool, is_inner};
 
-/// How long a probe stays open at most.
+/// Maximum time that a probe stays open.
 pub const OPEN_MAX: Duration = Duration::from_secs(30);
 
-/// How long one address may take to answer.
+/// Maximum time for an address to answer.
 const CONNECT_MAX: Duration = Duration::from_millis(2500);
 
-/// Addresses that are tried at most, of either kind.
+/// Maximum number of addresses that are tried, for TCP and for RDMA each.
 const ATTEMPTS_MAX: usize = 8;
 
-/// Pairs of RDMA addresses that are tried at most.
+/// Maximum number of pairs of RDMA addresses that are tried.
 const PAIRS_MAX: usize = 4;
 
 /// How often an open probe checks whether it was closed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a connection that was let in is kept, for the other end to see that it is up.
+/// How long an accepted connection is kept, so that the other end can see that it is up.
 const GREET_MAX: Duration = Duration::from_millis(500);
 
-/// The pool behind a probe for RDMA: nothing is moved, but a queue pair needs one.
+/// Size of the pool behind an RDMA probe. No data is moved, but a queue pair needs a pool.
 const POOL_BUFFERS: u32 = 4;
 const POOL_BUFFER_BYTES: usize = 64 << 10;
 
-/// What shows that a probe is the right one.
+/// Length of a ticket, which identifies a probe.
 pub const TICKET_BYTES: usize = 16;
 
-/// Where a probe is.
+/// Where a probe listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct ProbeTargets {
-    /// Its TCP port, on all addresses.
+    /// TCP port, on all addresses.
     #[n(0)]
     pub port: u16,
-    /// Where it listens over rdma_cm.
+    /// RDMA addresses on which the probe listens.
     #[cbor(n(1), decode_with = "list::<_, _, ATTEMPTS_MAX>")]
     pub rdma: Vec<RdmaTarget>,
-    /// What shows that it is this one.
+    /// The ticket that identifies the probe.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub ticket: [u8; TICKET_BYTES],
 }
 
-/// An address at which a probe listens over rdma_cm.
+/// An address on which a probe listens over rdma_cm.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RdmaTarget {
-    /// The address.
+    /// The IP address and its subnet.
     #[n(0)]
     pub address: Address,
-    /// Its port.
+    /// The port at this address.
     #[n(1)]
     pub port: u16,
-    /// The device is hardware.
+    /// Whether the device is hardware.
     #[n(2)]
     pub is_hardware: bool,
-    /// The rate of its port in Mbit/s.
+    /// Rate of the device's port in Mbit/s.
     #[n(3)]
     pub rate_mbps: u32,
 }
 
-/// Probes to try.
+/// A request to try the addresses of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct ProbeRequest {
-    /// Addresses to try over TCP; those that the two hosts have a subnet in common for come first.
+    /// Addresses to try over TCP. Addresses in a subnet that both hosts share come first.
     #[cbor(n(0), decode_with = "list::<_, _, ATTEMPTS_MAX>")]
     pub tcp: Vec<Address>,
-    /// The probe.
+    /// Where the probe listens.
     #[n(1)]
     pub targets: ProbeTargets,
 }
 
-/// One attempt to connect.
+/// An attempt to connect.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Attempt {
-    /// Where to.
+    /// The address of the probe.
     #[n(0)]
     pub address: IpAddr,
-    /// Over rdma_cm, else over TCP.
+    /// Whether the attempt used rdma_cm; otherwise it used TCP.
     #[n(1)]
     pub is_rdma: bool,
-    /// What came of it.
+    /// Outcome of the attempt.
     #[n(2)]
     pub outcome: Outcome,
-    /// How long that took, in microseconds.
+    /// Duration of the attempt in microseconds.
     #[n(3)]
     pub micros: u64,
 }
 
-/// Attempts as another host sent them; `None` if the bytes are malformed.
+/// Decodes attempts that another host sent; `None` if the bytes are malformed.
 pub fn decode_attempts(bytes: &[u8]) -> Option<Vec<Attempt>> {
     list::<_, _, { 2 * ATTEMPTS_MAX }>(&mut Decoder::new(bytes), &mut ()).ok()
 }
 
 impl ProbeRequest {
-    /// The probe of `there`, to be tried from `here`.
+    /// Makes a request to try the probe of `there` from `here`.
     pub fn new(here: &Facts, there: &Facts, is_one_machine: bool, targets: ProbeTargets) -> Self {
         let mut tcp: Vec<(bool, u32, Address)> = Vec::new();
         let ours = || here.interfaces.iter().filter(|own| own.is_up).flat_map(|own| &own.addresses);
@@ -123,7 +123,7 @@ impl ProbeRequest {
                 tcp.push((near, interface.rate_mbps, address.clone()));
             }
         }
-        // Stable: a host lists its addresses in their own order.
+        // The sort is stable, so equal addresses stay in the host's own order.
         tcp.sort_by_key(|(near, rate, _)| std::cmp::Reverse((*near, *rate)));
         let mut tcp: Vec<Address> = tcp.into_iter().map(|(_, _, address)| address).take(ATTEMPTS_MAX).collect();
         if is_one_machine && tcp.is_empty() {
@@ -132,7 +132,7 @@ impl ProbeRequest {
         Self { tcp, targets }
     }
 
-    /// Adds an address at which the host has been reached, if it is none of its own.
+    /// Adds an address at which the host has been reached, unless the address is already listed.
     pub fn also(&mut self, address: IpAddr) {
         if self.tcp.iter().all(|known| known.ip != address) {
             self.tcp.truncate(ATTEMPTS_MAX - 1);
@@ -143,18 +143,19 @@ impl ProbeRequest {
 
 /// An open probe.
 pub struct Probe {
-    /// Where it is.
+    /// Where the probe listens.
     pub targets: ProbeTargets,
     closed: Arc<AtomicBool>,
     _rdma: Vec<Listener>,
 }
 
 impl Probe {
-    /// Opens one: on a TCP port of `ports` or else of the system's choice, and at every RDMA address.
+    /// Opens a probe on a TCP port and at every RDMA address. The TCP port is taken from `ports`; without `ports`, the
+    /// system chooses.
     ///
     /// # Errors
     ///
-    /// Why there is no TCP port. RDMA addresses at which nothing can listen are left out.
+    /// Why no TCP port could be opened. RDMA addresses on which listening fails are left out.
     pub fn open(ports: Option<RangeInclusive<u16>>) -> Result<Self, String> {
         let mut ticket = [0; TICKET_BYTES];
         getrandom::fill(&mut ticket).map_err(|error| error.to_string())?;
@@ -169,7 +170,7 @@ impl Probe {
                 let wait = Timespec::try_from(LOOK_AGAIN).expect("short");
                 let _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&wait));
                 if let Ok((mut stream, _)) = listener.accept() {
-                    // It fits into any socket's buffer; a peer that has gone already does not miss it.
+                    // The ticket fits into any socket's buffer. A peer that has already gone does not need it.
                     let _ = stream.write_all(&ticket);
                 }
             }
@@ -188,7 +189,7 @@ impl Probe {
         let Some(adapters) = adapters() else { return };
         for endpoint in rdma::endpoints().unwrap_or_default().into_iter().take(ATTEMPTS_MAX) {
             let greet = Box::new(|mut connection: rdma::Connection, _hello| {
-                // Nothing is sent; the other end closes once it is connected.
+                // No data is sent; the other end closes as soon as it is connected.
                 drop(connection.receive(Instant::now() + GREET_MAX));
             });
             let Ok(listener) = rdma::listen(&adapters, &endpoint, ports.clone(), self.targets.ticket, greet) else {
@@ -229,7 +230,7 @@ fn adapters() -> Option<Adapters> {
     Some(Adapters::new(pool))
 }
 
-/// Tries a probe: all its addresses at once, each for 2.5 s at most.
+/// Tries all addresses of a probe at once, each for at most 2.5 s.
 pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
     let targets = &request.targets;
     let (post, outcomes) = bounded(ATTEMPTS_MAX + PAIRS_MAX);
@@ -325,7 +326,7 @@ fn connect_rdma(adapters: &Adapters, own: &Endpoint, other: SocketAddr, ticket: 
     }
 }
 
-/// Body of the fuzz target: what another host says of probes and attempts is bounded, and never panics.
+/// Body of the fuzz target: probes and attempts from another host stay within their limits, and never cause a panic.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz_probes(bytes: &[u8]) {
     use super::{decode, encode};
@@ -379,7 +380,8 @@ mod tests {
 
     #[test]
     fn nobody_answers() {
-        // Reserved for documentation: dropped, refused, without a way there, or taken by a proxy that has none either.
+        // An address reserved for documentation. Packets to it are dropped or refused, have no route, or reach a proxy
+        // that has no route either.
         let targets = ProbeTargets { port: 9, ..ProbeTargets::default() };
         let attempts = try_all(&request(Ipv4Addr::new(198, 51, 100, 1).into(), &targets));
         assert!(attempts[0].outcome != Outcome::Connected && attempts[0].micros < 6_000_000, "{attempts:?}");
@@ -401,7 +403,7 @@ mod tests {
             .collect();
         assert_eq!(decode_attempts(&encode(&attempts)), Some(attempts));
         assert_eq!(decode_attempts(b"\x01"), None);
-        // One as it was when it had a type of its own for the way: refused, not misread.
+        // An attempt in an older encoding, which had a separate type on the wire: refused, not misread.
         assert_eq!(decode_attempts(b"\x81\x86\x82\x44\x0a\x09\0\x02\0\xf5\x03\x18\x71\x60\x19\x05\xdc"), None);
     }
 

@@ -1,9 +1,9 @@
-//! Hosts as they were recorded, for tests: `tests/doctor/NAME.tree`.
+//! Recorded hosts for tests: `tests/doctor/NAME.tree`.
 //!
-//! A tree is lines, in this order of effect: `like NAME` begins with another tree; `let NAME PATH` names a path that `$NAME`
-//! stands for; `PATH = TEXT` is a file (`\n` ends a line in it), `PATH -> TARGET` a symbolic link, `- PATH` takes away what
-//! is at or below it. What is not in files stands in lines of its own: `address INTERFACE ADDRESS/BITS`,
-//! `rdma DEVICE ADDRESS/BITS hardware|software MBPS`, `registered DEVICE BYTES|all`, `ssh OURS THEIRS`.
+//! A tree consists of lines, which take effect in order. `like NAME` starts from another tree. `let NAME PATH` defines
+//! `$NAME` as a path. `PATH = TEXT` is a file (`\n` in TEXT ends a line), and `PATH -> TARGET` is a symbolic link. `-
+//! PATH` removes everything at or below a path. Facts that are not in files have lines of their own: `address INTERFACE
+//! ADDRESS/BITS`, `rdma DEVICE ADDRESS/BITS hardware|software MBPS`, `registered DEVICE BYTES|all`, `ssh OURS THEIRS`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Tree {
                     let gone = self.named(path);
                     let below = format!("{gone}/");
                     self.entries.retain(|path, _| *path != gone && !path.starts_with(&below));
-                    // What is said of an interface or a device goes with it.
+                    // Other lines about a removed interface or device are removed too.
                     let name = gone.rsplit('/').next().expect("one");
                     let is_of = |words: &[String]| words[1] == name || name == "infiniband" && words[0] != "address";
                     self.live.retain(|words| words[0] == "ssh" || !is_of(words));
@@ -82,7 +82,7 @@ fn address(text: &str) -> Address {
     Address { ip: address.parse().expect("an address"), prefix_bits: bits.parse().expect("a number") }
 }
 
-/// The facts of a recorded host, which is put on the disk once.
+/// Returns the facts of a recorded host. Each host is written to disk only once.
 pub(crate) fn facts(name: &str) -> Facts {
     static KNOWN: Mutex<BTreeMap<String, Facts>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
-//! The numbers of a measurement, and how they are written: tables with the columns of perftest, and JSON.
+//! The numbers of a measurement, written as tables with the columns of perftest, or as JSON.
 //!
-//! MB is perftest's: 2²⁰ bytes. Latencies are half of a round trip, in microseconds.
+//! MB is used as in perftest: 2²⁰ bytes. Latencies are half of a round trip, in microseconds.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -9,53 +9,53 @@ use std::time::{Duration, SystemTime};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The version of the JSON that is written, under `"rdperf"`.
+/// Version of the JSON format, written under `"rdperf"`.
 pub const FORMAT: u32 = 1;
 
 /// Bytes of a MiB.
 pub const MIB: f64 = 1_048_576.0;
 
-/// All that one command has measured. What was not measured is left out.
+/// Everything that a command has measured. Parts that were not measured are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// Version of the format: [`FORMAT`].
     pub rdperf: u32,
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
     /// The host that measured.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// When it ended, such as `2026-02-28T12:00:00Z`.
+    /// When the measurement ended, such as `2026-02-28T12:00:00Z`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub date: String,
-    /// How the wire was measured, if it was.
+    /// How the wire was measured; `None` if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
-    /// Latency against message size.
+    /// Latency by message size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latency: Vec<Latency>,
-    /// Bandwidth against message size.
+    /// Bandwidth by message size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bandwidth: Vec<Bandwidth>,
-    /// Throughput against the number of connections.
+    /// Throughput by number of connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub connections: Vec<Connections>,
-    /// Messages sent and compared as they came back.
+    /// Messages that were sent and compared with their echo.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ping: Option<Ping>,
-    /// Storage.
+    /// Measurements of storage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk: Vec<Disk>,
-    /// Memory copies.
+    /// Measurements of memory copies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<Memory>,
     /// What limits a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
-    /// Each network between the hosts, and all of them at once.
+    /// Each network between the hosts, and all networks at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rails: Option<Rails>,
-    /// An adapter's model.
+    /// Model of an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<Model>,
 }
@@ -63,19 +63,19 @@ pub struct Report {
 /// How the wire was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Wire {
-    /// This host's name.
+    /// Name of this host.
     pub from: String,
-    /// The other host, as the user calls it.
+    /// Name of the other host, as the user wrote it.
     pub to: String,
-    /// `tcp`, `rdma` or `rdma-software`.
+    /// The medium: `tcp`, `rdma` or `rdma-software`.
     pub medium: String,
-    /// Device and addresses.
+    /// The device and the addresses.
     pub route: String,
-    /// `events` or `polling`: how messages were waited for.
+    /// How messages were waited for: `events` or `polling`.
     pub wait: String,
-    /// Connections.
+    /// Number of connections.
     pub connections: u32,
-    /// Messages on their way on each of them, at most.
+    /// Maximum number of messages in flight on each connection.
     pub depth: u32,
 }
 
@@ -87,36 +87,37 @@ impl Wire {
     }
 }
 
-/// Half round trips of messages of one size, in microseconds.
+/// Half of the round trip times of messages of one size, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Bytes of each message.
     pub bytes: u64,
-    /// Round trips.
+    /// Number of round trips.
     pub iterations: u64,
-    /// The shortest.
+    /// Shortest time.
     pub min_us: f64,
-    /// The one that came most often.
+    /// Most frequent time.
     pub typical_us: f64,
-    /// Mean.
+    /// Mean time.
     pub average_us: f64,
     /// Standard deviation.
     pub deviation_us: f64,
-    /// Median: what perftest calls typical.
+    /// Median, which perftest calls typical.
     pub p50_us: f64,
-    /// 99 of 100 were shorter.
+    /// Time that 99 of 100 round trips stay below.
     pub p99_us: f64,
-    /// 999 of 1000 were shorter.
+    /// Time that 999 of 1000 round trips stay below.
     pub p999_us: f64,
-    /// The longest.
+    /// Longest time.
     pub max_us: f64,
 }
 
 impl Latency {
-    /// Of a histogram of nanoseconds.
+    /// Makes a row from a histogram of nanoseconds.
     pub fn new(bytes: u64, histogram: &Histogram<u64>) -> Self {
         let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
-        // Of several that came equally often, the one in the middle: of few round trips hardly any comes twice.
+        // Of several equally frequent times, the one nearest to the median. With few round trips, hardly any time
+        // occurs twice.
         let median = histogram.value_at_quantile(0.5);
         let typical = histogram
             .iter_recorded()
@@ -141,42 +142,43 @@ impl Latency {
 pub struct Bandwidth {
     /// Bytes of each message.
     pub bytes: u64,
-    /// Messages, of both directions.
+    /// Number of messages, in both directions together.
     pub iterations: u64,
-    /// The best tenth of the run, in MiB/s.
+    /// Rate of the best tenth of the run, in MiB/s.
     pub peak_mib_s: f64,
-    /// The whole run, in MiB/s.
+    /// Rate of the whole run, in MiB/s.
     pub average_mib_s: f64,
-    /// Millions of messages a second.
+    /// Millions of messages per second.
     pub rate_mpps: f64,
-    /// Both ends sent; the numbers are the sums.
+    /// Whether both ends sent; then the numbers are sums.
     #[serde(default)]
     pub bidirectional: bool,
 }
 
-/// One direction of a run, as both ends saw it.
+/// One direction of a run, as measured at both ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Direction {
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
-    /// From the first send to the last completion.
+    /// Time from the first send to the last completion.
     pub sending: Duration,
-    /// From the first arrival to the last.
+    /// Time from the first arrival to the last.
     pub receiving: Duration,
-    /// Peaks at the sender and the receiver, in bytes a second; 0 where there was none.
+    /// Peak rates at the sender and at the receiver, in bytes per second; 0 if there was no peak.
     pub peaks: (u64, u64),
 }
 
 impl Bandwidth {
-    /// Of the directions that sent. In each, the end that took longer counts: a sender is done when its system has
-    /// taken the last message, which over TCP is long before that has arrived.
+    /// Makes a row from the directions in which data was sent. In each direction, the end that took longer counts. A
+    /// sender is done when its system has accepted the last message; over TCP that is long before the message has
+    /// arrived.
     pub fn new(bytes: u64, directions: &[Direction]) -> Self {
         let mut row = Self { bytes, bidirectional: directions.len() > 1, ..Self::default() };
         for direction in directions {
             let per_second = |messages: u64, time: Duration| {
                 if time.is_zero() { f64::INFINITY } else { messages as f64 / time.as_secs_f64() }
             };
-            // The first message that arrived took no time that anybody knows.
+            // The time of the first arrived message is unknown, so that message is not counted.
             let arrived = per_second(direction.messages.saturating_sub(1), direction.receiving);
             let rate = per_second(direction.messages, direction.sending).min(arrived);
             let rate = if rate.is_finite() { rate } else { 0.0 };
@@ -193,7 +195,7 @@ impl Bandwidth {
         row
     }
 
-    /// Adds what was carried at the same time elsewhere.
+    /// Adds what was carried elsewhere at the same time.
     pub fn add(&mut self, other: &Self) {
         self.bytes = other.bytes;
         self.iterations += other.iterations;
@@ -204,120 +206,120 @@ impl Bandwidth {
     }
 }
 
-/// Throughput with some number of connections.
+/// Throughput with a given number of connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Connections {
-    /// Connections.
+    /// Number of connections.
     pub connections: u32,
-    /// Round trips a second of 32 bytes each way, one on its way on each connection.
+    /// Round trips per second with messages of 32 bytes, one in flight on each connection.
     pub operations_s: f64,
-    /// The median round trip of those, in microseconds.
+    /// Median time of these round trips in microseconds.
     pub operation_us: f64,
     /// One-way throughput of 64 KiB messages, in MiB/s.
     pub large_mib_s: f64,
 }
 
-/// Messages that were sent and compared as they came back.
+/// Messages that were sent and compared with their echo.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ping {
-    /// Their latency.
+    /// Latency of the messages.
     pub latency: Latency,
-    /// Those that came back with other contents.
+    /// Number of messages that came back with different contents.
     pub damaged: u64,
 }
 
-/// Reading or writing storage with blocks of one size and so many on their way.
+/// Reading or writing storage, with one block size and one depth.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
-    /// What was read or written.
+    /// The file, device or directory.
     pub path: String,
-    /// `read` or `write`.
+    /// The action: `read` or `write`.
     pub action: String,
-    /// Past the page cache (O_DIRECT).
+    /// Whether the page cache was bypassed (O_DIRECT).
     pub direct: bool,
-    /// At random offsets, else one behind the other.
+    /// Whether offsets were random; otherwise blocks followed each other.
     pub random: bool,
     /// Bytes of each block.
     pub bytes: u64,
-    /// Blocks on their way.
+    /// Number of blocks in flight.
     pub depth: u32,
-    /// Blocks a second.
+    /// Blocks per second.
     pub iops: f64,
     /// Throughput in MiB/s.
     pub mib_s: f64,
-    /// The median time of one block, in microseconds.
+    /// Median time of a block in microseconds.
     pub p50_us: f64,
-    /// 99 of 100 were faster.
+    /// Time in microseconds that 99 of 100 blocks stay below.
     pub p99_us: f64,
 }
 
-/// Copying memory.
+/// Throughput of memory copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Threads that copy, each its own memory.
+    /// Number of threads, each copying its own memory.
     pub threads: u32,
-    /// Bytes copied a second, all threads together, in MiB/s: each byte is read once and written once.
+    /// Data copied per second by all threads together, in MiB/s. Each byte is read once and written once.
     pub mib_s: f64,
 }
 
-/// One of the things that a copy passes through.
+/// A stage that the data of a copy passes through.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// `source`, `memory`, `wire` or `sink`.
+    /// Name of the stage: `source`, `memory`, `wire` or `sink`.
     pub name: String,
-    /// What it is: a path, a route.
+    /// What the stage consists of, such as a path or a route.
     pub what: String,
-    /// Its throughput, in MiB/s.
+    /// Throughput in MiB/s.
     pub mib_s: f64,
-    /// Operations a second of one of those that are under way at a time.
+    /// Operations per second of each of the `parallel` operations.
     pub operations_s: f64,
-    /// Bytes of each operation.
+    /// Size of an operation in bytes.
     pub bytes: u64,
-    /// How many are under way at a time.
+    /// Number of operations in flight at a time.
     pub parallel: u32,
 }
 
-/// What a copy passes through, and which of it is the slowest.
+/// The stages of a copy, and the slowest of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// In the order in which data passes.
+    /// The stages, in the order in which data passes through them.
     pub stages: Vec<Stage>,
-    /// The name of the slowest.
+    /// Name of the slowest stage.
     pub limit: String,
-    /// A sentence that says so.
+    /// A sentence that names the slowest stage.
     pub sentence: String,
 }
 
-/// What one network carries, or all of them at once, with messages of one size.
+/// What a network carries, or all networks at once, with messages of one size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Way {
-    /// The network, for a person: an interface of this host, and the addresses of both ends.
+    /// The network, for display: an interface of this host, and the addresses of both ends.
     pub name: String,
-    /// The interface; `None` for all at once, and where there is one network.
+    /// The interface; `None` for all networks at once, and if there is only one network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// `tcp`, `rdma` or `rdma-software`; empty for all at once.
+    /// The medium: `tcp`, `rdma` or `rdma-software`; empty for all networks at once.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub medium: String,
     /// Bytes of each message.
     pub bytes: u64,
-    /// In MiB/s.
+    /// Throughput in MiB/s.
     pub average_mib_s: f64,
-    /// Millions of messages a second.
+    /// Millions of messages per second.
     pub rate_mpps: f64,
-    /// Why it could not be used.
+    /// Why the network could not be used; `None` if it was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
 impl Way {
-    /// One that could not be used.
+    /// Makes a row for a network that could not be used.
     pub fn failed(name: String, interface: Option<&str>, bytes: u64, reason: String) -> Self {
         let interface = interface.map(str::to_owned);
         Self { name, interface, bytes, failed: Some(reason), ..Self::default() }
     }
 
-    /// Of what was measured.
+    /// Makes a row for a measured network.
     pub fn new(name: String, medium: &str, interface: Option<&str>, carried: &Bandwidth) -> Self {
         let &Bandwidth { bytes, average_mib_s, rate_mpps, .. } = carried;
         let (medium, interface) = (medium.to_owned(), interface.map(str::to_owned));
@@ -325,47 +327,48 @@ impl Way {
     }
 }
 
-/// Each network between two hosts.
+/// The networks between two hosts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rails {
-    /// For each size of messages, each network by itself, then all at once.
+    /// For each message size: each network by itself, then all networks at once.
     pub ways: Vec<Way>,
-    /// What all carry at once, in times of the best one: of the last size. `None` where there is one.
+    /// Throughput of all networks at once divided by that of the best network, for the last message size. `None` if
+    /// there is only one network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gain: Option<f64>,
-    /// A sentence that says so.
+    /// A sentence that summarizes the result.
     pub sentence: String,
 }
 
 /// A curve of the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Model {
-    /// The model's constants, and where they come from.
+    /// The model's constants, each with its origin.
     pub constants: Vec<(String, f64, String)>,
-    /// Connections, and for each the throughput in Mops: plain, grouped, state at the client.
+    /// Number of connections, with the throughput in Mops: plain, grouped, state at the client.
     pub curve: Vec<(u32, f64, f64, f64)>,
-    /// Connections at the peak of plain RC.
+    /// Number of connections at the peak of plain RC.
     pub peak_connections: u32,
-    /// The same, in Mops.
+    /// Throughput at the peak of plain RC, in Mops.
     pub peak_mops: f64,
-    /// Answers to what was asked.
+    /// Answers to the user's questions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub answers: Vec<String>,
 }
 
 impl Report {
-    /// An empty report of this version.
+    /// Returns an empty report of this version.
     pub fn new() -> Self {
         Self { rdperf: FORMAT, version: env!("CARGO_PKG_VERSION").to_owned(), ..Self::default() }
     }
 
-    /// Says where and when it was measured: now, on this host.
+    /// Records this host and the current time as place and time of the measurement.
     pub fn sign(&mut self) {
         self.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         self.date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     }
 
-    /// What was measured where, by what, and when, on one line; empty if the report does not say.
+    /// Returns one line with what was measured, where, how and when; empty if the report does not say.
     pub fn heading(&self) -> String {
         let mut parts = Vec::new();
         match (&self.wire, self.disk.first()) {
@@ -378,16 +381,16 @@ impl Report {
         parts.join(", ")
     }
 
-    /// One JSON object on one line, without its end.
+    /// Returns the report as one JSON object on one line, without a line end.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("names and numbers")
     }
 
-    /// Reads what [`Report::to_json`] wrote.
+    /// Reads a report that [`Report::to_json`] wrote.
     ///
     /// # Errors
     ///
-    /// A sentence, if `text` is not a report, or one of another format.
+    /// A sentence, if `text` is not a report, or is a report of another format.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let report: Self =
             serde_json::from_str(text).map_err(|error| format!("is not a report of rdperf --json: {error}"))?;
@@ -397,7 +400,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Tables for a person.
+    /// Returns the report as tables for display.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if let Some(wire) = &self.wire {
@@ -453,10 +456,11 @@ impl Report {
     }
 }
 
-/// A column of a table: its name, and the cell of a row.
+/// A column of a table: its name, and a function that returns the cell of a row.
 type Column<R> = (&'static str, fn(&R) -> String);
 
-/// Perftest's columns. Its unit in every name would take more than the 80 columns of a terminal.
+/// Perftest's columns. The heading names the unit, because units in all column names would exceed the 80 columns of a
+/// terminal.
 const LATENCY_HEADING: &str = "Latency, half a round trip, in usec";
 const LATENCY: [Column<Latency>; 10] = [
     ("#bytes", |row| row.bytes.to_string()),
@@ -526,7 +530,7 @@ const CURVE: [Column<(u32, f64, f64, f64)>; 4] = [
     ("state at client[Mops]", |row| format!("{:.2}", row.3)),
 ];
 
-/// A time in microseconds with four digits at least, in as few columns as that takes.
+/// Formats a time in microseconds with at least three digits, in as few columns as possible.
 fn time(us: f64) -> String {
     match us {
         us if us < 99.995 => format!("{us:.2}"),
@@ -535,10 +539,10 @@ fn time(us: f64) -> String {
     }
 }
 
-/// The width of a terminal.
+/// Width of a terminal in columns.
 const COLUMNS: usize = 80;
 
-/// At most so many characters: of a long path, as of a route, the end says most.
+/// Shortens a text to at most `most` characters and keeps its end, which says most about a path or a route.
 pub(super) fn ending(text: &str, most: usize) -> String {
     let count = text.chars().count();
     if count <= most {
@@ -548,7 +552,7 @@ pub(super) fn ending(text: &str, most: usize) -> String {
     format!("…{end}")
 }
 
-/// At most so many characters: of a network, its interface says most.
+/// Shortens a text to at most `most` characters and keeps its beginning: a network's name begins with its interface.
 fn beginning(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -556,9 +560,10 @@ fn beginning(text: &str, most: usize) -> String {
     text.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// Appends a table, after an empty line if something stands before it; nothing if there are no rows.
+/// Appends a table, after an empty line if there is text already. Appends nothing if there are no rows.
 ///
-/// Columns are as wide as what is in them and left-aligned, as perftest's are; the gaps use the room that a terminal has.
+/// Columns are as wide as their contents and left-aligned, as in perftest. The gaps use the remaining width of a
+/// terminal.
 fn table<R>(text: &mut String, heading: &str, columns: &[Column<R>], rows: &[R]) {
     if rows.is_empty() {
         return;

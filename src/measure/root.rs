@@ -1,17 +1,17 @@
-//! The kernel's files about its host, below one root: `/`, or a recorded tree in a test.
+//! The kernel's files about its host, below one root: `/`, or a recorded tree in tests.
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a file that are read at most: the longest of interest are lists of modules and mounts.
+/// Maximum number of bytes read from a file. The longest files of interest are the lists of modules and of mounts.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// Entries of a directory that are looked at, at most.
+/// Maximum number of entries read from a directory.
 const ENTRIES_MAX: usize = 4096;
 
-/// Where `/sys`, `/proc`, `/dev` and `/usr/lib` are. Whatever cannot be read is absent: a kernel without a feature, a
-/// container and a user without the right to look all show themselves in that way.
+/// The directory that contains `/sys`, `/proc`, `/dev` and `/usr/lib`. Files that cannot be read count as absent. A
+/// kernel without a feature, a container, and a user without permission all look like that.
 #[derive(Clone, Debug)]
 pub struct Root(PathBuf);
 
@@ -22,41 +22,42 @@ impl Default for Root {
 }
 
 impl Root {
-    /// Another place than `/`.
+    /// Uses another root than `/`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// Whether these are this machine's own files, so that its system calls speak of the same machine.
+    /// Whether the files belong to this machine, so that system calls describe the same machine.
     pub fn is_live(&self) -> bool {
         self.0 == Path::new("/")
     }
 
-    /// Where a path without its leading slash is.
+    /// Returns where a path lies; `path` has no leading slash.
     pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(path)
     }
 
-    /// A file's text without surrounding blanks, of at most 64 KiB; bytes that are no UTF-8 are replaced.
+    /// Returns the text of a file without surrounding whitespace, up to 64 KiB. Invalid UTF-8 is replaced.
     pub fn text(&self, path: &str) -> Option<String> {
         let mut bytes = Vec::new();
         File::open(self.path(path)).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// The number that a file begins with.
+    /// Returns the number that a file begins with.
     pub fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.split_whitespace().next()?.parse().ok()
     }
 
-    /// What stands behind `name` in a file of lines such as `MemTotal:  1024 kB`.
+    /// Returns the text after `name` in a file of lines such as `MemTotal:  1024 kB`.
     pub fn field(&self, path: &str, name: &str) -> Option<String> {
         let text = self.text(path)?;
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
         Some(rest.trim_start_matches([':', '=']).trim().trim_matches('"').to_owned())
     }
 
-    /// The names in a directory, sorted, at most 4096; those that are no UTF-8 are left out.
+    /// Returns the names in a directory, sorted by length and then by name, at most 4096. Names that are not UTF-8 are
+    /// left out.
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -65,12 +66,12 @@ impl Root {
         names
     }
 
-    /// Whether there is something of this name.
+    /// Whether an entry exists at this path.
     pub fn has(&self, path: &str) -> bool {
         fs::symlink_metadata(self.path(path)).is_ok()
     }
 
-    /// The last component of what a symbolic link says: the driver, the bus address.
+    /// Returns the last component of a symbolic link's target, such as a driver or a bus address.
     pub fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())

@@ -1,12 +1,12 @@
-//! Bundles: connections that carry messages of one length and nothing else, for measurements.
+//! Bundles: connections for measurements, which carry only messages of a fixed length.
 //!
-//! A lane adds a header to each chunk, and hands every arrival from its thread to its owner: right for a copy, and too
-//! much for a message of two bytes. A bundle uses what lanes are made of (the same sockets, reliable queue pairs between
-//! the same addresses, SEND and RECV, credits so that no message ever finds no receive posted), but the thread that waits
-//! for a message is the one that sends the next.
+//! A lane adds a header to each chunk, and passes each arrival from the lane's thread to its owner. That suits a copy,
+//! but costs too much for a message of two bytes. A bundle is built from the same parts as lanes: the same sockets, or
+//! reliable queue pairs between the same addresses, SEND and RECV, and credits so that every message finds a posted
+//! receive. But the thread that waits for a message also sends the next one.
 //!
-//! Its connections are divided into [`Group`]s, each run by one thread. [`Progress`] is what the groups of one end, and
-//! the thread that talks to the other end, have in common.
+//! The connections are divided into [`Group`]s, each run by one thread. [`Progress`] is shared by the groups of an end
+//! and the thread that talks to the other end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,149 +18,149 @@ use super::LaneError;
 
 pub mod tcp;
 
-/// Stack of a thread that sends and receives.
+/// Stack size of a thread that sends and receives.
 pub const STACK_BYTES: usize = 128 << 10;
 
-/// What failed where the system has refused such a thread: no connection has been lost.
+/// Error text for the case that the system refuses to start such a thread. No connection has been lost then.
 pub const NO_THREAD: &str = "cannot start a thread";
 
-/// The longest that a thread sleeps before it checks whether the run is over.
+/// Longest sleep before a thread checks whether the run is over.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Round trips at the start of an echo that are not measured: caches and clocks of processors warm up in them. Fewer,
-/// where they would take more than a tenth of the run.
+/// Number of round trips at the start of an echo that are not measured, because processor caches and clocks warm up in
+/// them. Fewer are left out if they would take more than a tenth of the run.
 pub const WARM_UP: u64 = 32;
 
-/// Longer latencies count as this one, in nanoseconds: a minute.
+/// Longer latencies are recorded as this value, in nanoseconds: a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// Stretches of time in which a run is counted.
+/// Number of time intervals in which a run is counted.
 const BINS: usize = 64;
 
-/// The shortest stretch, in microseconds. They double whenever a run is longer than all of them.
+/// Shortest interval in microseconds. The intervals double in length whenever a run outlasts all of them.
 const BIN_US_MIN: u64 = 1000;
 
-/// The peak is the best of so many parts of a run: a burst out of full buffers is none.
+/// The peak is the best of this many parts of a run, so that a burst from full buffers does not count as a peak.
 const PARTS: usize = 10;
 
-/// What a bundle is made for.
+/// Properties of a bundle, fixed when the bundle is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Settings {
-    /// Bytes of the largest message.
+    /// Maximum size of a message in bytes.
     #[n(0)]
     pub message_bytes_max: u32,
-    /// Messages that one connection may have on their way.
+    /// Maximum number of messages in flight on a connection.
     #[n(1)]
     pub depth: u16,
-    /// Connections that there will be at most.
+    /// Maximum number of connections.
     #[n(2)]
     pub connections_max: u32,
-    /// Both ends poll for messages all the time instead of sleeping until one comes.
+    /// Whether both ends poll for messages constantly instead of sleeping until a message arrives.
     #[n(3)]
     pub poll: bool,
 }
 
-/// What a group does in one run.
+/// What a group does in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Sends a message on each connection, and the next one when it has come back.
+    /// Sends a message on each connection, and the next message when the first has come back.
     Ask,
-    /// Sends back what comes.
+    /// Sends received messages back.
     Answer,
-    /// Sends messages one behind the other, or receives them, or both.
+    /// Sends messages one after the other, receives them, or both.
     Stream {
-        /// Sends.
+        /// Whether the group sends.
         sends: bool,
-        /// Receives.
+        /// Whether the group receives.
         receives: bool,
     },
 }
 
-/// One run, for one group.
+/// A group's part of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Assignment {
-    /// What it does.
+    /// What the group does.
     pub part: Task,
-    /// When the run began, for all groups alike.
+    /// When the run began; the same for all groups.
     pub start: Instant,
-    /// Bytes of each message: at most what the bundle was made for.
+    /// Size of each message in bytes, at most the bundle's maximum.
     pub message_bytes: usize,
-    /// Bytes that one receiving call asks for at least, where there are no messages but bytes.
+    /// Minimum number of bytes that a receive call asks for on a connection that carries bytes instead of messages.
     pub receive_bytes: usize,
-    /// How many messages this group sends; `u64::MAX` for as many as it can.
+    /// Number of messages that this group sends; `u64::MAX` for as many as possible.
     pub messages: u64,
-    /// How long it sends.
+    /// How long the group sends.
     pub duration: Duration,
-    /// When it gives up waiting for what should come.
+    /// How long the group waits for outstanding messages after `duration`.
     pub limit: Duration,
-    /// The seed of the messages' contents, where those are compared as they come back.
+    /// Seed of the messages' contents, if they are compared when they come back.
     pub verify: Option<u64>,
 }
 
-/// What the threads of one end know of a run.
+/// State of a run that the threads of an end share.
 #[derive(Debug, Default)]
 pub struct Progress {
     stop: AtomicBool,
     received: AtomicU64,
-    /// One more than the messages that the other end has sent; 0 until that is known.
+    /// Number of messages that the other end has sent, plus one; 0 until that number is known.
     expected: AtomicU64,
 }
 
 impl Progress {
-    /// Ends the run, whatever is still under way.
+    /// Ends the run, even if messages are still in flight.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// The run is to end at once.
+    /// Whether the run has to end at once.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// The other end has sent this many messages, and sends no more.
+    /// Records that the other end has sent this many messages and sends no more.
     pub fn expect(&self, messages: u64) {
         self.expected.store(messages.saturating_add(1), Ordering::Release);
     }
 
-    /// Counts messages that have come.
+    /// Adds to the number of received messages.
     pub fn count_received(&self, messages: u64) {
         self.received.fetch_add(messages, Ordering::AcqRel);
     }
 
-    /// All has come that the other end has sent.
+    /// Whether everything that the other end has sent has arrived.
     pub fn is_complete(&self) -> bool {
         let expected = self.expected.load(Ordering::Acquire);
         expected > 0 && self.received.load(Ordering::Acquire) >= expected - 1
     }
 }
 
-/// What a group saw of a run.
+/// A group's measurements in a run.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// What it sent.
+    /// Messages that the group sent.
     pub sent: Flow,
-    /// What it received.
+    /// Messages that the group received.
     pub received: Flow,
-    /// Half of each round trip, in nanoseconds, of an echo.
+    /// Half of each round trip in nanoseconds; only for an echo.
     pub latency: Option<Histogram<u64>>,
-    /// Messages that came back with other contents than they had.
+    /// Number of messages that came back with different contents.
     pub damaged: u64,
 }
 
 /// Messages in one direction.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
-    /// How many.
+    /// Number of messages.
     pub messages: u64,
-    /// When the first was sent, or had come.
+    /// When the first message was sent, or had arrived.
     pub first: Option<Instant>,
-    /// When the last had been sent, or had come.
+    /// When the last message had been sent, or had arrived.
     pub last: Option<Instant>,
     bins: Bins,
 }
 
 impl Flow {
-    /// From the first to the last.
+    /// Returns the time from the first message to the last.
     pub fn time(&self) -> Duration {
         match (self.first, self.last) {
             (Some(first), Some(last)) => last.saturating_duration_since(first),
@@ -168,12 +168,12 @@ impl Flow {
         }
     }
 
-    /// Messages a second in the best tenth of the run; `None` if that was too short to be told apart.
+    /// Returns the messages per second in the best tenth of the run; `None` if the run was too short to be divided.
     pub fn peak(&self) -> Option<f64> {
         self.bins.peak()
     }
 
-    /// Both together: two groups of one end.
+    /// Adds the messages of another group of the same end.
     pub fn add(&mut self, other: &Self) {
         self.messages += other.messages;
         self.first = [self.first, other.first].into_iter().flatten().min();
@@ -182,7 +182,7 @@ impl Flow {
     }
 }
 
-/// Messages by time.
+/// Numbers of messages by time.
 #[derive(Clone, Debug)]
 struct Bins {
     width_us: u64,
@@ -231,7 +231,7 @@ impl Bins {
     }
 
     fn peak(&self) -> Option<f64> {
-        // The last one has not been filled.
+        // The last interval is incomplete.
         let whole = &self.counts[..self.used.saturating_sub(1)];
         let together = whole.len().div_ceil(PARTS);
         if whole.len() < PARTS {
@@ -243,7 +243,7 @@ impl Bins {
 }
 
 impl Measured {
-    /// What two groups of one end saw.
+    /// Adds the measurements of another group of the same end.
     pub fn add(&mut self, other: Self) {
         self.sent.add(&other.sent);
         self.received.add(&other.received);
@@ -256,18 +256,18 @@ impl Measured {
     }
 }
 
-/// Connections that one thread runs.
+/// A group of connections that is run by one thread.
 pub trait Group: Send {
-    /// How many connections it has.
+    /// Number of connections in the group.
     fn connections(&self) -> usize;
 
-    /// Runs its part; returns when it has sent and received all, or when `progress` says stop.
+    /// Runs the group's part. Returns when it has sent and received everything, or when `progress` is stopped.
     ///
-    /// `sent` is called once, when the last message has been sent, with their number.
+    /// Calls `sent` once, when the last message has been sent, with the number of messages.
     ///
     /// # Errors
     ///
-    /// Why a connection was lost. The bundle is of no more use.
+    /// Why a connection was lost. The bundle cannot be used any more.
     fn run(
         &mut self,
         plan: &Assignment,
@@ -276,20 +276,21 @@ pub trait Group: Send {
     ) -> Result<Measured, LaneError>;
 }
 
-/// A histogram for latencies, to a thousandth. It has room for short ones and grows: there may be thousands of them.
+/// Returns a histogram for latencies, with a precision of a thousandth. It starts small and grows, because there may be
+/// thousands of histograms.
 pub fn latency_histogram() -> Histogram<u64> {
     Histogram::new(3).expect("three digits are allowed")
 }
 
-/// Half of a round trip.
+/// Records half of a round trip.
 pub(super) fn record_half(histogram: &mut Histogram<u64>, round_trip: Duration) {
     let nanoseconds = u64::try_from(round_trip.as_nanos() / 2).unwrap_or(u64::MAX).min(LATENCY_NS_MAX);
     histogram.record(nanoseconds).expect("it grows");
 }
 
-/// Fills `target` with what message `number` holds.
+/// Fills `target` with the contents of message `number`.
 pub fn fill_pattern(target: &mut [u8], seed: u64, number: u64) {
-    // SplitMix64: each message differs from every other in nearly every byte.
+    // SplitMix64: any two messages differ in nearly every byte.
     let mut state = seed ^ number.wrapping_mul(0xd134_2543_de82_ef95);
     for piece in target.chunks_mut(8) {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -301,7 +302,7 @@ pub fn fill_pattern(target: &mut [u8], seed: u64, number: u64) {
     }
 }
 
-/// Counts messages in one direction.
+/// Counts the messages in one direction.
 pub(super) struct Meter {
     pub(super) flow: Flow,
     start: Instant,
@@ -312,12 +313,12 @@ impl Meter {
         Self { flow: Flow::default(), start: plan.start }
     }
 
-    /// The first message is about to be sent.
+    /// Records that the first message is about to be sent.
     pub(super) fn begin(&mut self, now: Instant) {
         self.flow.first.get_or_insert(now);
     }
 
-    /// So many more messages are done.
+    /// Records that more messages have been sent or received.
     pub(super) fn count(&mut self, messages: u64, now: Instant) {
         self.begin(now);
         self.flow.messages += messages;

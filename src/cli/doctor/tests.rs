@@ -1,4 +1,4 @@
-//! What is said of recorded hosts: the commands that fix them, and the three forms of the report.
+//! Tests the output for recorded hosts: the commands that fix them, and the three forms of the report.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ fn bad(name: &str) -> Vec<Line> {
     section.lines.into_iter().filter(|line| line.level != Level::Ok).collect()
 }
 
-/// The codes of what is wrong with a recorded host, and the commands that fix it.
+/// Returns the codes of what is wrong with a recorded host, and the commands that fix it.
 fn fixes(name: &str) -> Vec<(String, String)> {
     let told = bad(name).into_iter().map(|line| {
         assert!(!line.words.why.is_empty(), "{}: {} without a reason", name, line.words.code);
@@ -202,7 +202,7 @@ fn the_script_is_one_that_shells_and_shellcheck_accept() {
     accepted_by("shellcheck", &["-s", "sh", "-"], &script);
     assert!(script.contains("host-roce-1024)\n"), "{script}");
     assert!(!script.contains("host-connectx)"), "nothing to fix there: {script}");
-    // Two findings, one command.
+    // Two findings share one command.
     assert_eq!(script.matches("pam_limits.so /etc/pam.d/sshd").count(), 1, "{script}");
     let nothing = output::script(&sections(&["connectx"]));
     assert!(nothing.contains("Nothing to fix"));
@@ -231,7 +231,7 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
     assert!(text.lines().all(|line| !line.trim_start().starts_with("rm ")), "{text}");
     let script = output::script(&sections);
     accepted_by("sh", &["-n"], &script);
-    // The name of the host is one word, whatever is in it: the shell says what it makes of it.
+    // The host's name is a single word to the shell, whatever it contains.
     let pattern = script.lines().find(|line| line.contains("$(id)")).expect("it").strip_suffix(')').expect("a pattern");
     let output = Command::new("sh").args(["-c", &format!("printf %s {pattern}")]).output().expect("sh");
     assert_eq!(String::from_utf8_lossy(&output.stdout), facts.host);
@@ -309,7 +309,8 @@ fn hosts_as_they_are_given() {
     }
 }
 
-/// So many recorded hosts, one of which has a small limit, and all their pairs; one host is slow, and one pair of others.
+/// Returns recorded hosts, one of which has a small limit, and all their pairs. One host is slow, and one pair of other
+/// hosts.
 fn many(hosts: usize) -> (Vec<std::ffi::OsString>, Vec<Section>, Matrix) {
     use clap::Parser;
     let names: Vec<std::ffi::OsString> = (1..=hosts).map(|host| format!("node{host}").into()).collect();

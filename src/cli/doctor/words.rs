@@ -1,7 +1,7 @@
-//! What is said of a finding: what was found, why it matters, and what fixes it.
+//! Texts about a finding: what was found, why it matters, and what fixes it.
 //!
-//! A fix that is a command is one line for a POSIX shell run by root. Names in it come from facts that were held to what
-//! may stand in a command; everything else that came from a host is escaped where it is printed.
+//! A fix that is a command is a single line for a POSIX shell run by root. Names in the command come from facts, and
+//! are limited to what may stand in a command. Everything else from a host is escaped when it is printed.
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -16,40 +16,40 @@ use crate::measure::{Facts, Speed, What};
 mod many;
 mod tcp;
 
-/// Ports that are proposed where the user names none.
+/// Ports that are proposed if the user names none.
 const PORTS: RangeInclusive<u16> = 47_000..=47_099;
 
-/// What locks as much memory as is asked for, on every login.
+/// Allows programs to lock as much memory as they ask for, from the next login on.
 const MEMLOCK_FIX: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf # then log in again";
 
-/// The same where sessions come from sshd, which may pass the limits by.
+/// The same for sessions started by sshd, which may ignore the limits.
 const MEMLOCK_FIX_SSH: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf; \
     grep -qs pam_limits.so /etc/pam.d/sshd || printf 'session required pam_limits.so\\n' >>/etc/pam.d/sshd # then log in again";
 
-/// What fixes a finding.
+/// How to fix a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fix {
-    /// A command.
+    /// A command to run.
     Run(String),
-    /// What no command can do.
+    /// An instruction, if no command can fix the finding.
     Do(String),
 }
 
-/// What is said of a finding.
+/// Texts about a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Words {
-    /// Names what was found, for programs: the same in every version.
+    /// Code of the finding for programs: the same in every version.
     pub(super) code: &'static str,
     pub(super) found: String,
-    /// Empty where nothing is wrong.
+    /// Why the finding matters; empty if nothing is wrong.
     pub(super) why: String,
     pub(super) fix: Option<Fix>,
 }
 
-/// Who is examined.
+/// The examined host.
 pub(super) struct Examined<'a> {
     pub(super) facts: &'a Facts,
-    /// `--port-range`.
+    /// Value of `--port-range`.
     pub(super) ports: Option<RangeInclusive<u16>>,
 }
 
@@ -65,7 +65,7 @@ fn advise(code: &'static str, found: impl Into<String>, why: impl Into<String>, 
     Words { code, found: found.into(), why: why.into(), fix: Some(Fix::Do(advice.into())) }
 }
 
-/// The other host could not be examined.
+/// Reports that the other host could not be examined.
 pub(super) fn no_way(found: String, code: &'static str, host: &OsStr) -> Words {
     let host = escaped(host);
     let (why, fix) = match code {
@@ -85,7 +85,7 @@ pub(super) fn no_way(found: String, code: &'static str, host: &OsStr) -> Words {
     advise(code, found, why, fix)
 }
 
-/// The drill could not be done to its end.
+/// Reports that the drill could not be completed.
 pub(super) fn no_drill(found: String, host: &OsStr) -> Words {
     advise(
         "drill-not-done",
@@ -95,7 +95,7 @@ pub(super) fn no_drill(found: String, host: &OsStr) -> Words {
     )
 }
 
-/// "100 Gbit/s"; empty for an unknown rate.
+/// Formats a rate, such as "100 Gbit/s"; empty for an unknown rate.
 fn rate(mbps: u64) -> String {
     match mbps {
         0 => String::new(),
@@ -125,17 +125,17 @@ fn time(micros: u64) -> String {
     }
 }
 
-/// Joins what is not empty.
+/// Joins the parts that are not empty.
 fn joined<const N: usize>(parts: [String; N], by: &str) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(by)
 }
 
-/// "on eth0"; empty without a name.
+/// Returns a phrase such as "on eth0"; empty without a name.
 fn on(interface: &str) -> String {
     if interface.is_empty() { String::new() } else { format!("on {interface}") }
 }
 
-/// How this host installs packages: by Debian's name, and by Red Hat's.
+/// Returns how this host installs a package, which has one name in Debian and another in Red Hat.
 fn install(facts: &Facts, debian: &str, red_hat: &str) -> Fix {
     let is = |names: &[&str]| facts.family.split([' ', '"']).any(|id| names.contains(&id));
     if is(&["debian", "ubuntu"]) {
@@ -151,12 +151,12 @@ fn install(facts: &Facts, debian: &str, red_hat: &str) -> Fix {
     }
 }
 
-/// Loads a module now, and at every start.
+/// Returns a command that loads a module now and at every boot.
 fn load(module: &str) -> String {
     format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf")
 }
 
-/// Lets connections in through this host's firewall. `protocol`: `tcp` or `udp`.
+/// Returns how to allow connections through this host's firewall. `protocol` is `tcp` or `udp`.
 fn let_in(firewall: &str, ports: &RangeInclusive<u16>, protocol: &str) -> Fix {
     let (first, last) = (ports.start(), ports.end());
     let range = |by: &str| if first == last { first.to_string() } else { format!("{first}{by}{last}") };
@@ -171,7 +171,7 @@ fn let_in(firewall: &str, ports: &RangeInclusive<u16>, protocol: &str) -> Fix {
     }
 }
 
-/// "10.0.0.2 refused, 10.1.0.2 no answer"
+/// Lists failed attempts, such as "10.0.0.2 refused, 10.1.0.2 no answer".
 fn missed(not: &[(String, Outcome)]) -> String {
     let told = not.iter().map(|(address, outcome)| {
         let outcome = match outcome {
@@ -189,7 +189,7 @@ fn missed(not: &[(String, Outcome)]) -> String {
     told.collect::<Vec<_>>().join("; ")
 }
 
-/// What the outcomes have in common tells what is in the way.
+/// Returns the probable obstacle, judged by what the outcomes have in common.
 fn in_the_way(not: &[(String, Outcome)]) -> &'static str {
     let all = |is: fn(&Outcome) -> bool| not.iter().all(|(_, outcome)| is(outcome));
     if all(|outcome| matches!(outcome, Outcome::Silent)) {
@@ -203,7 +203,7 @@ fn in_the_way(not: &[(String, Outcome)]) -> &'static str {
     }
 }
 
-/// What is said of a finding. `about`: the device or interface that it is about.
+/// Returns the texts about a finding. `about` names the device or interface that the finding is about.
 pub(super) fn words(what: &What, about: &str, examined: &Examined<'_>) -> Words {
     host_words(what, examined)
         .or_else(|| device_words(what, about, examined))
@@ -709,7 +709,7 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
                 "both hosts have RDMA, but they cannot connect by it: data goes by TCP"
             };
             let fix = if *is_roce {
-                // RoCE v2 has one port, whatever rdma_cm calls its own.
+                // RoCE v2 always uses this UDP port, whatever port rdma_cm reports.
                 let_in(firewall, &(4791..=4791), "udp")
             } else {
                 Fix::Do(

@@ -1,4 +1,4 @@
-//! `rdperf HOST[:PATH] limits`: what a copy passes through, and which of it is the slowest.
+//! `rdperf HOST[:PATH] limits`: measures the stages that a copy passes through, and finds the slowest.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::measure::report::{Limits, MIB, Report, Stage};
 use crate::transport::Medium;
 use crate::transport::bundle::Settings;
 
-/// Bytes of an operation: a copy's chunk.
+/// Size of an operation in bytes: a copy's chunk.
 const CHUNK_BYTES: u32 = 1 << 20;
 
-/// Connections that a copy makes, over TCP and over RDMA.
+/// Number of connections that a copy makes, over TCP and over RDMA.
 const TCP_LANES: u32 = 2;
 const RDMA_LANES: u32 = 1;
 
@@ -30,7 +30,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
         depth: load.depth(),
         poll: load.poll,
     };
-    // Before anything is measured: the other end is there.
+    // The other end is reached first, so that nothing is measured in vain.
     let mut session = wire::open(arguments, target, settings)?;
     let connections = load.qp.unwrap_or(match session.driver().medium() {
         Medium::Tcp => TCP_LANES,
@@ -56,14 +56,14 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
         let iops = storage.micro_iops as f64 / 1e6;
         add(stage("sink", format!("{what}{cached}"), iops, storage.bytes, storage.depth));
     }
-    // As data passes them.
+    // In the order in which data passes through the stages.
     let order = ["source", "memory", "wire", "sink"];
     stages.sort_by_key(|stage| order.iter().position(|name| *name == stage.name));
     let limits = judge(stages, session.launched.is_some());
     Ok(Report { limits: Some(limits), ..report })
 }
 
-/// Operations a second of all that are under way together.
+/// Makes a stage. `operations_s` is the rate of all parallel operations together.
 fn stage(name: &str, what: String, operations_s: f64, bytes: u64, parallel: u32) -> Stage {
     Stage {
         name: name.to_owned(),
@@ -101,7 +101,7 @@ fn source_stage(path: &Path, duration: Duration) -> Result<Stage, Failure> {
     Ok(stage("source", format!("{}{cached}", row.path), row.iops, row.bytes, row.depth))
 }
 
-/// Finds the slowest and says so.
+/// Finds the slowest stage and describes it in a sentence.
 fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
     let mut by_rate: Vec<&Stage> = stages.iter().collect();
     by_rate.sort_by(|one, other| one.mib_s.total_cmp(&other.mib_s));

@@ -1,4 +1,4 @@
-//! `rdperf HOST rails`: each network that both hosts are on by itself, and all of them at once.
+//! `rdperf HOST rails`: measures each network that both hosts are on, first by itself and then all at once.
 
 use super::wire::{self, BANDWIDTH_BYTES};
 use super::{PerfArguments, Target};
@@ -12,10 +12,10 @@ use crate::measure::report::{Bandwidth, Rails, Report, Way};
 use crate::options::RailChoice;
 use crate::transport::bundle::Settings;
 
-/// Connections by each network: as a copy has, where no number is asked for.
+/// Default number of connections on each network, as in a copy.
 const LANES: u32 = 2;
 
-/// What was measured, and a failure if one of the networks did not carry everything.
+/// Returns the measurements, and a failure if one of the networks did not carry everything.
 pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Report, Option<Failure>), Failure> {
     let usage = |message: &str| Err(Failure::new(Exit::Usage, message));
     let Target::Launched(host) = target else {
@@ -40,7 +40,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
         depth: load.depth(),
         poll: load.poll,
     };
-    // Told again for each measurement: it is for one.
+    // Usable for one measurement only, so the other end is reached again for each later one.
     let mut reached = Some(first);
     let label = launched.label();
     let mut open = |way: &Option<Rail>| -> Result<Driver, Failure> {
@@ -76,7 +76,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
                     rows.push(Way::new(name, medium, interface, &carried));
                     ways.push(way);
                 }
-                // One of several that does not work is what is looked for.
+                // A failed network among several is a result, not a reason to stop.
                 (Err(failure), Some(rail)) => {
                     rows.push(Way::failed(
                         rail.to_string(),
@@ -135,7 +135,7 @@ fn reason(failure: &Failure) -> String {
     failure.message.clone().unwrap_or_default()
 }
 
-/// The ways to the other end; one, which has no name, where there is no second one.
+/// Returns the networks to the other end; if there is only one, it has no name (`None`).
 fn ways(first: &Reached) -> Result<Vec<Option<Rail>>, Failure> {
     let ends = first.stream.local_addr().and_then(|local| Ok([local, first.stream.peer_addr()?]));
     let ends = ends.map_err(|error| Failure::new(Exit::LinkLost, format!("the connection has broken: {error}")))?;
@@ -143,7 +143,7 @@ fn ways(first: &Reached) -> Result<Vec<Option<Rail>>, Failure> {
     Ok(if found.is_empty() { vec![None] } else { found.into_iter().map(Some).collect() })
 }
 
-/// Runs the same load over each at the same time.
+/// Runs the same load on all drivers at the same time.
 fn at_once(run: Run, mut drivers: Vec<Driver>, label: &str) -> Result<Vec<Bandwidth>, Failure> {
     let ran: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = drivers.iter_mut().map(|driver| scope.spawn(move || driver.run(run, None))).collect();

@@ -1,4 +1,4 @@
-//! The end that asks: `rdperf HOST`.
+//! The asking end: `rdperf HOST`.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -15,34 +15,34 @@ use crate::measure::report::{Bandwidth, Connections, Direction, Latency, Ping, R
 use crate::transport::Medium;
 use crate::transport::bundle::Settings;
 
-/// How long to try to connect while nobody listens.
+/// How long to retry connecting while no program listens.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// Length of messages where none is asked for.
+/// Default lengths of messages in bytes.
 const LATENCY_BYTES: u32 = 2;
 pub(super) const BANDWIDTH_BYTES: u32 = 64 << 10;
 const PING_BYTES: u32 = 64;
 
-/// Pings where no number is asked for.
+/// Default number of pings.
 const PINGS: u64 = 10;
 
-/// Bytes of the messages that are sent over many connections.
+/// Sizes in bytes of the messages that are sent over many connections.
 const OPERATION_BYTES: u32 = 32;
 const LARGE_BYTES: u32 = 64 << 10;
 
-/// Queue pairs on one completion queue, and TCP connections, by default.
+/// Default limits on the connections to measure: queue pairs, which share a completion queue, and TCP connections.
 const CONNECTIONS_MAX: u32 = 4096;
 const TCP_CONNECTIONS_MAX: u32 = 1024;
 
-/// An open measurement, and what must live as long.
+/// An open measurement, with everything that must live as long.
 pub(super) struct Session {
-    /// There until the wire has been measured.
+    /// `Some` until the wire has been measured.
     pub(super) driver: Option<Driver>,
     pub(super) launched: Option<Launched>,
     peer: String,
 }
 
-/// Measures; gives what was measured also where it ends with a failure.
+/// Measures the wire. Returns what was measured even if the measurement ends with a failure.
 pub(super) fn measure(
     arguments: &PerfArguments,
     target: &Target,
@@ -140,7 +140,7 @@ pub(super) fn bandwidth(run: Run, ran: &Ran) -> Bandwidth {
     Bandwidth::new(run.message_bytes.into(), &directions)
 }
 
-/// Throughput against the number of connections.
+/// Measures throughput for increasing numbers of connections.
 fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Option<Failure>), Failure> {
     let load = &arguments.load;
     let depth = load.depth.unwrap_or(1);
@@ -177,14 +177,14 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
                 operation_us: 2.0 * latency(OPERATION_BYTES, &small).p50_us,
                 large_mib_s: large.average_mib_s,
             }),
-            // What a device, memory or the system allows ends the sweep, and is worth a line, not a failure.
+            // A limit of the device, the memory or the system ends the sweep. That is reported, but is not a failure.
             Err(failure) if !report.connections.is_empty() && failure.exit == Exit::Connect => {
                 drop(progress);
                 let reason = failure.message.unwrap_or_default();
                 crate::cli::say(&format!("rdperf: stopped before {count} connections: {reason}"));
                 break;
             }
-            // Else what was measured so far is reported.
+            // After any other failure, the results so far are reported.
             Err(failure) if !report.connections.is_empty() => {
                 ended = Some(failure);
                 break;
@@ -198,7 +198,7 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
     Ok((report, ended))
 }
 
-/// Round trips a second.
+/// Returns the round trips per second.
 fn per_second(ran: &Ran) -> f64 {
     let sent = &ran.here.sent;
     let seconds = sent.time().as_secs_f64();
@@ -220,7 +220,7 @@ impl Session {
         self.driver.as_ref().expect("open")
     }
 
-    /// The wire has been measured; the agent, if there is one, stays.
+    /// Closes the measurement of the wire. The agent stays, if there is one.
     pub(super) fn close_wire(&mut self) {
         if let Some(driver) = self.driver.take() {
             driver.close();
@@ -233,7 +233,7 @@ impl Session {
     }
 }
 
-/// How it was measured, for a report.
+/// Describes how the wire was measured, for a report.
 pub(super) fn described(arguments: &PerfArguments, to: &str, medium: &str, route: String, connections: u32) -> Wire {
     Wire {
         from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -246,7 +246,7 @@ pub(super) fn described(arguments: &PerfArguments, to: &str, medium: &str, route
     }
 }
 
-/// Starts the other end.
+/// Starts an agent on the other host.
 pub(super) fn launch(arguments: &PerfArguments, host: &OsStr) -> Result<Launched, Failure> {
     let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
     Launched::start(arguments.hosts.setup("rdperf", [host], false, false)?, host, ports)
@@ -280,7 +280,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
     Ok(Session { driver: Some(driver), launched, peer })
 }
 
-/// Shows on a terminal how far a sweep has come.
+/// Shows the progress of a sweep on a terminal.
 pub(super) struct Progress {
     steps: usize,
     done: usize,

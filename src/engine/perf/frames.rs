@@ -1,10 +1,10 @@
-//! Frames of a measurement: what the two ends of `rdperf` say to each other.
+//! Frames of a measurement, which the two ends of `rdperf` exchange.
 //!
-//! They take the place of all other control frames on the first lane of a session that measures, from its first frame
-//! on, and are sealed like those. The end that connected asks, the other answers. What is measured crosses connections
-//! of its own, without any framing: messages of a length that both ends know. `docs/PROTOCOL.md` has the exchange.
+//! On the first lane of a measuring session, they replace all other control frames from the first frame on, and are
+//! sealed in the same way. The end that connected asks; the other end answers. The measured messages cross separate
+//! connections without framing, because both ends know their length. `docs/PROTOCOL.md` describes the exchange.
 //!
-//! Every number is bounded here, so that what it makes an end allocate or wait for is, too.
+//! Every number is checked against a limit here. This also limits what an end allocates and how long it waits.
 
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::{Frame as TransferFrame, FrameError, TEXT_BYTES_MAX};
@@ -12,133 +12,135 @@ use rd_proto::control::{Frame as TransferFrame, FrameError, TEXT_BYTES_MAX};
 use crate::options::Transport;
 use crate::transport::bundle::Settings;
 
-/// Connections of one measurement.
+/// Maximum number of connections of a measurement.
 pub const CONNECTIONS_MAX: u32 = 1 << 16;
 
-/// Bytes of one message.
+/// Maximum size of a message in bytes.
 pub const MESSAGE_BYTES_MAX: u32 = 8 << 20;
 
-/// Messages that one connection may have on their way.
+/// Maximum number of messages in flight on a connection.
 pub const DEPTH_MAX: u16 = 1024;
 
-/// Messages of one run.
+/// Maximum number of messages in a run.
 const MESSAGES_MAX: u64 = 1 << 40;
 
-/// The longest run, in microseconds: an hour.
+/// Maximum duration of a run in microseconds: an hour.
 const DURATION_US_MAX: u64 = 3_600_000_000;
 
-/// The first byte of all of them. No frame of a transfer has it, so that neither passes for the other.
+/// First byte of each of these frames. No frame of a transfer begins with it, so neither kind can be mistaken for the
+/// other.
 const KIND: u8 = 0xc0;
 
-/// What the connections of a run carry.
+/// The load that the connections carry in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Load {
-    /// The end that asks sends one message on each connection, the other sends it back as it came, and so on.
+    /// On each connection, the asking end sends a message, the other end returns it unchanged, and so on.
     #[n(0)]
     Echo,
-    /// Messages one behind the other, as many on their way as the depth allows.
+    /// Messages follow each other, with as many in flight as the depth allows.
     #[n(1)]
     Stream,
 }
 
-/// One run of messages.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Run {
-    /// What crosses the connections.
+    /// The load on the connections.
     #[n(0)]
     pub load: Load,
-    /// The end that asks sends. Always so in an echo.
+    /// Whether the asking end sends. Always true for an echo.
     #[n(1)]
     pub forward: bool,
-    /// The other end sends. Never so in an echo.
+    /// Whether the answering end sends. Always false for an echo.
     #[n(2)]
     pub backward: bool,
-    /// Bytes of each message.
+    /// Size of each message in bytes.
     #[n(3)]
     pub message_bytes: u32,
-    /// Messages that each sending end sends, over all connections; 0 for as many as it can.
+    /// Number of messages that each sending end sends over all connections; 0 for as many as possible.
     #[n(4)]
     pub messages: u64,
-    /// How long an end sends at most, in microseconds.
+    /// Maximum time that an end sends, in microseconds.
     #[n(5)]
     pub duration_us: u64,
 }
 
-/// What one end saw of a run.
+/// What an end saw of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Seen {
-    /// Messages sent.
+    /// Number of messages sent.
     #[n(0)]
     pub sent: u64,
-    /// Messages received.
+    /// Number of messages received.
     #[n(1)]
     pub received: u64,
-    /// From the first send to the completion of the last, in nanoseconds; 0 if there was none.
+    /// Time from the first send to the completion of the last, in nanoseconds; 0 if nothing was sent.
     #[n(2)]
     pub sending_ns: u64,
-    /// From the first message received to the last, in nanoseconds; 0 if there were fewer than two.
+    /// Time from the first received message to the last, in nanoseconds; 0 if fewer than two were received.
     #[n(3)]
     pub receiving_ns: u64,
-    /// Bytes a second sent in the best part of the run; 0 if it was too short to have parts.
+    /// Bytes per second sent in the best part of the run; 0 if the run was too short to be divided.
     #[n(4)]
     pub sending_peak: u64,
-    /// The same, received.
+    /// The same for received bytes.
     #[n(5)]
     pub receiving_peak: u64,
 }
 
-/// One frame of a measurement.
+/// A frame of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Frame {
-    /// Asks for connections, by which transport and for what. The first frame.
+    /// Asks for connections, with the transport and the settings. Always the first frame.
     #[n(0)]
     Open(#[n(0)] Transport, #[n(1)] Settings),
-    /// Connections may be made.
+    /// The other end may now make connections.
     #[n(1)]
     Opened {
-        /// What the tokens of RDMA connections are derived from.
+        /// Seed from which the tokens of RDMA connections are derived.
         #[cbor(n(0), with = "minicbor::bytes")]
         seed: [u8; 16],
-        /// Where RDMA connections are accepted, as a transfer's ENDPOINTS; none where TCP is what is left.
+        /// Addresses that accept RDMA connections, as a transfer's ENDPOINTS; empty if only TCP is possible.
         #[cbor(n(1), with = "minicbor::bytes")]
         endpoints: Vec<u8>,
-        /// The host's name.
+        /// Name of the answering host.
         #[cbor(n(2), with = "minicbor::bytes")]
         host: Vec<u8>,
     },
-    /// There will be so many connections from now on, more than before: the end that asks makes those that are not there yet.
+    /// Announces a larger number of connections. The asking end makes those that are missing.
     #[n(2)]
     Grow {
-        /// All connections.
+        /// Total number of connections.
         #[n(0)]
         connections: u32,
-        /// They are RDMA's, else TCP's. The same in every such frame, but for a first one that came to nothing.
+        /// Whether the connections use RDMA; otherwise TCP. The value is the same in all such frames, except a first
+        /// one that failed.
         #[n(1)]
         rdma: bool,
     },
-    /// So many connections are all there.
+    /// This many connections have been made.
     #[n(3)]
     Grown(#[n(0)] u32),
     /// Asks for a run.
     #[n(4)]
     Run(#[n(0)] Run),
-    /// The answering end is ready for it, and sends if it is to.
+    /// The answering end is ready for the run. If it is to send, it begins.
     #[n(5)]
     Go,
-    /// This end has sent all its messages, so many; from both ends, once in each run.
+    /// This end has sent all its messages; their number. Each end sends this frame once in each run.
     #[n(6)]
     Done(#[n(0)] u64),
-    /// What this end saw, after it has received all that the other has sent. From the answering end.
+    /// What the answering end saw, sent after it has received everything from the asking end.
     #[n(7)]
     Seen(#[n(0)] Seen),
-    /// This end gives up.
+    /// This end has given up.
     #[n(8)]
     Failed {
-        /// The exit code that it leads to.
+        /// Exit code that the failure leads to.
         #[n(0)]
         exit: u8,
-        /// Why, for a person.
+        /// Reason for the failure, for display.
         #[cbor(n(1), with = "minicbor::bytes")]
         reason: Vec<u8>,
     },
@@ -148,18 +150,19 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// As it is sealed: at most [`rd_proto::control::FRAME_BYTES_MAX`] bytes, by the bounds of its fields.
+    /// Encodes the frame for sealing. The result has at most [`rd_proto::control::FRAME_BYTES_MAX`] bytes, because all
+    /// fields are limited.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![KIND];
         minicbor::encode(self, &mut bytes).expect("a vector takes everything");
         bytes
     }
 
-    /// Reads a frame from a peer.
+    /// Decodes a frame from the peer.
     ///
     /// # Errors
     ///
-    /// [`FrameError`]: there is no frame of a measurement that may be skipped.
+    /// [`FrameError`], also for an unknown frame: no frame of a measurement may be skipped.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let [KIND, rest @ ..] = bytes else { return Err(FrameError::Value("kind of frame")) };
         let mut decoder = Decoder::new(rest);
@@ -195,7 +198,7 @@ impl Frame {
     }
 }
 
-/// Body of the fuzz target. It also runs as a test over the corpus.
+/// Body of the fuzz target, which also runs as a test over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 
@@ -300,7 +303,7 @@ mod tests {
         assert_eq!(Frame::decode(b"\xc0\x82\x05\x80"), Ok(Frame::Go));
     }
 
-    /// Nor those of a measurement as they were before they were CBOR.
+    /// Includes frames of a measurement in the format used before CBOR.
     #[test]
     fn frames_of_a_transfer_are_none() {
         let transfers = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/control_frame");

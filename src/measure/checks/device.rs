@@ -1,18 +1,19 @@
-//! RDMA devices: what they are, their ports, packets, addresses and bus.
+//! Checks of RDMA devices: their identity, ports, packet sizes, addresses and bus.
 
 use crate::measure::facts::{Device, Facts, Pci, Port};
 use crate::measure::finding::{Finding, Level, What};
 
-/// What RoCE puts around the payload of a packet, as the kernel reckons it: GRH, UDP, BTH, the largest extensions, ICRC.
+/// Bytes that RoCE adds around the payload of a packet, as the kernel calculates them: GRH, UDP, BTH, the largest
+/// extensions, ICRC.
 const ROCE_HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
-/// RDMA's packets have one of these payloads.
+/// Possible payload sizes of RDMA packets, in bytes.
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
-/// What an InfiniBand fabric may leave to be gained without a warning: the difference to 4096 is some percent.
+/// From this MTU on, an InfiniBand fabric gets no warning: the gain with 4096 is only some percent.
 const INFINIBAND_MTU_ENOUGH: u32 = 2048;
 
-/// The MTU to give to an interface below RoCE: what switches call jumbo frames.
+/// MTU to set on an interface that carries RoCE: what switches call jumbo frames.
 const JUMBO: u32 = 9000;
 
 fn ports_of(facts: &Facts) -> impl Iterator<Item = (&Device, &Port)> {
@@ -45,7 +46,7 @@ pub(super) fn devices(facts: &Facts) -> Vec<Finding> {
             let what = What::GuidZero { is_virtual_function: device.is_virtual_function };
             findings.push(about(Level::Warning, what));
         } else if let Some(other) = facts.devices[..at].iter().find(|other| other.node_guid == device.node_guid) {
-            // Functions of one adapter may share it by design.
+            // Functions of the same adapter may share a GUID by design.
             let function =
                 |device: &Device| device.pci.as_ref().map(|pci| pci.address.split('.').next().map(str::to_owned));
             if function(other).is_none() || function(other) != function(device) {
@@ -62,7 +63,7 @@ pub(super) fn ports(facts: &Facts) -> Vec<Finding> {
     let finding = |(device, port): (&Device, &Port)| {
         let bad = if any_active { Level::Warning } else { Level::Failure };
         let (level, what) = match port.state.as_str() {
-            // Some adapters report lanes for Ethernet too, which say nothing there.
+            // Some adapters report lanes for Ethernet too, where the number means nothing.
             "ACTIVE"
                 if port.lanes == 1 && port.link_layer == "InfiniBand" && !port.is_iwarp && !device.is_software() =>
             {
@@ -95,7 +96,7 @@ pub(super) fn ports(facts: &Facts) -> Vec<Finding> {
     ports_of(facts).map(finding).collect()
 }
 
-/// The payload of RoCE's packets on an interface of this MTU.
+/// Returns the payload size of RoCE packets on an interface with this MTU.
 pub(super) fn roce_mtu(interface_mtu: u32) -> u32 {
     let room = interface_mtu.saturating_sub(ROCE_HEADER_BYTES);
     MTUS.into_iter().rev().find(|mtu| *mtu <= room).unwrap_or(0)
@@ -128,7 +129,7 @@ pub(super) fn gids(facts: &Facts) -> Vec<Finding> {
         if !port.is_active() || !port.is_roce() {
             return None;
         }
-        // Without an address there is no such GID either, and the address is what to give it.
+        // Without an address there is no such GID either. The missing address is what has to be fixed.
         let has_address = facts.interface(&port.interface).is_some_and(|it| !it.addresses.is_empty());
         let (level, what) = if port.gids_routable == 0 && has_address {
             (Level::Warning, What::GidsMissing { interface: port.interface.clone() })
@@ -149,7 +150,7 @@ pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
     let bad = if any { Level::Warning } else { Level::Failure };
     for (device, port) in ports_of(facts).filter(|(_, port)| port.is_active()) {
         let interface = port.interface.clone();
-        // rdma_cm has found one by itself, although the port does not say on what it is.
+        // rdma_cm has found an address by itself, although the port does not name its interface.
         let by_verbs: Vec<String> = facts
             .rdma
             .iter()
@@ -171,7 +172,8 @@ pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Interfaces of RDMA devices of which two are in one subnet: what the kernel answers for one may leave by the other.
+/// Reports interfaces of RDMA devices that share a subnet: the kernel may answer a packet to one interface through the
+/// other.
 fn shared_subnets(facts: &Facts) -> Vec<Finding> {
     let mut seen: Vec<(&str, &crate::measure::facts::Address)> = Vec::new();
     let mut findings: Vec<Finding> = Vec::new();
@@ -195,7 +197,7 @@ fn shared_subnets(facts: &Facts) -> Vec<Finding> {
 pub(super) fn pcie(facts: &Facts) -> Vec<Finding> {
     let finding = |device: &Device| {
         let pci = device.pci.as_ref()?;
-        // In a virtual machine the link is often made up, or unknown.
+        // In a virtual machine the link data is often invented or missing.
         if [pci.speed, pci.width, pci.speed_max, pci.width_max].contains(&0) {
             return None;
         }
@@ -233,7 +235,7 @@ pub(super) fn numa(facts: &Facts) -> Vec<Finding> {
 pub(super) fn iommu(facts: &Facts) -> Vec<Finding> {
     let hardware = facts.devices.iter().filter(|device| !device.is_software());
     let finding = |device: &Device| {
-        // A virtual function given to a guest is translated in any case, and not by this kernel.
+        // A virtual function passed to a guest is always translated, but not by this kernel.
         let (level, what) = if device.iommu.starts_with("DMA") && !device.is_virtual_function {
             (Level::Warning, What::IommuTranslates { mode: device.iommu.clone() })
         } else {

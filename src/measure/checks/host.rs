@@ -1,14 +1,14 @@
-//! The host as a whole: its software, its modules, its processors.
+//! Checks of the host as a whole: its software, its modules and its processors.
 
 use rustix::io::Errno;
 
 use crate::measure::facts::Facts;
 use crate::measure::finding::{Finding, Level, What};
 
-/// Interfaces that are listed.
+/// Maximum number of interfaces that are listed.
 const LISTED_MAX: usize = 4;
 
-/// Kernel drivers of adapters that can always do RDMA, the module that adds it, and libibverbs' driver.
+/// Kernel drivers of adapters that can do RDMA, each with the module that adds RDMA and with the libibverbs driver.
 const ADAPTERS: [(&str, &str, &str); 7] = [
     ("mlx5_core", "mlx5_ib", "mlx5"),
     ("mlx4_core", "mlx4_ib", "mlx4"),
@@ -19,10 +19,11 @@ const ADAPTERS: [(&str, &str, &str); 7] = [
     ("hns3", "hns_roce_hw_v2", "hns"),
 ];
 
-/// The first of them: many cards of the others' drivers come without RDMA, and lacking its module is no finding.
+/// Number of leading [`ADAPTERS`] whose cards can always do RDMA. Many cards with the other drivers come without RDMA,
+/// so the absence of their module is not reported.
 const ALWAYS_RDMA: usize = 4;
 
-/// The highest share of its frequency, in percent, that counts as capped.
+/// Share of the maximum frequency, in percent, below which the frequency counts as capped.
 const CAPPED_PERCENT: u64 = 90;
 
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
@@ -42,7 +43,7 @@ pub(super) fn network(facts: &Facts) -> Vec<Finding> {
     if up.is_empty() {
         return vec![Finding::new("network", Level::Warning, What::NoInterface)];
     }
-    // Stable: among those of one rate, the order of their names.
+    // The sort is stable: interfaces with the same rate stay in the order of their names.
     up.sort_by_key(|interface| std::cmp::Reverse(interface.rate_mbps));
     let told = up.iter().take(LISTED_MAX).map(|interface| (interface.name.clone(), interface.rate_mbps, interface.mtu));
     vec![Finding::new("network", Level::Ok, What::Interfaces(told.collect()))]
@@ -72,7 +73,7 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
         let software =
             ["rxe", "siw"].into_iter().find(|kind| device.driver.is_empty() && device.name.starts_with(kind));
         let Some(provider) = known.map(|(_, _, provider)| *provider).or(software) else { continue };
-        // A machine that keeps its drivers elsewhere shows none at all.
+        // A machine that keeps its drivers elsewhere shows no drivers at all.
         if !facts.providers.is_empty() && !facts.providers.iter().any(|name| name == provider) {
             findings.push(Finding::about(
                 "libraries",
@@ -88,7 +89,7 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// `libibverbs.so.1.14.44.0` is of rdma-core 44.0.
+/// Returns the release of rdma-core: `libibverbs.so.1.14.44.0` belongs to rdma-core 44.0.
 fn release(file: &str) -> String {
     let parts: Vec<&str> = file.rsplit('.').take(2).collect();
     match parts[..] {
@@ -126,7 +127,7 @@ pub(super) fn modules(facts: &Facts) -> Vec<Finding> {
 
 pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // Without the module there is no file either, and that has been said.
+    // Without the module there is no device file either, and the missing module is reported already.
     let expected = || facts.nodes.iter().filter(|node| facts.has_ucm || !node.name.ends_with("rdma_cm"));
     for node in expected().filter(|node| node.errno != 0) {
         let (path, is_container) = (format!("/dev/{}", node.name), facts.is_container);
@@ -145,11 +146,11 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Verbs do not answer, although everything that they need seems to be there.
+/// Reports that verbs do not answer, although everything that they need seems to be present.
 pub(super) fn verbs(facts: &Facts) -> Vec<Finding> {
     let said_already = |findings: Vec<Finding>| findings.iter().any(|finding| finding.level == Level::Failure);
     let is_up = facts.devices.iter().flat_map(|device| &device.ports).any(|port| port.is_active());
-    // Without an address there is none to ask by, which a check of its own says.
+    // Without an address, verbs cannot be tried. Another check reports that.
     let has_address = facts
         .devices
         .iter()

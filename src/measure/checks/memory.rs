@@ -1,13 +1,13 @@
-//! Memory: how much may be locked, how much can be registered.
+//! Checks of memory: how much may be locked, and how much can be registered.
 
 use crate::measure::facts::Facts;
 use crate::measure::finding::{Finding, Level, What};
 use crate::measure::gather::WANTED_BYTES;
 
-/// Below this the original programs did not start; here the pool gets smaller. In bytes.
+/// Locked memory in bytes below which the original programs did not start. This program uses a smaller pool instead.
 const RECOMMENDED_BYTES: u64 = 16_500 << 10;
 
-/// Below this a session does without RDMA: the smallest pool, and what its lanes lock. In bytes.
+/// Locked memory in bytes below which a session does not use RDMA: the smallest pool, and what its lanes lock.
 const USELESS_BYTES: u64 = 5 << 20;
 
 pub(super) fn memlock(facts: &Facts) -> Vec<Finding> {

@@ -1,8 +1,8 @@
-//! The checks: functions from facts to findings. They do no I/O and never fail: facts that are absent are a finding, or
-//! nothing to say.
+//! The checks: functions from facts to findings. They do no I/O and never fail. If facts are absent, a check reports
+//! that, or reports nothing.
 //!
-//! What counts as a failure is what a user would call one. A host without an RDMA device is none: TCP works. One with a
-//! device that cannot be used is.
+//! A finding is a failure if a user would call it a failure. A host without an RDMA device is not a failure, because
+//! TCP works. A device that cannot be used is a failure.
 
 mod device;
 mod host;
@@ -15,7 +15,7 @@ pub use path::compare;
 use super::facts::Facts;
 use super::finding::Finding;
 
-/// The checks of one host, in the order in which they are reported.
+/// Runs the checks of a host, in the order in which their findings are reported.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let checks: [fn(&Facts) -> Vec<Finding>; 18] = [
         host::host,

@@ -1,4 +1,4 @@
-//! The way between two hosts.
+//! Checks of the path between two hosts.
 
 use std::net::IpAddr;
 
@@ -10,20 +10,21 @@ use crate::measure::probe::Attempt;
 use crate::measure::{Path, Speed};
 use crate::transport::is_inner;
 
-/// An agent that takes longer waits for something: a name that does not resolve, an authentication that is not used.
+/// An agent that takes longer is waiting for something, such as a name that does not resolve or an unused
+/// authentication method.
 const AGENT_SLOW_MICROS: u64 = 3_000_000;
 
-/// Below this share of what the link carries, in percent, something is in the way.
+/// Share of the link's capacity, in percent, below which something limits the transfer.
 const RDMA_LOW_PERCENT: u64 = 70;
 const TCP_LOW_PERCENT: u64 = 40;
 
-/// Frame headers around a packet's payload of TCP over IPv4, and around a frame on the wire, in bytes.
+/// Bytes of TCP and IPv4 headers around a packet's payload, and bytes that Ethernet adds to each packet on the wire.
 const TCP_HEADER_BYTES: u64 = 20 + 20 + 12;
 const ETHERNET_BYTES: u64 = 14 + 4 + 8 + 12;
-/// The same for RDMA's packets: BTH, ICRC and what carries them.
+/// The same for RDMA packets: BTH, ICRC, and the headers that carry them.
 const RDMA_HEADER_BYTES: u64 = 12 + 4 + 20 + 8 + ETHERNET_BYTES;
 
-/// The checks of the way between two hosts, in the order in which they are reported.
+/// Runs the checks of the path between two hosts, in the order in which their findings are reported.
 pub fn compare(path: &Path) -> Vec<Finding> {
     let checks: [fn(&Path) -> Vec<Finding>; 7] = [agent, duplicates, subnets, route, mtus, reach, bandwidth];
     let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(path)).collect();
@@ -61,7 +62,7 @@ fn up(facts: &Facts) -> impl Iterator<Item = &Interface> {
     facts.interfaces.iter().filter(|interface| interface.is_up && !is_inner(&interface.name))
 }
 
-/// Pairs of interfaces in one subnet, with the address of the second.
+/// Returns pairs of interfaces in one subnet, with the address of the second interface.
 fn near(path: &Path) -> impl Iterator<Item = (&Interface, &Interface, &Address)> {
     up(&path.here).flat_map(move |ours| {
         up(&path.there).filter_map(move |theirs| {
@@ -108,14 +109,14 @@ fn subnets(path: &Path) -> Vec<Finding> {
     one(Level::Warning, What::SubnetMissing { here: told(here), there: told(there) })
 }
 
-/// By what ssh goes, and by what the data would.
+/// Reports which interface ssh uses, and which interface the data would use.
 fn route(path: &Path) -> Vec<Finding> {
     let Ok(ip) = path.there.ssh.parse() else { return Vec::new() };
     let Some(ssh) = path.there.interface_of(ip) else { return Vec::new() };
     let best = near(path).max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
     let Some((ours, theirs, _)) = best else { return Vec::new() };
     let rate = ours.rate_mbps.min(theirs.rate_mbps);
-    // Of two that are as fast, that of ssh is as good.
+    // If both are equally fast, the interface that ssh uses is as good.
     let data = if rate > ssh.rate_mbps { (theirs.name.clone(), rate) } else { (ssh.name.clone(), ssh.rate_mbps) };
     let what = What::Route { ssh: (ssh.name.clone(), ssh.rate_mbps), data };
     vec![Finding::new("route", Level::Ok, what)]
@@ -123,7 +124,7 @@ fn route(path: &Path) -> Vec<Finding> {
 
 fn mtus(path: &Path) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    // 0 where it is not known.
+    // An MTU of 0 is unknown.
     let differ = |ours: &Interface, theirs: &Interface| ours.mtu != theirs.mtu && ours.mtu > 0 && theirs.mtu > 0;
     for (ours, theirs, _) in near(path).filter(|(ours, theirs, _)| differ(ours, theirs)) {
         let what = What::MtuDiffers { here: (ours.name.clone(), ours.mtu), there: (theirs.name.clone(), theirs.mtu) };
@@ -181,7 +182,7 @@ fn reach_tcp(path: &Path, there: &[Attempt], back: &[Attempt]) -> Option<Finding
     };
     let firewall = path.there.firewall.clone();
     if let Some(best) = tcp.iter().find(|attempt| attempt.outcome == Outcome::Connected) {
-        // That an address on a network which this host is not on cannot be reached is as it should be.
+        // If this host is not on a network, addresses on that network are expected to be unreachable.
         let not = bad(true);
         let (address, micros) = (best.address.to_string(), best.micros);
         if not.is_empty() {
@@ -209,7 +210,8 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
             let ceiling = ceiling_mbps(path, speed);
             let low = if speed.medium == "rdma" { RDMA_LOW_PERCENT } else { TCP_LOW_PERCENT };
             let speed = speed.clone();
-            // What limits may be the processors; then the share says nothing of the network, but it is as low.
+            // The processors may be the limit. The share then says nothing about the network, but the rate is just as
+            // low.
             if ceiling > 0 && speed.mbps() < ceiling / 100 * low {
                 one(Level::Warning, What::BandwidthLow { speed, ceiling })
             } else {
@@ -219,7 +221,7 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
     }
 }
 
-/// What the slower end's link, or its bus, carries of payload; 0 where no hardware says.
+/// Returns what the slower end's link or bus can carry as payload, in Mbit/s; 0 if no hardware reports its rate.
 pub(super) fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
     if path.is_one_machine || speed.is_tunneled {
         return 0;

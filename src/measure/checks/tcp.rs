@@ -1,7 +1,8 @@
-//! What the kernel's settings of TCP make of the line between two hosts.
+//! Checks how the kernel's TCP settings suit the line between two hosts.
 //!
-//! A connection carries at most its window in each round trip. The receiver's buffer (`tcp_rmem`) and the sender's
-//! (`tcp_wmem`) bound that window; tcp(7) and the kernel's Documentation/networking/ip-sysctl.rst say how.
+//! A connection carries at most its window in each round trip. The window is limited by the receiver's buffer
+//! (`tcp_rmem`) and the sender's buffer (`tcp_wmem`), as described in tcp(7) and in the kernel's
+//! Documentation/networking/ip-sysctl.rst.
 
 use super::path::ceiling_mbps;
 use crate::measure::Path;
@@ -9,30 +10,31 @@ use crate::measure::facts::{Facts, TcpSettings};
 use crate::measure::finding::{Finding, Level, Outcome, What};
 use crate::measure::probe::Attempt;
 
-/// One part of so many of a buffer is window: the rest is for the kernel's own structures, by tcp_adv_win_scale's default.
+/// A buffer is this many times as large as its window. The rest is for the kernel's own structures, with the default of
+/// tcp_adv_win_scale.
 const BUFFER_TO_WINDOW: u64 = 2;
 
-/// A session opens connections until they carry the line. With more than these it takes seconds to get there, and programs
-/// that have one connection are left behind.
+/// Maximum number of connections for which TCP counts as well configured. A session opens connections until they fill
+/// the line. With more than these that takes seconds, and programs with a single connection are left behind.
 const CONNECTIONS_WELL: u64 = 4;
 
-/// Below this a lost packet is made up for before anybody notices how.
+/// Round trip in microseconds below which TCP recovers from a lost packet before its method matters.
 const LONG_MICROS: u64 = 10_000;
 
-/// No larger buffer is proposed: so much may be held by each connection.
+/// Largest buffer that is proposed, because each connection may hold this much memory.
 const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
 const MIB: u64 = 1 << 20;
 
-/// `counted`: what was found in the counters of both hosts. Nothing where the data does not go by TCP between two hosts, or
-/// where a round trip or a rate was not measured.
+/// Checks TCP, given the findings about the counters of both hosts (`counted`). Reports nothing if the data does not go
+/// by TCP between two hosts, or if a round trip or a rate was not measured.
 pub(super) fn tcp(path: &Path, counted: &[Finding]) -> Vec<Finding> {
     let Some(Ok(speed)) = &path.speed else { return Vec::new() };
     if path.is_one_machine || speed.is_tunneled || speed.medium != "tcp" {
         return Vec::new();
     }
     let Some(round_trip) = round_trip_micros(path) else { return Vec::new() };
-    // What hardware says of its link is more than what was measured, if buffers have held that down.
+    // The link rate that hardware reports is higher than the measured rate if buffers have limited the measurement.
     let line_mbps = ceiling_mbps(path, speed).max(speed.mbps());
     let in_flight = line_mbps.saturating_mul(round_trip) / 8; // Mbit/s and microseconds make bits
     let hosts = [&path.here, &path.there];
@@ -54,13 +56,14 @@ pub(super) fn tcp(path: &Path, counted: &[Finding]) -> Vec<Finding> {
 }
 
 impl TcpSettings {
-    /// What one connection from or to this host may have under way, at most.
+    /// Maximum number of bytes in flight on a connection from or to this host.
     fn window_bytes(&self) -> u64 {
         self.receive[2].min(self.send[2]) / BUFFER_TO_WINDOW
     }
 }
 
-/// The quickest answer to a connection: one round trip of the kernel's, without ours.
+/// Returns the quickest answer to a connection attempt: a round trip between the kernels, without this program's own
+/// time.
 fn round_trip_micros(path: &Path) -> Option<u64> {
     let attempts: &[Attempt] = path.to_there.as_ref()?.as_ref().ok()?;
     let connected = attempts.iter().filter(|one| !one.is_rdma && one.outcome == Outcome::Connected);
@@ -72,7 +75,7 @@ fn window(host: &Facts, settings: &TcpSettings, in_flight: u64, mbps: u64, micro
     if connections <= CONNECTIONS_WELL {
         return None;
     }
-    // Twice, for a line that is faster at another time of the day.
+    // Twice as much as needed now, for a line that is faster at another time of day.
     let needed = (2 * BUFFER_TO_WINDOW).saturating_mul(in_flight).next_multiple_of(MIB).min(BUFFER_BYTES_MAX);
     let raised = |[least, usual, most]: [u64; 3]| [least, usual, most.max(needed)];
     let what = What::TcpWindowSmall {
@@ -89,7 +92,7 @@ fn window(host: &Facts, settings: &TcpSettings, in_flight: u64, mbps: u64, micro
 fn congestion(host: &Facts, settings: &TcpSettings, micros: u64, lost: bool) -> Option<Finding> {
     let control = settings.congestion.as_str();
     let has_bbr = settings.available.iter().any(|name| name == "bbr");
-    // reno needs minutes to fill a long line again after one loss; cubic is held down by losses that go on.
+    // After a single loss, reno needs minutes to fill a long line again. Continuing losses keep cubic slow.
     if control != "reno" && (control != "cubic" || !lost) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Every check over recorded hosts: what it finds, and how bad that is.
+//! Tests every check on recorded hosts: what the check finds, and how severe the finding is.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ fn bad(findings: Vec<Finding>) -> Vec<Finding> {
     findings.into_iter().filter(|finding| finding.level != Level::Ok).collect()
 }
 
-/// The only thing that is wrong with a recorded host.
+/// Returns the only problem of a recorded host.
 #[track_caller]
 fn only(name: &str) -> Finding {
     let mut found = bad(examine(&facts(name)));
@@ -102,7 +102,7 @@ fn what_verbs_say_of_the_mtu_counts_more_than_what_it_should_be() {
     (recorded.devices[0].ports[0].mtu, recorded.devices[0].ports[0].mtu_max) = (Some(2048), Some(4096));
     let found = bad(examine(&recorded));
     assert!(matches!(found[0].what, What::MtuSmall { bytes: 2048, interface_mtu: 9000, .. }), "{found:#?}");
-    // A fabric of InfiniBand often has that.
+    // This MTU is common on InfiniBand fabrics.
     recorded.devices[0].ports[0].link_layer = "InfiniBand".to_owned();
     assert!(bad(examine(&recorded)).is_empty());
     recorded.devices[0].ports[0].mtu = Some(1024);
@@ -145,7 +145,7 @@ fn limits_on_locked_memory() {
     );
     assert!(matches!(found[1].what, What::RegisteredLess { .. }), "{found:#?}");
 
-    // Root is not held to it, but by siw.
+    // The limit does not apply to root, except with siw.
     let mut recorded = facts("memlock-64k");
     recorded.is_root = true;
     recorded.devices[0].registration = None;
@@ -205,7 +205,7 @@ fn software_that_is_not_there() {
 fn a_host_that_is_tuned_badly() {
     let found = bad(examine(&facts("badly-tuned")));
     let names: Vec<&str> = found.iter().map(|finding| finding.check).collect();
-    // The two functions of one card share a GUID, which is as it should be.
+    // The two functions of one card share a GUID, as they should.
     assert_eq!(names, ["address", "pcie", "iommu", "cpu", "cpu"], "{found:#?}");
     assert!(found.iter().all(|finding| finding.level == Level::Warning));
     let one = "enp65s0f0np0".to_owned();
@@ -217,7 +217,7 @@ fn a_host_that_is_tuned_badly() {
         matches!(&found[3].what, What::GovernorSaves { governors, .. } if governors == &["performance", "powersave"])
     );
     assert_eq!(found[4].what, What::CpuCapped { allowed_khz: 1_200_000, most_khz: 3_600_000 });
-    // Nobody minds where nothing is fast.
+    // Power saving does not matter if no network is fast.
     let mut recorded = facts("no-device");
     recorded.cpu.governors = vec!["powersave".to_owned()];
     assert!(bad(examine(&recorded)).is_empty());
@@ -231,7 +231,7 @@ fn ports_without_an_address_or_a_cable() {
     let found = only("cable-out");
     assert!(matches!(found.what, What::PortDown { is_ethernet: true, .. }), "{found:?}");
     assert_eq!(found.level, Level::Failure);
-    // The second port of a card that is in use.
+    // An unused second port of a card whose first port is up.
     let mut recorded = facts("badly-tuned");
     recorded.devices[1].ports[0].state = "DOWN".to_owned();
     let findings = examine(&recorded);
@@ -268,13 +268,13 @@ fn an_mlx4_with_a_small_table() {
     assert!(matches!(bad(examine(&recorded))[0].what, What::Mlx4Small { .. }));
 }
 
-// --- the way between two hosts ---------------------------------------------------------------------------------------
+// --- the path between two hosts --------------------------------------------------------------------------------------
 
 fn attempt(address: &str, is_rdma: bool, outcome: Outcome) -> Attempt {
     Attempt { address: address.parse::<IpAddr>().expect("an address"), is_rdma, outcome, micros: 150 }
 }
 
-/// Two healthy hosts that reach each other.
+/// Returns the path between two healthy hosts that reach each other.
 fn path() -> Path {
     let here = facts("connectx");
     let mut there = here.clone();
@@ -321,7 +321,7 @@ fn firewalls() {
     assert_eq!(one_of(&found, "rdma port").level, Level::Failure);
     let What::RdmaNotReached { not, is_roce, .. } = &one_of(&found, "rdma port").what else { panic!("{found:#?}") };
     assert!(not.len() == 2 && *is_roce);
-    // Software devices are not used unless they are asked for.
+    // Software devices are used only on request.
     way.here.rdma[0].is_hardware = false;
     assert_eq!(one_of(&bad(compare(&way)), "rdma port").level, Level::Warning);
     way.to_there = Some(Err("no port".to_owned()));
@@ -334,7 +334,7 @@ fn a_network_that_is_not_ours_need_not_be_reached() {
     let far = || attempt("10.9.9.2", false, Outcome::Silent);
     way.to_there.as_mut().expect("it").as_mut().expect("it").insert(1, far());
     assert!(bad(compare(&way)).is_empty());
-    // One that is ours must be.
+    // An address on a shared network must be reachable.
     way.there.interfaces[0].addresses.push(Address { ip: "10.0.0.3".parse().expect("one"), prefix_bits: 24 });
     way.to_there.as_mut().expect("it").as_mut().expect("it").push(attempt(
         "10.0.0.3",
@@ -355,10 +355,10 @@ fn addresses_and_mtus_that_do_not_fit() {
     assert_eq!((found[0].level, found[0].check), (Level::Failure, "addresses"));
     let name = || "enp65s0f0np0".to_owned();
     assert_eq!(found[1].what, What::MtuDiffers { here: (name(), 9000), there: (name(), 1500) });
-    // Two names of one machine have all in common.
+    // Two names of the same machine share all addresses.
     way.is_one_machine = true;
     assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));
-    // Bridges to containers are alike everywhere.
+    // Bridges to containers have the same addresses on every host.
     way.is_one_machine = false;
     way.here.interfaces[0].name = "docker0".to_owned();
     assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));
@@ -400,16 +400,16 @@ fn speeds() {
     };
     way.speed = with(10_000_000_000, "rdma");
     assert!(matches!(bad(compare(&way))[0].what, What::BandwidthLow { .. }), "40 of 100 Gbit/s");
-    // As much as four lanes can.
+    // As much as four PCIe lanes can carry.
     way.speed = with(11_000_000_000, "rdma");
     way.there.devices[0].pci.as_mut().expect("it").width = 4;
     assert!(bad(compare(&way)).is_empty());
-    // TCP takes what processors leave it.
+    // The rate of TCP depends on the processors.
     way.speed = with(12_000_000_000, "tcp");
     assert!(bad(compare(&way)).is_empty());
     way.speed = with(1_000_000_000, "tcp");
     assert_eq!(bad(compare(&way))[0].level, Level::Warning);
-    // Nothing is known of what software could do.
+    // The capacity of software is unknown.
     way.speed = with(1, "rdma-software");
     assert!(bad(compare(&way)).is_empty());
     way.speed = Some(Err("no connection".to_owned()));
@@ -440,7 +440,7 @@ fn facts_survive_the_way_and_hostile_ones_are_bounded() {
     assert!(bounded.devices.iter().all(|device| device.pci.is_none() && device.ports[0].interface.is_empty()));
 }
 
-/// Each text in turn, whatever its field: so a new field cannot be forgotten.
+/// Lengthens each text in turn, whatever its field, so that a new field cannot be forgotten.
 #[test]
 fn no_text_of_hostile_facts_is_long() {
     let places = |bytes: &[u8]| {
@@ -463,7 +463,8 @@ fn no_text_of_hostile_facts_is_long() {
     }
 }
 
-/// Two hosts on a line of 1 Gbit/s and 50 ms, with the kernel's defaults: 6.25 MB are under way, a window is 2 MiB.
+/// Returns two hosts on a line of 1 Gbit/s and 50 ms, with the kernel's defaults: 6.25 MB are in flight, a window is 2
+/// MiB.
 fn long_line() -> Path {
     let settings = || TcpSettings {
         receive: [4096, 131_072, 6 << 20],
@@ -492,7 +493,7 @@ fn of_tcp(way: &Path) -> Vec<Finding> {
 fn windows_for_the_line() {
     let mut way = long_line();
     let What::TcpWell { connections: 3, micros: 50_000, .. } = of_tcp(&way)[0].what else { panic!("{way:#?}") };
-    // Four times as far, and the windows of both are small.
+    // With four times the round trip, the windows of both hosts are small.
     way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 200_000;
     let found = of_tcp(&way);
     assert_eq!(found.len(), 2, "{found:#?}");
@@ -502,17 +503,17 @@ fn windows_for_the_line() {
         };
         assert_eq!((finding.about.as_str(), finding.level), (host, Level::Warning));
         assert_eq!((*window, *connections), (2 << 20, 12));
-        // Four times what is under way, in whole MiB; nothing else is changed.
+        // The proposal is four times the bytes in flight, in whole MiB. The other values stay.
         assert_eq!((receive[..2].to_vec(), send[..2].to_vec()), (vec![4096, 131_072], vec![4096, 16_384]));
         assert!(receive[2] == send[2] && receive[2].is_multiple_of(1 << 20) && receive[2] >= 96_000_000, "{receive:?}");
     }
-    // With what was proposed, nothing is left to say.
+    // With the proposed values, nothing is reported.
     for host in [&mut way.here, &mut way.there] {
         let settings = host.tcp.as_mut().expect("set");
         (settings.receive[2], settings.send[2]) = (96 << 20, 96 << 20);
     }
     assert!(matches!(of_tcp(&way)[0].what, What::TcpWell { connections: 1, .. }), "{:#?}", of_tcp(&way));
-    // A host that says nothing, a way through ssh, RDMA, one machine: nothing is said.
+    // Nothing is reported without TCP settings, through ssh, over RDMA, or within one machine.
     (way.here.tcp, way.there.tcp) = (None, None);
     assert!(of_tcp(&way).is_empty());
     for change in [
@@ -551,10 +552,10 @@ fn congestion_control_on_a_long_line() {
     assert_eq!(control(&way), None, "cubic is right where nothing is lost");
     way.there.tcp.as_mut().expect("set").congestion = "reno".to_owned();
     assert_eq!(control(&way), Some(("node2".to_owned(), "reno".to_owned(), false)));
-    // Within a building it does not matter.
+    // Within a building the congestion control does not matter.
     way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 500;
     assert_eq!(control(&way), None);
-    // Losses that were seen.
+    // With observed losses.
     let mut way = long_line();
     let counted = |sent, again| {
         [("OutSegs", sent), ("RetransSegs", again)]

@@ -47,11 +47,11 @@ fn svg_has_a_line_for_each_run() {
         assert!(text.contains(part), "{part}");
     }
     assert!(!text.contains("old <1>"), "names are escaped");
-    // Marks of axes are thinner lines.
+    // The marks of axes are thinner lines.
     assert_eq!(text.matches("stroke-width=\"2\"").count(), 2 * (2 + 1 + 1 + 3), "a line for each");
 }
 
-/// What a chart says of a single run.
+/// Draws the charts of a single report.
 fn drawn(report: &Report) -> String {
     draw(&[(String::new(), report)]).expect("something")
 }
@@ -147,7 +147,7 @@ fn axes_have_marks() {
     let axis = |from, to| Powers { from, to, marks: Vec::new() };
     assert_eq!(axis(30.0, 80.0).key_points(hint()), [50.0]);
     assert_eq!(axis(1.0, 1e4).key_points(hint()), [1.0, 10.0, 100.0, 1000.0, 10_000.0]);
-    // Each point once, but none whose label would lie over the one before.
+    // Each point is marked once, unless its label would overlap the one before.
     assert_eq!(marks(vec![8.0, 1.0, 8.0, 3.0], false, &axis(1.0, 8.4), 700), [1.0, 3.0, 8.0]);
     assert_eq!(marks(vec![1000.0, 1001.0, 2000.0], false, &axis(1000.0, 2100.0), 700), [1000.0, 2000.0]);
     assert_eq!([2.0, 1024.0, 3000.0, 65_536.0].map(|bytes| bytes_label(&bytes)), ["2", "1K", "3000", "64K"]);

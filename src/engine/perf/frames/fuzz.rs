@@ -1,10 +1,10 @@
-//! Fuzz body of a measurement's frames: no input may panic, and what decodes says what was encoded.
+//! Fuzz body for the frames of a measurement: no input may cause a panic, and a decoded frame survives encoding.
 
 use rd_proto::control::{Endpoint, FRAME_BYTES_MAX};
 
 use super::*;
 
-/// One frame in clear, as the channel opens it.
+/// Decodes a frame in clear text, as the channel opens it.
 pub fn measure_frame(bytes: &[u8]) {
     let Ok(frame) = Frame::decode(bytes) else { return };
     let again = frame.encode();
@@ -12,7 +12,7 @@ pub fn measure_frame(bytes: &[u8]) {
     assert_eq!(Frame::decode(&again), Ok(frame));
 }
 
-/// One frame of each kind.
+/// Returns a frame of each kind.
 pub fn samples() -> [(&'static str, Frame); 10] {
     let endpoint = Endpoint {
         hardware: false,

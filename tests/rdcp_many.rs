@@ -233,6 +233,27 @@ fn a_late_copy_is_the_source() {
     }
 }
 
+/// A host on which the source itself stands where its copy would is no failure, as it is none with one host. A source
+/// that is missing is counted as one entry.
+#[test]
+fn the_source_among_the_hosts_and_a_missing_source() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    ["h1", "h2"].iter().for_each(|host| fs::create_dir_all(lab.join(host)).expect("directories"));
+    let (here, there) = (lab.there("h1", ""), lab.there("h2", "h2/"));
+    let itself = ["-r".into(), lab.join("src").into(), here, "--to".into(), there.clone()];
+    let mut run = lab.start_many::<OsString>(&itself);
+    let ended = run.wait();
+    ended.expect(0);
+    assert!(ended.stderr.contains("are the same file; left as it is"), "{}", ended.stderr);
+    lab.is_equal("src", "h2/src");
+    let sources = [lab.join("src/small1"), lab.join("nosuch")].map(OsString::from);
+    let rest = [lab.there("h1", "h1/"), "--to".into(), there];
+    let ended = lab.start_many::<OsString>(&[&sources[..], &rest].concat()).wait();
+    ended.expect(8);
+    assert!(ended.stderr.contains("1 entry not copied in full; the others are there"), "{}", ended.stderr);
+}
+
 /// The only host hangs. The host that the copy waits for is named once, and not with --quiet.
 #[test]
 fn a_host_that_does_not_answer_is_named() {

@@ -632,15 +632,19 @@ impl Copy<'_> {
         (figures.seconds, figures.counters.bytes) = (seconds, tree.amount.bytes);
         (figures.read, figures.written) = (of_source.figures.read, written);
         let count = hosts.len();
+        let unmade = self.failed.saturating_add(self.left_out);
         if failed_hosts < count && tree.amount.entries > 0 {
-            (tree.kept_bytes, tree.size_bytes) = (of_source.tree.kept_bytes, of_source.tree.size_bytes);
-            tree.failed = self.failed.saturating_add(self.left_out);
+            // With --sync each host has had a copy of its own.
+            let sent = self.job.hops.iter().filter_map(|hop| hop.report(Side::From)).map(|sent| sent.tree.size_bytes);
+            tree.size_bytes = sent.max().unwrap_or(0).max(of_source.tree.size_bytes);
+            tree.kept_bytes = of_source.tree.kept_bytes;
+            tree.failed = unmade;
             self.observer.event(&Event::Copied(event::Copied::new(self.label(source), &tree, false)));
         }
         let failure = match (failed_hosts, self.first_failed) {
             (0, None) => None,
             (0, Some(_)) => {
-                let line = format!("{} not copied in full; the others are there", entries(self.failed));
+                let line = format!("{} not copied in full; the others are there", entries(unmade));
                 Some(Failure::new(Exit::Partial, line))
             }
             (failed, _) if failed == count => {
@@ -649,7 +653,7 @@ impl Copy<'_> {
             (failed, _) => Some(some_failed(failed, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
-            tree: TreeFigures { amount: tree.amount, failed: self.failed, ..TreeFigures::default() },
+            tree: TreeFigures { amount: tree.amount, failed: unmade, ..TreeFigures::default() },
             seconds,
             is_verified: true,
             hosts: Some((count - failed_hosts, count)),
@@ -705,6 +709,7 @@ impl Run {
         let tree = node.map(|node| self.chain.tree(node));
         let standing = match (tree, &target.failure) {
             (Some(Tree::Done), _) => HostStanding::Done,
+            (None, None) if target.done_after.is_some() => HostStanding::Done,
             (None, None) => HostStanding::Starting,
             (None | Some(Tree::Failed), _) => HostStanding::Failed,
             (Some(Tree::Open), _) if target.from.is_some() => HostStanding::Copying,

@@ -348,7 +348,7 @@ impl Copy<'_> {
                 Message::Failed(fault) => {
                     return Ok(Err(Objection {
                         failure: self.unplaceable(side, some, several, &fault),
-                        is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
+                        is_itself: may_be_itself && is_same_file(&fault),
                     }));
                 }
                 answer if lists.is_empty() => return Ok(Ok(self.placed(side, answer, several)?)),
@@ -507,4 +507,9 @@ impl Copy<'_> {
             }));
         }
     }
+}
+
+/// Whether a destination has refused a source because the source is what stands there.
+pub(super) fn is_same_file(fault: &Fault) -> bool {
+    fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE
 }

@@ -199,7 +199,7 @@ impl Request {
              find . -name \".new.*\" -mmin +60 -exec rm -f {{}} + 2>/dev/null; \
              t=$(mktemp ./.new.XXXXXX 2>&1) || {{ e=$t; t=; no write \"$e\"; }}; \
              trap \"no cut\" HUP INT TERM PIPE; \
-             e=$( (echo : >$t) 2>&1 && chmod 700 $t 2>&1) || no write \"$e\"; \
+             e=$( (echo : | cat >$t) 2>&1 && chmod 700 $t 2>&1) || no write \"${{e##*: }}\"; \
              $t 2>/dev/null </dev/null || {{ m=$(df -P . 2>/dev/null | tail -n 1); m=/${{m##* /}}; \
              grep -q \" $m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$m\"; no exec \"$d\"; }}; \
              echo \"{MARK}want $(uname -s) $(uname -m) $(getconf GNU_LIBC_VERSION 2>/dev/null)\"; \

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::chain::Chain;
 use super::{Copy, Run, SPOOL_BYTES, Target, neighbours};
-use crate::control::frames::{Message, Placed};
+use crate::control::frames::{Fault, Message, Placed};
 use crate::control::join::{JoinListener, JoinOutcome, JoinState, Joiner, STATE_EVERY};
 use crate::fault::{Exit, Failure, escaped};
-use crate::job::copy::placing::batch;
+use crate::job::copy::placing::{batch, is_same_file};
 use crate::job::copy::{ANSWER_MAX, entries};
 use crate::job::event::{self, Event};
 use crate::job::line_of;
@@ -129,7 +129,19 @@ impl Copy<'_> {
         let target = &mut run.targets[at];
         let (Some(host), Some(Placing { until, placed, .. })) = (target.host, target.placing.take()) else { return };
         let several = self.are_several(&run.found);
+        let is_itself =
+            |fault: &Fault| is_same_file(fault) && run.found.len() == 1 && self.job.is_one_kernel(run.source, host);
         let outcome = match answer {
+            Message::Failed(fault) if is_itself(&fault) => {
+                // As with one host, the data is already where it should be.
+                let failure = self.unplaceable(host, &run.found, several, &fault);
+                self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
+                run.targets[at].done_after = Some(Duration::ZERO);
+                if run.has_begun {
+                    run.chain.will_not_join();
+                }
+                return;
+            }
             Message::Failed(fault) => Err(self.unplaceable(host, &run.found[until - 1..until], several, &fault)),
             answer => self.placed(host, answer, several),
         };
@@ -296,7 +308,7 @@ impl Copy<'_> {
 impl Target {
     /// Nobody knows yet whether it can be copied to.
     fn is_open(&self) -> bool {
-        self.placed.is_none() && self.failure.is_none()
+        self.placed.is_none() && self.failure.is_none() && self.done_after.is_none()
     }
 }
 

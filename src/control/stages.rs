@@ -464,10 +464,15 @@ fn touch(file: &File, path: &Path) -> Result<(), Fault> {
 
 /// This program, to be a helper of this process: by its path where that is still this program, and not one that was
 /// installed since, or nothing.
-fn own_program() -> PathBuf {
+///
+/// # Errors
+///
+/// Fails if /proc is not mounted, and says so.
+fn own_program() -> std::io::Result<PathBuf> {
     let which = |path: &Path| rustix::fs::stat(path).as_ref().map(identity).ok();
     let is_own = |path: &PathBuf| which(path).is_some_and(|found| Some(found) == which(Path::new(OWN)));
-    std::env::current_exe().ok().filter(is_own).unwrap_or_else(|| OWN.into())
+    let path = std::env::current_exe()?;
+    Ok(if is_own(&path) { path } else { OWN.into() })
 }
 
 /// Whether there is a terminal that a command could ask for something on.

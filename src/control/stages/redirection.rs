@@ -64,7 +64,7 @@ impl Opening {
         let number = if side == Side::Input { "0" } else { "1" };
         // The program's path is no part of the text: it comes as $1. Where that is another program by now, or none, the shell's
         // parent is one of ours, a guard.
-        let own = super::own_program();
+        let own = super::own_program()?;
         let program = if own.as_os_str() == super::OWN { &b"exec /proc/$PPID/exe"[..] } else { b"exec \"$1\"" };
         // A line that ends would keep the last word from the program, too.
         let redirection = redirection.strip_suffix(b"\n").unwrap_or(redirection);

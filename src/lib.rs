@@ -10,6 +10,7 @@ pub mod engine;
 mod fault;
 pub mod fs;
 mod job;
+mod limits;
 pub mod log;
 pub mod measure;
 pub mod options;

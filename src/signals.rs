@@ -167,12 +167,18 @@ fn is_new(last: &mut Option<(i32, Instant)>, signal: i32, now: Instant) -> bool 
     !is_same
 }
 
-/// Returns those of `signals` that this process does not ignore, by SigIgn of proc_pid_status(5).
+/// Returns those of `signals` that this process does not ignore.
 pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    signals.retain(|signal| ignored >> (signal - 1) & 1 == 0);
+    signals.retain(|&signal| {
+        // SAFETY: all zeros is a valid `sigaction`. The call changes nothing, and writes to a structure that lives
+        // throughout it.
+        let action = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &raw mut action);
+            action
+        };
+        action.sa_sigaction != libc::SIG_IGN
+    });
     signals
 }
 
@@ -197,6 +203,15 @@ pub(crate) fn stop_here() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// SIGPIPE is one that the runtime of Rust ignores.
+    #[test]
+    fn ignored_signals_are_known_without_proc() {
+        use crate::fs::close::tests::where_calls_fail;
+
+        let known = where_calls_fail(&[libc::SYS_openat], libc::ENOENT, || not_ignored(vec![libc::SIGPIPE, SIGXFSZ]));
+        assert_eq!(known, [SIGXFSZ]);
+    }
 
     #[test]
     fn signals_of_one_event_are_one_request() {

@@ -313,6 +313,69 @@ const WITH_FULL_DISK: &str = "exec unshare --user --map-root-user --mount sh -c 
 const WITHOUT_XATTRS: &str =
     "exec unshare --user --map-root-user --mount sh -c 'mount -t ramfs none into && exec \"$@\"' - \"$@\"";
 
+/// Lets a command find no /proc, as in a chroot.
+const WITHOUT_PROC: &str =
+    "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' - \"$@\"";
+
+#[test]
+fn without_proc_the_cause_is_told() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("from")).expect("a directory");
+    lab.0.file("from/a", b"1");
+    fs::hard_link(lab.join("from/a"), lab.join("from/b")).expect("ours");
+    let mode = rustix::fs::Mode::from_raw_mode(0o640);
+    rustix::fs::mknodat(rustix::fs::CWD, lab.join("from/fifo"), rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
+    // Attributes of a FIFO cannot be read without it.
+    let told = ["from/fifo", "(errno 38)", "/proc is not mounted"];
+    let ended = rdcp(&lab, WITHOUT_PROC, &["-r", "from", "all"].map(OsString::from));
+    assert_eq!(ended.expect(8).stderr.lines().filter(|line| told.iter().all(|part| line.contains(part))).count(), 1);
+    // All else can be done without it since Linux 6.10.
+    let ended = rdcp(&lab, WITHOUT_PROC, &["-r", "--no-xattrs", "from", "into"].map(OsString::from));
+    if ended.code == 0 {
+        assert_eq!(fs::metadata(lab.join("into/fifo")).expect("made").permissions().mode() & 0o777, 0o640);
+        assert_eq!(std::os::unix::fs::MetadataExt::nlink(&fs::metadata(lab.join("into/b")).expect("made")), 2);
+    } else {
+        assert!(ended.expect(8).stderr.contains("/proc is not mounted"), "{}", ended.stderr);
+    }
+    let mut command = in_shell(WITHOUT_PROC, rdpipe().arg("true"));
+    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(3).one_line("rdpipe", &["cannot start a guard", "/proc"]);
+}
+
+#[test]
+fn without_a_temporary_directory_nothing_is_deleted_at_the_end() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        for name in ["a", "b"] {
+            fs::create_dir_all(lab.join(&format!("from/{name}"))).expect("directories");
+            fs::create_dir_all(lab.join(&format!("into/{name}/gone"))).expect("directories");
+        }
+        let temporary = lab.join("missing");
+        let line = format!("exec env TMPDIR={} \"$@\"", temporary.display());
+        let arguments = ["-r", "--sync", "--delete-after", "from/"].map(OsString::from);
+        let ended = rdcp(&lab, &line, &[&arguments[..], &[side(&lab, to, "into")]].concat());
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        let expected = format!("{}: No such file or directory (errno 2): what is to be deleted", temporary.display());
+        assert!(lines.len() == 2 && lines[0].contains(&expected), "{lines:?}");
+        assert!(lab.join("into/a/gone").exists() && lab.join("into/b/gone").exists());
+    }
+}
+
+/// Lets a command write nothing into its home.
+const WITH_CLOSED_HOME: &str =
+    "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o ro none home && exec \"$@\"' - \"$@\"";
+
+#[test]
+fn a_digest_cache_whose_directory_cannot_be_made_says_why() {
+    let lab = Lab::new();
+    lab.0.file("from", b"1");
+    let line = format!("unset XDG_CACHE_HOME; {WITH_CLOSED_HOME}");
+    let ended = rdcp(&lab, &line, &["--sync", "-c", "--digest-cache", "from", "into"].map(OsString::from));
+    let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
+    let expected = "/rdma-pipe/digests is not used: Read-only file system (errno 30)";
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.ends_with(expected)), "{lines:?}");
+}
+
 /// Returns an access control list in the kernel's format (acl(5), posix_acl_xattr.h). One additional user may read.
 fn acl() -> Vec<u8> {
     let entries = [(1_u16, 6_u16, u32::MAX), (2, 4, 0), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)];

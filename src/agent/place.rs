@@ -19,7 +19,7 @@ use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, errno_of, escaped};
 use crate::fs::{
-    PARTIAL, UNFINISHED, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact, std_fact,
+    PARTIAL, UNFINISHED, canonical, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact, std_fact,
 };
 use crate::options::{LATEST, TreeOptions};
 
@@ -100,7 +100,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
         Ok(metadata) => {
             let is_special = are_files && !metadata.is_file() && !metadata.is_dir();
             // The link is followed once, and its target is replaced.
-            let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
+            let real = canonical(&path).unwrap_or_else(|_| path.clone());
             let is_block = is_special && metadata.file_type().is_block_device();
             Placed { is_special, is_block, ..named(if is_special && !is_block { &path } else { &real }) }
         }
@@ -331,7 +331,7 @@ fn is_at(path: &Path, directory: &OwnedFd) -> bool {
 fn merged(path: &Path, asked: &Place) -> Placed {
     let is_contents = |source: &Found| source.name.is_empty();
     // A path through links would hide that a directory is about to be copied into itself.
-    let real = std::fs::canonicalize(path).ok().filter(|_| asked.sources.iter().any(is_contents));
+    let real = canonical(path).ok().filter(|_| asked.sources.iter().any(is_contents));
     let as_name = matches!(&asked.sources[..], [source] if is_contents(source)).then(|| ITSELF.to_vec());
     Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, ..Placed::default() }
 }
@@ -408,10 +408,10 @@ pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) ->
         return None;
     }
     let target = std::path::absolute(target).ok()?;
-    let real = target.ancestors().find_map(|above| above.canonicalize().ok())?;
+    let real = target.ancestors().find_map(|above| canonical(above).ok())?;
     let holds = |path: &&ByteVec| {
         let below = path.iter().position(|&byte| byte != b'/').map_or(&b""[..], |at| &path[at..]);
-        source.join(OsStr::from_bytes(below)).canonicalize().is_ok_and(|listed| real.starts_with(listed))
+        canonical(&source.join(OsStr::from_bytes(below))).is_ok_and(|listed| real.starts_with(listed))
     };
     let path = escaped(OsStr::from_bytes(listed.iter().find(holds)?));
     Some(format!("{path}, which is listed, has DST in it, and would be copied into itself"))
@@ -420,8 +420,7 @@ pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) ->
 /// Whether the directory in which a target will be made is the source or lies below it.
 fn lies_within(target: &Path, source: &Found) -> bool {
     // The parent of the root is the root itself. Missing parts of the path will be made.
-    let or_here =
-        |above: &'_ Path| std::fs::canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let or_here = |above: &'_ Path| canonical(if above.as_os_str().is_empty() { Path::new(".") } else { above });
     let Some(real) = above(target).ancestors().find_map(|above| or_here(above).ok()) else { return false };
     real.ancestors().any(|above| {
         std::fs::metadata(above).is_ok_and(|found| (found.dev(), found.ino()) == (source.device, source.inode))

@@ -70,13 +70,27 @@ fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         // If the system has no threads left, the function that starts threads of a scope panics.
-        if panic.payload().downcast_ref::<String>().is_some_and(|said| said.starts_with("failed to spawn thread")) {
-            complain("rdma-pipe", "cannot start a thread: the limit on processes is reached (ulimit -u)");
+        if let Some(error) = panic.payload().downcast_ref::<String>().and_then(|said| said.strip_prefix(NO_THREAD)) {
+            complain("rdma-pipe", &no_thread(error));
             std::process::exit(i32::from(Exit::Connect.code()));
         }
         report(panic);
         std::process::abort();
     }));
+}
+
+/// The standard library's message when a scope cannot start a thread, up to the error in its `Debug` form.
+const NO_THREAD: &str = "failed to spawn thread: ";
+
+/// Returns the line for this error.
+fn no_thread(error: &str) -> String {
+    let code = error.split_once("code: ").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+    let error = code.map_or_else(|| error.to_owned(), fault::os_number);
+    let why = match code {
+        Some(libc::EAGAIN) => ": the limit on processes is reached (ulimit -u, or pids.max of the control group)",
+        _ => "",
+    };
+    format!("cannot start a thread: {error}{why}")
 }
 
 /// Does what every program of the package must do first.
@@ -252,4 +266,24 @@ fn asked_for(text: &clap::Error) -> Result<(), Failure> {
     // clap's own handle knows whether the terminal shows colours. The handle is flushed, because it holds back an
     // unfinished line.
     printed(crate::fs::standard::output().and_then(|_| text.print()).and_then(|()| std::io::stdout().flush()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_explained() {
+        for (errno, expected) in [
+            (libc::EAGAIN, "Resource temporarily unavailable (errno 11): the limit on processes"),
+            (libc::ENOMEM, "Cannot allocate memory (errno 12)"),
+            (libc::EPERM, "Operation not permitted (errno 1)"),
+        ] {
+            let error = std::io::Error::from_raw_os_error(errno);
+            let line = no_thread(&format!("{error:?}"));
+            assert!(line.starts_with(&format!("cannot start a thread: {expected}")), "{line}");
+            assert_eq!(line.contains("ulimit"), errno == libc::EAGAIN, "{line}");
+        }
+        assert_eq!(no_thread("other"), "cannot start a thread: other");
+    }
 }

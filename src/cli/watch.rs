@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::fault::{Exit, Failure, escaped};
-use crate::fs::directory_of;
+use crate::fs::{canonical, directory_of};
 use crate::job::Setup;
 use crate::job::plan::Spec;
 use crate::job::watch::{SourceWatch, Watched};
@@ -132,7 +132,7 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
     }
     let paths =
         sources.iter().filter(|source| matches!(source, Spec::Here(_))).map(|source| PathBuf::from(source.path()));
-    let directories: Vec<_> = paths.filter_map(|path| path.canonicalize().ok()).filter(|path| path.is_dir()).collect();
+    let directories: Vec<_> = paths.filter_map(|path| canonical(&path).ok()).filter(|path| path.is_dir()).collect();
     for file in written {
         let directory = directory_of(file).canonicalize().unwrap_or_default();
         if directories.iter().any(|path| directory.starts_with(path)) {

@@ -468,10 +468,15 @@ fn touch(file: &File, path: &Path) -> Result<(), Fault> {
 
 /// Returns the path of this program, for starting it as a helper of this process. Its own path is used only while that
 /// still leads to this program, and not to a newly installed one or to nothing.
-fn own_program() -> PathBuf {
+///
+/// # Errors
+///
+/// Fails if /proc is not mounted, and says so.
+fn own_program() -> std::io::Result<PathBuf> {
     let which = |path: &Path| rustix::fs::stat(path).as_ref().map(identity).ok();
     let is_own = |path: &PathBuf| which(path).is_some_and(|found| Some(found) == which(Path::new(OWN)));
-    std::env::current_exe().ok().filter(is_own).unwrap_or_else(|| OWN.into())
+    let path = std::env::current_exe()?;
+    Ok(if is_own(&path) { path } else { OWN.into() })
 }
 
 /// Whether there is a terminal on which a command could ask something.

@@ -3,18 +3,21 @@
 //! Nothing here changes an entry by its name: between two calls another entry may take the name, while a descriptor
 //! always refers to the same one.
 
+#![allow(unsafe_code, reason = "fchmodat2, which rustix does not have")]
+
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, accessat, chmod, chownat,
-    fchmod, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
+    Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
+    fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
     removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use super::named;
+use super::{may, named};
+use crate::fault::errno_of;
 
 /// The attribute with the access ACL of an entry.
 pub(crate) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
@@ -32,6 +35,9 @@ const ACL_GROUP: u16 = 4;
 const ACL_MASK: u16 = 0x10;
 const ACL_OTHERS: u16 = 0x20;
 
+/// Number of the system call, which libc does not have for all machines.
+const FCHMODAT2: libc::c_long = 452;
+
 /// Maximum length in bytes of an attribute's value, and of the list of names (XATTR_SIZE_MAX, XATTR_LIST_MAX of Linux).
 pub(crate) const XATTR_BYTES_MAX: usize = 64 << 10;
 
@@ -42,7 +48,7 @@ pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> 
     // Root can do without, but not where it lacks the capability: in a container, or on a server that maps it to
     // nobody.
     let may_all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-    let needs_it = || !user.is_root() || accessat(&directory, ".", may_all, AtFlags::EACCESS) == Err(Errno::ACCESS);
+    let needs_it = || !user.is_root() || may(&directory, ".", may_all) == Err(Errno::ACCESS);
     let is_closed = stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700 && needs_it();
     if is_closed {
         fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
@@ -73,7 +79,7 @@ impl Object<'_> {
     pub(crate) fn list_xattrs(self, names: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::Open(fd) => flistxattr(fd, names),
-            Self::Path(fd) => listxattr(itself(fd), names),
+            Self::Path(fd) => by_path(fd, |path| listxattr(path, names)),
             Self::Named(directory, name) => named::list_xattrs(directory, name, names),
         }
     }
@@ -81,7 +87,7 @@ impl Object<'_> {
     pub(crate) fn xattr(self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::Open(fd) => fgetxattr(fd, name, value),
-            Self::Path(fd) => getxattr(itself(fd), name, value),
+            Self::Path(fd) => by_path(fd, |path| getxattr(path, name, value)),
             Self::Named(directory, of) => named::xattr(directory, of, name, value),
         }
     }
@@ -89,7 +95,7 @@ impl Object<'_> {
     pub(crate) fn set_xattr(self, name: impl Arg, value: &[u8]) -> Result<(), Errno> {
         match self {
             Self::Open(fd) => fsetxattr(fd, name, value, XattrFlags::empty()),
-            Self::Path(fd) => setxattr(itself(fd), name, value, XattrFlags::empty()),
+            Self::Path(fd) => by_path(fd, |path| setxattr(path, name, value, XattrFlags::empty())),
             Self::Named(..) => Err(Errno::BADF),
         }
     }
@@ -97,7 +103,7 @@ impl Object<'_> {
     fn remove_xattr(self, name: impl Arg) -> Result<(), Errno> {
         match self {
             Self::Open(fd) => fremovexattr(fd, name),
-            Self::Path(fd) => removexattr(itself(fd), name),
+            Self::Path(fd) => by_path(fd, |path| removexattr(path, name)),
             Self::Named(..) => Err(Errno::BADF),
         }
     }
@@ -115,7 +121,11 @@ impl Object<'_> {
         let mode = Mode::from_raw_mode(mode);
         match self {
             Self::Open(fd) => fchmod(fd, mode),
-            Self::Path(fd) => chmod(itself(fd), mode),
+            Self::Path(fd) => match fchmodat2(fd, mode) {
+                // Kernels before 6.6 lack this call, and filters that are older than it refuse it.
+                Err(Errno::NOSYS | Errno::PERM) => by_path(fd, |path| chmod(path, mode)),
+                done => done,
+            },
             Self::Named(..) => Err(Errno::BADF),
         }
     }
@@ -125,7 +135,7 @@ impl Object<'_> {
             Self::Open(fd) => futimens(fd, times),
             Self::Path(fd) => match utimensat(fd, c"", times, AtFlags::EMPTY_PATH) {
                 // Kernels before 5.8 do not support this flag.
-                Err(Errno::INVAL) => utimensat(CWD, itself(fd), times, AtFlags::empty()),
+                Err(Errno::INVAL) => by_path(fd, |path| utimensat(CWD, path, times, AtFlags::empty())),
                 done => done,
             },
             Self::Named(..) => Err(Errno::BADF),
@@ -247,15 +257,63 @@ pub(crate) fn restore_times(entry: impl AsFd, stat: &Stat) -> Result<(), Errno> 
     futimens(entry, &Timestamps { last_access, last_modification })
 }
 
-/// Returns the path that leads to the file on which a descriptor is open, and to no other. For calls that take no
-/// descriptor.
-pub(crate) fn itself(fd: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+/// Sets the mode of the file on which a descriptor is open as a place.
+fn fchmodat2(fd: BorrowedFd<'_>, mode: Mode) -> Result<(), Errno> {
+    // SAFETY: the kernel only reads an empty string, which lives as long as the program.
+    let answer = unsafe { libc::syscall(FCHMODAT2, fd.as_raw_fd(), c"".as_ptr(), mode.bits(), libc::AT_EMPTY_PATH) };
+    if answer == 0 { Ok(()) } else { Err(errno_of(&std::io::Error::last_os_error())) }
+}
+
+/// Calls `run` with the path that leads to the file on which a descriptor is open, and to no other. For calls that take
+/// no descriptor.
+///
+/// # Errors
+///
+/// The error of `run`, but `ENOSYS` if /proc is not mounted. `ENOENT` would mean that the file has gone.
+pub(crate) fn by_path<T>(fd: impl AsFd, run: impl FnOnce(&str) -> Result<T, Errno>) -> Result<T, Errno> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    run(&path).map_err(|error| if error == Errno::NOENT && lacks_proc() { Errno::NOSYS } else { error })
+}
+
+/// Whether /proc is not mounted, as may be so in a chroot or a rescue system.
+pub(crate) fn lacks_proc() -> bool {
+    rustix::fs::stat("/proc/self").err() == Some(Errno::NOENT)
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{FileType, fstat, mknodat};
+
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    /// Before Linux 6.6, and under filters of system calls that are older, it takes a path through /proc.
+    #[test]
+    fn the_mode_of_a_place_is_set_by_any_kernel() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let fifo = scratch.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).expect("a FIFO");
+        let place = openat(CWD, &fifo, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()).expect("there");
+        let set = |mode| {
+            Object::Path(place.as_fd()).set_mode(mode).expect("set");
+            assert_eq!(fstat(&place).expect("open").st_mode & 0o7777, mode);
+        };
+        set(0o751);
+        for (error, mode) in [(libc::ENOSYS, 0o640), (libc::EPERM, 0o604)] {
+            where_calls_fail(&[FCHMODAT2], error, || set(mode));
+        }
+    }
+
+    /// Filters of system calls that are older than faccessat2 refuse it with EPERM.
+    #[test]
+    fn rights_are_known_without_faccessat2() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let open = std::fs::File::open(scratch.path()).expect("there");
+        where_calls_fail(&[libc::SYS_faccessat2], libc::EPERM, || {
+            assert_eq!(may(&open, ".", Access::EXEC_OK), Ok(()));
+            assert_eq!(may(&open, "missing", Access::EXEC_OK), Err(Errno::NOENT));
+        });
+    }
 
     /// The ACL is longer than a buffer that suffices for most attributes.
     #[test]

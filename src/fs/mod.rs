@@ -24,15 +24,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::resource::Resource;
 use rd_proto::control::IoFact;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fstat, openat, seek, unlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, accessat, fstat, openat, seek, unlinkat,
+};
 use rustix::io::{Errno, pread, pwrite};
+use rustix::process::{self, Rlimit, setrlimit};
 
 use crate::fault::errno_of;
+use crate::limits;
 
 /// Describes an I/O failure as facts.
 pub fn io_fact(path: &OsStr, error: Errno) -> IoFact {
-    IoFact { errno: error.raw_os_error(), path: path.as_bytes().to_vec(), detail: Vec::new() }
+    let is_of_proc = error == Errno::NOSYS && metadata::lacks_proc();
+    let detail = if is_of_proc { "/proc is not mounted" } else { "" };
+    IoFact { errno: error.raw_os_error(), path: path.as_bytes().to_vec(), detail: detail.into() }
 }
 
 /// Describes a failure without an error number.
@@ -55,6 +62,21 @@ pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
         stat.st_size = seek(&file, SeekFrom::End(0))? as i64;
     }
     Ok(stat)
+}
+
+/// Checks whether this process has this kind of access to a path, which is relative to `at`.
+pub(crate) fn may<P: rustix::path::Arg + Copy>(at: impl AsFd, path: P, access: Access) -> Result<(), Errno> {
+    match accessat(&at, path, access, AtFlags::EACCESS) {
+        // Rules of containers that are older than the call with flags refuse it.
+        Err(Errno::PERM) => accessat(&at, path, access, AtFlags::empty()),
+        answered => answered,
+    }
+}
+
+/// Returns the absolute path without links. A trailing slash is left out first: for it, the C library calls faccessat2,
+/// which rules of containers that are older refuse.
+pub(crate) fn canonical(path: &Path) -> std::io::Result<PathBuf> {
+    path.components().collect::<PathBuf>().canonicalize()
 }
 
 /// Opens a directory or file for reading, without changing its access time if this process is allowed to do so.
@@ -167,13 +189,16 @@ pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
     Ok(File::from(file))
 }
 
-/// Makes such a file in the temporary directory: `TMPDIR` if set, else preferably /var/tmp, where files may be large.
+/// Returns the temporary directory: `TMPDIR` if set, else preferably /var/tmp, where files may be large.
+pub(crate) fn temporary_directory() -> PathBuf {
+    let large = Path::new("/var/tmp");
+    let is_large = std::env::var_os("TMPDIR").is_none() && may(CWD, large, Access::WRITE_OK | Access::EXEC_OK).is_ok();
+    if is_large { large.to_owned() } else { std::env::temp_dir() }
+}
+
+/// Makes such a file in the temporary directory.
 pub(crate) fn unlinked_anywhere() -> std::io::Result<File> {
-    let temporary = std::env::temp_dir();
-    if std::env::var_os("TMPDIR").is_some() {
-        return unlinked(&temporary);
-    }
-    unlinked(Path::new("/var/tmp")).or_else(|_| unlinked(&temporary))
+    unlinked(&temporary_directory()).or_else(|error| unlinked(&std::env::temp_dir()).map_err(|_| error))
 }
 
 /// Returns the process's umask. It is read from /proc/self/status if possible, because umask(2) can read the mask only
@@ -191,11 +216,10 @@ pub(crate) fn umask() -> u32 {
 /// Raises this process's limit on open files as far as possible. Deep trees, many large files at once and many
 /// connections take more descriptors than the 1024 with which most systems begin.
 pub(crate) fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
+    let (_, most) = limits::both(Resource::RLIMIT_NOFILE);
     // The limit may be that high already, or a container's rules may forbid this. Opening more files then fails at the
     // limit.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let _ = setrlimit(process::Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
 /// Returns the limits that control groups set for this process, with the directory of each group. `files` names the

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
 
-use super::metadata::itself;
+use super::metadata::by_path;
 use crate::fault::errno_of;
 
 /// Numbers of the system calls, the same on all machines of [`HAS_NUMBERS`].
@@ -60,7 +60,7 @@ pub(super) fn list_xattrs(directory: BorrowedFd<'_>, name: &CStr, names: &mut [u
             names.len(),
         )
     });
-    called.unwrap_or_else(|| llistxattr(below(directory, name), names))
+    called.unwrap_or_else(|| below(directory, name, |path| llistxattr(path, names)))
 }
 
 /// Reads the value of an attribute and returns its length. Follows no link.
@@ -88,7 +88,7 @@ pub(super) fn xattr(
             size_of::<XattrArgs>(),
         )
     });
-    called.unwrap_or_else(|| lgetxattr(below(directory, name), attribute, value))
+    called.unwrap_or_else(|| below(directory, name, |path| lgetxattr(path, attribute, value)))
 }
 
 /// Returns the result of a system call. `None` if the system lacks the call.
@@ -109,9 +109,9 @@ fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
     }
 }
 
-/// Returns the path of a name in an open directory.
-fn below(directory: BorrowedFd<'_>, name: &CStr) -> Vec<u8> {
-    [itself(directory).as_bytes(), b"/", name.to_bytes()].concat()
+/// Calls `run` with the path of a name in an open directory.
+fn below<T>(directory: BorrowedFd<'_>, name: &CStr, run: impl FnOnce(Vec<u8>) -> Result<T, Errno>) -> Result<T, Errno> {
+    by_path(directory, |path| run([path.as_bytes(), b"/", name.to_bytes()].concat()))
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, chmodat, flock, fstat, mkdirat,
-    openat, renameat, renameat_with, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, flock, fstat, mkdirat, openat,
+    renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::accounts::shown_user;
-use super::metadata::itself;
+use super::metadata::Object;
 use super::{DIRECTORY, PLACE, identity};
 
 /// Maximum number of attempts at a name that another process makes at the same moment.
@@ -405,7 +405,7 @@ fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
 /// Opens a directory whose mode denies access to its owner. `place` is open on it as a place. The directory gets `mode`
 /// and all permissions for the owner.
 pub(crate) fn open_closed(place: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
-    chmodat(CWD, itself(place), mode | Mode::RWXU, AtFlags::empty())?;
+    Object::Path(place.as_fd()).set_mode((mode | Mode::RWXU).bits())?;
     openat(place, ".", DIRECTORY, Mode::empty())
 }
 
@@ -513,7 +513,8 @@ pub(crate) fn for_each_of_kind<E: From<Errno>>(
 /// Renames a finished directory to its name. Replaces nothing but an empty directory.
 pub(crate) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
     match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::EXIST) => renameat(parent, temporary, parent, name),
+        // EPERM: filters of system calls that are older than renameat2.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::EXIST) => renameat(parent, temporary, parent, name),
         other => other,
     }
 }
@@ -606,6 +607,34 @@ mod tests {
         assert_eq!(opened().expect_err("locked"), Errno::BUSY.into());
         drop(held);
         assert!(!opened().expect("made").1);
+    }
+
+    /// Filters of system calls that are older than renameat2 refuse it, with EPERM or ENOSYS.
+    #[test]
+    fn a_directory_is_published_without_renameat2_and_replaces_only_an_empty_one() {
+        use crate::fs::close::tests::where_calls_fail;
+
+        for error in [libc::EPERM, libc::ENOSYS] {
+            for (old, expected) in
+                [("", Ok(())), ("empty", Ok(())), ("full", Err(Errno::NOTEMPTY)), ("file", Err(Errno::NOTDIR))]
+            {
+                let scratch = tempfile::tempdir().expect("a directory");
+                let name = scratch.path().join("name");
+                fs::create_dir_all(scratch.path().join("made/below")).expect("directories");
+                match old {
+                    "" => {}
+                    "file" => fs::write(&name, "precious").expect("a file"),
+                    _ => fs::create_dir(&name).expect("a directory"),
+                }
+                if old == "full" {
+                    fs::write(name.join("file"), "precious").expect("a file");
+                }
+                let top = directory(scratch.path());
+                let publish = || publish_directory(top.as_fd(), c"made", c"name");
+                assert_eq!(where_calls_fail(&[libc::SYS_renameat2], error, publish), expected, "{old}");
+                assert_eq!(name.join("below").exists(), expected.is_ok(), "{old}");
+            }
+        }
     }
 
     /// Without locks, an untouched entry counts as a killed copy's; until then, the explanation given for it is true.

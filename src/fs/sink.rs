@@ -11,16 +11,14 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, fchmod, fstat, fstatfs, openat, stat, statat,
-};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, fstatfs, openat, stat, statat};
 use rustix::io::{Errno, write};
 
 use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::succeed;
 use super::text::Text;
 use super::{
-    IS_TEMPORARY, PARTIAL, close, directory_of, io_fact, is_serial, is_temporary_name, name_beside, partial,
+    IS_TEMPORARY, PARTIAL, close, directory_of, io_fact, is_serial, is_temporary_name, may, name_beside, partial,
     plain_fact, standard, std_fact, umask,
 };
 
@@ -61,11 +59,11 @@ impl Target {
                 FileType::Socket => return Err(fact(Errno::NXIO)),
                 // A link is followed once, as cp does; its target is what is replaced.
                 FileType::RegularFile => {
-                    may(path, Access::WRITE_OK).map_err(fact)?;
+                    may(CWD, path, Access::WRITE_OK).map_err(fact)?;
                     std::fs::canonicalize(path).map_err(|error| std_fact(path.as_os_str(), &error))?
                 }
                 _ => {
-                    may(path, Access::WRITE_OK).map_err(fact)?;
+                    may(CWD, path, Access::WRITE_OK).map_err(fact)?;
                     return Ok(Self::Special(path.to_owned()));
                 }
             },
@@ -79,17 +77,9 @@ impl Target {
             Err(error) => return Err(fact(error)),
         };
         let directory = directory_of(&resolved);
-        may(directory, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| io_fact(directory.as_os_str(), error))?;
+        may(CWD, directory, Access::WRITE_OK | Access::EXEC_OK)
+            .map_err(|error| io_fact(directory.as_os_str(), error))?;
         Ok(Self::File(resolved))
-    }
-}
-
-/// Checks whether this process has this kind of access to a path.
-fn may(path: &Path, access: Access) -> Result<(), Errno> {
-    match accessat(CWD, path, access, AtFlags::EACCESS) {
-        // Rules of containers that are older than the call with flags refuse it.
-        Err(Errno::PERM) => accessat(CWD, path, access, AtFlags::empty()),
-        answered => answered,
     }
 }
 

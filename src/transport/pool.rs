@@ -22,9 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use nix::sys::resource::Resource;
 use rd_proto::frame::CHUNK_HEADER_BYTES;
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+
+use crate::limits;
 
 /// Bytes from one header slot to the next: a cache line, so that two slots never share one.
 const HEADER_STRIDE: usize = 64;
@@ -35,7 +37,7 @@ const _: () = assert!(CHUNK_HEADER_BYTES <= HEADER_STRIDE);
 /// reserves 64 MiB of addresses for each further arena, which the pool and stacks would lack. Must be called
 /// before threads are started.
 pub fn one_arena_if_limited() {
-    if getrlimit(Resource::As).current.is_some() {
+    if limits::soft(Resource::RLIMIT_AS).is_some() {
         // SAFETY: the call only sets a parameter of the allocator.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }

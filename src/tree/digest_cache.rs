@@ -192,9 +192,10 @@ impl DigestCache {
         let is_default = path.as_os_str().is_empty();
         let none = || (PathBuf::from("~/.cache/rdma-pipe/digests"), Errno::NOENT.into());
         let path = if is_default { default_path().ok_or_else(none)? } else { path.to_owned() };
+        let mut unmade = None;
         if let (true, Some(above)) = (is_default, path.parent()) {
             // Agents are kept there too, and do not run from a directory that others may enter.
-            let _ = DirBuilder::new().recursive(true).mode(0o700).create(above);
+            unmade = DirBuilder::new().recursive(true).mode(0o700).create(above).err();
         }
         let mut tries = 0;
         loop {
@@ -205,7 +206,8 @@ impl DigestCache {
                     let jitter = u64::from(std::process::id()) * tries % 16;
                     std::thread::sleep(Duration::from_millis(5 + jitter));
                 }
-                opened => return opened.map_err(|unusable| (path, unusable)),
+                // If its directory could not be made, that is why the cache is missing.
+                opened => return opened.map_err(|unusable| (path, unmade.map_or(unusable, Unusable::from))),
             }
         }
     }

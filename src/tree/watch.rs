@@ -16,7 +16,7 @@ use flume::{Receiver, RecvTimeoutError, Sender};
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
-use crate::fs::directory_of;
+use crate::fs::{canonical, directory_of};
 
 /// Changes are reported when nothing has changed for this long,
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
@@ -230,7 +230,7 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
         };
         WatchError { path, reason }
     };
-    let found = |path: &PathBuf| path.canonicalize().map_err(|error| failed(path, notify::Error::io(error)));
+    let found = |path: &PathBuf| canonical(path).map_err(|error| failed(path, notify::Error::io(error)));
     let roots = paths.iter().map(found).collect::<Result<BTreeSet<_>, _>>()?;
     let links: BTreeSet<PathBuf> = paths.iter().map(|path| named(path)).filter(|path| path.is_symlink()).collect();
     let (told, watched, named_links) = (Arc::clone(shared), roots.clone(), links.clone());
@@ -346,6 +346,15 @@ mod tests {
         fs::write(scratch.path().join("7/new"), "").expect("written");
         let touched = watch.wait(|| false).expect("watched").flatten().expect("some directories");
         assert!(touched.contains(&b"7"[..]), "{touched:?}");
+    }
+
+    /// The C library checks a path with a slash at its end by faccessat2, which older filters of system calls refuse.
+    #[test]
+    fn a_path_with_a_slash_is_watched_without_faccessat2() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("");
+        let started = || TreeWatch::start(vec![path]).map(|_| ()).map_err(|error| error.path);
+        assert_eq!(crate::fs::close::tests::where_calls_fail(&[libc::SYS_faccessat2], libc::EPERM, started), Ok(()));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Devices, their capabilities, their asynchronous events, and the addresses of this host.
 
-use std::ffi::{CStr, c_int};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ffi::{CStr, c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -288,27 +288,95 @@ pub struct InterfaceAddress {
 ///
 /// # Errors
 ///
-/// The error of `getifaddrs`.
+/// The error of `getifaddrs`, if the addresses cannot be read without netlink sockets either.
 pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
+    let all = by_netlink().or_else(|error| without_netlink().map_err(|_| error))?;
+    let is_wanted = |(known, flags): &(InterfaceAddress, InterfaceFlags)| {
+        let is_local = matches!(known.address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        flags.contains(InterfaceFlags::IFF_UP) && !known.address.is_loopback() && !is_local
+    };
+    let (on_loopback, found): (Vec<_>, Vec<_>) =
+        all.into_iter().filter(is_wanted).partition(|(_, flags)| flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    Ok(found.into_iter().chain(on_loopback).map(|(known, _)| known).collect())
+}
+
+/// Returns every address of every interface, with the flags of the interface, by getifaddrs(3).
+fn by_netlink() -> Result<Vec<(InterfaceAddress, InterfaceFlags)>, Error> {
     let list = getifaddrs().map_err(|errno| Error::Call { call: "getifaddrs", errno: errno as i32 })?;
-    let (mut found, mut on_loopback) = (Vec::new(), Vec::new());
-    for entry in list.filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP)) {
-        let ip = |raw: Option<SockaddrStorage>| Some(socket_address(&raw?)?.ip());
-        let Some(address) = ip(entry.address) else { continue };
-        if address.is_loopback() || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-            continue;
-        }
+    let ip = |raw: Option<SockaddrStorage>| Some(socket_address(&raw?)?.ip());
+    let known = list.filter_map(|entry| {
+        let address = ip(entry.address)?;
         let prefix_bits = match ip(entry.netmask) {
-            Some(IpAddr::V4(mask)) => u32::from(mask).leading_ones() as u8,
-            Some(IpAddr::V6(mask)) => u128::from(mask).leading_ones() as u8,
+            Some(mask) => ones(mask),
             None if address.is_ipv4() => 32,
             None => 128,
         };
-        let is_on_loopback = entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-        let these = if is_on_loopback { &mut on_loopback } else { &mut found };
-        these.push(InterfaceAddress { interface: entry.interface_name, address, prefix_bits });
+        Some((InterfaceAddress { interface: entry.interface_name, address, prefix_bits }, entry.flags))
+    });
+    Ok(known.collect())
+}
+
+/// Returns the number of leading ones of a network mask.
+fn ones(mask: IpAddr) -> u8 {
+    match mask {
+        IpAddr::V4(mask) => u32::from(mask).leading_ones() as u8,
+        IpAddr::V6(mask) => u128::from(mask).leading_ones() as u8,
     }
-    found.append(&mut on_loopback);
+}
+
+/// Number of IPv4 addresses that are read without netlink.
+const IPV4_MAX: usize = 1024;
+
+/// Returns the same as [`by_netlink`] where sandboxes allow no netlink sockets (systemd's `RestrictAddressFamilies=`):
+/// netdevice(7) for IPv4, and /proc/net/if_inet6 for IPv6.
+fn without_netlink() -> std::io::Result<Vec<(InterfaceAddress, InterfaceFlags)>> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    // SAFETY: all zeros is a valid `ifreq`.
+    let empty: libc::ifreq = unsafe { std::mem::zeroed() };
+    let mut requests = vec![empty; IPV4_MAX];
+    let ifc_ifcu = libc::__c_anonymous_ifc_ifcu { ifcu_req: requests.as_mut_ptr() };
+    let mut list = libc::ifconf { ifc_len: size_of_val(&*requests) as c_int, ifc_ifcu };
+    // SAFETY: the kernel writes at most `ifc_len` bytes to `requests`, and the number of bytes to `list`.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFCONF as _, &raw mut list) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    requests.truncate(list.ifc_len as usize / size_of::<libc::ifreq>());
+    // Asks for what belongs to the interface, and the address, in a request.
+    let ask = |mut request: libc::ifreq, what| {
+        // SAFETY: `what` is a request for which the kernel reads and writes a `libc::ifreq`.
+        let answer = unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) };
+        (answer == 0).then_some(request)
+    };
+    let flags = |request: libc::ifreq| {
+        let answer = ask(request, libc::SIOCGIFFLAGS as _)?;
+        // SAFETY: SIOCGIFFLAGS has filled in the flags.
+        Some(InterfaceFlags::from_bits_truncate(c_int::from(unsafe { answer.ifr_ifru.ifru_flags })))
+    };
+    let ipv4 = |request: libc::ifreq| {
+        // SAFETY: SIOCGIFCONF and SIOCGIFNETMASK fill in an address of the family AF_INET, which is as long.
+        let address: libc::sockaddr_in = unsafe { std::mem::transmute(request.ifr_ifru.ifru_addr) };
+        IpAddr::from(u32::from_be(address.sin_addr.s_addr).to_be_bytes())
+    };
+    let mut found: Vec<_> = requests
+        .into_iter()
+        .filter_map(|request| {
+            let prefix_bits = ones(ipv4(ask(request, libc::SIOCGIFNETMASK as _)?));
+            let interface = text(&request.ifr_name);
+            Some((InterfaceAddress { interface, address: ipv4(request), prefix_bits }, flags(request)?))
+        })
+        .collect();
+    // Each line: address, number of the interface, prefix length, scope, flags (all hexadecimal), interface.
+    found.extend(std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default().lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let address = IpAddr::from(u128::from_str_radix(fields.first()?, 16).ok()?.to_be_bytes());
+        let prefix_bits = u8::from_str_radix(fields.get(2)?, 16).ok()?;
+        let interface = (*fields.get(5)?).to_owned();
+        let mut request = empty;
+        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+            *to = from as c_char;
+        }
+        Some((InterfaceAddress { interface, address, prefix_bits }, flags(request)?))
+    }));
     Ok(found)
 }
 
@@ -322,5 +390,17 @@ mod tests {
             assert!(!known.address.is_loopback() && !known.interface.is_empty(), "{known:?}");
             assert!(known.prefix_bits <= if known.address.is_ipv4() { 32 } else { 128 }, "{known:?}");
         }
+    }
+
+    #[test]
+    fn addresses_are_the_same_without_netlink() {
+        let sorted = |mut all: Vec<(InterfaceAddress, InterfaceFlags)>| {
+            all.sort_by_key(|(known, _)| (known.interface.clone(), known.address));
+            let are_used = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_LOOPBACK;
+            all.into_iter().map(|(known, flags)| (known, flags & are_used)).collect::<Vec<_>>()
+        };
+        let all = sorted(without_netlink().expect("addresses"));
+        assert!(!all.is_empty(), "127.0.0.1 at least");
+        assert_eq!(all, sorted(by_netlink().expect("addresses")));
     }
 }

@@ -130,7 +130,7 @@ pub struct Running(Arc<OwnedFd>);
 
 /// Starts a guard's process, with its own arguments behind [`WORD`].
 fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
-    let mut command = Command::new(super::own_program());
+    let mut command = Command::new(super::own_program()?);
     command.arg(WORD).arg(word).process_group(0);
     command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }

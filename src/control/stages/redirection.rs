@@ -66,7 +66,7 @@ impl Opening {
         let number = if side == Side::Input { "0" } else { "1" };
         // The program's path is not part of the text but passed as $1. If another program, or none, is at that path by
         // now, the shell executes the program of its parent, which is a guard and so this program.
-        let own = super::own_program();
+        let own = super::own_program()?;
         let program = if own.as_os_str() == super::OWN { &b"exec /proc/$PPID/exe"[..] } else { b"exec \"$1\"" };
         // A trailing newline would keep the last word from the helper, too.
         let redirection = redirection.strip_suffix(b"\n").unwrap_or(redirection);

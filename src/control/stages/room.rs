@@ -7,9 +7,11 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::process::{Resource, geteuid, getrlimit};
+use nix::sys::resource::Resource;
+use rustix::process::geteuid;
 
 use crate::fs::group_limits;
+use crate::limits;
 
 /// Ends that are never refused. Where a limit is that low, what fails says so itself.
 const FEW: u64 = 64;
@@ -84,7 +86,7 @@ fn left(root: &Path) -> Vec<Left> {
     let text = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let number = |path: &str| text(path).trim().parse::<u64>().ok();
     let mut left = Vec::new();
-    if let Some(most) = getrlimit(Resource::Nofile).current {
+    if let Some(most) = limits::soft(Resource::RLIMIT_NOFILE) {
         left.push(("the limit on open files (ulimit -n)", Kind::Files, most));
     }
     if let Some(most) = number("proc/sys/vm/max_map_count") {
@@ -104,7 +106,7 @@ fn left(root: &Path) -> Vec<Left> {
         left.push(("the control group's pids.max", Kind::Tasks, most.saturating_sub(used.unwrap_or(0))));
     }
     // It does not bind root. What else the user runs is not counted: nobody says how much that is.
-    if let Some(most) = getrlimit(Resource::Nproc).current.filter(|_| !geteuid().is_root()) {
+    if let Some(most) = limits::soft(Resource::RLIMIT_NPROC).filter(|_| !geteuid().is_root()) {
         left.push(("the limit on processes (ulimit -u)", Kind::Tasks, most));
     }
     left

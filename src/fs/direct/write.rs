@@ -17,13 +17,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use minicbor::{Decode, Encode};
+use nix::sys::resource::Resource;
 use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
 use rustix::param::page_size;
-use rustix::process::{Resource, getrlimit};
 
 use super::{ALIGNMENT, reopen};
 use crate::fs::{TMPFS_MAGIC, close, group_limits, write_at};
+use crate::limits;
 
 /// Divisor of the available memory that gives what one transfer may put into the page cache. The result is near the
 /// share of dirty pages at which Linux begins to hold writers back.
@@ -180,8 +181,8 @@ pub fn available_bytes(root: &Path) -> Option<u64> {
     // Nor more than the limits on this process (`ulimit -v`) leave, given what it has taken of them: proc_pid_statm(5).
     let statm = read("proc/self/statm").unwrap_or_default();
     let pages: Vec<u64> = statm.split(' ').filter_map(|number| number.trim().parse().ok()).collect();
-    for (resource, taken) in [(Resource::As, pages.first()), (Resource::Data, pages.get(5))] {
-        if let (Some(limit), Some(taken)) = (getrlimit(resource).current, taken) {
+    for (resource, taken) in [(Resource::RLIMIT_AS, pages.first()), (Resource::RLIMIT_DATA, pages.get(5))] {
+        if let (Some(limit), Some(taken)) = (limits::soft(resource), taken) {
             least = least.min(limit.saturating_sub(taken * page_size() as u64));
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::Resource;
 use rd_proto::control::Endpoint as Offered;
 use rd_verbs::{
     AsyncEvent, Device, Error as VerbsError, EventChannel, EventKind, Id, LoadError, MemoryRegion, ProtectionDomain,
@@ -13,9 +14,9 @@ use rd_verbs::{
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 
 use super::{Wake, sleep};
+use crate::limits;
 use crate::transport::{Medium, Pool};
 
 const ENODEV: i32 = Errno::NODEV.raw_os_error();
@@ -331,7 +332,7 @@ pub enum RegisterError {
 impl RegisterError {
     /// Converts a failed registration. The kernel returns ENOMEM if the limit is exceeded.
     pub(super) fn registering(error: VerbsError, wanted_bytes: usize) -> Self {
-        match (error.errno(), getrlimit(Resource::Memlock).current) {
+        match (error.errno(), limits::soft(Resource::RLIMIT_MEMLOCK)) {
             (Some(ENOMEM), Some(limit_bytes)) => Self::MemoryLock { limit_bytes, wanted_bytes: wanted_bytes as u64 },
             _ => Self::Verbs(error),
         }
@@ -424,6 +425,18 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    /// Sandboxes allow no netlink sockets. The C library asks netlink by sendto(2), which is all that can be refused here.
+    #[test]
+    fn addresses_are_known_without_netlink() {
+        let sorted = |mut all: Vec<rd_verbs::InterfaceAddress>| {
+            all.sort_by_key(|known| (known.interface.clone(), known.address));
+            all
+        };
+        let known = where_calls_fail(&[libc::SYS_sendto], libc::EPERM, interface_addresses).expect("known");
+        assert_eq!(sorted(known), sorted(interface_addresses().expect("known")));
+    }
 
     #[test]
     fn without_rdma_there_is_a_reason_and_no_hang() {

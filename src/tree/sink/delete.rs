@@ -7,7 +7,7 @@ use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::control::IoFact;
@@ -23,7 +23,7 @@ use crate::fault::errno_of;
 use crate::fs::metadata::{open_up, restore_times};
 use crate::fs::{
     DIRECTORY, Identity, PLACE, identity, is_temporary_name, open_quietly, partial, plain_fact, sync_directory,
-    unlinked_anywhere,
+    temporary_directory, unlinked_anywhere,
 };
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
@@ -339,16 +339,22 @@ impl Shared {
         &path[start..]
     }
 
-    /// Remembers entries that are to be deleted at the end.
+    /// Remembers entries that are to be deleted at the end. Only the first failure is returned, because nothing is deleted
+    /// after it.
     pub fn defer(&self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> Result<(), Fault> {
         let mut deferred = self.deferred.lock().expect("no panics under it");
-        deferred.push(directory, path, names).map_err(|error| fault_of(&error))
+        if deferred.has_failed {
+            return Ok(());
+        }
+        let pushed = deferred.push(directory, path, names);
+        deferred.has_failed = pushed.is_err();
+        pushed.map_err(|error| fault_of(&error))
     }
 
     /// Deletes the remembered entries, unless an entry has failed here, or at the sender (`unsent`), or a source failed
     /// before any entry was sent.
     pub fn delete_deferred(&self, top: &OpenDirectory, unsent: u64) {
-        let deferred = self.deferred.lock().expect("no panics under it").0.take();
+        let deferred = self.deferred.lock().expect("no panics under it").file.take();
         let Some(file) = deferred else { return };
         self.backup.iter().for_each(Backup::keep_times);
         let delete = || {
@@ -372,7 +378,10 @@ impl Shared {
 
 /// Entries to be deleted once everything has come (`--delete-after`), by directory, in an unlinked file.
 #[derive(Default)]
-pub(super) struct Deferred(Option<BufWriter<File>>);
+pub(super) struct Deferred {
+    file: Option<BufWriter<File>>,
+    has_failed: bool,
+}
 
 /// Number of bytes of a directory's identity and of the length of its path.
 const HEAD_BYTES: usize = 20;
@@ -380,7 +389,7 @@ const HEAD_BYTES: usize = 20;
 impl Deferred {
     /// Adds the names in the directory at this path below the top.
     pub fn push(&mut self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> std::io::Result<()> {
-        let file = match &mut self.0 {
+        let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(BufWriter::new(unlinked_anywhere()?)),
         };
@@ -399,7 +408,9 @@ impl Deferred {
 }
 
 fn fault_of(error: &std::io::Error) -> Fault {
-    Fault::Explained(errno_of(error), "what is to be deleted cannot be remembered in the temporary directory (TMPDIR)")
+    let path = temporary_directory().into_os_string().into_vec();
+    let why = "what is to be deleted is remembered in the temporary directory (TMPDIR names another)";
+    Fault::At(errno_of(error), path, why.to_owned())
 }
 
 /// Deletes the entries of the next directory in the file. Returns whether there was one.

@@ -13,7 +13,7 @@ use super::entry::make_beside;
 use super::judge::is_newer;
 use super::rehearse::Planned;
 use super::{Names, Refused, Shared, TreeSink};
-use crate::fs::metadata::itself;
+use crate::fs::metadata::by_path;
 use crate::fs::{WHOLE, identity, name_beside, partial};
 use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
@@ -189,7 +189,7 @@ fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name
             done => return done,
         }
     }
-    linkat(CWD, itself(fd), &directory.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+    by_path(fd, |path| linkat(CWD, path, &directory.fd, name, AtFlags::SYMLINK_FOLLOW))?;
     shared.can_link_nameless.store(false, Relaxed);
     Ok(())
 }

@@ -19,10 +19,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU8, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
+use nix::sys::resource::Resource;
 use rd_proto::tree::{DEPTH_MAX, Metadata};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 
 use super::Shared;
 use super::basis::open_regular;
@@ -30,6 +30,7 @@ use super::directory::OpenDirectory;
 use super::elsewhere::{Elsewhere, copy_contents, open_below};
 use crate::fs::metadata::{Object, restore_times};
 use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
+use crate::limits;
 use crate::tree::metadata::{Current, Reader};
 
 /// Approximate maximum of memory for the files of a tree, in bytes.
@@ -124,7 +125,7 @@ impl Moves {
             states: Vec::new(),
             claims: Mutex::default(),
             held: AtomicUsize::new(0),
-            held_max: getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize / HELD_PART),
+            held_max: limits::soft(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |files| files as usize / HELD_PART),
             is_cut: false,
         };
         let mut bytes = 0;

@@ -74,7 +74,10 @@ fn lacking(unset: Unset, path: &[u8]) -> Lacking {
         let user = accounts::shown_user(unset.owner).unwrap_or_else(|| format!("user {}", unset.owner));
         format!("it belongs to {user}; ")
     };
-    let detail = format!("{whose}its data is all there; {} leaves this out", options.join(" "));
-    let fact = IoFact { detail: detail.into_bytes(), ..io_fact(OsStr::from_bytes(path), unset.error) };
+    let mut fact = io_fact(OsStr::from_bytes(path), unset.error);
+    if !fact.detail.is_empty() {
+        fact.detail.extend(b"; ");
+    }
+    fact.detail.extend(format!("{whose}its data is all there; {} leaves this out", options.join(" ")).bytes());
     Lacking { what: format!("cannot set {} of", words.join(" and ")), fact }
 }

@@ -203,7 +203,7 @@ pub enum HostStanding {
 /// Progress of one of several hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct HostShown {
-    /// For a person.
+    /// Name of the host, for a person.
     pub(crate) host: String,
     pub(crate) standing: HostStanding,
     /// Bytes of the stream that the host has received, and bytes from which it has made its tree.

@@ -225,7 +225,7 @@ fn hope(error: &LinkError) -> u8 {
     }
 }
 
-/// Connects and authenticates. While nobody listens yet, tries again until `patience` is used up. `program`: the
+/// Connects and authenticates. While there is no listener yet, tries again until `patience` is used up. `program`: the
 /// program that should listen there.
 pub(crate) fn reach(
     host: &OsString,

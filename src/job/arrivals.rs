@@ -171,7 +171,7 @@ impl Job {
     /// # Errors
     ///
     /// Exit code 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for a host with
-    /// another protocol version.
+    /// another protocol.
     pub(super) fn greet(&mut self) -> Result<(), Failure> {
         let AgentChoice { command, mut remark, .. } = self.setup.agent;
         let mut look = |job: &mut Self| {

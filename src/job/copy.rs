@@ -624,7 +624,7 @@ impl<'a> Copy<'a> {
                 is_dry: options.dry_run,
                 ..Copied::default()
             });
-            // Sources that could not be sent at all are reported with the first session of their host.
+            // Sources that could not be sent at all are counted with the first session of their host.
             tree.failed = tree.failed.saturating_add(self.left_out_of.remove(&from).unwrap_or_default());
             self.observer.event(&Event::Copied(event::Copied::new(self.label(from), &tree, options.dry_run)));
         }

@@ -70,7 +70,7 @@ pub(crate) struct Hop {
     reason: String,
     deadline: Instant,
     pub(crate) tunneled: bool,
-    /// The state of each end's traffic through the channels.
+    /// Messages of the ends that are in flight through the channels.
     pub(crate) passage: Passage,
     /// Whether each end has agreed with the other, and whether each is ready to begin.
     agreed: [bool; 2],
@@ -174,8 +174,7 @@ impl Hop {
         self.has_met() && self.agreed == [true; 2]
     }
 
-    /// Whether the hop belongs to a chain. A pipeline can have such hops besides its own; only its own hops wait for
-    /// GO.
+    /// Whether the hop belongs to a chain. Besides a chain, a pipeline has hops of its own, and only those wait for GO.
     pub(crate) fn is_of_chain(&self) -> bool {
         !self.waits_for_go
     }

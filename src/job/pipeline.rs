@@ -634,7 +634,7 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// Whether the stage was ended by SIGPIPE, because nobody read its output, or its shell reported that.
+/// Whether the stage was ended by SIGPIPE, because its output had no reader, or its shell reported that.
 fn is_piped(report: &StageReport) -> bool {
     report.signal == Some(libc::SIGPIPE) || report.code == Some(SIGPIPE_CODE)
 }

@@ -191,7 +191,7 @@ impl Command<'_> {
         }
     }
 
-    /// Whether all of the command's standard output has arrived, or nobody wants the rest.
+    /// Whether all of the command's standard output has arrived, or its reader does not want the rest.
     fn has_all(&self) -> bool {
         self.output.is_none_or(|hop| self.job.is_settled(hop) || self.job.hops[hop].was_closed())
     }

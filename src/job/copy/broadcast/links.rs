@@ -83,8 +83,8 @@ impl Links {
                 chain.link_up(link, now);
             }
         }
-        // If the chain is stopping a link, nobody needs the reason for its end, so the second end is not awaited: a
-        // node's new end replaces its old one.
+        // If the chain is stopping a link, the reason for its end is not needed, so the second end is not awaited: a
+        // node's new end replaces its old end.
         let max = |link: LinkId| if chain.is_stopping(link) { Duration::ZERO } else { OTHER_END_MAX };
         let links = self.links.iter().filter(|&(hop, &link)| is_over_within(job, *hop, max(link)));
         let links: Vec<usize> = links.map(|(&hop, _)| hop).collect();

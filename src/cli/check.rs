@@ -1,4 +1,4 @@
-//! `rdcp --check`: what differs from a manifest, in lines for a person or a program.
+//! `rdcp --check`: reports differences from a manifest, in lines for a person or a program.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -31,11 +31,11 @@ pub enum CheckMedium {
     Cached,
 }
 
-/// Compares a directory of any host with a manifest of this one. `paths`: FILE and DIR.
+/// Compares a directory of any host with a manifest on this host. `paths`: FILE and DIR.
 ///
 /// # Errors
 ///
-/// Exit 5 where FILE is no manifest, 6 where DIR cannot be read, 7 where something differs, 8 where nothing does but
+/// Exit code 5 if FILE is not a manifest, 6 if DIR cannot be read, 7 if something differs, 8 if nothing differs but
 /// some entries could not be read.
 pub(crate) fn check(
     paths: &[OsString],
@@ -70,7 +70,7 @@ pub(crate) fn check(
         let checking = &mut checking;
         let telling = scope.spawn(move || findings.iter().flatten().for_each(|entry| checking.tell(&entry)));
         let take = Box::new(move |entries| {
-            // It takes them as long as they come.
+            // The other thread receives for as long as entries come.
             let _ = give.send(entries);
             Ok(())
         });
@@ -95,16 +95,16 @@ fn summary(tree: &TreeFigures, differing: u64) -> String {
     format!("Checked {}, {read}: {differing} differ{unread}", entries_words(entries))
 }
 
-/// A comparison, and where its findings go.
+/// Reports the findings of a comparison.
 struct Checking<'a> {
     reporter: &'a Reporter<'a>,
-    /// Empty for this one.
+    /// Host of the directory; empty for this host.
     host: &'a OsStr,
     directory: &'a Path,
     is_json_on_stdout: bool,
-    /// Entries that differ.
+    /// Number of entries that differ.
     differing: u64,
-    /// Whether standard output takes what is printed.
+    /// Whether the findings could be printed to standard output.
     printed: Result<(), Failure>,
 }
 
@@ -113,7 +113,7 @@ impl Checking<'_> {
         self.directory.join(OsStr::from_bytes(path)).components().collect()
     }
 
-    /// Tells of one entry.
+    /// Reports one entry.
     fn tell(&mut self, entry: &Entry) {
         match entry {
             Entry::Compared(Finding::Differs { path, aspects }) => {
@@ -134,7 +134,7 @@ impl Checking<'_> {
                 super::complain("rdcp", failure.message.as_deref().unwrap_or_default());
                 self.reporter.event(&Event::Failed(Failed::new(&failure)));
             }
-            // An end tells of what it is asked for.
+            // The end reports only what it was asked for.
             _ => {}
         }
     }

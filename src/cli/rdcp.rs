@@ -46,7 +46,7 @@ pub(super) mod targets;
 
 use targets::TargetOptions;
 
-/// The launcher where `--rsh` names none.
+/// Environment variable that names the launcher if `--rsh` does not.
 pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 
 /// Copy files between hosts
@@ -123,7 +123,7 @@ pub struct CopyArguments {
     targets: TargetOptions,
     #[command(flatten)]
     tree: TreeOptions,
-    // Behind the patterns, which look at it: what is read of the command line is taken out of it.
+    // Must come after the patterns, which look at this option: parsing an option removes it from the command line.
     /// A zero byte, not a line end, ends each path and each pattern in a FILE
     #[arg(short = '0', long, overrides_with = "from0")]
     from0: bool,
@@ -183,11 +183,11 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
-    /// How `command` reaches these hosts.
+    /// Returns how `command` reaches these hosts.
     ///
     /// # Errors
     ///
-    /// Exit 1 where the launcher cannot be understood.
+    /// Exit code 1 if the launcher is not valid.
     pub(crate) fn setup<'a>(
         &self,
         command: &'static str,
@@ -207,7 +207,7 @@ impl HostOptions {
         })
     }
 
-    /// The launcher that they ask for.
+    /// Returns the launcher that the options ask for.
     fn launcher(&self) -> Result<Launcher, Failure> {
         let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
         let (command, source) = match (&self.launcher, &self.rsh, variable) {
@@ -233,7 +233,7 @@ impl HostOptions {
             .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
     }
 
-    /// One that is not called as ssh is.
+    /// Returns a launcher that is not called in the way ssh is.
     fn other_launcher(&self, launcher: &OsStr) -> Result<Launcher, Failure> {
         let usage = |reason: String| Failure::new(Exit::Usage, reason);
         let options = [&self.port, &self.jump, &self.configuration].into_iter().flatten();
@@ -248,24 +248,24 @@ impl HostOptions {
         Launcher::template(launcher).map_err(|reason| usage(format!("the command of --launcher {reason}")))
     }
 
-    /// Nodes of the allocation that this is run in are reached by srun where no other launcher is named. `is_wanted`: it is
-    /// about several of them.
+    /// Selects srun for nodes of the Slurm allocation that this process runs in, if no other launcher is named.
+    /// `is_wanted`: whether the command concerns several of these nodes.
     pub(super) fn take_allocated<'a>(&mut self, is_wanted: bool, hosts: impl Iterator<Item = &'a OsStr>) {
         if is_wanted && self.has_no_launcher() && targets::are_allocated(hosts) {
             self.launcher = Some("slurm".into());
         }
     }
 
-    /// No launcher is named.
+    /// Whether no launcher is named.
     fn has_no_launcher(&self) -> bool {
         let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
         self.launcher.is_none() && self.rsh.is_none() && variable.is_none()
     }
 
-    /// The agent on other hosts, for `command`.
+    /// Returns the choice of agent on other hosts for `command`.
     fn agent(&self, command: &'static str, quiet: bool, is_dry_run: bool) -> AgentChoice {
         let otherwise = match is_dry_run {
-            // One that is named is run, or nothing.
+            // An agent that the user has named is run, or none.
             _ if self.no_bootstrap || self.agent.is_some() && !self.bootstrap => Otherwise::Fail,
             true => Otherwise::Cached,
             false => Otherwise::Send,
@@ -280,7 +280,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 au
     3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
     9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
 
-/// The whole command; `words` begin with its name.
+/// Runs the whole command. `words` begins with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
         let command = CopyArguments::command();
@@ -319,7 +319,7 @@ impl Arguments for CopyArguments {
         let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
         let are_several =
             count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(|spec| is_several(spec.host()));
-        // Which way the data goes is rather refused.
+        // With `--hosts`, `relay` is not dropped: a refusal is better than sending the data another way.
         let may_be_several = are_several || given.contains_id("hosts") && key != "relay";
         if may_be_several && ["stats", "itemize-changes", "relay"].contains(&key) {
             return Some(format!("--{key} is for copies to one host"));
@@ -337,7 +337,7 @@ impl Arguments for CopyArguments {
     }
 }
 
-/// Whether it is, on this host, what is read or written as a stream.
+/// Whether a path on this host is read or written as a stream.
 fn is_stream(spec: &Spec) -> bool {
     let is_special = |path: &OsStr| std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
     match spec {
@@ -347,7 +347,8 @@ fn is_stream(spec: &Spec) -> bool {
     }
 }
 
-/// The launcher of a command line that asks the user for nothing; `None` where there is no way to ask that of it.
+/// Returns the launcher of a command line, changed so that it asks the user for nothing. `None` if that launcher has no
+/// such mode.
 pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
     let mut definition = CopyArguments::command();
     let settings = Settings::new::<CopyArguments>(&mut definition, words, &Sources::of_process()).ok()?;
@@ -355,7 +356,7 @@ pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
     CopyArguments::from_arg_matches(&given).ok()?.hosts.launcher().ok()?.unasking()
 }
 
-/// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.
+/// Reports which paths of a copy within this host are probably host names without their colon: no file has that name.
 fn note_hosts(sources: &[Spec], destination: &Spec) {
     let is_host = |path: &OsStr| {
         let names = if is_list(path) { expand(path).unwrap_or_default() } else { vec![path.to_owned()] };
@@ -377,7 +378,7 @@ fn note_hosts(sources: &[Spec], destination: &Spec) {
     }
 }
 
-/// Whether standard output is nobody's but the data's.
+/// Whether standard output is a file or /dev/null, so that no other program handles the data.
 fn is_file_or_null() -> bool {
     let is_file = standard::output().and_then(|file| file.metadata()).is_ok_and(|found| found.is_file());
     is_file || standard::is_null(std::io::stdout())
@@ -387,7 +388,7 @@ fn exists(name: &OsStr) -> bool {
     std::path::Path::new(name).symlink_metadata().is_ok()
 }
 
-/// A usage failure for patterns that are none, or too many.
+/// Fails with a usage failure if the patterns are invalid or too many.
 fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     Patterns::new(rules).map_err(|(rule, reason)| {
         let option = if rule.is_include { "--include" } else { "--exclude" };
@@ -405,7 +406,7 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a place is to a report: where it is on this host.
+/// Returns a place as the reports see it. `None` if the place is on another host.
 fn is_moved<'a>((spec, what, standard): (&'a Spec, &'static str, Moved<'a>)) -> Option<Moved<'a>> {
     match spec {
         Spec::Standard => Some(standard),
@@ -414,7 +415,7 @@ fn is_moved<'a>((spec, what, standard): (&'a Spec, &'static str, Moved<'a>)) -> 
     }
 }
 
-/// The files that `--manifest` and `--manifest-b3sum` name.
+/// Returns the files that `--manifest` and `--manifest-b3sum` name.
 fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
     let asked = [
         (&arguments.manifest, "--manifest", Form::Manifest),
@@ -440,7 +441,7 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
     Ok(targets)
 }
 
-/// The paths that are copied of the only source, with --files-from or -R.
+/// Returns the paths to copy from the only source, with --files-from or -R.
 fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: bool) -> Result<Option<Only>, Failure> {
     let usage = |reason: String| Failure::new(Exit::Usage, reason);
     let recursive = arguments.tree.recursive;
@@ -455,7 +456,7 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
             let [source] = &mut sources[..] else {
                 return Err(usage("--files-from lists paths in one SRC".to_owned()));
             };
-            // As with rsync: what is listed is in SRC, with and without a slash behind it.
+            // As with rsync, listed paths are inside SRC, whether or not SRC ends in a slash.
             *source = source.clone().below(OsStr::new(""));
             listed::read(file, arguments.from0, recursive).map_err(usage)?
         }
@@ -465,7 +466,7 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
     Ok(Some(only))
 }
 
-/// Refuses a list that has a directory with DST in it, which would be copied into itself without end.
+/// Refuses a list with a directory that contains DST, because DST would be copied into itself without end.
 fn check_lists(only: &Only, source: &Spec, destination: &Spec) -> Result<(), Failure> {
     let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive) else {
         return Ok(());
@@ -474,7 +475,7 @@ fn check_lists(only: &Only, source: &Spec, destination: &Spec) -> Result<(), Fai
     around.map_or(Ok(()), |reason| Err(Failure::new(Exit::Usage, reason)))
 }
 
-/// A side of the command line, with its host, for the page of `--report`.
+/// Returns a source or destination with its host, for the page of `--report`.
 fn place(spec: &Spec) -> (String, String) {
     let path = escaped(spec.path());
     match spec {
@@ -483,7 +484,7 @@ fn place(spec: &Spec) -> (String, String) {
     }
 }
 
-/// `typed`: the command line, with what it has beside the arguments. `of_file`: what to type for a file in it.
+/// `typed`: the command line, including what the arguments leave out. `of_file`: what to type for a file in it.
 fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String>) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
     let missing = || match (&typed.key, &of_file) {
@@ -537,12 +538,13 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     if sources.contains(&Spec::Standard) && sources.len() > 1 {
         return Err(usage("standard input (-) cannot be one of several SRC"));
     }
-    // scp's -R asks for what is done anyway between two other hosts; rsync's makes the directories that lead to SRC.
+    // scp's -R asks for what a copy between two other hosts does anyway. rsync's -R makes the directories that lead to
+    // SRC.
     let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
     let is_relative = typed.is_relative && arguments.tree.sync;
     let only = select(&mut arguments, &mut sources, is_relative)?;
     if only.as_ref().is_some_and(|only| only.paths.is_empty()) {
-        // As with rsync, that is no failure: what makes the list may well have found nothing.
+        // As with rsync, an empty list is no failure: the program that makes the list may well have found nothing.
         if !arguments.report.quiet {
             super::say("rdcp: the list is empty: nothing is copied");
         }
@@ -563,7 +565,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         ));
     }
     arguments.tree.delete |= arguments.tree.delete_after || arguments.tree.delete_excluded;
-    // Not before all that has moved is found.
+    // Nothing is deleted before all moved files are found.
     arguments.tree.delete_after |= arguments.tree.delete && arguments.tree.generations.find_moves;
     check_rules(&arguments.tree.rules.0)?;
     if is_any_there && !are_all_there {
@@ -592,12 +594,12 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     let (report, tree) = (&arguments.report, &mut arguments.tree);
     tree.dry_run = arguments.dry_run && tree.sync;
     let is_json_there = report.is_json_on_output();
-    // As with rsync, nothing with -q.
+    // As with rsync, changes are not listed with -q.
     tree.itemize_changes &= !report.quiet;
-    // And names alone with -v.
+    // With -v, only names are listed.
     let is_named = report.is_verbose() && tree.sync && !typed.has_no_names;
     let only_names = is_named && !tree.itemize_changes && !is_json_there && targets.is_empty();
-    // rsync's -n alone says nothing.
+    // Unlike rsync, whose -n alone prints nothing, a dry run lists the changes.
     tree.itemize_changes |= only_names || tree.dry_run && !report.quiet && !is_json_there;
     let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
@@ -640,7 +642,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     moved.extend(plan.tree.itemize_changes.then_some(Moved::Lines));
     moved.extend(sources.iter().map(|spec| (spec, "SRC", Moved::Input)).filter_map(is_moved));
     moved.extend(destination.iter().map(|spec| (spec, "DST", Moved::Output)).filter_map(is_moved));
-    // What comes into a directory has a name of its own there.
+    // An entry that is copied into a directory has a name of its own there.
     let inside: Vec<PathBuf> = match &destination {
         Some(Spec::Here(directory)) if Path::new(directory).is_dir() => sources
             .iter()
@@ -659,13 +661,14 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     moved.extend(named.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
     let failed = RefCell::new(Vec::new());
     let mut copy = |touched: Option<Only>| {
-        // A manifest is of all, and what -R names is all that is copied.
+        // Changed paths do not restrict a copy with a manifest, which covers everything, or a copy of listed paths
+        // (-R).
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
         reported("rdcp", &arguments.report, &moved, |reporter| {
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
-            // What reads a pipe may write to the terminal as well.
+            // The program that reads the pipe may write to the terminal as well.
             let is_shown = plan.destination == Spec::Standard && !is_file_or_null();
             let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
@@ -676,7 +679,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             if let Some(text) =
                 ended.copied.as_ref().filter(|_| plan.tree.stats).and_then(|copied| stats(copied, digits))
             {
-                // Where data or a report goes to standard output, it is read by a program.
+                // If data or a report goes to standard output, a program reads it.
                 let printed = match is_json_there || plan.destination == Spec::Standard {
                     true => {
                         super::say(text.trim_end());
@@ -697,7 +700,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         let one = std::slice::from_ref(&plan.destination);
         let targets = if plan.targets.is_empty() { one } else { &plan.targets };
         let failed: Vec<_> = match cause {
-            // None has got it.
+            // No host has the copy.
             Some(cause) if failed.is_empty() => targets.iter().map(|target| (target, cause)).collect(),
             _ => failed.iter().map(|(spec, cause)| (spec, &**cause)).collect(),
         };

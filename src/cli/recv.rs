@@ -64,13 +64,13 @@ pub struct RecvArguments {
     report: ReportOptions,
 }
 
-/// The whole command; `words` begin with its name.
+/// Runs the whole command. `words` begins with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdrecv", || super::with_arguments(words, recv))
 }
 
 impl Arguments for RecvArguments {
-    /// Who sends is not known before.
+    /// Returns no host, because the sender is not known beforehand.
     fn hosts(_: &ArgMatches) -> Vec<OsString> {
         Vec::new()
     }
@@ -115,7 +115,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     })
 }
 
-/// Said where what comes is not for a terminal.
+/// Error message for data that is not text when standard output is a terminal.
 const BINARY: &str = "what comes is no text, and standard output is a terminal: name a FILE or redirect it; `-` as FILE, as \
     in rdrecv 0 - -, writes it to the terminal all the same";
 
@@ -126,7 +126,7 @@ fn transfer(
     key: Option<OsString>,
     file: Option<&OsString>,
 ) -> Result<session::Ended, Failure> {
-    // Before anybody connects: the destination can be written. Nothing is made yet.
+    // Before any sender connects, this checks that the destination can be written. Nothing is created yet.
     let target = match file {
         Some(path) => Some(Target::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
         None => {
@@ -153,7 +153,7 @@ fn transfer(
             super::say(&format!("rdrecv: or at {}", others.join(", ")));
         }
     } else if port == 0 || arguments.report.is_verbose() {
-        // Also with --quiet: nobody could connect otherwise.
+        // Printed also with --quiet, because otherwise no sender could connect.
         super::say(&format!("rdrecv: waiting on port {}", listener.port()));
     }
     let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
@@ -192,20 +192,21 @@ fn transfer(
             Ok(ended) => return Ok(ended),
             Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),
             Err(not_begun) => {
-                // The next one may do better.
+                // The next sender may do better.
                 super::complain("rdrecv", &words::not_begun(&not_begun).message.unwrap_or_default());
-                // A channel of its own: lanes of the session that did not begin may still report to theirs.
+                // The next session gets a channel of its own, because lanes of the failed session may still report to
+                // the old one.
                 let old = events;
                 (post, events) = channel();
                 listener.registry().lock().expect("no panic with it locked").clear(post.clone());
-                // A lane that waits there holds the channel, and the channel holds it.
+                // A lane that waits in the old channel holds the channel, and the channel holds the lane.
                 drop(old.drain());
             }
         }
     }
 }
 
-/// A destination that cannot be written: most often, its directory is missing.
+/// Describes a destination that cannot be written. Most often its directory is missing.
 fn unwritable(fact: &IoFact) -> Failure {
     let mut failure = words::destination(fact);
     if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
@@ -214,7 +215,8 @@ fn unwritable(fact: &IoFact) -> Failure {
     failure
 }
 
-/// `None` if none has come by the deadline. Counts the `strangers`, who had another key.
+/// Waits for a sender. `None` if no sender has come by the deadline. Counts connections with another key in
+/// `strangers`.
 fn next_sender(
     events: &Receiver<Event>,
     deadline: Option<Instant>,
@@ -258,7 +260,7 @@ fn next_sender(
     }
 }
 
-/// The addresses of this host: the one that others are likely to reach, and the others.
+/// Returns the addresses of this host: the address that others are likely to reach, and the rest.
 fn own_addresses() -> (String, Vec<String>) {
     let first = own_address();
     let mut all = interface_addresses().unwrap_or_default();
@@ -267,16 +269,17 @@ fn own_addresses() -> (String, Vec<String>) {
     (first, others)
 }
 
-/// An address of this host that others are likely to reach: the one that its packets to the outside would bear.
+/// Returns an address of this host that others are likely to reach: the source address of packets to the outside.
 pub(crate) fn own_address() -> String {
-    // Connecting a datagram socket sends nothing; it only makes the system choose. The address is reserved for
-    // documentation (RFC 5737), so it is routed like any other stranger's.
+    // Connecting a datagram socket sends nothing; it only makes the system choose an address. The target address is
+    // reserved for documentation (RFC 5737), so it is routed like the address of any stranger.
     let outside = (Ipv4Addr::new(192, 0, 2, 1), 9);
     let chosen = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
         .and_then(|socket| socket.connect(outside).and_then(|()| socket.local_addr()));
     match chosen {
         Ok(address) => address.ip().to_string(),
-        // Without a default route it has none for strangers, but perhaps for its neighbours, who may not know its name.
+        // Without a default route, this host has no address for strangers, but perhaps one for its neighbours, who may
+        // not know its name.
         Err(_) => {
             let known = interface_addresses().unwrap_or_default();
             let address = known.iter().min_by_key(|known| (is_inner(&known.interface), known.address.is_ipv6()));

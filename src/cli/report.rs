@@ -1,4 +1,4 @@
-//! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
+//! Reports of a transfer: progress on the terminal, lines on standard error, a JSON object at the end.
 
 pub(super) mod area;
 mod hops;
@@ -53,10 +53,10 @@ use crate::fs::prepared::Prepared;
 use crate::fs::standard;
 use crate::transport::Medium;
 
-/// What limited less says nothing.
+/// Shortest transfer for which the limiter is printed. For a shorter transfer it says nothing.
 const LIMITED_SECONDS_MIN: f64 = 0.5;
 
-/// Tells a person on standard error.
+/// Reports to a person on standard error.
 pub struct Terminal {
     area: ProgressArea,
     peer: String,
@@ -65,12 +65,12 @@ pub struct Terminal {
     reconnect_s: u64,
     size_bytes: Option<u64>,
     rate: Rate,
-    /// Since when there is no link.
+    /// When the link was lost, if there is none now.
     lost: Option<Instant>,
 }
 
 impl Terminal {
-    /// `may_draw`: nothing else writes to the terminal.
+    /// Makes the terminal's reporter. `may_draw`: nothing else writes to the terminal.
     pub fn new(name: &'static str, options: &ReportOptions, may_draw: bool) -> Self {
         Self {
             area: ProgressArea::new(name, options, may_draw),
@@ -84,19 +84,19 @@ impl Terminal {
         }
     }
 
-    /// Prints a line, unless `--quiet`.
+    /// Prints a line, unless `--quiet` was given.
     fn remark(&mut self, line: Option<String>) {
         if let (false, Some(line)) = (self.quiet, line) {
             self.area.say(&line);
         }
     }
 
-    /// Shows how far it has come, as the terminal's width allows.
+    /// Shows the progress, as the terminal's width allows.
     fn show(&mut self, shown: &Shown) {
         let without = self.lost.map(|since| no_link(&self.peer, since, self.reconnect_s));
         let shown = match without {
             None => shown.clone(),
-            // What there was before says nothing of now.
+            // Earlier waits say nothing about now.
             without => Shown { no_link: without, waits: Waits::default(), ..shown.clone() },
         };
         let has_bar = self.area.is_drawn_anew();
@@ -149,7 +149,7 @@ impl Observer for Terminal {
     }
 }
 
-/// Tells a person and a program of a copy.
+/// Reports a copy to a person and to a program.
 pub(crate) struct Console<'a> {
     name: &'static str,
     reporter: &'a Reporter<'a>,
@@ -160,7 +160,7 @@ pub(crate) struct Console<'a> {
 }
 
 impl<'a> Console<'a> {
-    /// `may_draw`: nothing else writes to the terminal. `style`: how entries are printed, if they are.
+    /// Makes a console. `may_draw`: nothing else writes to the terminal. `style`: how entries are printed, if at all.
     pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool, style: Style) -> Self {
         Self { name, reporter, terminal: None, may_draw, style, hosts: Hosts::default() }
     }
@@ -239,7 +239,7 @@ impl job::copy::Observer for Console<'_> {
     }
 }
 
-/// What limits at present, to stand behind a rate; empty where nothing does.
+/// Describes what limits the rate at present, to be shown behind the rate. Empty if nothing does.
 pub(crate) fn limiter_now(waits: Waits) -> String {
     let name = |what: Wait| match what {
         Wait::Credits => "receiver full",
@@ -250,13 +250,13 @@ pub(crate) fn limiter_now(waits: Waits) -> String {
     waits.limiter().map(words).unwrap_or_default()
 }
 
-/// What stands in place of a rate while there is no link.
+/// Returns the text that replaces the rate while there is no link.
 fn no_link(peer: &str, since: Instant, reconnect_s: u64) -> String {
     let left = reconnect_s.saturating_sub(since.elapsed().as_secs());
     format!("no link to {peer}, {left} s left")
 }
 
-/// Keeps what a session has noticed.
+/// Records a notice of a session.
 fn noticed(record: &mut Record, event: &SessionEvent) {
     let SessionEvent::Notice(notice, reason) = event else { return };
     let is_healed = matches!(notice, Notice::BackOnRdma | Notice::LinkRestored | Notice::RailBack(..));
@@ -264,7 +264,7 @@ fn noticed(record: &mut Record, event: &SessionEvent) {
     record.happened(weight, &words::notice(*notice, reason.as_deref(), None));
 }
 
-/// Keeps what it sees of a session, and hands it on.
+/// Records the events of a session, and passes them on.
 struct Recording {
     record: Arc<Mutex<Record>>,
     side: Side,
@@ -290,7 +290,7 @@ impl Observer for Recording {
     }
 }
 
-/// What has become of the lanes to `peer`, for a person; `None` for what needs no telling.
+/// Describes a change of the lanes to `peer` for a person. `None` if it needs no line.
 pub(crate) fn notice_line(
     notice: Notice,
     reason: Option<&str>,
@@ -307,7 +307,7 @@ pub(crate) fn notice_line(
     }
 }
 
-/// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
+/// Formats a rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
 pub(crate) fn rate_words(bytes_per_second: f64) -> String {
     match bytes_per_second {
         rate if rate >= 999.5e6 => format!("{:.2} GB/s", rate / 1e9),
@@ -317,13 +317,13 @@ pub(crate) fn rate_words(bytes_per_second: f64) -> String {
     }
 }
 
-/// A path on this host, with its name, for the page of `--report`.
+/// Returns this host's name and a path on it, for the page of `--report`.
 pub(crate) fn here(path: String) -> (String, String) {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     (format!("{} (this host)", escaped(name.as_ref())), path)
 }
 
-/// Runs the transfer of `command` and tells how it went, also where no session began.
+/// Runs the transfer of `command` and reports the outcome, even if no session began.
 pub(crate) fn reported(
     command: &'static str,
     options: &ReportOptions,
@@ -337,7 +337,7 @@ pub(crate) fn reported(
     };
     let last_line = copied.map(|copied| copied.line());
     let told = reporter.finish(figures.as_ref(), failure.as_ref(), copied.as_ref(), last_line.as_deref());
-    // What went wrong with the transfer matters more than that it could not be reported.
+    // A failure of the transfer matters more than a failure to report it.
     failure.map_or(told, Err)
 }
 
@@ -349,23 +349,23 @@ impl From<session::Ended> for Ended {
     }
 }
 
-/// Where the reports of `--json`, `--report` and `--trace` go. Opened before anything else is done, so that they cannot be missing in
-/// the end.
+/// Destinations of the reports of `--json`, `--report` and `--trace`. They are opened before anything else is done, so
+/// that the reports cannot be missing in the end.
 pub struct Reporter<'a> {
     options: &'a ReportOptions,
     sink: Option<(File, String)>,
-    /// What `--report` and `--trace` are made of.
+    /// The record from which `--report` and `--trace` are made.
     record: Option<Arc<Mutex<Record>>>,
     page: Option<Page>,
     trace: Option<Trace>,
 }
 
 impl<'a> Reporter<'a> {
-    /// Opens what the report is written to.
+    /// Opens the destinations of the reports.
     ///
     /// # Errors
     ///
-    /// Exit 1 if it cannot be opened, or is what the command moves.
+    /// Exit code 1 if a destination cannot be opened, or is also a file or stream that the command moves.
     pub(crate) fn open(
         command: &'static str,
         options: &'a ReportOptions,
@@ -391,31 +391,32 @@ impl<'a> Reporter<'a> {
         Ok(Self { options, sink: Some((file, name)), record, page, trace })
     }
 
-    /// Tells of something that has happened before the end.
+    /// Reports an event before the end.
     pub(crate) fn event(&self, event: &json::Event<'_>) {
-        // A report that cannot be written is a failure at the end.
+        // A failure to write shows again at the end, and is reported then.
         let _ = self.write(event);
     }
 
-    /// Keeps something for `--report` and `--trace`, where they are asked for.
+    /// Records something for `--report` and `--trace`, if they were asked for.
     pub(crate) fn record(&self, keep: impl FnOnce(&mut Record)) {
         if let Some(record) = &self.record {
             keep(&mut record.lock().expect("no panic with it locked"));
         }
     }
 
-    /// The same of a line that a person reads.
+    /// Records a line that a person reads.
     fn happened(&self, weight: Weight, line: &str) {
         log::info(|| line.to_owned());
         self.record(|record| record.happened(weight, line));
     }
 
-    /// The same of what has become of lanes.
+    /// Records a change of lanes.
     fn noticed(&self, event: &SessionEvent) {
         self.record(|record| noticed(record, event));
     }
 
-    /// An observer of the only session that keeps what it sees for the page as well, and hands it on. `side`: which end this is.
+    /// Returns an observer of the only session that also records events for the page, and passes them on. `side`: which
+    /// end this is.
     pub(crate) fn recording(&self, side: Side, inner: Box<dyn Observer>) -> Box<dyn Observer> {
         match &self.record {
             Some(record) => Box::new(Recording { record: Arc::clone(record), side, peer: String::new(), inner }),
@@ -423,11 +424,11 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// Tells how it ended, where `--json`, `--report` or `--trace` asks for it.
+    /// Reports the outcome, if `--json`, `--report` or `--trace` asks for it.
     ///
     /// # Errors
     ///
-    /// Exit 6 if it cannot be written, 141 without a word if the reader of `--json` has gone.
+    /// Exit code 6 if a report cannot be written; 141 without a message if the reader of `--json` has gone.
     pub(crate) fn end(
         &self,
         end: json::End<'_>,
@@ -440,7 +441,8 @@ impl<'a> Reporter<'a> {
         let Some(record) = &self.record else { return told };
         let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, figures, copied });
         if came_to.exit() == Exit::Usage.code() {
-            // Nothing was done of which there could be a report. One that may not be where it was to be is not written there.
+            // Nothing was done that could be reported. Also, a report whose destination is not allowed must not be
+            // written there.
             return told;
         }
         let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
@@ -449,7 +451,7 @@ impl<'a> Reporter<'a> {
         told.and(written).and(traced)
     }
 
-    /// Tells the last thing that there is to tell.
+    /// Reports the last event.
     ///
     /// # Errors
     ///
@@ -462,7 +464,7 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    /// In one piece: a reader sees whole lines.
+    /// Writes an event in one piece, so that a reader sees whole lines.
     fn write(&self, event: &json::Event<'_>) -> std::io::Result<()> {
         let Some((file, _)) = &self.sink else { return Ok(()) };
         let mut line = serde_json::to_vec(&json::Line::new(event))?;
@@ -470,12 +472,12 @@ impl<'a> Reporter<'a> {
         (&*file).write_all(&line)
     }
 
-    /// Tells what `-v` and `--json` ask for, whether or not it went well. `figures`: `None` where nothing began. `last_line`:
-    /// what a person at a terminal reads in any case.
+    /// Reports what `-v` and `--json` ask for, after success and after failure. `figures`: `None` if nothing began.
+    /// `last_line`: what a person at a terminal reads in any case.
     ///
     /// # Errors
     ///
-    /// Exit 6 if the report cannot be written.
+    /// Exit code 6 if the report cannot be written.
     pub(crate) fn finish(
         self,
         figures: Option<&Figures>,
@@ -496,11 +498,11 @@ impl<'a> Reporter<'a> {
         let is_seen = self.options.is_verbose() || !self.options.quiet && std::io::stderr().is_terminal();
         match last_line {
             Some(line) if is_seen => super::say(line),
-            // There is none of what would only be done.
+            // A dry run has no bandwidth.
             None if self.options.is_verbose() && failure.is_none() && figures.seconds > 0.0 => {
                 super::say(&format!("Bandwidth {}", rate_words(rate(figures.counters.bytes, figures.seconds))));
             }
-            // A bar has gone without a trace.
+            // The progress bar has been erased, so a last line takes its place.
             None if !self.options.quiet && failure.is_none() && figures.seconds > 0.0 && was_drawn() => {
                 super::say(&stream_line(figures.counters.bytes, figures.seconds));
             }
@@ -510,7 +512,7 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// What a line was given, for a person; `None` where it was what every line begins with.
+/// Describes for a person the resources that a line was given. `None` if they are what every line begins with.
 fn line_line(figures: &Figures) -> Option<String> {
     let (lanes, rails) = (figures.lanes, figures.line.rails);
     let by = if rails > 1 { format!(" by {rails} networks") } else { String::new() };
@@ -524,12 +526,12 @@ fn line_line(figures: &Figures) -> Option<String> {
     }
 }
 
-/// How files were read, for a person; `None` where none were.
+/// Describes for a person how files were read. `None` if none were read.
 pub(crate) fn read_line(read: &Read) -> Option<String> {
     ways("read", [(read.direct_bytes, "direct"), (read.cached_bytes, "cached")])
 }
 
-/// How files were written, for a person; `None` where none were.
+/// Describes for a person how files were written. `None` if none were written.
 pub(crate) fn written_line(written: &Written) -> Option<String> {
     ways("written", [(written.direct_bytes, "direct"), (written.buffered_bytes, "buffered")])
 }
@@ -541,7 +543,7 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
     (!parts.is_empty()).then(|| format!("{what}: {parts}"))
 }
 
-/// What limited a transfer, for a person; `None` where nothing was transferred.
+/// Describes for a person what limited a transfer. `None` if nothing was transferred.
 fn limiter_line(figures: &Figures) -> Option<String> {
     let limiter = figures.waits.limiter().filter(|_| figures.counters.bytes > 0)?;
     let name = waited_for(limiter.what, figures.view);
@@ -553,7 +555,7 @@ fn limiter_line(figures: &Figures) -> Option<String> {
     ))
 }
 
-/// Makes the file of a report, without its name. `option`: as it is meant.
+/// Creates the file of a report, without its final name. `option`: how the option is meant to be used.
 fn prepared(option: &str, path: &Path) -> Result<Prepared, Failure> {
     if path.as_os_str() == "-" {
         let name = option.split(' ').next().unwrap_or_default();
@@ -563,7 +565,7 @@ fn prepared(option: &str, path: &Path) -> Result<Prepared, Failure> {
     Prepared::open(path).map_err(|error| unreportable(Exit::Usage, &name, &error))
 }
 
-/// Writes it, and gives it its name.
+/// Writes a report, and gives its file the final name.
 fn published(file: &Prepared, text: &[u8]) -> Result<(), Failure> {
     let name = escaped(file.path().as_os_str());
     file.publish(text).map_err(|error| unreportable(Exit::Destination, &name, &error))

@@ -30,10 +30,10 @@ use crate::job::progress::Ended;
 use crate::job::targets::is_list;
 use crate::options::TransferOptions;
 
-/// The pause between two attempts to connect.
+/// Pause between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// The least time for an attempt to connect.
+/// Minimum time for one attempt to connect.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
 /// Send a stream to rdrecv on another host
@@ -70,7 +70,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 
     connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
     141 the receiver's output was closed";
 
-/// The whole command; `words` begin with its name.
+/// Runs the whole command. `words` begins with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdsend", || super::with_arguments(words, send))
 }
@@ -89,7 +89,7 @@ impl Arguments for SendArguments {
     }
 }
 
-/// `HOST:PORT` or `[ADDRESS]:PORT` as two words; `None` for anything else, such as an IPv6 address.
+/// Splits `HOST:PORT` or `[ADDRESS]:PORT` into two words. `None` for anything else, such as an IPv6 address.
 fn with_port(word: &OsStr) -> Option<(OsString, OsString)> {
     let (host, port) = word.to_str()?.rsplit_once(':')?;
     let is_bracketed = host.starts_with('[') && host.ends_with(']');
@@ -103,7 +103,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let (host, port) = match positionals.next() {
         Some(word) => match with_port(&word) {
-            // Twice the same is one PORT.
+            // HOST:PORT followed by the same PORT names the port only once.
             Some((host, port)) if positionals.as_slice().first() == Some(&port) => (Some(host), positionals.next()),
             Some((host, port)) => (Some(host), Some(port)),
             None => (Some(word), positionals.next()),
@@ -156,9 +156,9 @@ fn transfer(
     key: Option<OsString>,
     file: Option<&OsString>,
 ) -> Result<Ended, Failure> {
-    // First of all, as it may come by the same descriptor as the source.
+    // The key comes first, because it may be read from the same descriptor as the source.
     let key = key::given(key, &arguments.key)?;
-    // Before anybody is bothered: what is to be sent can be read.
+    // Before the receiver is contacted, this checks that the source can be read.
     let (input, name) = match file.filter(|path| *path != "-") {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| words::source(&fact))?, path.clone()),
         None => (standard::named_input().map_err(|fact| words::source(&fact))?, standard::INPUT.into()),
@@ -173,7 +173,7 @@ fn transfer(
     };
     let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
     let first = reach(host, port, &key, patience, "rdrecv")?;
-    // A bar would be drawn into what is typed.
+    // A progress bar would be drawn into the typed text.
     let is_typed = file.is_none_or(|path| path == "-") && std::io::stdin().is_terminal();
     if is_typed && !arguments.report.quiet && std::io::stderr().is_terminal() {
         super::say("rdsend: sending what you type; ^D ends it");
@@ -196,7 +196,7 @@ fn transfer(
     let ended = session.run(first, make_work).map_err(|not_begun| words::not_begun(&not_begun))?;
     let is_closed = ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed);
     let mut ended = Ended::from(ended);
-    // Nothing here was closed, so nobody would know why it ends.
+    // Nothing was closed at this end, so without a message the user would not know why the transfer ended.
     if is_closed {
         ended.failure = Some(Failure::new(Exit::SinkClosed, format!("{peer}: the reader of its output has closed it")));
     }
@@ -207,15 +207,15 @@ fn no_descriptors() -> Failure {
     Failure::new(Exit::Source, "out of file descriptors; raise the limit (ulimit -n)")
 }
 
-/// Before the other end is reached: what is asked for can be had at this one.
+/// Checks, before the other end is reached, that this end can provide what was asked for.
 pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure> {
     let lacks = transfer.transport.policy() == Policy::Rdma && engine::rdma::available() == RdmaKind::None;
     if lacks { Err(words::no_device("this host")) } else { check_rails(&transfer.rails, false) }
 }
 
-/// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot
-/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment, 3 where there is a host
-/// and no listener yet.
+/// Ranks a failure to connect to one of several addresses by the hope that it leaves: 0 if this host cannot connect and
+/// never will, 1 if this host has no route there, 2 if there may be a listener in a moment, 3 if the host is there but
+/// has no listener yet.
 fn hope(error: &LinkError) -> u8 {
     match error {
         LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } => 0,
@@ -225,8 +225,8 @@ fn hope(error: &LinkError) -> u8 {
     }
 }
 
-/// Connects and authenticates, trying again until `patience` is used up while nobody listens yet. `program`: what should
-/// listen there.
+/// Connects and authenticates. While there is no listener yet, tries again until `patience` is used up. `program`: the
+/// program that should listen there.
 pub(crate) fn reach(
     host: &OsString,
     port: u16,
@@ -245,7 +245,7 @@ pub(crate) fn reach(
     loop {
         let mut failure: Option<LinkError> = None;
         for &address in &addresses {
-            // However short the patience is, there is one attempt.
+            // There is at least one attempt, however short the patience is.
             match engine::reach::reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
                 Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name, is_named: true }),
                 Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => {
@@ -261,7 +261,7 @@ pub(crate) fn reach(
             last_reason = Some(failure.clone());
         }
         if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
-            // The last attempt may have had no time to hear what the system said of those before it.
+            // The last attempt may have been too short to learn what the system said about earlier attempts.
             let told = last_reason.filter(|_| matches!(failure, LinkError::TimedOut)).unwrap_or(failure);
             return Err(unreached(&told, &peer_name, program));
         }

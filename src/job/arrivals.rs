@@ -1,5 +1,5 @@
-//! Hosts on their way: each is started in its turn, and heard of until it has said who it is or has failed. Nothing here
-//! waits but what is asked to.
+//! Starts hosts in turn, and follows each of them until its agent has introduced itself or has failed. Nothing here
+//! blocks except the functions that wait for agents.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
 use crate::signals;
 
-/// So many hosts need no more open files than any process may have.
+/// Number of hosts that need no more open files than any process may have.
 const HOSTS_FEW: usize = 64;
 
-/// Nothing is waited for so long.
+/// Timeout for waits without a deadline.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// How often it is looked who is late; when it is said who that is, and of how many.
+/// How often late hosts are looked for; after how long a host is named as late; and how many hosts are named.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 const LATE_AFTER: Duration = Duration::from_secs(5);
 const NAMED_MAX: usize = 8;
 
-/// How long a signal to this process is waited for once a host is lost.
+/// How long to wait for a signal to this process once a host is lost.
 const SIGNAL_GRACE: Duration = Duration::from_millis(20);
 
 impl Job {
@@ -47,10 +47,11 @@ impl Job {
         }
     }
 
-    /// Starts those whose turn it is, in the order in which they were named, and one of those that have to ask for something.
+    /// Starts the hosts whose turn it is, in the order in which they were named, and one of the hosts that have to ask
+    /// the user for something.
     fn start_some(&mut self) {
         if self.hosts.len() > HOSTS_FEW {
-            // Each takes its pipes.
+            // Each host takes its pipes.
             crate::fs::raise_open_files();
         }
         let launcher = self.setup.launcher.clone();
@@ -68,24 +69,26 @@ impl Job {
         }
     }
 
-    /// The user may be asked for something to reach a host.
+    /// Whether the user may be asked for something to reach a host.
     pub(super) fn is_any_asking(&self) -> bool {
         self.remotes().any(|(_, remote)| remote.is_asking())
     }
 
-    /// How long ago the launcher of a host was started; `None` for one that waits for its turn, or to ask for something.
+    /// Returns how long ago the launcher of a host was started. `None` for a host that waits for its turn, or to ask
+    /// for something.
     pub(super) fn started_ago(&self, host: usize) -> Option<Duration> {
         self.remote(host)?.started_ago()
     }
 
-    /// Nothing has been heard for so long of a host that is on its way, and for which nobody is being asked for anything.
+    /// Whether an arriving host has been silent for `limit`. A host for which the user is being asked for something is
+    /// not silent.
     pub(super) fn is_silent_for(&self, host: usize, limit: Duration) -> bool {
         let remote = self.remote(host).filter(|remote| !remote.is_asking());
         remote.and_then(Remote::unheard_for).is_some_and(|silent| silent >= limit)
     }
 
-    /// Says which of these hosts all wait for, once nothing has been heard of some for long. A password may take as long as it
-    /// takes: while the user is asked for one, nobody is late.
+    /// Names those of these hosts that have been silent for long. While the user is asked for a password, no host is
+    /// late, however long that takes.
     pub(super) fn not_answered(&self, hosts: impl IntoIterator<Item = usize>) -> Option<String> {
         let is_late = |host: &usize| self.is_silent_for(*host, LATE_AFTER);
         let names: Vec<String> = hosts.into_iter().filter(is_late).map(|host| self.hosts[host].label()).collect();
@@ -104,13 +107,13 @@ impl Job {
         }
     }
 
-    /// A host that is on its way is not waited for any more.
+    /// Gives up waiting for an arriving host.
     pub(super) fn give_up_arriving(&mut self, host: usize, failure: Failure) {
         self.remote_mut(host).into_iter().for_each(Remote::give_up);
         self.lose(host, Some(failure));
     }
 
-    /// What is heard of a host that is on its way.
+    /// Handles what an arriving host has sent.
     pub(super) fn hear_arriving(&mut self, host: usize, heard: Heard) {
         let Some(remote) = self.remote_mut(host) else { return };
         match heard {
@@ -128,7 +131,7 @@ impl Job {
         self.start_some();
     }
 
-    /// When to see to those on their way.
+    /// Returns when arriving hosts have to be looked at again.
     pub(super) fn arrivals_due(&self) -> Option<Instant> {
         let due = self.remotes().filter_map(|(_, remote)| remote.due()).min();
         let waits = self.remotes().any(|(_, remote)| remote.is_waiting());
@@ -147,7 +150,7 @@ impl Job {
         self.start_some();
     }
 
-    /// Sees to one that has fallen silent, or has not been heard when that was due.
+    /// Handles a host that has fallen silent, or was not heard from in time.
     fn see_to(&mut self, host: usize) {
         let launcher = self.setup.launcher.clone();
         let now = Instant::now();
@@ -156,24 +159,25 @@ impl Job {
             Some(NotBegun::MustAsk) => Ok(()),
             Some(NotBegun::NoUse(failure)) => remote.pass_installed(&launcher, failure),
             Some(NotBegun::Failed(failure)) => Err(failure),
-            // The launcher asks for something, or is in trouble: the user is to see what it says.
+            // The launcher asks for something, or is in trouble, so the user should see what it prints.
             None if remote.due().is_some_and(|due| due <= now) => remote.late(),
             None => Ok(()),
         };
         self.give_up_if(host, outcome);
     }
 
-    /// Waits until every agent has said who it is.
+    /// Waits until every agent has introduced itself.
     ///
     /// # Errors
     ///
-    /// 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for one with another protocol.
+    /// Exit code 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for a host with
+    /// another protocol.
     pub(super) fn greet(&mut self) -> Result<(), Failure> {
         let AgentChoice { command, mut remark, .. } = self.setup.agent;
         let mut look = |job: &mut Self| {
             let hosts = 0..job.hosts.len();
             if remark.is_some() && hosts.clone().any(|host| job.is_silent_for(host, 2 * LATE_AFTER)) {
-                // A line beside the question for a password would be in its way.
+                // A line next to a password prompt would be in its way.
                 let late = if is_echo_off() { None } else { job.not_answered(hosts) };
                 if let (Some(late), Some(say)) = (late, remark.take()) {
                     let seconds = HELLO_MAX.as_secs();
@@ -184,12 +188,13 @@ impl Job {
         self.greet_all(LOOK_EVERY, &mut look, &mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
     }
 
-    /// Waits until every agent has said who it is, or failed; gives those that have. One of `hosts` that says nothing for `limit`
-    /// after its launcher was started is given up. `say` hears once whom all wait for.
+    /// Waits until every agent has introduced itself or failed. Returns the hosts that have failed. One of `hosts` that
+    /// is silent for `limit` after its launcher was started is given up. `say` is called once, with the hosts that are
+    /// late.
     ///
     /// # Errors
     ///
-    /// 128+n for a signal meanwhile.
+    /// Exit code 128+n for a signal meanwhile.
     pub(super) fn greet_each_within(
         &mut self,
         hosts: &[usize],
@@ -221,11 +226,12 @@ impl Job {
         Ok(failed)
     }
 
-    /// Waits until every agent has said who it is, or failed; `tell` hears of each as it has, or why it has failed.
+    /// Waits until every agent has introduced itself or failed. `tell` is called for each: with nothing if the agent
+    /// has arrived, or with the host and its failure.
     ///
     /// # Errors
     ///
-    /// 128+n for a signal meanwhile.
+    /// Exit code 128+n for a signal meanwhile.
     pub(super) fn greet_telling(&mut self, tell: &mut dyn FnMut(Option<(usize, Failure)>)) -> Result<(), Failure> {
         self.greet_all(LONG, &mut |_| {}, &mut |arrival| {
             tell(arrival);
@@ -233,7 +239,8 @@ impl Job {
         })
     }
 
-    /// `heard` is given the host that has failed, and why; nothing where one has arrived. `look` is called this often at least.
+    /// Waits for all arriving hosts. `heard` is given the host that has failed, and why, or nothing if a host has
+    /// arrived. `look` is called at least once in each period `every`.
     fn greet_all(
         &mut self,
         every: Duration,
@@ -257,7 +264,7 @@ impl Job {
         }
     }
 
-    /// Waits until this agent has said who it is. What becomes of others is left for later.
+    /// Waits until this agent has introduced itself. Updates about other hosts are left for later.
     ///
     /// # Errors
     ///
@@ -274,9 +281,9 @@ impl Job {
         Ok(())
     }
 
-    /// Returns `update`, or the signal to this process that it follows from: a closed terminal, Ctrl-\ or a job manager
-    /// signals a whole process group. A launcher in that group may end, and be missed, before this process has passed its own
-    /// signal on.
+    /// Returns `update`, or the signal to this process that caused it. A closed terminal, Ctrl-\ or a job manager
+    /// signals a whole process group. A launcher in that group may end, and be reported as lost, before this process
+    /// has passed its own signal on.
     pub(super) fn after_signals(&mut self, update: Update) -> Update {
         if !matches!(update, Update::Gone(..)) || self.signals.is_none() || self.is_signalled {
             return update;
@@ -299,7 +306,7 @@ impl Job {
         }
     }
 
-    /// As [`Job::check`], but that nothing has been begun that could be stopped for a while.
+    /// Same as [`Job::check`], except that nothing has been begun that could be suspended.
     fn check_arriving(&self, update: Update) -> Result<(), Failure> {
         match update {
             Update::Signal(libc::SIGTSTP) => Ok(()),
@@ -307,7 +314,8 @@ impl Job {
         }
     }
 
-    /// Takes updates until `take` has come to something. Where each host fails alone, what becomes of others stays for later.
+    /// Takes updates until `take` returns a result. If each host fails alone, updates about other hosts are kept for
+    /// later.
     pub(super) fn setting_aside<T>(
         &mut self,
         host: usize,
@@ -335,13 +343,13 @@ impl Job {
     }
 }
 
-/// The user may be typing what the terminal does not show.
+/// Whether the user may be typing something that the terminal does not show.
 fn is_echo_off() -> bool {
     let modes = std::fs::File::open("/dev/tty").ok().and_then(|terminal| tcgetattr(terminal).ok());
     modes.is_some_and(|modes| !modes.local_modes.contains(LocalModes::ECHO))
 }
 
-/// Some of several hosts have failed, and the others have what was sent.
+/// Returns the failure for a copy that failed on some of several hosts. The others have everything that was sent.
 pub(super) fn some_failed(failed: usize, count: usize) -> Failure {
     let left = count - failed;
     let have = if left == 1 { "has" } else { "have" };

@@ -1,7 +1,7 @@
-//! A directory of any host, compared with a manifest of this one: `rdcp --check`.
+//! Compares a directory of any host with a manifest on this host: `rdcp --check`.
 //!
-//! The manifest goes to the agent of the directory's host in pieces, of which few are on their way; what differs comes back
-//! as entries do. So neither side holds either of them.
+//! The manifest goes to the agent of the directory's host in pieces, of which only a few are in flight. Differences
+//! come back in the same way as entries. So neither side holds all of the manifest or all of the differences.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -14,20 +14,20 @@ use crate::job::hop::Side;
 use crate::options::TransferOptions;
 use crate::tree::stats::TreeFigures;
 
-/// What is compared.
+/// Parameters of a comparison.
 pub(crate) struct Check<'a> {
-    /// The directory's host; empty for this one.
+    /// Host of the directory; empty for this host.
     pub(crate) host: &'a OsStr,
     pub(crate) directory: Vec<u8>,
-    /// What the page cache has will do.
+    /// Whether data in the page cache may be compared instead of data read from the disk.
     pub(crate) is_cached: bool,
 }
 
 /// What stopped a comparison.
 pub(crate) enum Stopped {
-    /// The manifest is none, for this reason.
+    /// The manifest is invalid or cannot be read, for this reason.
     Manifest(String),
-    /// Something else.
+    /// Any other failure.
     Failed(Failure),
 }
 
@@ -38,11 +38,11 @@ impl From<Failure> for Stopped {
 }
 
 impl Check<'_> {
-    /// Makes the comparison; `take` takes what differs.
+    /// Makes the comparison. `take` receives the differences.
     ///
     /// # Errors
     ///
-    /// Why not all was compared.
+    /// Fails with the reason if not everything was compared.
     pub(crate) fn run(self, setup: Setup, manifest: impl Read, take: TakeEntries) -> Result<TreeFigures, Stopped> {
         let mut job = Job::new(setup, false)?;
         let host = job.host(self.host)?;
@@ -71,16 +71,16 @@ impl Check<'_> {
     }
 }
 
-/// The manifest on its way.
+/// The manifest while it is being sent.
 struct Pieces<R> {
     manifest: R,
-    /// Pieces that may be sent.
+    /// Number of pieces that may be sent now.
     left: u32,
     is_over: bool,
 }
 
 impl<R: Read> Pieces<R> {
-    /// Sends as much as may be on its way.
+    /// Sends as many pieces as may be in flight.
     fn send(&mut self, job: &mut Job, hop: usize) -> Result<(), Stopped> {
         while self.left > 0 && !self.is_over {
             let mut piece = Vec::with_capacity(MANIFEST_PIECE_BYTES);

@@ -1,4 +1,4 @@
-//! A copy: its sources, where each of them goes, one session for each host and directory, and what came of it.
+//! A copy: its sources, the destination of each source, one session for each host and directory, and the outcome.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -37,46 +37,46 @@ use progress::Progress;
 const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not wait for several hosts or so \
      long a list: copy one after the other, or use --delete";
 
-/// How long an end may take to answer a question about its files: some file systems are slow to wake.
+/// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Limits on what is printed for another host: failed entries, apart from the sources that the user named, and lines. An honest end
-/// stays below both; a hostile one could go on for ever.
+/// Limits on what is printed for another host: lines, and failed entries other than the sources that the user named. An
+/// honest end stays below both limits; a hostile end could go on for ever.
 const FAILURES_MAX: u64 = 1000;
 const LINES_MAX: u64 = 300;
 
-/// What is longer than this counts as several.
+/// Length of a message above which the message counts as several.
 const TOLD_BYTES: usize = 8 << 10;
 
-/// Bytes of sources in one message. Beside them the patterns of --exclude and --include fit, and what has bounds of its
-/// own: a directory, a host, settings.
+/// Maximum bytes of sources in one message. The rest of the message has room for the patterns of --exclude and
+/// --include, and for fields with bounds of their own: a directory, a host, settings.
 const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX - RULES_BYTES_MAX - (16 << 10);
 
-/// Bytes that a source takes in a message, at most: its name may be there twice.
+/// Returns the maximum number of bytes that a source takes in a message. Its name may appear there twice.
 fn message_bytes(found: &Found) -> usize {
     found.path.len() + 2 * found.name.len() + 64
 }
 
 /// Receives what a copy reports.
 pub(crate) trait Observer: super::Observer {
-    /// What becomes of a session, from its beginning on.
+    /// Reports what becomes of a session, from its beginning on.
     fn observe(&mut self, event: SessionEvent);
-    /// A source would be copied, as `--dry-run` says: from where and to what, for a person.
+    /// Reports that a source would be copied (`--dry-run`): from where and to where, for a person.
     fn would_copy(&mut self, from: &str, to: &str);
-    /// How far the copy has come.
+    /// Shows how far the copy has come.
     fn show(&mut self, shown: &Shown);
-    /// How far each of several hosts has come: bytes of the stream, of which the source has made `made` so far, and all if
-    /// `is_all`.
+    /// Shows how far each of several hosts has come, in bytes of the stream. The source has made `made` bytes so far;
+    /// if `is_all`, that is the whole stream.
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
-    /// Whether a person sees how far it has come.
+    /// Whether a person is shown the progress.
     fn is_watched(&self) -> bool;
-    /// Nothing more is shown.
+    /// Ends the display of progress.
     fn finish(&mut self);
-    /// What prints entries that are changed. `is_push`: on another host.
+    /// Returns the printer of changed entries. `is_push`: whether they are on another host.
     fn entry_printer(&self, is_push: bool) -> TakeEntries;
 }
 
-/// How much a host has told the user, and how much more it would have.
+/// How many failures and lines a host has had printed, and how many more were suppressed.
 #[derive(Default)]
 struct Told {
     failures: u64,
@@ -85,7 +85,7 @@ struct Told {
 }
 
 impl Told {
-    /// Counts one of those of which there are `most`. False if it is one too many.
+    /// Counts a failure or line, of which at most `most` are printed. Returns false if this one exceeds the limit.
     fn may_say(count: &mut u64, bytes: usize, most: u64, unsaid: &mut u64) -> bool {
         let is_said = *count < most;
         *count = count.saturating_add(1 + (bytes / TOLD_BYTES) as u64);
@@ -94,44 +94,44 @@ impl Told {
     }
 }
 
-/// A copy that is being made.
+/// A copy in progress.
 pub(crate) struct Copy<'a> {
     plan: &'a Plan<'a>,
     observer: &'a mut dyn Observer,
     job: Job,
-    /// The session at hand.
+    /// The current session.
     hop: Option<usize>,
-    /// Which of its ends tells how far it is, and what becomes of its lanes.
+    /// The end of the current session that reports progress and changes of lanes.
     told_by: Side,
-    /// Entries of it that each end has named, since it failed with them.
+    /// Number of failed entries of the current session that each end has named.
     named: [u64; 2],
     total: Figures,
-    /// Entries that could not be copied, and the exit code of the first of them.
+    /// Number of entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
-    /// Sources that are not copied, and have been named.
+    /// Number of sources that are not copied and have been named.
     left_out: u64,
-    /// The same by host, until it has been told of.
+    /// The same number by host, until it has been reported.
     left_out_of: BTreeMap<usize, u64>,
-    /// What other hosts have told, by their names: one that is added again is the same.
+    /// Output of other hosts, by host name: a host that is added again keeps its counts.
     told_by_host: BTreeMap<OsString, Told>,
-    /// Entries that stand at the destination now.
+    /// Number of entries that are now at the destination.
     arrived: u64,
     copied: Copied,
     told: Instant,
     progress: Progress,
-    /// What the receiver of the session at hand keeps, having given up.
+    /// What the receiver of the current session, having given up, keeps for a later run.
     kept: Option<Kept>,
-    /// The name of the only source of the next session; see [`super::hop::Hop::root`].
+    /// Name of the only source of the next session; see [`super::hop::Hop::root`].
     root: Option<Vec<u8>>,
-    /// What is asked about: the plan's, or one of several targets.
+    /// The destination that is being asked about: the plan's destination, or one of several targets.
     destination: Spec,
 }
 
 impl<'a> Copy<'a> {
     /// # Errors
     ///
-    /// Exit 3 where signals cannot be handled.
+    /// Exit code 3 if signals cannot be handled.
     pub(crate) fn new(plan: &'a Plan<'a>, observer: &'a mut dyn Observer) -> Result<Self, Failure> {
         Ok(Self {
             plan,
@@ -160,7 +160,7 @@ impl<'a> Copy<'a> {
     ///
     /// # Errors
     ///
-    /// Why nothing was begun. What happens later is in what is returned.
+    /// Fails with the reason if nothing was begun. Later failures are part of the returned value.
     pub(crate) fn run(mut self) -> Result<Ended, Failure> {
         let ended = if self.plan.targets.is_empty() { self.copy() } else { self.broadcast() };
         self.tell_unsaid();
@@ -196,7 +196,8 @@ impl<'a> Copy<'a> {
         Ok(Ended { figures: std::mem::take(&mut self.total), failure, copied, hosts: Vec::new() })
     }
 
-    /// What it all came to; `None` where it was given up, and beside data on standard output unless it is asked for.
+    /// Returns the summary of the whole copy. `None` if the copy was given up, or if its data went to standard output
+    /// and `--verbose` was not given.
     fn came_to(&self, failure: Option<&Failure>) -> Option<Copied> {
         let is_told = failure.is_none_or(|failure| failure.exit == Exit::Partial && self.arrived > 0);
         if !is_told || self.plan.destination == Spec::Standard && !self.plan.verbose {
@@ -206,12 +207,12 @@ impl<'a> Copy<'a> {
         Some(Copied { tree: TreeFigures { failed, ..self.copied.tree }, seconds: self.total.seconds, ..self.copied })
     }
 
-    /// The host that a part of the command line is on, started if it is a new one.
+    /// Returns the host that a part of the command line names. A new host is started.
     fn host_of(&mut self, spec: &Spec) -> Result<usize, Failure> {
         self.job.host(spec.host())
     }
 
-    /// A path of a host, for a person.
+    /// Formats a path on a host for a person.
     fn name(&self, host: usize, path: &[u8]) -> String {
         name_at(&self.job.hosts[host].name, path)
     }
@@ -220,7 +221,7 @@ impl<'a> Copy<'a> {
         self.job.hosts[host].label()
     }
 
-    /// What went wrong on a host, for a person.
+    /// Describes a fault on a host for a person.
     fn failure(&self, host: usize, fault: &Fault) -> Failure {
         let mut failure = told(&self.job.hosts[host].name, fault);
         if let (Some(line), [source], true) =
@@ -231,12 +232,12 @@ impl<'a> Copy<'a> {
         failure
     }
 
-    /// Does what follows from what was heard.
+    /// Acts on an update from the job.
     fn heed(&mut self, update: Update) -> Result<(), Failure> {
         match update {
             Update::End(_, side, message) => self.hear(side, message),
             Update::Say(line) => self.say(&line),
-            // How it ended is taken from the hop; what hosts say is only asked for before there is one.
+            // The outcome is taken from the hop. Hosts answer questions only before there is a hop.
             Update::Agreed | Update::Ended(..) | Update::Host(..) | Update::Arrived(_) | Update::Join(_) => {}
             Update::Unmet(_, reason) => {
                 self.stop_all(libc::SIGTERM as u8);
@@ -253,7 +254,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// What an end of the session at hand says.
+    /// Handles a message from an end of the current session.
     fn hear(&mut self, side: Side, message: Message) {
         let Some(hop) = self.hop else { return };
         let host = self.job.hops[hop].host(side);
@@ -281,7 +282,7 @@ impl<'a> Copy<'a> {
         self.observer.remark(line);
     }
 
-    /// Says a line of an agent.
+    /// Prints a line from an agent.
     fn say_for(&mut self, host: usize, line: &str) {
         let shown = escaped(OsStr::new(line));
         if host == HERE {
@@ -293,7 +294,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Says of how much each host had more to say than the user was told.
+    /// Reports how many lines of each host were not shown.
     fn tell_unsaid(&mut self) {
         for (name, Told { unsaid, failures, .. }) in std::mem::take(&mut self.told_by_host) {
             if unsaid > 0 {
@@ -308,12 +309,13 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Says an error, also with `--quiet`.
+    /// Prints an error, also with `--quiet`.
     fn complain(&mut self, line: &str) {
         self.observer.complain(line);
     }
 
-    /// An agent is not heard any more. A session of which the other end still is goes on as long as it has lanes.
+    /// Handles the loss of an agent. If the session's other end is still there, the session continues as long as it has
+    /// lanes.
     fn lose(&mut self, host: usize) -> Result<(), Failure> {
         let Some(hop) = self.hop else { return Err(self.job.lost(host)) };
         let sides = self.job.hops[hop].sides();
@@ -335,8 +337,8 @@ impl<'a> Copy<'a> {
         self.observer.observe(SessionEvent::Begun { peer, reconnect, size_bytes: None });
     }
 
-    /// Copies all sources: those of one host with one session, or a few where their paths do not fit into one message or
-    /// where directories are to be merged.
+    /// Copies all sources. The sources of one host take one session, or a few if their paths do not fit into one
+    /// message or if directories are to be merged.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let (mut rest, mut follows) = (found, false);
         // A long list takes several sessions.
@@ -351,7 +353,7 @@ impl<'a> Copy<'a> {
                 bytes += message_bytes(found);
                 side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
             });
-            // The contents of a directory are merged with what is there, as the only root of their session.
+            // The contents of a directory are merged with the destination, as the only root of their session.
             let count = if is_stream {
                 1
             } else if self.are_contents(rest) {
@@ -384,7 +386,7 @@ impl<'a> Copy<'a> {
             let (figures, failure) = ended?;
             self.total.add(&figures);
             match failure {
-                // One that cannot be read does not keep the others.
+                // A source that cannot be read does not prevent the others from being copied.
                 Some(failure) if is_stream && failure.exit == Exit::Source && self.are_several(found) => {
                     self.leave_out(*from, &failure);
                 }
@@ -399,7 +401,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Copies the contents of one source from or to something that is no regular file.
+    /// Copies the contents of one source if the source or the destination is not a regular file.
     fn copy_stream(
         &mut self,
         from: usize,
@@ -422,7 +424,7 @@ impl<'a> Copy<'a> {
         self.session(from, send, to, receive)
     }
 
-    /// Copies files and trees of one host.
+    /// Copies files and trees from one host.
     fn copy_tree(
         &mut self,
         (from, found, only): (usize, &[(usize, Found)], Option<Only>),
@@ -442,12 +444,12 @@ impl<'a> Copy<'a> {
         let directory = placed.directory.clone();
         let contents = root.is_some_and(|root| self.is_root(root));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
-        // The rights of a device's node say nothing of a file: one that is there keeps its own.
+        // The permissions of a device node say nothing about a file: an existing file keeps its own.
         if !self.plan.recursive && found.iter().all(|(_, found)| found.kind == Kind::Block) {
             settings.mode &= !settings.chmod.is_empty();
             settings.owner &= settings.chown.is_some();
         }
-        // Within a host, reading both takes as long as copying.
+        // Within a host, reading both files takes as long as copying.
         settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         let is_last = is_last && self.first_failed.is_none();
@@ -472,10 +474,11 @@ impl<'a> Copy<'a> {
         Ok((figures, failure))
     }
 
-    /// The failure of a copy that has left entries out.
+    /// Returns the failure of a copy that has left entries out.
     fn partial(&self, found: &[(usize, Found)]) -> Option<Failure> {
         let exit = self.first_failed?;
-        // A single source of which nothing is there, as any file that was named, is all there was.
+        // For a single file, or a single directory of which nothing arrived, the failure already reported says
+        // everything.
         let single = matches!(found, [(_, found)] if found.kind != Kind::Directory || self.arrived == 0);
         if single && self.left_out == 0 {
             return Some(Failure::silent(exit));
@@ -493,7 +496,7 @@ impl<'a> Copy<'a> {
         Some(Failure::new(Exit::Partial, message))
     }
 
-    /// Tells of single entries that an end could not read or write.
+    /// Reports single entries that an end could not read or write.
     fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
             let failure = self.failure(host, fault);
@@ -511,7 +514,7 @@ impl<'a> Copy<'a> {
         self.complain(failure.message.as_deref().unwrap_or_default());
     }
 
-    /// Counts them all, and tells how many it has not named.
+    /// Counts all failed entries of an end, and reports how many of them the end has not named.
     fn count_failures(&mut self, hop: usize, side: Side, count: u64) {
         self.failed = self.failed.saturating_add(count);
         let unnamed = count.saturating_sub(std::mem::take(&mut self.named[side as usize]));
@@ -521,7 +524,8 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Tells how many entries failed at an end that was lost before it could name them: it has told the other end.
+    /// Reports how many entries failed at an end that was lost before it could name them. The other end has their
+    /// number.
     fn tell_failed_there(&mut self, silent: usize, count: u64) {
         if count == 0 {
             return;
@@ -534,7 +538,7 @@ impl<'a> Copy<'a> {
         self.complain(&line);
     }
 
-    /// Runs one session between two hosts, or two ends on one.
+    /// Runs one session between two hosts, or between two ends on one host.
     fn session(
         &mut self,
         from: usize,
@@ -548,14 +552,14 @@ impl<'a> Copy<'a> {
         self.outcomes(hop, if to == HERE { Side::To } else { Side::From })
     }
 
-    /// Waits until the ends have told how it ended.
+    /// Waits until the ends have reported the outcome.
     fn outcomes(&mut self, at: usize, told_by: Side) -> Result<Outcomes, Failure> {
         (self.hop, self.told_by, self.named) = (Some(at), told_by, [0; 2]);
         self.job.hops[at].root = self.root.take();
         self.job.hops[at].removes = self.plan.tree.remove_source_files;
         while let Some(update) = self.job.next_of(at) {
             if let Err(failure) = self.heed(update) {
-                // That was sent all the same.
+                // The data reported so far was sent all the same.
                 if let Some(told) = self.job.hops[at].reports.iter().flatten().next() {
                     self.total.add(&told.moved());
                 }
@@ -583,7 +587,7 @@ impl<'a> Copy<'a> {
             self.tell_failed_there(silent, count);
         }
         let [sent, received] = &reports;
-        // The sender's report counts where there is one: it comes last.
+        // The sender's report is preferred because it comes last.
         let summed = sent.as_ref().or(received.as_ref());
         if let Some(report) = summed
             && self.plan.verbose
@@ -591,9 +595,9 @@ impl<'a> Copy<'a> {
             let launcher = self.plan.setup.launcher_name();
             self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));
         }
-        // Only the receiver knows what it has made of a tree, only the sender what it did not send; within one host they are one.
-        // A sender that has not failed has the receiver's answer for all of it. What was there before, and what was deleted,
-        // only the receiver knows.
+        // Only the receiver knows what it has made of a tree, what was there before, and what was deleted. Only the
+        // sender knows what it did not send. Within one host, one end knows both. A sender that has not failed has the
+        // receiver's answer for the whole tree.
         let options = &self.plan.tree;
         let tree = match &reports {
             [Some(sent), None] if is_within => Some(sent.tree),
@@ -620,13 +624,13 @@ impl<'a> Copy<'a> {
                 is_dry: options.dry_run,
                 ..Copied::default()
             });
-            // What could not be sent at all is told of with the first of the others.
+            // Sources that could not be sent at all are counted with the first session of their host.
             tree.failed = tree.failed.saturating_add(self.left_out_of.remove(&from).unwrap_or_default());
             self.observer.event(&Event::Copied(event::Copied::new(self.label(from), &tree, options.dry_run)));
         }
-        // No end's word that all is well stands against a failure of the other.
+        // A failure of one end outweighs success reported by the other.
         let failure = self.job.hops[at].first_fault().map(|(host, fault)| self.failure(host, fault));
-        // That it could not reconnect is then not for want of time.
+        // If an agent is gone, the session failed to reconnect for that reason, and not because time ran out.
         let gone = [from, to].into_iter().find(|&host| self.job.hosts[host].gone);
         let failure = match (failure, gone) {
             (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.job.lost(gone)),
@@ -636,25 +640,25 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// One root has any name: it gets another.
+/// Describes a source as a root. A source without a name is the only root, and its name is replaced later.
 fn root_of(found: &Found) -> Root {
     let name = if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
     Root { path: found.path.clone().into(), name: name.into(), only: None }
 }
 
-/// The names that sources get where they are placed.
+/// Returns the names that the sources get at the destination.
 fn names_of(placed: &Placed, found: &[(usize, Found)]) -> Vec<ByteVec> {
     found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect()
 }
 
-/// What one transfer came to.
+/// Outcome of one session.
 type Outcomes = (Figures, Option<Failure>);
 
 pub(crate) fn entries(count: u64) -> String {
     if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
 }
 
-/// The way that the data took, on one line.
+/// Describes on one line the way that the data took.
 pub(crate) fn route(report: &Report, through: Option<&str>) -> String {
     let Figures { media, lanes, encrypted, .. } = &report.figures;
     if media.is_empty() {

@@ -1,5 +1,5 @@
-//! What becomes of a job, as `--json` prints it: objects, one a line. These types are its definition:
-//! `docs/report.schema.json` is made of them.
+//! Events of a job, as `--json` prints them: JSON objects, one per line. These types are their definition:
+//! `docs/report.schema.json` is generated from them.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -18,67 +18,67 @@ mod hosts;
 
 pub use hosts::{HeldUp, HeldUpBy, Host, HostRate, Hosts, Job};
 
-/// The version of the schema. Keys may be added within one; none goes, and none gets another meaning.
+/// The version of the schema. Within a version, keys may be added, but no key is removed or changes its meaning.
 pub const SCHEMA: u32 = 1;
 
-/// One line.
+/// One line of the output.
 #[derive(Serialize, JsonSchema)]
 pub struct Line<'a> {
-    /// The version of this schema, 1. Within it keys and events may be added: pass over those that you do not know.
+    /// The version of this schema, 1. Keys and events may be added within a version: ignore those that you do not know.
     schema: u32,
     #[serde(flatten)]
     event: &'a Event<'a>,
 }
 
 impl<'a> Line<'a> {
-    /// A line that tells of `event`.
+    /// Makes the line for `event`.
     pub fn new(event: &'a Event<'a>) -> Self {
         Self { schema: SCHEMA, event }
     }
 }
 
-/// What has happened.
+/// An event.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event<'a> {
-    /// rdcp -n, for each source: it would be copied.
+    /// rdcp -n: a source, and where it would be copied.
     WouldCopy(WouldCopy),
     /// rdpipe -n: what would be run, and which way the data would go.
     WouldRun(WouldRun),
-    /// rdcp, every second: how far it has come.
+    /// rdcp, every second: progress of the copy.
     Progress(Progress),
-    /// rdcp: what has become of its connections.
+    /// rdcp: a change of its connections.
     Notice(Notice<'a>),
-    /// rdcp: an entry that is not copied, or not in full; the others are. rdpipe: one of several hosts that failed.
+    /// rdcp: an entry that is not copied in full, while others are. rdpipe: one of several hosts that failed.
     Failed(Failed<'a>),
-    /// rdcp: sources of one host have been copied; of several hosts that get them, the numbers are those of the one with the most.
+    /// rdcp: sources of one host have been copied. To several hosts: the numbers of the host with the most.
     Copied(Copied),
-    /// rdcp to several hosts: how others call it that add one, with --join.
+    /// rdcp to several hosts: the name by which rdcp --join adds a host.
     Job(Job),
-    /// rdcp and rdpipe to several hosts: one of them stands otherwise than before.
+    /// rdcp and rdpipe to several hosts: the state of a host has changed.
     Host(Host),
-    /// rdcp and rdpipe to several hosts, every second: how far they have come.
+    /// rdcp and rdpipe to several hosts, every second: progress of all hosts.
     Hosts(Hosts),
-    /// rdcp --check: an entry that is not as the manifest has it.
+    /// rdcp --check: an entry that differs from the manifest.
     Differs(Differs),
-    /// The last line.
+    /// The last line: the outcome of the command.
     End(End<'a>),
 }
 
-/// A path of a host's, or the host as such.
+/// A path on a host, or a host as a whole.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct At {
-    /// The host as the command line names it; null for the one that the command runs on.
+    /// The host as the command line names it; null for the host that the command runs on.
     pub host: Option<String>,
-    /// The path, `-` for a standard stream, empty where it is about the host. Bytes that are no UTF-8 stand as U+FFFD.
+    /// The path; `-` for a standard stream, empty for a host as a whole. Bytes that are not UTF-8 appear as U+FFFD.
     pub path: String,
-    /// The path's bytes in hexadecimal, where they are no UTF-8.
+    /// The bytes of the path in hexadecimal, if they are not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_hex: Option<String>,
 }
 
 impl At {
-    /// `host`: empty for this one.
+    /// Describes a path on a host. `host` is empty for this host.
     pub fn new(host: &std::ffi::OsStr, path: &[u8]) -> Self {
         let host = (!host.is_empty()).then(|| host.to_string_lossy().into_owned());
         let hex = || path.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -86,26 +86,26 @@ impl At {
         Self { host, path: String::from_utf8_lossy(path).into_owned(), path_hex }
     }
 
-    /// A path of this host's.
+    /// Describes a path on this host.
     pub fn here(path: &Path) -> Self {
         Self::new(std::ffi::OsStr::new(""), path.as_os_str().as_bytes())
     }
 }
 
-/// See [`Event::WouldCopy`].
+/// A source that a dry run would copy.
 #[derive(Serialize, JsonSchema)]
 pub struct WouldCopy {
     /// The source.
     pub from: At,
-    /// The name that it would get.
+    /// The name that the source would get.
     pub to: At,
-    /// What it is.
+    /// The kind of the source.
     pub kind: EntryKind,
-    /// Bytes of a regular file; null where it is none.
+    /// Size of a regular file in bytes; null for other kinds.
     pub bytes: Option<u64>,
 }
 
-/// What a source is.
+/// The kind of a source.
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryKind {
@@ -130,10 +130,10 @@ impl From<Kind> for EntryKind {
     }
 }
 
-/// See [`Event::WouldRun`].
+/// A pipeline that a dry run would run.
 #[derive(Serialize, JsonSchema)]
 pub struct WouldRun {
-    /// Stages that run at the same time. Each part begins when the one before it has finished.
+    /// Parts, whose stages run at the same time. Each part begins when the part before it has finished.
     pub parts: Vec<PlannedPart>,
     /// Hosts on which an agent would be started.
     pub agents: Vec<String>,
@@ -142,20 +142,20 @@ pub struct WouldRun {
 /// A part of a pipeline.
 #[derive(Serialize, JsonSchema)]
 pub struct PlannedPart {
-    /// Its stages.
+    /// The stages of the part.
     pub stages: Vec<PlannedStage>,
-    /// Its hops.
+    /// The hops of the part.
     pub hops: Vec<PlannedHop>,
 }
 
 /// A stage of a pipeline.
 #[derive(Serialize, JsonSchema)]
 pub struct PlannedStage {
-    /// Its host; `localhost` for this one.
+    /// The host of the stage; `localhost` for the host that the command runs on.
     pub host: String,
-    /// What is done there.
+    /// What the stage does.
     pub action: StageAction,
-    /// Its text.
+    /// The text of the stage.
     pub command: String,
 }
 
@@ -163,7 +163,7 @@ pub struct PlannedStage {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StageAction {
-    /// A shell runs its command.
+    /// A shell runs the stage's command.
     Run,
     /// A file is read, without a command.
     Read,
@@ -173,78 +173,78 @@ pub enum StageAction {
     Tee,
 }
 
-/// The way from one host to the next.
+/// The path of the data from one host to the next.
 #[derive(Serialize, JsonSchema)]
 pub struct PlannedHop {
     /// The sending host.
     pub from: String,
-    /// The stage there; null for standard input.
+    /// The stage on the sending host; null for standard input.
     pub from_command: Option<String>,
     /// The receiving host.
     pub to: String,
-    /// The stage there; null for standard output.
+    /// The stage on the receiving host; null for standard output.
     pub to_command: Option<String>,
     /// The host that listens.
     pub listener: String,
-    /// The ports that it may listen on, first and last; null where any that is free is taken.
+    /// The first and the last port that it may listen on; null if it takes any free port.
     pub ports: Option<[u16; 2]>,
-    /// The data goes through the launcher's connections instead.
+    /// Whether the data goes through the launcher's connections instead.
     pub through_launcher: bool,
 }
 
-/// See [`Event::Progress`].
+/// Progress of a copy.
 #[derive(Default, Serialize, JsonSchema)]
 pub struct Progress {
-    /// Bytes of files that stand at the destination, with those that were there already.
+    /// Bytes of files that are at the destination, including those that were there before.
     pub bytes: u64,
-    /// Bytes of all files that have been found so far; null where not known.
+    /// Bytes of all files found so far; null if not known.
     pub bytes_total: Option<u64>,
-    /// Files and other entries that have been copied; null where not known.
+    /// Number of files and other entries copied; null if not known.
     pub entries: Option<u64>,
-    /// Entries that have been found so far; null where not known.
+    /// Number of entries found so far; null if not known.
     pub entries_total: Option<u64>,
-    /// Nothing more will be found: the totals do not grow any more.
+    /// Whether the totals are final, because everything has been found.
     pub totals_final: bool,
-    /// The rate of the last seconds; null where not known.
+    /// The rate over the last seconds, in bytes per second; null if not known.
     pub bytes_per_second: Option<f64>,
-    /// Seconds that are left at this rate; null where not known.
+    /// Seconds left at this rate; null if not known.
     pub seconds_left: Option<u64>,
 }
 
-/// See [`Event::Notice`].
+/// A change of the connections of a copy.
 #[derive(Serialize, JsonSchema)]
 pub struct Notice<'a> {
-    /// What has happened.
+    /// What has changed.
     pub notice: NoticeCode,
-    /// Which connection, for `lane-lost`: its index and how often it had been made anew.
+    /// For `lane-lost`: the index of the connection, and how often it had been replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lane: Option<[u32; 2]>,
-    /// Why, for a person; null where not known.
+    /// The reason, for a person; null if not known.
     pub reason: Option<&'a str>,
 }
 
-/// What has become of connections.
+/// A change of connections.
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NoticeCode {
-    /// RDMA cannot be used; the data goes on over TCP.
+    /// RDMA cannot be used; the data continues over TCP.
     FellBack,
-    /// The data goes by RDMA again.
+    /// The data goes over RDMA again.
     BackOnRdma,
     /// One connection is lost.
     LaneLost,
-    /// All are lost; --reconnect says for how long they are tried for.
+    /// All connections are lost; --reconnect says how long to try to restore them.
     LinkLost,
-    /// There is one again.
+    /// There is a connection again.
     LinkRestored,
-    /// One of several ways between the hosts has failed, which `reason` names; the others carry the data.
+    /// One of several paths between the hosts has failed; `reason` names it. The others carry the data.
     RailLeft,
-    /// It is used again.
+    /// The failed path is used again.
     RailBack,
 }
 
 impl<'a> Notice<'a> {
-    /// What a session has noticed.
+    /// Makes the event for a session's notice.
     pub fn new(notice: SessionNotice, reason: Option<&'a str>) -> Self {
         let (code, lane) = match notice {
             SessionNotice::FellBack => (NoticeCode::FellBack, None),
@@ -265,11 +265,11 @@ pub struct Error {
     /// The kind of failure.
     #[schemars(extend("enum" = Exit::names()))]
     pub code: &'static str,
-    /// The exit code that goes with it.
+    /// The exit code for this kind of failure.
     pub exit: u8,
-    /// The file, or the host that cannot be reached or was lost; null where it is about none.
+    /// The file, or the host that cannot be reached or was lost; null if the failure concerns neither.
     pub at: Option<At>,
-    /// The system's error number, of Linux; null where there is none.
+    /// The Linux error number; null if there is none.
     pub errno: Option<i32>,
 }
 
@@ -285,60 +285,60 @@ impl Error {
     }
 }
 
-/// See [`Event::Failed`].
+/// An entry that is not copied in full, or a host that failed.
 #[derive(Serialize, JsonSchema)]
 pub struct Failed<'a> {
     #[serde(flatten)]
     error: Error,
-    /// The line that a person is given.
+    /// The error message for a person.
     reason: &'a str,
 }
 
 impl<'a> Failed<'a> {
-    /// One that failed.
+    /// Makes the event for a failure.
     pub fn new(failure: &'a Failure) -> Self {
         Self { error: Error::new(failure), reason: failure.message.as_deref().unwrap_or_default() }
     }
 }
 
-/// See [`Event::Differs`].
+/// An entry that differs from the manifest.
 #[derive(Serialize, JsonSchema)]
 pub struct Differs {
     /// The entry.
     pub at: At,
-    /// In what it differs: `missing`, `extra`, `type`, `mode`, `size`, `mtime`, `target`, `device`, `contents`.
+    /// The differences: `missing`, `extra`, `type`, `mode`, `size`, `mtime`, `target`, `device`, `contents`.
     pub differs: Vec<&'static str>,
 }
 
-/// See [`Event::Copied`].
+/// Sources of one host that have been copied.
 #[derive(Serialize, JsonSchema)]
 pub struct Copied {
-    /// The host that they are from; `this host` for the one that the command runs on.
+    /// The host of the sources; `this host` for the host that the command runs on.
     pub from: String,
-    /// Files, directories and others that are at the destination now.
+    /// Number of files, directories and other entries that are at the destination now.
     pub entries: u64,
-    /// Bytes of files among them.
+    /// Bytes of the files among them.
     pub bytes: u64,
-    /// Bytes of those that were there already, of an interrupted copy.
+    /// Bytes that were at the destination already, left by an interrupted copy.
     pub kept_bytes: u64,
-    /// Entries other than directories that were there already, and the same: `--sync`.
+    /// Number of entries, other than directories, that were already at the destination and the same: `--sync`.
     pub same: u64,
-    /// Entries deleted: `--delete`.
+    /// Number of entries deleted: `--delete`.
     pub deleted: u64,
-    /// Files that were not sent, since they were there under other names: `--find-moves`.
+    /// Number of files not sent because they were at the destination under other names: `--find-moves`.
     pub moved: u64,
-    /// The size of all files at the source, also of those of which nothing was sent.
+    /// Total size of all files at the source, including files of which nothing was sent.
     pub size_bytes: u64,
-    /// Entries that are not there, or not in full.
+    /// Number of entries that are not at the destination, or not in full.
     pub failed: u64,
-    /// How far the data has come.
+    /// How far the data has reached.
     pub level: Level,
-    /// `-n` with `--sync`: nothing was done, and all of this is what would have been.
+    /// Whether nothing was done, so that all numbers say what would have been done: `-n` with `--sync`.
     pub dry_run: bool,
 }
 
 impl Copied {
-    /// What became of files and trees of this host's.
+    /// Makes the event for the files and trees of one host.
     pub fn new(from: String, tree: &TreeFigures, dry_run: bool) -> Self {
         let &TreeFigures { amount, kept_bytes, same, deleted, moved, size_bytes, failed, .. } = tree;
         let Amount { entries, bytes, .. } = amount;
@@ -351,20 +351,20 @@ impl Copied {
     }
 }
 
-/// How far the data has come.
+/// How far the data has reached.
 #[derive(Clone, Copy, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// The kernel has taken it.
+    /// The kernel has accepted the data.
     Written,
-    /// It is on disk (`--fsync`).
+    /// The data is on disk (`--fsync`).
     Synced,
-    /// It is on disk, and has been read from there again and compared (`--verify=disk`).
+    /// The data is on disk, and has been read back from there and compared (`--verify=disk`).
     ReRead,
 }
 
 impl Level {
-    /// Its name, as in the schema.
+    /// Returns the level's name, as in the schema.
     pub fn name(self) -> &'static str {
         match self {
             Self::Written => "written",
@@ -374,29 +374,29 @@ impl Level {
     }
 }
 
-/// See [`Event::End`].
+/// The outcome of a command.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum End<'a> {
-    /// Of all commands but rdpipe.
+    /// For all commands except rdpipe.
     Transfer(Box<Transfer<'a>>),
-    /// Of rdpipe.
+    /// For rdpipe.
     Pipeline(Pipeline<'a>),
 }
 
 /// How a command ended.
 #[derive(Serialize, JsonSchema)]
 pub struct Result<'a> {
-    /// Its exit code.
+    /// The exit code of the command.
     pub exit: u8,
-    /// What went wrong, for a person; null where nothing did.
+    /// The error message for a person; null if nothing went wrong.
     pub error: Option<&'a str>,
-    /// Where it went wrong; null where nothing did.
+    /// What went wrong, and where; null if nothing did.
     pub failure: Option<Error>,
 }
 
 impl<'a> Result<'a> {
-    /// `None`: it went well.
+    /// Makes the result. `failure`: `None` if nothing went wrong.
     pub fn new(failure: Option<&'a Failure>) -> Self {
         Self {
             exit: failure.map_or(0, |failure| failure.exit.code()),
@@ -406,63 +406,63 @@ impl<'a> Result<'a> {
     }
 }
 
-/// The end of a stream or a copy.
+/// The outcome of a stream or a copy.
 #[derive(Serialize, JsonSchema)]
 pub struct Transfer<'a> {
     #[serde(flatten)]
     pub(crate) result: Result<'a>,
-    /// Bytes that were sent; of a copy, of all its sessions.
+    /// Bytes sent; for a copy, by all its sessions.
     pub bytes: u64,
-    /// From the first connection to the end.
+    /// Seconds from the first connection to the end.
     pub seconds: f64,
-    /// Their ratio, in 10^9 bytes a second.
+    /// The average rate, in 10^9 bytes per second.
     pub gb_per_s: f64,
-    /// `tcp`, `rdma`, `rdma-software`, joined by `+` where it changed; empty for a copy within a host.
+    /// `tcp`, `rdma` or `rdma-software`, joined by `+` if it changed; empty for a copy within a host.
     pub transport: String,
-    /// The most connections that carried data at once.
+    /// Maximum number of connections that carried data at once.
     pub lanes: usize,
-    /// Networks that TCP connections went by, as pairs of addresses; of several sessions, the most.
+    /// Number of networks (pairs of addresses) used by TCP connections; of several sessions, the maximum.
     pub rails: usize,
-    /// The shortest round trip that the system has measured on a TCP connection; null where there was none.
+    /// The shortest round trip that the system measured on a TCP connection; null if there was none.
     pub round_trip_ms: Option<f64>,
-    /// How much of the buffer could be in use at once: more than it began with where the line holds more.
+    /// How much of the buffer could be in use at once: more than at the start if the line holds more.
     pub buffer_bytes: u64,
-    /// All data was encrypted.
+    /// Whether all data was encrypted.
     pub encrypted: bool,
-    /// Chunks that were sent again as they were damaged or lost.
+    /// Number of chunks sent again because they were damaged or lost.
     pub retries: u64,
-    /// Chunks that were sent again after a lost connection.
+    /// Number of chunks sent again after a lost connection.
     pub replayed_chunks: u64,
-    /// Chunks that did not match their checksum.
+    /// Number of chunks that did not match their checksum.
     pub corrupt_chunks: u64,
-    /// Bytes of files that were read past the page cache.
+    /// Bytes of files read past the page cache.
     pub read_direct_bytes: u64,
-    /// Bytes of files that were read from it.
+    /// Bytes of files read from the page cache.
     pub read_cached_bytes: u64,
-    /// Bytes of files that were written past the page cache.
+    /// Bytes of files written past the page cache.
     pub written_direct_bytes: u64,
-    /// Bytes of files that were written through it.
+    /// Bytes of files written through the page cache.
     pub written_buffered_bytes: u64,
-    /// What was waited for, and for how long.
+    /// Seconds spent waiting, by cause.
     pub wait_seconds: WaitSeconds,
-    /// What was waited for most; null where nothing was sent.
+    /// What was waited for most; null if nothing was sent.
     pub limiter: Option<Limiter>,
 }
 
-/// Seconds that were spent waiting.
+/// Seconds spent waiting, by cause.
 #[derive(Serialize, JsonSchema)]
 pub struct WaitSeconds {
-    /// For the file or program that is read.
+    /// Waiting for the file or program that is read.
     pub source: f64,
-    /// For processors.
+    /// Waiting for processors.
     pub cpu: f64,
-    /// For room at the receiver.
+    /// Waiting for room at the receiver.
     pub credits: f64,
-    /// For the network.
+    /// Waiting for the network.
     pub wire: f64,
-    /// For the file or program that is written.
+    /// Waiting for the file or program that is written.
     pub sink: f64,
-    /// As --bwlimit asks for.
+    /// Waiting because of --bwlimit.
     pub limit: f64,
 }
 
@@ -476,16 +476,16 @@ impl WaitSeconds {
 /// What limited a transfer.
 #[derive(Serialize, JsonSchema)]
 pub struct Limiter {
-    /// A key of `wait_seconds`.
+    /// The cause: a key of `wait_seconds`.
     pub name: &'static str,
-    /// Its share of the time, 0 to 1.
+    /// The share of the time spent waiting for it, 0 to 1.
     pub share: f64,
-    /// The rate that it would allow by itself, in 10^9 bytes a second.
+    /// The rate that this part would allow by itself, in 10^9 bytes per second.
     pub ceiling_gb_per_s: f64,
 }
 
 impl<'a> Transfer<'a> {
-    /// A transfer that ended so.
+    /// Makes the outcome of a transfer.
     pub fn new(figures: &Figures, failure: Option<&'a Failure>) -> Self {
         let Counters { bytes, retries, replayed, corrupt, .. } = figures.counters;
         let limiter = figures.waits.limiter().filter(|_| bytes > 0);
@@ -517,73 +517,73 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// The end of a pipeline.
+/// The outcome of a pipeline.
 #[derive(Serialize, JsonSchema)]
 pub struct Pipeline<'a> {
-    /// How it ended.
+    /// How the command ended.
     #[serde(flatten)]
     pub result: Result<'a>,
-    /// Its stages, from first to last.
+    /// The stages, from first to last.
     pub stages: Vec<Stage>,
-    /// The ways between them.
+    /// The hops between the stages.
     pub hops: Vec<Hop>,
-    /// What held it up; null where nothing did for long.
+    /// What limited the pipeline; null if nothing did for long.
     pub limiter: Option<PipelineLimiter>,
 }
 
-/// What became of a stage.
+/// The outcome of a stage.
 #[derive(Serialize, JsonSchema)]
 pub struct Stage {
-    /// Its host; `localhost` for this one.
+    /// The host of the stage; `localhost` for the host that the command runs on.
     pub host: String,
-    /// Its text.
+    /// The text of the stage.
     pub command: String,
-    /// Its exit code; null where it was ended by a signal, or is not known.
+    /// The exit code of the stage; null if a signal ended the stage, or if the code is not known.
     pub exit: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended the stage; null if none did.
     pub signal: Option<i32>,
-    /// How long it ran.
+    /// How many seconds the stage ran; null if not known.
     pub seconds: Option<f64>,
-    /// Bytes that it was sent; null where none come from another host.
+    /// Bytes sent to the stage; null if none come from another host.
     pub bytes_in: Option<u64>,
-    /// Bytes that it sent; null where none go to another host.
+    /// Bytes sent by the stage; null if none go to another host.
     pub bytes_out: Option<u64>,
 }
 
-/// What became of a hop.
+/// The outcome of a hop.
 #[derive(Serialize, JsonSchema)]
 pub struct Hop {
     /// The sending end.
     pub from: String,
     /// The receiving end.
     pub to: String,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub bytes: u64,
-    /// From the first connection to the end.
+    /// Seconds from the first connection to the end.
     pub seconds: f64,
-    /// Their ratio, in 10^9 bytes a second.
+    /// The average rate, in 10^9 bytes per second.
     pub gb_per_s: f64,
-    /// As that of a transfer.
+    /// The transport, as for a transfer.
     pub transport: String,
-    /// The most connections that carried data at once.
+    /// Maximum number of connections that carried data at once.
     pub lanes: u64,
-    /// All data was encrypted.
+    /// Whether all data was encrypted.
     pub encrypted: bool,
-    /// Chunks that were sent again as they were damaged or lost.
+    /// Number of chunks sent again because they were damaged or lost.
     pub retries: u64,
-    /// Bytes of files that were read past the page cache.
+    /// Bytes of files read past the page cache.
     pub read_direct_bytes: u64,
-    /// Bytes of files that were read from it.
+    /// Bytes of files read from the page cache.
     pub read_cached_bytes: u64,
-    /// Bytes of files that were written past the page cache.
+    /// Bytes of files written past the page cache.
     pub written_direct_bytes: u64,
-    /// Bytes of files that were written through it.
+    /// Bytes of files written through the page cache.
     pub written_buffered_bytes: u64,
-    /// The data went through the launcher's connections.
+    /// Whether the data went through the launcher's connections.
     pub through_launcher: bool,
 }
 
-/// What held a pipeline up.
+/// What limited a pipeline.
 #[derive(Serialize, JsonSchema)]
 pub struct PipelineLimiter {
     /// A stage or a hop, for a person.
@@ -592,7 +592,7 @@ pub struct PipelineLimiter {
     pub share: f64,
 }
 
-/// The schema of a line, as JSON Schema.
+/// Returns the schema of a line, as JSON Schema.
 pub fn schema() -> String {
     let settings = schemars::generate::SchemaSettings::draft2020_12().for_serialize();
     let schema = settings.into_generator().into_root_schema_for::<Line<'static>>();
@@ -601,17 +601,18 @@ pub fn schema() -> String {
     text
 }
 
-/// The average rate, in bytes a second.
+/// Returns the average rate, in bytes per second.
 pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / seconds.max(1e-9)
 }
 
-/// A number to six places.
+/// Rounds a number to six places.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-/// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
+/// Returns the rate that the limiter of a transfer would have allowed if the transfer had never waited for anything
+/// else, in bytes per second.
 pub(crate) fn ceiling(figures: &Figures, limiter: &engine::Limiter) -> f64 {
     rate(figures.counters.bytes, limiter.share * figures.waits.total())
 }
@@ -623,7 +624,7 @@ mod tests {
     use super::*;
     use crate::job::progress::HostStanding;
 
-    /// Whether `schema` allows `value`: what the schema of these types makes use of, and nothing else.
+    /// Whether `schema` allows `value`. Supports only the keywords that the schema of these types uses.
     fn allows(schema: &Value, root: &Value, value: &Value) -> bool {
         let Some(schema) = schema.as_object() else { return schema == &Value::Bool(true) };
         let is = |name: &str| match name {

@@ -1,4 +1,4 @@
-//! Another host and the way there, for `rddoctor`: over the same channel as a copy, and with a session of its own kind.
+//! Examines another host and the way there for `rddoctor`, over the same kind of channel and session as a copy.
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -17,14 +17,14 @@ use crate::options::TransferOptions;
 pub(crate) mod drill;
 pub(crate) mod many;
 
-/// How long an end may take to tell what its host is like, or to try all ports.
+/// How long an end may take to report facts about its host, or to try all ports.
 const EXAMINE_MAX: Duration = Duration::from_secs(10);
 
-/// What could not be examined.
+/// Why a host could not be examined.
 pub(crate) struct NoWay {
-    /// Why.
+    /// The failure to report.
     pub(crate) failure: Failure,
-    /// The launcher came to the host, and the agent is not there.
+    /// Whether the launcher reached the host but found no agent there.
     pub(crate) lacks_agent: bool,
 }
 
@@ -32,17 +32,17 @@ pub(crate) struct NoWay {
 pub(crate) struct Examination<'a> {
     pub(crate) setup: Setup,
     pub(crate) host: &'a OsStr,
-    /// For how long to measure the bandwidth, if at all, and how.
+    /// How long to measure the bandwidth. `None`: no measurement.
     pub(crate) lasting: Option<Duration>,
     pub(crate) transfer: &'a TransferOptions,
 }
 
 impl Examination<'_> {
-    /// Examines the host, and the way there. `here`: what this one is like.
+    /// Examines the host and the way there. `here`: the facts about this host.
     ///
     /// # Errors
     ///
-    /// Why the host could not be asked. What fails later is part of what is returned.
+    /// Fails with the reason if the host could not be asked. Later failures are part of the returned value.
     pub(crate) fn run(&self, here: Facts) -> Result<Path, NoWay> {
         let unexamined = |failure| NoWay { failure, lacks_agent: false };
         let mut job = Job::new(self.setup.clone(), false).map_err(unexamined)?;
@@ -86,7 +86,7 @@ impl Examiner {
         Ok(path)
     }
 
-    /// What that host is like.
+    /// Asks a host for its facts.
     fn facts(&mut self, there: usize) -> Result<Facts, Failure> {
         self.job.send(there, Message::Examine);
         match self.job.answer(there, EXAMINE_MAX)? {
@@ -96,7 +96,7 @@ impl Examiner {
         }
     }
 
-    /// Has `to` open a probe and `from` try it. The inner error is why there was none.
+    /// Has `to` open a probe and `from` try it. The inner error says why there was no probe.
     fn try_ports(
         &mut self,
         from: usize,
@@ -126,7 +126,7 @@ impl Examiner {
         }
     }
 
-    /// Sends memory to nowhere, for so long.
+    /// Measures the rate from memory here to `/dev/null` there, for the given time.
     fn measure(
         &mut self,
         there: usize,

@@ -1,6 +1,7 @@
-//! A hop: one session between two ends, how they meet, and what they tell of it.
+//! A hop: one session between two ends, how they meet, and what they report.
 //!
-//! One end listens and the other connects, then the other way round, then through the channels of both.
+//! One end listens and the other connects. If that fails, the roles are exchanged; if that fails too, the session goes
+//! through the channels of both agents.
 
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
@@ -13,10 +14,10 @@ use crate::engine::reach::resolve;
 use crate::engine::{Figures, View, Waits};
 use crate::fault::{Exit, escaped};
 
-/// How long an end may take to listen, or to try all endpoints of the other.
+/// How long an end may take to listen, or to try all endpoints of the other end.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// One of a hop's two ends.
+/// One of the two ends of a hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     From,
@@ -32,67 +33,68 @@ impl Side {
     }
 }
 
-/// How far the ends have come with meeting each other.
+/// How far the ends have come in meeting each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     /// This end was asked to listen.
     Listening(Side),
     /// This end listens, and the other was asked to connect.
     Dialing(Side),
-    /// The other end than this one was asked to connect through the channels.
+    /// The end other than this one was asked to connect through the channels.
     Tunneling(Side),
     Met,
     Failed,
 }
 
-/// A session between two ends; or a copy within a host, which has one end only.
+/// A session between two ends, or a copy within a host, which has only one end.
 pub(crate) struct Hop {
-    /// The hosts' numbers, from and to.
+    /// Numbers of the hosts, from and to.
     pub(crate) hosts: [usize; 2],
-    /// For a person.
+    /// Names of the hosts for a person.
     pub(crate) names: [String; 2],
-    /// The stages at its ends, where it is part of a pipeline: `None` is the caller's standard input or output.
+    /// The stages at the two ends, if the hop is part of a pipeline. `None` is the caller's standard input or output.
     pub(crate) stages: [Option<usize>; 2],
-    /// The numbers of its ends in messages.
+    /// Numbers of the ends in messages.
     pub(crate) ends: [u32; 2],
-    /// It has no end [`Side::To`].
+    /// Whether there is no end [`Side::To`].
     is_within: bool,
-    /// Its ends say AGREED and READY and wait for GO: it is part of a pipeline.
+    /// Whether the ends say AGREED and READY and wait for GO, because the hop is part of a pipeline.
     pub(crate) waits_for_go: bool,
     state: State,
     reversed: bool,
-    /// The end that listens. It does so until it is asked to connect.
+    /// The end that listens. It goes on listening until it is asked to connect.
     listened: Option<Side>,
     is_one_kernel: bool,
-    /// The end that is here, where its address is given.
+    /// The end on the caller's host, if the user gave that host's address.
     named: Option<Side>,
     reason: String,
     deadline: Instant,
     pub(crate) tunneled: bool,
-    /// What its ends have on its way through the channels.
+    /// Messages of the ends that are in flight through the channels.
     pub(crate) passage: Passage,
-    /// Which ends have agreed with the other, and which are ready to begin.
+    /// Whether each end has agreed with the other, and whether each is ready to begin.
     agreed: [bool; 2],
     ready: [bool; 2],
     pub(crate) bytes: u64,
-    /// Where its sender says that the time went.
+    /// Where the time went, as reported by the sender.
     pub(crate) waits: Waits,
     pub(crate) reports: [Option<Report>; 2],
-    /// Its ends have been told to end.
+    /// Whether the ends have been told to end.
     pub(crate) is_stopping: bool,
-    /// When the first of the reports came, or entries were taken after that.
+    /// When the first report came, or when entries were last taken after that.
     pub(crate) ended_since: Option<Instant>,
-    /// The end that it came from.
+    /// The end that sent the first report.
     ended_first: Option<Side>,
-    /// Its sending end removes what it has sent before it tells how it ended.
+    /// Whether the sending end removes what it has sent before it reports its end.
     pub(crate) removes: bool,
-    /// The name of its only source, which is in front of all paths that its ends tell; empty for that source's contents.
+    /// Name of the only source, which is prefixed to all paths that the ends report. Empty if the source's contents are
+    /// copied.
     pub(crate) root: Option<Vec<u8>>,
-    /// Messages of entries of each end that have not been taken.
+    /// Number of messages of entries from each end that have not been taken.
     pub(crate) untaken: [u32; 2],
 }
 
-/// What a hop is made of.
+/// Parameters of a hop.
 pub(crate) struct Route {
     pub(crate) hosts: [usize; 2],
     pub(crate) names: [String; 2],
@@ -107,12 +109,12 @@ pub(crate) struct Route {
 pub(crate) struct Next {
     pub(crate) send: Option<(Side, Message)>,
     pub(crate) say: Option<String>,
-    /// The two ends cannot be brought together.
+    /// Why the two ends cannot be brought together.
     pub(crate) failure: Option<String>,
 }
 
 impl Hop {
-    /// `here`: the number of the caller's own host.
+    /// Makes a hop. `here`: the number of the caller's own host.
     pub(crate) fn new(route: Route, here: usize, is_one_kernel: bool, setup: &Setup) -> Self {
         let Route { hosts, names, stages, ends, is_within, waits_for_go } = route;
         let end_here = match hosts {
@@ -121,7 +123,7 @@ impl Hop {
             _ => None,
         };
         let named = end_here.filter(|_| setup.name.is_some() && hosts[0] != hosts[1]);
-        // A remote end listens: the firewall of the user's own machine is the likelier one to be closed.
+        // A remote end listens, because the firewall of the user's own machine is more likely to be closed.
         let listener = named.unwrap_or(if end_here == Some(Side::To) { Side::From } else { Side::To });
         Self {
             hosts,
@@ -153,12 +155,12 @@ impl Hop {
         }
     }
 
-    /// The host of one end.
+    /// Returns the host of one end.
     pub(crate) fn host(&self, side: Side) -> usize {
         self.hosts[side as usize]
     }
 
-    /// For a person.
+    /// Returns the hop's name for a person.
     pub(crate) fn label(&self) -> String {
         format!("{} -> {}", self.names[0], self.names[1])
     }
@@ -167,37 +169,37 @@ impl Hop {
         self.state == State::Met
     }
 
-    /// Its stages may be started.
+    /// Whether the stages at the ends may be started.
     pub(crate) fn has_agreed(&self) -> bool {
         self.has_met() && self.agreed == [true; 2]
     }
 
-    /// It is a hop of a chain, of which a pipeline has others beside: those wait.
+    /// Whether the hop belongs to a chain. Besides a chain, a pipeline has hops of its own, and only those wait for GO.
     pub(crate) fn is_of_chain(&self) -> bool {
         !self.waits_for_go
     }
 
-    /// An end is ready to begin. False if it has said so before.
+    /// Records that an end is ready to begin. Returns false if the end has said so before.
     pub(crate) fn note_ready(&mut self, side: Side) -> bool {
         !std::mem::replace(&mut self.ready[side as usize], true)
     }
 
-    /// Both ends have been told to begin.
+    /// Whether both ends have been told to begin.
     pub(crate) fn has_begun(&self) -> bool {
         self.ready == [true; 2]
     }
 
-    /// An end has agreed with the other.
+    /// Records that an end has agreed with the other.
     pub(crate) fn note_agreed(&mut self, side: Side) {
         self.agreed[side as usize] = true;
     }
 
-    /// All its ends have told how it ended.
+    /// Whether all ends have reported their outcome.
     pub(crate) fn is_over(&self) -> bool {
         self.sides().iter().all(|&side| self.report(side).is_some())
     }
 
-    /// Its ends.
+    /// Returns the ends of the hop.
     pub(crate) fn sides(&self) -> &'static [Side] {
         if self.is_within { &[Side::From] } else { &[Side::From, Side::To] }
     }
@@ -206,12 +208,13 @@ impl Hop {
         self.reports[side as usize].as_ref()
     }
 
-    /// What its sender has reported, or what there is.
+    /// Returns the sender's report, or else the receiver's.
     pub(crate) fn told(&self) -> Option<&Report> {
         self.report(Side::From).or(self.report(Side::To))
     }
 
-    /// What it has moved, as its sender knows it, or who there is: how files were written and what held it up there, the receiver does.
+    /// Returns what the hop has moved, according to the sender's report, or else the receiver's. How files were
+    /// written, and the receiver's waits, are added from the receiver's report.
     pub(crate) fn figures(&self) -> Option<Figures> {
         let [sent, received] = &self.reports;
         let mut figures = self.told()?.moved();
@@ -227,22 +230,23 @@ impl Hop {
         Some(figures)
     }
 
-    /// A message of entries of this end has been taken. An end may have waited for that to say how it ended.
+    /// Records that a message of entries from this end has been taken. The end may have waited for that before it could
+    /// report its outcome.
     pub(crate) fn note_taken(&mut self, side: Side) {
         let untaken = &mut self.untaken[side as usize];
         *untaken = untaken.saturating_sub(1);
         self.ended_since = self.ended_since.map(|_| Instant::now());
     }
 
-    /// An end has reported how it ended. True where the other end has to be stopped as well: it may not have met this one,
-    /// and would wait.
+    /// Records an end's report of its outcome. Returns true if the other end has to be stopped as well: it may not have
+    /// met this end, and would wait.
     pub(crate) fn note_ended(&mut self, side: Side, report: Report) -> bool {
         let fault = report.fault.as_ref();
         let wakes = fault.is_some_and(|fault| fault.own || self.waits_for_go) && !self.has_begun();
         self.bytes = self.bytes.max(report.figures.counters.bytes);
         self.ended_since.get_or_insert_with(Instant::now);
         self.ended_first.get_or_insert(side);
-        // Each end's words come through a channel of its own: this may be here before the other's, that they have met.
+        // Each end has its own channel, so this report may arrive before the other end's message that they have met.
         if !self.has_met() {
             self.state = if report.figures.counters.bytes > 0 { State::Met } else { State::Failed };
         }
@@ -250,9 +254,9 @@ impl Hop {
         wakes && !self.is_stopping && !self.is_over()
     }
 
-    /// What went wrong, if anything, and on which host: no end's word that all is well stands against a failure of the
-    /// other, and what an end has found itself comes before what it has from the other. Where both were ended by signals,
-    /// the second may have been because of the first.
+    /// Returns what went wrong, if anything, and on which host. A failure of one end outweighs success reported by the
+    /// other. A fault that an end has found itself outweighs one that the end has learned from the other. If both ends
+    /// were ended by signals, the first counts, because it may have caused the second.
     pub(crate) fn first_fault(&self) -> Option<(usize, &Fault)> {
         let fault_of = |side: Side| Some((self.host(side), self.report(side)?.fault.as_ref()?));
         let mut faults = self.sides().iter().filter_map(|&side| fault_of(side));
@@ -262,39 +266,39 @@ impl Hop {
             .or_else(|| self.sides().iter().find_map(|&side| fault_of(side)))
     }
 
-    /// The reader of its data has closed it.
+    /// Whether the reader of the hop's data has closed it.
     pub(crate) fn was_closed(&self) -> bool {
         let mut faults = self.reports.iter().flatten().filter_map(|report| report.fault.as_ref());
         faults.any(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
-    /// The same, and the writer of its data wrote on.
+    /// Whether the reader of the hop's data has closed it and the writer wrote on.
     pub(crate) fn was_left(&self) -> bool {
         let fault = self.report(Side::From).and_then(|report| report.fault.as_ref());
         fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
-    /// When it must have come further.
+    /// Returns the deadline for the next step of meeting. `None` if nothing more is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         let has_come_far = if self.waits_for_go { self.has_agreed() } else { self.has_met() };
         (self.state != State::Failed && !has_come_far).then_some(self.deadline)
     }
 
-    /// The first thing to be done, once both ends have been begun.
+    /// Returns the first step, once both ends have been begun.
     pub(crate) fn begin(&mut self, setup: &Setup) -> Next {
         self.deadline = Instant::now() + CONNECT_MAX;
         let State::Listening(listener) = self.state else { return Next::default() };
         Next { send: Some((listener, Message::Listen { via: setup.via.clone() })), ..Next::default() }
     }
 
-    /// What an end could not read or could not write itself.
+    /// Returns what an end itself could not read or write.
     pub(crate) fn own_fault(&self, side: Side) -> Option<&Fault> {
         let exit = if side == Side::From { Exit::Source } else { Exit::Destination };
         let fault = self.report(side)?.fault.as_ref()?;
         (fault.own && Exit::from_code(fault.exit) == exit).then_some(fault)
     }
 
-    /// What an end has said of meeting the other.
+    /// Handles an end's message about meeting the other.
     pub(crate) fn handle(&mut self, side: Side, message: Message, setup: &Setup) -> Next {
         match (&self.state, message) {
             (State::Listening(listener), Message::Listening(endpoints)) if *listener == side => {
@@ -330,7 +334,7 @@ impl Hop {
         }
     }
 
-    /// The time for a step is over.
+    /// Fails because a step took too long.
     pub(crate) fn late(&mut self) -> Next {
         let listener = match self.state {
             State::Listening(side) | State::Dialing(side) | State::Tunneling(side) => side,
@@ -354,7 +358,7 @@ impl Hop {
         Next { failure: Some(reason), ..Next::default() }
     }
 
-    /// The other way round, and then through the channels.
+    /// Tries the other way round, and after that through the channels.
     fn again(&mut self, listener: Side, setup: &Setup) -> Next {
         if !self.reversed {
             self.reversed = true;
@@ -388,7 +392,7 @@ impl Hop {
         Next { send: Some((listener.other(), Message::DialTunnel)), say, failure: None }
     }
 
-    /// The endpoints to try, and what restricts the end that tries them.
+    /// Returns the endpoints to try, and what restricts the end that tries them.
     fn offered(&self, endpoints: Vec<Endpoint>, setup: &Setup) -> Result<(Vec<Endpoint>, Vec<u8>), String> {
         let port = endpoints.first().map(|endpoint| endpoint.port);
         if let (State::Listening(listener), Some(name), Some(port)) = (&self.state, &setup.name, port)
@@ -464,7 +468,7 @@ mod tests {
         }
     }
 
-    /// One way, then the other, then through the channels; what came too late is ignored.
+    /// One end listens, then the other, then the channels are used. Late messages are ignored.
     #[test]
     fn all_ways_are_tried_in_turn() {
         let setup = setup(false, b"");
@@ -477,7 +481,7 @@ mod tests {
         assert!(matches!(sent(&hop.handle(Side::From, listening(), &setup)), Some((Side::To, Message::Dial { .. }))));
         assert!(hop.handle(Side::From, Message::Dialed, &setup).send.is_none() && !hop.has_met());
         let next = hop.handle(Side::To, failed(), &setup);
-        // The end that was asked to connect last listens no more.
+        // The end that was asked to connect last no longer listens.
         assert!(matches!(sent(&next), Some((Side::To, Message::DialTunnel))));
         assert!(next.say.is_some_and(|line| line.contains("h1 and h2") && line.contains("refused")));
         hop.handle(Side::To, Message::Dialed, &setup);
@@ -501,8 +505,8 @@ mod tests {
         }
     }
 
-    /// An end that fails before it has met the other ends the meeting, and the other is stopped; one that has been stopped, or
-    /// only repeats what the other found, tells nobody.
+    /// An end that fails before it has met the other ends the meeting, and the other end is stopped. A stopped end, or
+    /// an end that only repeats the other's fault, stops no other end.
     #[test]
     fn an_end_that_fails_first_wakes_the_other() {
         let setup = setup(false, b"");
@@ -518,7 +522,7 @@ mod tests {
         }
     }
 
-    /// The end on this host is stopped by SIGTERM as soon as the other one has ended, by whatever signal.
+    /// The end on this host is stopped by SIGTERM as soon as the other end has ended, by whatever signal.
     #[test]
     fn of_two_that_signals_ended_the_first_is_why() {
         let setup = setup(false, b"");
@@ -531,7 +535,7 @@ mod tests {
             let (host, fault) = hop.first_fault().expect("both failed");
             assert_eq!((host, fault.exit), (hop.host(first), 130));
         }
-        // What is no signal comes before any.
+        // A fault that is not a signal outweighs any signal.
         let mut hop = hop([0, 1], &setup);
         hop.note_ended(Side::From, report(15));
         hop.note_ended(

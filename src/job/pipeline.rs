@@ -1,6 +1,6 @@
-//! A pipeline: its stages on their hosts, a hop between each two of them, and what came of it.
+//! A pipeline: its stages on their hosts, a hop between each two neighbours, and the outcome.
 //!
-//! All hosts are started at once, and all hops of a part meet at once; nothing here waits for one of them.
+//! All hosts are started at once, and all hops of a part meet at once. Nothing here waits for a single host or hop.
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
@@ -30,19 +30,19 @@ use report::{Labelled, quoted};
 /// How often the clock is read.
 const TICK: Duration = Duration::from_millis(50);
 
-/// After a failure: how long the others may go on with no byte moving anywhere.
+/// How long the other stages may go on after a failure while no byte moves anywhere.
 const REST_MAX: Duration = Duration::from_secs(2);
 
-/// How long what was asked to end may take to do so.
+/// How long stages and hops that were asked to end may take to do so.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// What a shell's command answers when it was ended by SIGPIPE.
+/// Exit code of a shell whose command was ended by SIGPIPE.
 const SIGPIPE_CODE: i32 = 128 + libc::SIGPIPE;
 
-/// What `tee` answers when it has not written all of its files.
+/// Exit code of `tee` if it has not written all of its files.
 const TEE_FAILED: u8 = 1;
 
-/// What is to be run, and how.
+/// What to run, and how.
 pub(crate) struct Plan<'a> {
     pub(crate) specs: Vec<Spec>,
     pub(crate) parts: Vec<Part>,
@@ -50,7 +50,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) label: bool,
     pub(crate) setup: Setup,
     pub(crate) transfer: &'a TransferOptions,
-    /// Where the last stage is one on several hosts.
+    /// Present if the last stage runs on several hosts.
     pub(crate) branching: Option<Branching>,
 }
 
@@ -61,24 +61,24 @@ impl Plan<'_> {
     }
 }
 
-/// Who observes what becomes of a pipeline.
+/// Observes what becomes of a pipeline.
 pub(crate) trait Observer: job::Observer {
-    /// What a stage has written to its standard error.
+    /// Passes on bytes that a stage has written to standard error.
     fn pass_on(&mut self, bytes: &[u8]);
-    /// A line about a hop. Of many that are alike a few suffice.
+    /// Reports a line about a hop. If many lines are alike, a few suffice.
     fn notice(&mut self, line: &str);
-    /// What becomes of a hop's lanes.
+    /// Reports a change of a hop's lanes.
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64);
-    /// How far the hops have come.
+    /// Shows the progress of the hops.
     fn progress(&mut self, hops: &[Hop]);
-    /// How far each of several hosts has come that get one stream: bytes of it, of which `made` are there so far, and all if
-    /// `is_all`.
+    /// Shows how far each of several hosts that get one stream has come, in bytes. The source has made `made` bytes so
+    /// far; if `is_all`, that is the whole stream.
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
-    /// Nothing more is shown.
+    /// Ends the display of progress.
     fn finish(&mut self);
 }
 
-/// What became of a pipeline.
+/// Outcome of a pipeline.
 pub(crate) struct Ran {
     pub(crate) stages: Vec<Stage>,
     pub(crate) hops: Vec<Hop>,
@@ -90,43 +90,43 @@ pub(crate) struct Stage {
     spec: Spec,
     host: usize,
     complaints: Labelled,
-    /// It has been told of, and what it does may have begun.
+    /// Whether the stage has been announced to its host, so that its action may have begun.
     started: bool,
     end: Option<StageEnd>,
-    /// It is one of several that are the same on other hosts, and failed alone.
+    /// The failure of a stage that is one of several alike on other hosts, and failed alone.
     failure: Option<Failure>,
-    /// It alone was asked to end, and then killed.
+    /// When this stage alone was asked to end, and whether it was killed after that.
     ending_since: Option<Instant>,
     is_killed: bool,
-    /// Bytes of a stream for several hosts that have come to it.
+    /// Bytes that the stage has received of a stream for several hosts.
     received: Option<u64>,
 }
 
 /// How a stage ended.
 struct StageEnd {
     report: StageReport,
-    /// We had asked it to end.
+    /// Whether the caller had asked the stage to end.
     asked: bool,
 }
 
-/// A pipeline that is being run.
+/// A running pipeline.
 pub(crate) struct Pipeline<'a> {
     plan: &'a Plan<'a>,
     job: Job,
     observer: &'a mut dyn Observer,
     stages: Vec<Stage>,
-    /// The chain of the last stages, where they are the same on several hosts.
+    /// The chain of the last stages, if they are the same on several hosts.
     branches: Option<Branches<'a>>,
-    /// How far it was when it was looked at last.
+    /// Bytes that the chain had moved when it was last looked at.
     bytes_of_branches: u64,
-    /// Something has failed: when, or when the last byte moved since.
+    /// When something failed, or when the last byte moved since then.
     failing_since: Option<Instant>,
-    /// What was done about it: asked to end, killed.
+    /// When the stages were asked to end after a failure, and whether they were killed.
     asked: Option<Instant>,
     killed: bool,
-    /// What ends the whole, where it is no stage's failure.
+    /// The failure that ends the whole pipeline, if it is not a stage's failure.
     fatal: Option<Failure>,
-    /// It was reported by an end that only lost the other one, which may know better.
+    /// Whether `fatal` was reported by an end that only lost the other end, which may know the true reason.
     is_hearsay: bool,
     signal: Option<u8>,
 }
@@ -134,9 +134,9 @@ pub(crate) struct Pipeline<'a> {
 impl<'a> Pipeline<'a> {
     /// # Errors
     ///
-    /// Exit 3 where signals cannot be handled.
+    /// Exit code 3 if signals cannot be handled.
     pub(crate) fn new(plan: &'a Plan<'a>, observer: &'a mut dyn Observer) -> Result<Self, Failure> {
-        // At a terminal a command of ours is to see that it writes to one.
+        // At a terminal, a command on the caller's host should see that it writes to a terminal.
         let labels = plan.has_labels() && !std::io::stderr().is_terminal();
         Ok(Self {
             plan,
@@ -154,7 +154,7 @@ impl<'a> Pipeline<'a> {
         })
     }
 
-    /// Runs the pipeline. The failure is the one that the command ends with.
+    /// Runs the pipeline. The failure in the result is the one that the caller's command ends with.
     pub(crate) fn run(mut self) -> Ran {
         let ran = self.run_parts();
         self.observer.finish();
@@ -197,7 +197,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Tells the hosts of a part's stages, and begins its hops, whose numbers it returns.
+    /// Announces a part's stages to their hosts, and begins the part's hops. Returns the numbers of the hops.
     fn begin(&mut self, part: &Part) -> Vec<usize> {
         let is_there = |placed: &&Placed| self.stages[placed.number].failure.is_none();
         for Placed { number, action, input, output } in part.stages.iter().filter(is_there) {
@@ -233,7 +233,7 @@ impl<'a> Pipeline<'a> {
         hops
     }
 
-    /// Something has gone wrong that is no stage's own failure: the first that does is what is reported.
+    /// Records a failure that is not a stage's own. Only the first of them is reported.
     fn fail(&mut self, failure: Failure) {
         self.fatal.get_or_insert(failure);
         self.failing_since.get_or_insert_with(Instant::now);
@@ -243,7 +243,7 @@ impl<'a> Pipeline<'a> {
         self.failing_since.is_some() || self.signal.is_some()
     }
 
-    /// Runs what has been begun to its end.
+    /// Waits until all that has been begun has ended.
     fn attend(&mut self, stages: &[usize], hops: &[usize]) {
         let mut running = false;
         loop {
@@ -259,7 +259,7 @@ impl<'a> Pipeline<'a> {
             }
             if !running {
                 self.miss(hops);
-                // Nothing has been started: there is nothing to wait for either.
+                // Nothing has been started, so there is nothing to wait for.
                 if self.has_failed() {
                     return;
                 }
@@ -277,7 +277,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// A hop that is over before it has begun was ended by a signal to an agent, of which no more may be heard.
+    /// Fails if a hop was over before it began. A signal to its agent ended the hop, and the agent may say no more.
     fn miss(&mut self, hops: &[usize]) {
         let is_late = |hop: &Hop| hop.is_over() && hop.ended_since.is_some_and(|since| since.elapsed() > REST_MAX);
         let over = hops.iter().map(|&at| &self.job.hops[at]).find(|hop| is_late(hop));
@@ -313,7 +313,7 @@ impl<'a> Pipeline<'a> {
         stages.iter().all(is_ended) && hops.iter().all(is_told)
     }
 
-    /// After a failure, ends what does not end by itself.
+    /// After a failure, ends the stages and hops that do not end by themselves.
     fn urge(&mut self, stages: &[usize], hops: &[usize], now: Instant) {
         let Some(since) = self.failing_since else { return };
         let patience = if self.fatal.is_some() || self.signal.is_some() { Duration::ZERO } else { REST_MAX };
@@ -337,7 +337,7 @@ impl<'a> Pipeline<'a> {
                 self.job.send(stage.host, Message::EndStage { stage: number as u32, signal });
             }
         }
-        // A session tells its other end why; SIGKILL is nothing that it could tell of.
+        // A session reports the signal that ended it to its other end; after SIGKILL it could not.
         let number = self.signal.unwrap_or(libc::SIGTERM as u8);
         if self.fatal.is_some() || self.signal.is_some() {
             hops.iter().for_each(|&hop| self.job.stop(hop, number));
@@ -378,7 +378,7 @@ impl<'a> Pipeline<'a> {
             Update::Signal(number) if number == libc::SIGTSTP => self.job.suspend(),
             Update::Signal(number) => {
                 if self.signal.is_some() {
-                    // Asked twice: no more waiting.
+                    // A second signal ends the wait.
                     self.killed = true;
                     self.asked = Instant::now().checked_sub(2 * END_MAX + TICK);
                 }
@@ -413,7 +413,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Bytes move: what has failed is given the time to drain.
+    /// Records that bytes move. After a failure, this gives the data time to drain.
     fn moved(&mut self) {
         if let (Some(since), None) = (&mut self.failing_since, &self.fatal) {
             *since = Instant::now();
@@ -427,31 +427,32 @@ impl<'a> Pipeline<'a> {
         }
         let Some(fault) = hop.report(side).and_then(|report| report.fault.clone()) else { return };
         let exit = Exit::from_code(fault.exit);
-        // The reader has ended, which is allowed; the writing command gets SIGPIPE.
+        // The reader may end early; the writing command then gets SIGPIPE.
         if exit == Exit::SinkClosed || self.has_failed() {
             return;
         }
-        // Its stage tells of that, perhaps later.
+        // The stage reports this itself, perhaps later.
         if fault.exit == CANNOT_RUN {
             self.failing_since.get_or_insert_with(Instant::now);
             return;
         }
-        // Each end has it from the other: both have found the same, such as that no transport is allowed that both have.
+        // Each end has the fault from the other: both have found the same, such as that they have no allowed transport
+        // in common.
         let had_met = hop.has_met();
         let nobodys = hop.reports.iter().all(|report| {
             let fault = report.as_ref().and_then(|report| report.fault.as_ref());
             fault.is_some_and(|fault| !fault.own)
         });
         match exit {
-            // What a redirection has opened is a stage's, and so is its failure. See `judge`.
+            // A redirection belongs to a stage, and so does its failure. See `judge`.
             Exit::Source | Exit::Destination if fault.own => {
                 self.failing_since.get_or_insert_with(Instant::now);
             }
             Exit::Source | Exit::Destination | Exit::Signal(_) if !nobodys => {}
-            // The end that saw it tells; the other one has only lost it.
+            // The end that found the fault reports it; the other end has only lost its peer.
             _ if fault.own || nobodys || exit == Exit::LinkLost || !had_met => {
                 let mut failure = told(&self.job.hosts[hop.host(side)].name, &fault);
-                // What a host has no room for is no hop's failure.
+                // A host without room for a hop is not a failure of the hop.
                 if exit != Exit::Usage {
                     let label = hop.label();
                     failure.message = failure.message.map(|line| format!("{label}: {line}"));
@@ -477,13 +478,14 @@ impl<'a> Pipeline<'a> {
         if self.is_branch(number) {
             return self.branch_ended(number, well);
         }
-        // What a hop that fails does to its writer may be heard of before the reason. See `weigh_pipe`.
+        // A writer that a failed hop has ended may be reported before the hop's failure. See `weigh_pipe`.
         if !(well || piped || self.was_left(number)) {
             self.failing_since.get_or_insert_with(Instant::now);
         }
     }
 
-    /// The last stage has failed if it ended by SIGPIPE and its hop, of which all is known now, is not why.
+    /// Counts the last stage as failed if it ended by SIGPIPE and no hop explains that. All of its outgoing hops must
+    /// be settled first.
     fn weigh_pipe(&mut self, last: usize, hops: &[usize]) {
         let is_piped = self.stages[last].end.as_ref().is_some_and(|end| is_piped(&end.report));
         let mut outgoing = hops.iter().filter(|&&hop| self.job.hops[hop].stages[0] == Some(last));
@@ -492,29 +494,29 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// The reader of the stage's output has gone without reading all of it, and the stage wrote on: what it makes of that is
-    /// no failure.
+    /// Whether the reader of the stage's output ended without reading all of it, and the stage wrote on. The stage's
+    /// exit code is then not a failure.
     fn was_left(&self, number: usize) -> bool {
         let hop = self.hops().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
         hop.is_some_and(Hop::was_left)
     }
 
-    /// The hops between stages; those of a chain are not.
+    /// Returns the hops between stages, without those of a chain.
     fn hops(&self) -> impl DoubleEndedIterator<Item = &Hop> {
         self.job.hops.iter().filter(|hop| !hop.is_of_chain())
     }
 
-    /// The reader of our standard output, which is the stage's output, has closed it.
+    /// Whether the stage's output is the caller's standard output, and its reader has closed it.
     fn is_unread(&self, number: usize) -> bool {
         match self.hops().find(|hop| hop.stages[0] == Some(number)) {
             Some(hop) => hop.stages[1].is_none() && hop.was_closed(),
-            // It has it itself.
+            // The stage writes to the caller's standard output directly.
             None => !self.stages[number].spec.is_write(),
         }
     }
 
-    /// An agent is not heard any more. A stage that it has not started will not be, though its hops may be over: ended by the
-    /// signal that has ended the agent.
+    /// Handles the loss of an agent. A stage that the agent has not started will never start, even if its hops are
+    /// over: the signal that ended the agent ended them too.
     fn lose(&mut self, host: usize) {
         let waits = self.stages.iter().any(|stage| stage.host == host && stage.end.is_none())
             || self.hops().any(|hop| hop.hosts.contains(&host) && !hop.is_over());
@@ -523,7 +525,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// The failure that the whole ends with. What stages have to say is said here, but for the last.
+    /// Returns the failure that the whole pipeline ends with. Failures of all other stages are reported here.
     fn judge(&mut self) -> Option<Failure> {
         if let Some(number) = self.signal {
             return Some(Failure::silent(Exit::Signal(number)));
@@ -533,7 +535,7 @@ impl<'a> Pipeline<'a> {
         for (number, stage) in self.stages.iter().enumerate().take(first_branch) {
             failures.extend(self.stage_failure(number, stage));
         }
-        // What stops everything beats what a stage makes of it.
+        // A failure that stops everything outweighs its effect on a stage.
         let standard = self.standard_failure();
         let is_explained = standard.is_some() || !failures.is_empty();
         if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || !is_explained) {
@@ -543,10 +545,10 @@ impl<'a> Pipeline<'a> {
             return standard;
         }
         failures.extend(self.judge_branches());
-        // What the stream is read from has failed as a stage and as the source of all branches.
+        // A stage that is the source of the stream has failed both as a stage and as the source of all branches.
         failures.dedup_by(|one, before| one.message.is_some() && one.message == before.message);
         let Some(mut last) = failures.pop() else {
-            // No command need have noticed.
+            // The commands need not have noticed.
             let unread = self.hops().any(|hop| hop.stages[1].is_none() && hop.was_closed());
             return unread.then_some(Failure::silent(Exit::SinkClosed));
         };
@@ -559,7 +561,7 @@ impl<'a> Pipeline<'a> {
         Some(last)
     }
 
-    /// The last stage behind one that has failed which was at work on what had come to it, and was ended.
+    /// Returns the last stage behind a failed one that was still working on its input and was asked to end.
     fn cut_off(&self) -> Option<String> {
         let is_asked = |stage: &Stage| stage.end.as_ref().is_some_and(|end| end.asked);
         let has_failed = |StageEnd { report, .. }: &StageEnd| report.fault.is_some() || report.code != Some(0);
@@ -569,7 +571,8 @@ impl<'a> Pipeline<'a> {
         self.branches.is_none().then(|| format!("{}: {}", cut.1.spec.label(), quoted(&cut.1.spec.text)))
     }
 
-    /// Our own standard input could not be read, or our own standard output not written: no stage's failure.
+    /// Returns the failure to read the caller's standard input or to write its standard output, which is no stage's
+    /// failure.
     fn standard_failure(&self) -> Option<Failure> {
         let ends = self.hops().flat_map(|hop| [(hop, Side::From), (hop, Side::To)]);
         let mut faults = ends
@@ -589,7 +592,7 @@ impl<'a> Pipeline<'a> {
             return Some(failure);
         }
         let is_last = number + 1 == self.stages.len() || self.is_branch(number);
-        // What a redirection opened: its session tells.
+        // The session reports a failure of a file that a redirection opened.
         let of_session = |side: Side| {
             let hop = self.hops().find(|hop| hop.stages[side as usize] == Some(number))?;
             Some(told(&stage.spec.host, hop.own_fault(side)?))
@@ -597,7 +600,7 @@ impl<'a> Pipeline<'a> {
         let moved = of_session(Side::From).or_else(|| of_session(Side::To));
         if let Some(mut moved) = moved {
             if stage.spec.tee().is_some() {
-                // As that ends, done by a session or by itself.
+                // The exit code is that of `tee`, whether a session or `tee` itself has written the files.
                 moved.exit = Exit::Stage(TEE_FAILED);
             }
             return Some(moved);
@@ -612,7 +615,7 @@ impl<'a> Pipeline<'a> {
                 Some(Failure::silent(Exit::SinkClosed))
             }
             _ if self.was_left(number) => None,
-            // One that is our own at both sides is opened by its shell, which has said why it cannot be.
+            // A redirection on the caller's host at both sides is opened by its shell, which has said why it failed.
             (Some(_), _) if stage.spec.is_read() => Some(Failure::new(Exit::Source, format!("cannot read {name}"))),
             (Some(_), _) if stage.spec.is_write() => {
                 Some(Failure::new(Exit::Destination, format!("cannot write {name}")))
@@ -631,7 +634,7 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// Ended because nobody read what it wrote, or by a shell's word of that.
+/// Whether the stage was ended by SIGPIPE, because its output had no reader, or its shell reported that.
 fn is_piped(report: &StageReport) -> bool {
     report.signal == Some(libc::SIGPIPE) || report.code == Some(SIGPIPE_CODE)
 }

@@ -1,4 +1,4 @@
-//! How far a job has come, and what it came to: facts, of which the command line makes words.
+//! Progress and outcome of a job, as facts. The command line turns them into words.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::job::plan::Spec;
 use crate::tree::progress::Amount;
 use crate::tree::stats::{Kinds, Stats, TreeFigures};
 
-/// The rate that is shown is that of the last seconds.
+/// Period over which the displayed rate is measured.
 const RATE_OVER: Duration = Duration::from_secs(3);
 
 /// The rate over the last seconds.
@@ -22,24 +22,24 @@ pub(crate) struct Rate(VecDeque<(Instant, u64, Waits)>);
 impl Rate {
     pub(crate) fn add(&mut self, now: Instant, bytes: u64, waits: Waits) {
         self.0.push_back((now, bytes, waits));
-        // Two are left, however old: lines are printed further apart than that.
+        // At least two measurements are kept, however old, because lines may be printed further apart than that.
         while self.0.len() > 2 && self.0.front().is_some_and(|(then, ..)| now - *then > RATE_OVER) {
             self.0.pop_front();
         }
     }
 
-    /// `None` as long as there is nothing to compare with.
+    /// Returns the rate. `None` as long as there is no second measurement to compare with.
     pub(crate) fn bytes_per_second(&self) -> Option<f64> {
         match (self.0.front(), self.0.back()) {
             (Some((first, before, _)), Some((last, after, _))) if last > first => {
-                // Of another host's telling: it may also fall.
+                // The numbers may come from another host, so they may also fall.
                 Some(after.saturating_sub(*before) as f64 / (*last - *first).as_secs_f64())
             }
             _ => None,
         }
     }
 
-    /// Where the time went meanwhile.
+    /// Returns where the time went over the same period.
     pub(crate) fn waits(&self) -> Waits {
         match (self.0.front(), self.0.back()) {
             (Some((.., before)), Some((.., after))) => after.since(*before),
@@ -48,48 +48,48 @@ impl Rate {
     }
 }
 
-/// How far a comparison has come: `files` are those of which nothing is left to do, `bytes` what has been sent or found to be
-/// there in files that are sent.
+/// Progress of a comparison. The `files` of [`Shown`] are those with nothing left to do. Its `bytes` are those sent,
+/// and those found at the destination in files that are sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Compared {
-    /// Bytes that were sent.
+    /// Number of bytes sent.
     pub(crate) sent_bytes: u64,
-    /// Those and what was found to be there, a second, lately.
+    /// Recent rate of bytes sent or found at the destination.
     pub(crate) bytes_per_second: Option<f64>,
-    /// Files a second, lately.
+    /// Recent rate in files per second.
     pub(crate) files_per_second: Option<f64>,
 }
 
-/// How far a transfer has come.
+/// Progress of a transfer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shown {
-    /// Files that are done; `None` where it is about a single one or a stream.
+    /// Number of files done. `None` for a single file or a stream.
     pub(crate) files: Option<u64>,
-    /// As far as it is known.
+    /// Total number of files, as far as known.
     pub(crate) files_total: Option<u64>,
     pub(crate) bytes: u64,
-    /// As far as it is known.
+    /// Total number of bytes, as far as known.
     pub(crate) bytes_total: Option<u64>,
-    /// There will be no more files.
+    /// Whether `files_total` is final.
     pub(crate) files_final: bool,
-    /// There will be no more bytes.
+    /// Whether `bytes_total` is final.
     pub(crate) is_final: bool,
-    /// In bytes a second, lately.
+    /// Recent rate, in bytes per second.
     pub(crate) rate: Option<f64>,
-    /// Of a tree that is compared.
+    /// Progress of the comparison, for a tree that is compared.
     pub(crate) compared: Option<Compared>,
-    /// Where the time went lately.
+    /// Where the time went recently.
     pub(crate) waits: Waits,
-    /// How long it has taken so far, in seconds: shown where nobody knows how much is left.
+    /// Time elapsed, in seconds. Shown if the remaining time is unknown.
     pub(crate) seconds: u64,
-    /// The path of an entry that is being copied, or nothing.
+    /// Path of an entry that is being copied, or empty.
     pub(crate) name: Vec<u8>,
-    /// In place of a rate, while there is no link.
+    /// Text shown in place of the rate while there is no link.
     pub(crate) no_link: Option<String>,
 }
 
 impl Shown {
-    /// Seconds until all is done, where they can be estimated.
+    /// Returns the estimated seconds until all is done, if they can be estimated.
     pub(crate) fn seconds_left(&self) -> Option<u64> {
         let left = |done: u64, total: Option<u64>, rate: Option<f64>| match total?.saturating_sub(done) {
             0 if self.compared.is_some() => Some(0),
@@ -100,37 +100,38 @@ impl Shown {
         let Some(compared) = self.compared.filter(|_| self.files.is_some()) else {
             return bytes;
         };
-        // Both have to end; as long as nobody knows how much is to be sent, files say most.
+        // Both files and bytes have to be finished. While the number of bytes to send is unknown, files are the best
+        // measure.
         let files_total = self.files_total.filter(|_| self.files_final);
         let files = left(self.files?, files_total, compared.files_per_second);
-        // A large one may be the last.
+        // The last file may be a large one.
         files.max(bytes).filter(|_| !self.is_final || bytes.is_some())
     }
 }
 
-/// What a copy came to.
+/// Outcome of a copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Copied {
-    /// What became of files and trees; its data is that which was copied now.
+    /// Figures of files and trees. Its data is the data copied by this run.
     pub(crate) tree: TreeFigures,
-    /// What was sent for the files at the source, in bytes; of copies that compare, between hosts.
+    /// Bytes sent for the files at the source, of copies between hosts that compare.
     pub(crate) compared: Option<u64>,
-    /// Only what differs was copied: `--sync`.
+    /// Whether only differences were copied: `--sync`.
     pub(crate) is_sync: bool,
-    /// Bytes of records, contents and answers that this host has sent and received: the sender, where it is neither. Before
-    /// compression. If `--stats` asks for it.
+    /// Bytes of records, contents and answers that this host has sent and received, before compression. If this host is
+    /// neither sender nor receiver, the sender's. Shown if `--stats` asks for them.
     pub(crate) totals: Option<[u64; 2]>,
     pub(crate) seconds: f64,
-    /// The receiver has compared digests of all of it.
+    /// Whether the receiver has compared digests of everything.
     pub(crate) is_verified: bool,
-    /// Nothing was done: it is what would have been.
+    /// Whether this was a dry run, so that the figures say what would have been done.
     pub(crate) is_dry: bool,
-    /// So many of several hosts have it.
+    /// How many of how many hosts have the copy.
     pub(crate) hosts: Option<(usize, usize)>,
 }
 
 impl Copied {
-    /// That of a stream, or of what goes into one.
+    /// Returns the outcome of copying a stream, or copying into a stream.
     pub(crate) fn of_stream(bytes: u64, is_pull: bool) -> Self {
         let mut stats = Stats { found: Kinds { regular: 1, ..Kinds::default() }, ..Stats::default() };
         stats.note_transferred(bytes, bytes);
@@ -140,7 +141,7 @@ impl Copied {
         Self { tree, totals, is_verified: true, ..Self::default() }
     }
 
-    /// Adds that of a later session.
+    /// Adds the outcome of a later session.
     pub(crate) fn add(&mut self, later: Self) {
         if self.tree.amount.entries == 0 {
             *self = later;
@@ -158,67 +159,68 @@ impl Copied {
 pub(crate) struct Ended {
     pub(crate) figures: Figures,
     pub(crate) failure: Option<Failure>,
-    /// What a copy came to.
+    /// Outcome of a copy.
     pub(crate) copied: Option<Copied>,
-    /// What it came to on each of several hosts.
+    /// Outcome on each of several hosts.
     pub(crate) hosts: Vec<HostEnded>,
 }
 
-/// What a copy to one of several hosts came to.
+/// Outcome of a copy to one of several hosts.
 pub(crate) struct HostEnded {
     pub(crate) spec: Spec,
     pub(crate) failure: Option<Failure>,
 }
 
 impl HostEnded {
-    /// Its place and the cause, if it has failed.
+    /// Returns the host's destination and the cause, if the host has failed.
     pub(crate) fn failed(&self) -> Option<(Spec, String)> {
         let failure = self.failure.as_ref()?;
         Some((self.spec.clone(), failure.message.clone().unwrap_or_default()))
     }
 }
 
-/// How one of several hosts stands.
+/// State of one of several hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "HostState")]
 pub enum HostStanding {
-    /// It has not answered yet.
+    /// The host has not answered yet.
     Starting,
-    /// It takes the stream as it comes.
+    /// The host receives the stream as it comes.
     Receiving,
-    /// It has all of the stream, and is not done with it.
+    /// The host has received the whole stream and is still working on it.
     Finishing,
-    /// It was too slow, or cut off, and waits for its copy from another host.
+    /// The host was too slow, or cut off, and waits for its copy from another host.
     Behind,
-    /// It gets its copy from another host.
+    /// The host gets its copy from another host.
     Copying,
-    /// It has all, and that is proven.
+    /// The host has everything, and that is proven.
     Done,
-    /// It has not got its copy, and will not.
+    /// The host has no copy, and will not get one.
     Failed,
 }
 
-/// How far one of several hosts has come.
+/// Progress of one of several hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct HostShown {
-    /// For a person.
+    /// Name of the host, for a person.
     pub(crate) host: String,
     pub(crate) standing: HostStanding,
-    /// Bytes of the stream that it has, and those of which its tree has been made.
+    /// Bytes of the stream that the host has received, and bytes from which it has made its tree.
     pub(crate) received: u64,
     pub(crate) written: u64,
-    /// The number of the host that gives it the stream, or its copy; `None` for the one that has the source, and for none.
+    /// Number of the host that sends it the stream, or its copy. `None` for the host that has the source, or if no host
+    /// sends.
     pub(crate) before: Option<usize>,
 }
 
-/// A size for a person: `407 MiB`, `1.2 GiB`.
+/// Formats a size for a person: `407 MiB`, `1.2 GiB`.
 pub(crate) fn size_words(bytes: u64) -> String {
     let (factor, unit) = unit(bytes);
     format!("{} {unit}", number(bytes, factor))
 }
 
-/// The unit that a size is given in, and its bytes.
+/// Returns the unit in which a size is given, and the unit's bytes.
 pub(crate) fn unit(bytes: u64) -> (u64, &'static str) {
     [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
         .into_iter()
@@ -226,7 +228,7 @@ pub(crate) fn unit(bytes: u64) -> (u64, &'static str) {
         .unwrap_or((1, "B"))
 }
 
-/// A size in a unit.
+/// Formats a size as a number of units.
 pub(crate) fn number(bytes: u64, factor: u64) -> String {
     let value = bytes as f64 / factor as f64;
     if factor > 1 && bytes > 0 && value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }

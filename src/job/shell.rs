@@ -1,8 +1,8 @@
-//! One command on another host, between this process's standard input and output, as ssh runs one.
+//! Runs one command on another host, between this process's standard input and output, as ssh does.
 //!
-//! It is a pipeline of one stage with a hop at each side, and differs from one in what ends it: nothing but the command
-//! does, and a connection that is lost. One that fails is waited for as any other, since what it has written may still be on
-//! its way to a reader that takes its time.
+//! The command is a pipeline of one stage with a hop at each side. It differs from a pipeline in what ends it: only the
+//! command itself, or a lost connection. A failed command is waited for as any other, because its output may still be
+//! on the way to a slow reader.
 
 use std::ffi::{OsStr, OsString};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
 use crate::options::TransferOptions;
 
-/// The login's own shell reads the command, as with sshd: these words have it do so. Where it is found by its bare name, it is
-/// called by that, which it puts in front of what it complains of.
+/// The command is read by the login's own shell, as with sshd; these words start it. If the shell can be found by its
+/// bare name, it is started by that name, which it then prints in front of its error messages.
 const LOGIN_SHELL: [&str; 4] = [
     "sh",
     "-c",
@@ -25,37 +25,37 @@ const LOGIN_SHELL: [&str; 4] = [
     "sh",
 ];
 
-/// More than the length of the words that stand before a command.
+/// Upper bound for the length of the words in front of a command.
 pub(crate) const LOGIN_SHELL_BYTES: usize = 256;
 
-/// The number of the stage that the command is.
+/// Number of the stage that runs the command.
 const STAGE: u32 = 0;
 
-/// What is to be run, and how.
+/// What to run, and how.
 pub(crate) struct Call<'a> {
     pub(crate) setup: Setup,
     pub(crate) host: OsString,
     pub(crate) command: Vec<u8>,
-    /// Standard input is there to be read; else the command has /dev/null.
+    /// Whether standard input is to be read. Otherwise the command gets /dev/null.
     pub(crate) has_input: bool,
-    /// The same of standard output.
+    /// Whether standard output is to be written. Otherwise the command gets /dev/null.
     pub(crate) has_output: bool,
     pub(crate) transfer: &'a TransferOptions,
 }
 
-/// Who is told what becomes of it.
+/// Receives what a command reports.
 pub(crate) trait Observer {
-    /// What the command has written to its standard error.
+    /// Passes on bytes that the command has written to its standard error.
     fn pass_on(&mut self, bytes: &[u8]);
-    /// A line for a person who wants to know how it is done.
+    /// Reports a line for a person who wants to know how the command is run.
     fn remark(&mut self, line: &str);
 }
 
-/// What became of it.
+/// Outcome of a call.
 pub(crate) enum Ran {
     /// The command has ended with this exit code.
     Ended(u8),
-    /// The host is there and an agent is not, for this reason. Nothing has been run, read or written.
+    /// The host was reached, but there is no agent, for this reason. Nothing has been run, read or written.
     NoAgent(Failure),
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Ran {
 ///
 /// # Errors
 ///
-/// 128+n for a signal to this process, and what went wrong but for the command itself.
+/// Exit code 128+n for a signal to this process. Fails with any failure other than that of the command itself.
 pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Failure> {
     let mut job = Job::new(call.setup.clone(), false)?;
     let host = job.host(&call.host)?;
@@ -98,22 +98,23 @@ pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Fa
     ended.map(Ran::Ended)
 }
 
-/// A command that is being run.
+/// A running command.
 struct Command<'a> {
     job: Job,
     host: usize,
-    /// The hops into it and out of it.
+    /// The hops into the command and out of it.
     input: Option<usize>,
     output: Option<usize>,
-    /// How it ended.
+    /// How the command ended.
     report: Option<StageReport>,
-    /// Why its input was cut off before it ended: it may have taken that for the end of it.
+    /// Why the command's input was cut off before the command ended. The command may have taken that for the end of
+    /// input.
     cut: Option<Failure>,
     observer: &'a mut dyn Observer,
 }
 
 impl Command<'_> {
-    /// Runs it to its end, and gives its exit code.
+    /// Runs the command to its end, and returns its exit code.
     fn attend(&mut self) -> Result<u8, Failure> {
         let mut is_started = false;
         loop {
@@ -121,13 +122,15 @@ impl Command<'_> {
             if !is_started && hops.all(|&hop| self.job.hops[hop].has_agreed()) {
                 is_started = true;
                 self.job.send(self.host, Message::StartStages);
-                // The command begins at once, and what is here by then, credits above all, need not cross the line afterwards.
+                // The command begins at once. Data that is here by then, and above all credits, need not cross the line
+                // later.
                 for (hop, side) in
                     self.input.map(|hop| (hop, Side::From)).into_iter().chain(self.output.map(|hop| (hop, Side::To)))
                 {
                     self.job.send_end(hop, side, &Message::Go);
                 }
-                // To end by itself saves an exchange of messages. What goes through the channel needs it for longer.
+                // An agent that ends by itself saves an exchange of messages. Data that goes through the channel needs
+                // the agent for longer.
                 if !self.job.hops.iter().any(|hop| hop.tunneled) {
                     self.job.send(self.host, Message::EndWhenDone);
                 }
@@ -135,7 +138,7 @@ impl Command<'_> {
             if let Some(report) = self.report.as_ref().filter(|report| report.fault.is_some()) {
                 return self.code(report);
             }
-            // Before how the command ended: what it has written may not all have come.
+            // Checked before the command's own outcome, because not all of its output may have arrived.
             if let Some(failure) = self.broken() {
                 return Err(failure);
             }
@@ -166,7 +169,8 @@ impl Command<'_> {
                 self.observer.remark(&format!("{label}: {line}"));
             }
             Update::Say(line) => self.observer.remark(&line),
-            // It has said all that it has to. What it may still have to send comes by the lanes, as long as they live.
+            // The agent has reported everything. Output that is still to come arrives by the lanes, as long as they
+            // live.
             Update::Gone(_, None) if self.report.is_some() => {
                 self.output.iter().for_each(|&hop| self.job.send_end(hop, Side::To, &Message::OtherLost));
             }
@@ -175,7 +179,7 @@ impl Command<'_> {
         Ok(())
     }
 
-    /// Tells the way that the data took, of each direction in which there was any.
+    /// Reports the way that the data took, for each direction in which there was data.
     fn tell_routes(&mut self, launcher: &str) {
         for hop in self.output.into_iter().chain(self.input).map(|hop| &self.job.hops[hop]) {
             let report =
@@ -187,25 +191,25 @@ impl Command<'_> {
         }
     }
 
-    /// All that the command has written to standard output has come, or nobody wants the rest.
+    /// Whether all of the command's standard output has arrived, or its reader does not want the rest.
     fn has_all(&self) -> bool {
         self.output.is_none_or(|hop| self.job.is_settled(hop) || self.job.hops[hop].was_closed())
     }
 
-    /// Why a connection has failed. Whoever reads it may close it at any time, and what the command has not read when it ends
-    /// is nothing to anybody.
+    /// Returns why a connection has failed. A reader may close it at any time. Input that the command has not read when
+    /// it ends does not matter.
     fn broken(&self) -> Option<Failure> {
         let input = self.input.filter(|_| self.report.is_none());
         input.into_iter().chain(self.output).find_map(|hop| self.failed(hop).filter(|_| self.job.is_settled(hop)))
     }
 
-    /// Why its input was cut off, if it was. To be asked when the command ends: the agent reports a session's end before it closes
-    /// the pipe that the command reads.
+    /// Returns why the input was cut off, if it was. Must be called when the command ends: the agent reports a
+    /// session's end before it closes the pipe that the command reads.
     fn cut(&self, hop: usize) -> Option<Failure> {
         self.failed(hop).filter(|_| self.job.hops[hop].report(Side::To).is_some_and(|report| report.fault.is_some()))
     }
 
-    /// Why a session has failed. That nobody reads its data any more is no failure.
+    /// Returns why a session has failed. A reader that has gone away is not a failure.
     fn failed(&self, hop: usize) -> Option<Failure> {
         let (host, fault) = self.job.hops[hop].first_fault()?;
         let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;

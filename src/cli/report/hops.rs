@@ -1,4 +1,4 @@
-//! What a person sees of a pipeline: standard error of its stages, progress, and at the end who held it up.
+//! Reports of a pipeline to a person: standard error of its stages, progress, and at the end what limited it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,30 +20,32 @@ use crate::job::pipeline::report::limiter;
 use crate::job::progress::{HostShown, Rate, size_words};
 use crate::job::{self, pipeline};
 
-/// Lines about hops that are said within [`NOTICES_WITHIN`]: of hundreds, what happens to one happens to most.
+/// Maximum number of lines about hops that are printed within [`NOTICES_WITHIN`]. With hundreds of hops, what happens
+/// to one hop happens to most of them.
 const NOTICES_MAX: u32 = 3;
 const NOTICES_WITHIN: Duration = Duration::from_secs(10);
 
-/// A hop that has carried less gets no last line.
+/// Minimum number of bytes that a hop must have carried to get a last line.
 const LAST_LINE_BYTES_MIN: u64 = 1 << 20;
 
-/// What has been said of hops lately.
+/// Counts of recent lines about hops.
 struct Notices {
     since: Instant,
     said: u32,
     held: u32,
 }
 
-/// Standard error, which stages, progress and we ourselves share.
+/// Standard error, shared by the stages, the progress display and the command itself.
 pub(crate) struct HopsConsole<'a> {
     reporter: &'a Reporter<'a>,
     options: &'a ReportOptions,
     area: ProgressArea,
-    /// Nothing is drawn any more once there is something on standard output.
+    /// Whether drawing stops as soon as there is something on standard output.
     is_until_output: bool,
-    /// A hop has met.
+    /// Whether a hop has met.
     has_begun: bool,
-    /// Hops without a link, by their sender's number: since when, and for how many seconds one is tried for.
+    /// Hops without a link, by number of their sender's end: since when, and for how many seconds a reconnection is
+    /// tried.
     lost: HashMap<u32, (Instant, u64)>,
     /// Several hosts that get one stream, and the line about them.
     hosts: Hosts,
@@ -53,7 +55,8 @@ pub(crate) struct HopsConsole<'a> {
 }
 
 impl<'a> HopsConsole<'a> {
-    /// `may_draw`: nothing else writes to the terminal, but, with `is_until_output`, a session that ends at standard output.
+    /// Makes a console. `may_draw`: nothing else writes to the terminal. `is_until_output`: nothing but a session that
+    /// ends at standard output writes to it.
     pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, is_until_output: bool) -> Self {
         let options = reporter.options;
         Self {
@@ -70,14 +73,14 @@ impl<'a> HopsConsole<'a> {
         }
     }
 
-    /// Says a line, unless `--quiet`.
+    /// Prints a line, unless `--quiet` was given.
     fn say(&mut self, line: &str) {
         if !self.options.quiet {
             self.area.say(line);
         }
     }
 
-    /// A few lines at a time, and then how many more there were.
+    /// Prints a few lines at a time, and after that the number of suppressed ones.
     fn say_some(&mut self, line: &str) {
         let (held, may_say) = self.notices.count(Instant::now());
         self.tell_held(held);
@@ -92,7 +95,7 @@ impl<'a> HopsConsole<'a> {
         }
     }
 
-    /// Tells what the hop that has carried most came to: its bar has gone without a trace.
+    /// Prints the result of the hop that has carried most, because its progress bar has been erased.
     pub(crate) fn say_last(&mut self, hops: &[Hop]) {
         let is_put_out =
             |hop: &Hop| hop.stages[1].is_none() && hop.told().is_some_and(|report| report.figures.counters.bytes > 0);
@@ -101,7 +104,7 @@ impl<'a> HopsConsole<'a> {
             .iter()
             .filter_map(|hop| Some((hop, hop.figures()?)))
             .max_by_key(|(_, figures)| figures.counters.bytes)
-            // Where the data itself has gone to the terminal, or hardly any, that says enough.
+            // No line is needed if the data itself has gone to the terminal, or if there was hardly any data.
             .filter(|(_, figures)| !self.options.quiet && may_follow && figures.counters.bytes >= LAST_LINE_BYTES_MIN)
         else {
             return;
@@ -112,7 +115,7 @@ impl<'a> HopsConsole<'a> {
         crate::cli::say(&format!("{label}{line}"));
     }
 
-    /// Tells what `-v` asks for at the end of a pipeline that went well.
+    /// Prints what `-v` asks for at the end of a successful pipeline.
     pub(crate) fn sum_up(&mut self, stages: &[Stage], hops: &[Hop], launcher: &str) {
         for line in hops.iter().filter_map(|hop| hop_line(hop, launcher)) {
             self.say(&line);
@@ -176,7 +179,7 @@ impl pipeline::Observer for HopsConsole<'_> {
         if guarded && unwritten.is_none() {
             return;
         }
-        // Logins take as long as they take.
+        // Progress begins when a hop has met: logins take as long as they take.
         if !self.has_begun {
             self.has_begun = hops.iter().any(Hop::has_met);
             self.area.restart();
@@ -227,7 +230,7 @@ impl Notices {
         Self { since: now, said: 0, held: 0 }
     }
 
-    /// One more: how many were left out and are to be counted first, and whether this one is printed.
+    /// Counts one more line. Returns the number of suppressed lines to report first, and whether this line is printed.
     fn count(&mut self, now: Instant) -> (u32, bool) {
         let mut held = 0;
         if now.saturating_duration_since(self.since) > NOTICES_WITHIN {
@@ -240,11 +243,11 @@ impl Notices {
     }
 }
 
-/// One hop, on one line.
+/// Describes a hop on one line.
 fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     let (report, figures) = (hop.told()?, hop.figures()?);
     let through = hop.tunneled.then_some(launcher);
-    // Files that are written through the cache are in the report only: that is the usual way.
+    // Files written through the cache appear only in the report, because that is the usual way.
     let written = Some(figures.written).filter(|written| written.direct_bytes > 0);
     let ways = [read_line(&figures.read), written.as_ref().and_then(written_line)];
     let ways: String = ways.into_iter().flatten().map(|line| format!(", {line}")).collect();

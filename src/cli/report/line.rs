@@ -1,7 +1,7 @@
-//! The lines that a person sees of a transfer: how far it has come, within the width of a terminal, and what it came to.
+//! Lines about a transfer for a person: its progress, within the width of a terminal, and its outcome.
 //!
-//! Sizes are in powers of 1024 and rates in powers of 1000, each with its unit; a line never mixes the two for one
-//! thing.
+//! Sizes are in powers of 1024 and rates in powers of 1000, each with its unit. A line never mixes the two for the same
+//! quantity.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -10,18 +10,18 @@ use crate::job::event::rate;
 use crate::job::progress::{Compared, Copied, Shown, number, size_words, unit};
 use crate::tree::progress::Amount;
 
-/// The fewest columns that a name is worth showing in.
+/// Minimum number of columns in which a name is worth showing.
 const NAME_COLUMNS_MIN: usize = 12;
 
-/// The rate of less says nothing.
+/// Minimum number of bytes for which a rate is shown. The rate of less says nothing.
 const RATED_BYTES_MIN: u64 = 1 << 20;
 
-/// Columns of a bar.
+/// Minimum and maximum number of columns of a bar.
 const BAR_COLUMNS_MIN: usize = 5;
 const BAR_COLUMNS_MAX: usize = 50;
 
 impl Shown {
-    /// The share that is done, from 0 to 1, where it is known.
+    /// Returns the share that is done, from 0 to 1, if known.
     fn share(&self) -> Option<f64> {
         let of =
             |done: u64, total: Option<u64>| total.filter(|&total| total > 0).map(|total| done as f64 / total as f64);
@@ -31,13 +31,13 @@ impl Shown {
         share.map(|share| share.min(1.0))
     }
 
-    /// On one line of a terminal with so many columns, of which it leaves the last one free: some terminals would begin
-    /// the next line.
+    /// Formats the progress as one line for a terminal with `columns` columns. The last column stays free, because some
+    /// terminals would begin the next line.
     pub(crate) fn line(&self, columns: usize) -> String {
         self.text(columns, true)
     }
 
-    /// The same without a bar, for what is read later.
+    /// Formats the progress without a bar, for output that is read later.
     pub(crate) fn plain_line(&self, columns: usize) -> String {
         self.text(columns, false)
     }
@@ -46,7 +46,7 @@ impl Shown {
         let room = columns.saturating_sub(1);
         let percent = self.share().map(|share| format!("{:.0} %", (share * 100.0).floor()));
         let bytes = match self.compared {
-            // Nothing more is known to be sent.
+            // No more bytes to send are known.
             Some(_) if !self.is_final && self.bytes_total.is_none_or(|total| total <= self.bytes) => {
                 size_words(self.bytes)
             }
@@ -55,7 +55,7 @@ impl Shown {
         let speed = self.no_link.clone().or_else(|| self.speed());
         let words = |seconds| format!("{}{}", seconds_left(seconds), if has_bar { "" } else { " left" });
         let left = self.seconds_left().map(words).filter(|_| self.no_link.is_none()).or_else(|| {
-            // A sign of life where nothing else may move.
+            // The elapsed time is a sign of life if nothing else may move.
             (self.bytes_total.is_none() && self.files.is_none() && self.no_link.is_none())
                 .then(|| format!("in {}", seconds_left(self.seconds)))
         });
@@ -74,7 +74,7 @@ impl Shown {
         if line.width() <= room {
             return self.with_name(line, room);
         }
-        // Those that matter least go first.
+        // The least important parts are dropped first.
         let (files, bytes) = (files.replace(" of ", "/"), bytes.replace(" of ", "/"));
         let short = [Some(files), Some(bytes), percent, speed, left];
         if self.compared.is_some() {
@@ -104,7 +104,7 @@ impl Shown {
         cut_end(&shortest, room)
     }
 
-    /// Bytes a second; where nothing is sent, files.
+    /// Returns the rate in bytes per second, or in files per second if nothing is sent.
     fn speed(&self) -> Option<String> {
         let files = self.files.and(self.compared).and_then(|compared| compared.files_per_second);
         match (self.rate, files.filter(|files| *files >= 0.5)) {
@@ -121,7 +121,7 @@ impl Shown {
         if free < name.min(NAME_COLUMNS_MIN + 2) {
             return line;
         }
-        // What limits only where the whole name has its place as well.
+        // The limiter is shown only if the whole name fits as well.
         let limiter = if free >= limiter + name { limiter } else { 0 };
         let mut line = line;
         if limiter > 0 {
@@ -175,13 +175,13 @@ fn bar(share: f64, columns: usize) -> String {
 fn count_pair(done: u64, total: Option<u64>, is_final: bool) -> String {
     match total {
         Some(total) if is_final => format!("{done}/{total}"),
-        // What stands there may have been met by nobody who counts.
+        // The copying threads may have met entries that the counting thread has not.
         Some(total) => format!("{done} of {}+", total.max(done)),
         None => done.to_string(),
     }
 }
 
-/// Two sizes with one unit, that of the larger.
+/// Formats two sizes with one unit, that of the larger size.
 pub(super) fn pair(done: u64, total: Option<u64>, is_final: bool) -> String {
     let Some(total) = total else { return size_words(done) };
     let total = if is_final { total } else { total.max(done) };
@@ -203,7 +203,7 @@ pub(super) fn seconds_left(seconds: u64) -> String {
     }
 }
 
-/// How long something took.
+/// Formats a duration.
 pub(super) fn seconds_words(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match seconds {
@@ -214,7 +214,7 @@ pub(super) fn seconds_words(seconds: f64) -> String {
     }
 }
 
-/// A number with its thousands apart.
+/// Formats a number with separators between thousands.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -227,13 +227,13 @@ pub(crate) fn thousands(number: u64) -> String {
     text
 }
 
-/// So many columns of a text at most, from its beginning.
+/// Returns at most `columns` columns of a text, from its beginning.
 pub(super) fn cut_end(text: &str, columns: usize) -> String {
     let mut used = 0;
     text.chars().take_while(|&letter| (used += letter.width().unwrap_or(0), used <= columns).1).collect()
 }
 
-/// So many columns of a text at most: of a path, its end tells more than its beginning.
+/// Returns at most `columns` columns of a path, from its end, which says more than its beginning.
 fn cut_start(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -242,12 +242,12 @@ fn cut_start(text: &str, columns: usize) -> String {
     let end: Vec<char> =
         text.chars().rev().take_while(|&letter| (used += letter.width().unwrap_or(0), used <= columns).1).collect();
     let mut cut = String::from(if columns > 0 { "…" } else { "" });
-    // What would join the letter before it has lost that.
+    // A combining character whose base character was cut off is dropped.
     cut.extend(end.into_iter().rev().skip_while(|letter| letter.width() == Some(0)));
     cut
 }
 
-/// A path from another host as it may stand in a line: nothing in it moves the cursor or turns the line around.
+/// Formats a path from another host for a line: nothing in it can move the cursor or reverse the text direction.
 pub(crate) fn name_words(path: &[u8]) -> String {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
@@ -258,14 +258,14 @@ pub(crate) fn name_words(path: &[u8]) -> String {
     escaped.chars().map(|letter| if turns(letter) || breaks(letter) { '?' } else { letter }).collect()
 }
 
-/// What a stream came to, on one line.
+/// Describes the result of a stream on one line.
 pub(crate) fn stream_line(bytes: u64, seconds: f64) -> String {
     let speed = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, seconds))) } else { String::new() };
     format!("{} in {}{speed}, verified", size_words(bytes), seconds_words(seconds))
 }
 
 impl Copied {
-    /// On one line, the last one of a copy.
+    /// Formats the outcome as one line, the last line of a copy.
     pub(crate) fn line(&self) -> String {
         let several = |count: u64, one: &str, many: &str| match count {
             1 => format!("1 {one}"),
@@ -290,7 +290,7 @@ impl Copied {
                 0 => "none".to_owned(),
                 count => thousands(count),
             };
-            // What was sent comes at the end, with the speedup.
+            // The bytes sent come at the end, with the speedup.
             let size = if bytes > 0 && self.compared.is_none() { format!(" ({size})") } else { String::new() };
             let (dry, what) = if self.is_dry { ("dry run: ", "would be copied") } else { ("", "copied") };
             format!("{dry}{count} compared in {time}: {done} {what}{size}")
@@ -324,7 +324,7 @@ impl Copied {
         let size = self.tree.size_bytes;
         if let Some(sent) = self.compared.filter(|_| size > 0) {
             let speedup = size as f64 / sent.max(1) as f64;
-            // Where it is large, as of most second runs, the line is to fit 80 columns.
+            // If the speedup is large, as in most second runs, the line should fit 80 columns.
             let speedup = if speedup < 100.0 { format!("{speedup:.2}") } else { thousands(speedup as u64) };
             line += &format!("; {} sent, speedup {speedup}", size_words(sent));
         }
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(empty.line(60), "812/3003 files  0/0 B  27 %  0 B/s  sub/file-812.dat");
     }
 
-    /// What is left to be compared, and what is left to be sent.
+    /// There is progress in comparing and in sending.
     #[test]
     fn a_comparison_has_two_kinds_of_progress() {
         let compared = |sent_bytes, files_per_second| {
@@ -402,18 +402,18 @@ mod tests {
         };
         assert_eq!(few.line(80), "812/3003 compared  0 B sent  27 %  1000 files/s  3 s  sub/file-812.dat");
         assert_eq!(few.line(40), "812/3003 compared 0 B 27 % 3 s");
-        // Files still say how long it takes at least.
+        // The files still give a lower bound for the time.
         let some = Shown { bytes: 53 << 20, bytes_total: Some(60 << 20), rate: Some(420e6), ..few.clone() };
         let some = Shown { compared: compared(53 << 20, Some(1000.0)), ..some };
         assert_eq!(some.line(80), "812/3003 compared  53 of 60+ MiB sent  27 %  420 MB/s  3 s  sub/file-812.dat");
-        // All is known: what is behind counts.
+        // All totals are known, so the slower of the two counts.
         let known = Shown { is_final: true, files: Some(3002), bytes_total: Some(10 << 30), ..some };
         assert_eq!(known.line(60), "3002/3003 compared  0.1/10 GiB sent  0 %  420 MB/s  26 s");
-        // Most of a large file is there.
+        // Most of a large file is at the destination already.
         let large = Shown { compared: compared(1 << 20, Some(0.0)), ..known };
         assert_eq!(large.line(80), "3002/3003 compared  0.1/10 GiB (1.0 MiB sent)  0 %  420 MB/s  26 s");
         assert_eq!(large.line(40), "3002/3003 compared 0.1/10 GiB 0 % 26 s");
-        // Its rate is not that of what is sent.
+        // The rate of the comparison is not the rate of sending.
         let slow = Shown { rate: Some(1e6), ..large };
         assert_eq!(slow.line(70), "3002/3003 compared  0.1/10 GiB (1.0 MiB sent)  0 %  1 MB/s  26 s");
     }

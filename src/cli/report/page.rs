@@ -1,8 +1,8 @@
-//! `--report FILE.html`: a run as one page by itself, to be looked at, printed, sent on. It needs nothing from a network and
-//! runs nothing.
+//! `--report FILE.html`: a run as one self-contained page, to be looked at, printed or sent on. The page needs nothing
+//! from a network and runs no code.
 //!
-//! Its numbers are those of the last line of `--json`, of which it is made; drawings and events come from the run's
-//! [`Record`]. What other hosts have told is text in it and nothing else ([`html`]).
+//! Its numbers are those of the last line of `--json`. Drawings and events come from the run's [`Record`]. Text
+//! reported by other hosts is never markup in the page ([`html`]).
 
 mod advice;
 mod chart;
@@ -24,22 +24,22 @@ use crate::job::progress::{Copied, size_words};
 
 const STYLE: &str = include_str!("page/style.css");
 
-/// Nothing is loaded, and nothing runs, whatever is in the page.
+/// Content security policy: nothing is loaded and nothing runs, whatever is in the page.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// Sources, destinations, hops and hosts that a page shows, of any number.
+/// Maximum numbers of sources or destinations, of hops, of hosts, and of hops from the source that a page shows.
 const PLACES_MAX: usize = 12;
 const HOPS_MAX: usize = 64;
 const HOSTS_MAX: usize = 256;
 const SOURCE_HOPS_MAX: usize = 3;
 
-/// Lines of who held up whom.
+/// Maximum number of lines about hosts that held up others.
 const HOLDERS_MAX: usize = 8;
 
 /// The page, before the run has ended.
 pub(super) struct Page(Prepared);
 
-/// What a run came to.
+/// Outcome of a run.
 #[derive(Clone, Copy)]
 pub(super) struct CameTo<'a> {
     pub(super) end: &'a End<'a>,
@@ -48,27 +48,27 @@ pub(super) struct CameTo<'a> {
 }
 
 impl Page {
-    /// Makes the file, without its name.
+    /// Creates the file of the page, without its final name.
     ///
     /// # Errors
     ///
-    /// Exit 1 where it cannot be made.
+    /// Exit code 1 if the file cannot be created.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         prepared("--report FILE.html", path).map(Self)
     }
 
-    /// Writes it.
+    /// Writes the page, and gives its file the final name.
     ///
     /// # Errors
     ///
-    /// Exit 6.
+    /// Exit code 6 if that fails.
     pub(super) fn finish(&self, record: &Record, came_to: CameTo<'_>) -> Result<(), Failure> {
         published(&self.0, &render(record, came_to))
     }
 }
 
 impl CameTo<'_> {
-    /// The exit code.
+    /// Returns the exit code.
     pub(super) fn exit(&self) -> u8 {
         match self.end {
             End::Transfer(transfer) => transfer.result.exit,
@@ -77,7 +77,7 @@ impl CameTo<'_> {
     }
 }
 
-/// The page.
+/// Renders the page.
 fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
     let result = match came_to.end {
         End::Transfer(transfer) => &transfer.result,
@@ -112,13 +112,13 @@ fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
     html.into_bytes()
 }
 
-/// How it ended, in one sentence.
+/// Describes the outcome in one sentence.
 fn outcome(record: &Record, came_to: CameTo<'_>, result: &event::Result<'_>) -> String {
     if result.exit > 0 {
         if let Some(error) = result.error {
             return error.to_owned();
         }
-        // Its line was another's.
+        // The failure has no message of its own, so an earlier failure was reported.
         let failed = record.events.iter().rev().find(|event| event.weight == Weight::Failed);
         return match (result.exit, failed) {
             (141, _) => "the reader of standard output closed it".to_owned(),
@@ -213,7 +213,7 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
         }
         let is_within = transport.is_empty() && copied.is_some_and(|copied| !copied.is_verified);
         let words = if is_within { "within the host".to_owned() } else { transport_words(transport) };
-        // Of what never came to a session nothing is known.
+        // Nothing is known about data that never came to a session.
         if is_within || !transport.is_empty() {
             fact(html, "Transport", |html| html.data("transport", transport, &words));
         }
@@ -258,7 +258,7 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
     more(html, record.tracks.len(), HOPS_MAX, "hops");
 }
 
-/// How sure it is that what was written is what was read.
+/// Describes how certain it is that the data written is the data read.
 fn proof(exit: u8, copied: Option<&Copied>) -> &'static str {
     match (exit, copied) {
         (_, Some(copied)) if copied.is_dry => "none: nothing was copied",
@@ -285,7 +285,7 @@ fn transport_words(transport: &str) -> String {
     transport.split('+').map(word).collect::<Vec<_>>().join(", then ")
 }
 
-/// When anything happened that is drawn.
+/// Returns the time span of everything that is drawn.
 fn span(record: &Record) -> Option<chart::Span> {
     let tracks = record.tracks.iter().filter_map(Track::span);
     let changed = |host: &super::record::HostRecord| Some((host.changes.first()?.0, host.changes.last()?.0));
@@ -344,7 +344,7 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
                     chart::host(html, host, track, &held(number), span);
                     let (at, was) = host.changes.last().copied().unwrap_or((span.0, Receiving));
                     let (words, _) = chart::standing(was);
-                    // What comes by an ordinary copy is known from its hop alone.
+                    // The data of an ordinary copy is known only from its hop.
                     let moved = track.map_or(0, |track| track.ends[1].total().bytes.max(track.ends[0].total().bytes));
                     let bytes = size_words(host.received.max(moved));
                     let since = if was == Done || was == Failed { format!(" at {at:.1} s") } else { String::new() };
@@ -364,7 +364,7 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
         }
     }
     sums.sort_by(|one, other| other.2.total_cmp(&one.2));
-    // Of several hosts none gives the source its data.
+    // A hop whose sender is none of the several hosts starts at the source.
     let from_source = |track: &&Track| !record.hosts.iter().any(|host| host.name == track.names[0]);
     for track in record.tracks.iter().filter(from_source).take(SOURCE_HOPS_MAX) {
         html.words("h3", "", &format!("From the source: {}", label(track)));

@@ -1,5 +1,5 @@
-//! The lines of `--stats`, in rsync's words, which scripts read. What rsync says of its list of files is left out: there is
-//! none here.
+//! The lines of `--stats`, in rsync's wording, which scripts read. rsync's lines about its list of files are left out,
+//! because there is no such list here.
 
 use super::line::thousands;
 use crate::job::progress::Copied;
@@ -17,12 +17,12 @@ pub(crate) enum Digits {
 }
 
 impl Digits {
-    /// A count, of which none is shortened.
+    /// Formats a count. Counts are never shortened.
     fn count(self, number: u64) -> String {
         if self == Self::Plain { number.to_string() } else { thousands(number) }
     }
 
-    /// A number of bytes.
+    /// Formats a number of bytes.
     fn size(self, bytes: u64) -> String {
         if self != Self::Short || bytes < 1000 {
             return self.count(bytes);
@@ -31,7 +31,7 @@ impl Digits {
         format!("{:.2}{}", bytes as f64 / 1000_f64.powi(power as i32), ['K', 'M', 'G', 'T', 'P'][power as usize - 1])
     }
 
-    /// A quotient.
+    /// Formats a quotient.
     fn fraction(self, value: f64) -> String {
         match self {
             Self::Short if value >= 1000.0 => self.size(value as u64),
@@ -52,7 +52,7 @@ impl Digits {
     }
 }
 
-/// All lines; none where it was not asked for.
+/// Returns all lines of `--stats`. `None` if they were not asked for.
 pub(crate) fn stats(copied: &Copied, digits: Digits) -> Option<String> {
     let [sent_bytes, received_bytes] = copied.totals?;
     let TreeFigures { stats, size_bytes, .. } = copied.tree;
@@ -74,7 +74,7 @@ pub(crate) fn stats(copied: &Copied, digits: Digits) -> Option<String> {
     text += &format!("Total bytes sent: {}\nTotal bytes received: {}\n\n", size(sent_bytes), size(received_bytes));
     let all = sent_bytes.saturating_add(received_bytes);
     if all == 0 {
-        // Within a host.
+        // The copy was within a host.
         text += &format!("total size is {}\n", size(size_bytes));
         return Some(text);
     }
@@ -157,7 +157,7 @@ total size is 1,234,567,890  speedup is 301.04
         }
     }
 
-    /// Nothing is sent within a host, and what `-n` would send is not sent either.
+    /// Nothing is sent within a host, and a dry run (`-n`) sends nothing either.
     #[test]
     fn what_was_not_done_is_not_said() {
         let text = stats(&Copied { totals: Some([0; 2]), ..copied() }, Digits::Plain).expect("asked for");

@@ -1,5 +1,5 @@
-//! How far a copy has come, put together from what its ends tell: the sender knows what there is to copy, the receiver
-//! what stands at the destination.
+//! Progress of a copy, combined from the reports of its ends: the sender knows what there is to copy, the receiver what
+//! is at the destination.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::job::hop::Side;
 use crate::job::progress::{Compared, Rate, Shown};
 use crate::tree::progress::Amount;
 
-/// A copy that is over by then is not counted ahead.
+/// How long a session runs before its entries are counted ahead. A copy that ends sooner needs no count.
 const COUNT_AFTER: Duration = Duration::from_secs(1);
 
-/// How often `--json` tells how far it has come.
+/// How often `--json` reports progress.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
 
 /// Which end of a session reports.
@@ -22,33 +22,33 @@ const EVENT_EVERY: Duration = Duration::from_secs(1);
 pub(super) enum ReportingEnd {
     Sender,
     Receiver,
-    /// A copy on one host has one.
+    /// The only end of a copy within one host.
     Both,
 }
 
-/// How far a copy has come.
+/// Progress of a copy.
 pub(super) struct Progress {
     began: Instant,
-    /// What all sources come to, where they are known to be files.
+    /// Total of all sources, if they are known to be files.
     known: Option<Amount>,
-    /// Of the sessions that are over.
+    /// Amount copied by the sessions that are over.
     before: Amount,
     before_sent: u64,
-    /// Sources are left for other sessions.
+    /// Whether sources are left for later sessions.
     has_more: bool,
     is_tree: bool,
-    /// The session at hand: what stands there, what there is, and what the session's payload comes to.
+    /// Of the current session: what is at the destination, what there is to copy, and the payload moved.
     done: Amount,
     kept_bytes: u64,
     found: Amount,
     has_found_all: bool,
     may_send_more: bool,
-    /// Only what differs is copied.
+    /// Whether only differences are copied.
     is_compared: bool,
     files_rate: Rate,
     done_rate: Rate,
     payload_bytes: u64,
-    /// When it began, until its sender is asked to count.
+    /// When the session began. `None` once its sender has been asked to count.
     uncounted_since: Option<Instant>,
     waits_before: Waits,
     waits: Waits,
@@ -82,12 +82,12 @@ impl Progress {
         }
     }
 
-    /// All that will be copied, if it is known beforehand.
+    /// Sets the total of the copy, if it is known beforehand.
     pub(super) fn expect(&mut self, known: Option<Amount>) {
         (self.known, self.began) = (known, Instant::now());
     }
 
-    /// A session begins. `waits`: those of the sessions before it.
+    /// Begins a session. `waits`: those of the sessions before it.
     pub(super) fn begin(&mut self, is_tree: bool, has_more: bool, waits: Waits) {
         (self.is_tree, self.has_more, self.waits_before) = (is_tree, has_more, waits);
         (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
@@ -95,7 +95,7 @@ impl Progress {
         self.uncounted_since = (is_tree && self.known.is_none()).then(Instant::now);
     }
 
-    /// It has ended.
+    /// Ends the current session.
     pub(super) fn end(&mut self) {
         let done = self.done();
         self.before = self.before.plus(done);
@@ -103,7 +103,7 @@ impl Progress {
         (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
     }
 
-    /// What one end reports of trees.
+    /// Records what one end reports about trees.
     pub(super) fn hear(&mut self, end: ReportingEnd, tree: TreeProgress) {
         if end != ReportingEnd::Receiver {
             (self.found, self.has_found_all, self.kept_bytes) = (tree.found, tree.has_found_all, tree.kept_bytes);
@@ -117,7 +117,7 @@ impl Progress {
         }
     }
 
-    /// What the session's payload comes to, and where the time went.
+    /// Records the session's payload and where its time went.
     pub(super) fn hear_payload(&mut self, bytes: u64, waits: Waits) {
         self.payload_bytes = bytes;
         self.waits = self.waits_before.plus(waits);
@@ -128,12 +128,12 @@ impl Progress {
         self.done_rate.add(Instant::now(), done.bytes, Waits::default());
     }
 
-    /// There was no link: a rate across that time says nothing of what is left.
+    /// Discards the rates measured so far. A rate that spans a time without a link says nothing about the rest.
     pub(super) fn forget_rates(&mut self) {
         (self.rate, self.files_rate, self.done_rate) = Default::default();
     }
 
-    /// Whether somebody who watches may have the sender count now; true once in a session.
+    /// Whether the sender should count now, if a person watches. True once in a session.
     pub(super) fn is_count_due(&mut self) -> bool {
         let is_due = self.uncounted_since.is_some_and(|since| since.elapsed() >= COUNT_AFTER);
         if is_due {
@@ -142,17 +142,17 @@ impl Progress {
         is_due && !self.has_found_all
     }
 
-    /// Data that the session at hand has moved.
+    /// Returns how much data the current session has moved.
     fn session_bytes(&self) -> u64 {
         if self.is_tree { self.done.bytes } else { self.payload_bytes }
     }
 
-    /// What the session at hand has brought to the destination, and what was there.
+    /// Returns what the current session has brought to the destination, including what was already there.
     fn done(&self) -> Amount {
         Amount { bytes: self.session_bytes().saturating_add(self.kept_bytes), ..self.done }
     }
 
-    /// All in all: what is done, what there is as far as it is known, and whether that is all.
+    /// Returns what is done, what there is as far as known, and whether that total is final.
     fn all(&self) -> (Amount, Option<Amount>, bool) {
         let done = self.before.plus(self.done());
         match self.known {
@@ -160,13 +160,13 @@ impl Progress {
             None if !self.is_tree || self.found.entries == 0 => (done, None, false),
             None => {
                 let (found, is_final) = (self.before.plus(self.found), self.has_found_all && !self.has_more);
-                // Who counts may be behind those who copy.
+                // The thread that counts may be behind the threads that copy.
                 (done, Some(found).filter(|_| is_final || found.entries > done.entries), is_final)
             }
         }
     }
 
-    /// For a person.
+    /// Returns the progress for a person.
     pub(super) fn shown(&self) -> Shown {
         let (done, total, is_final) = self.all();
         let is_single = self.known.is_some_and(|known| known.entries == 1) || !self.is_tree;
@@ -190,7 +190,7 @@ impl Progress {
         }
     }
 
-    /// For a program.
+    /// Returns the progress for a program.
     pub(super) fn event(&self) -> event::Progress {
         let (done, total, is_final) = self.all();
         let shown = self.shown();
@@ -207,7 +207,7 @@ impl Progress {
 }
 
 impl Copy<'_> {
-    /// Takes what one end reports, and shows it where progress is shown.
+    /// Records what one end reports, and shows it where progress is shown.
     pub(super) fn hear_progress(
         &mut self,
         hop: usize,
@@ -256,7 +256,7 @@ mod tests {
         TreeProgress { done: amount(entries, 1, bytes), name: b"n".to_vec(), ..TreeProgress::default() }
     }
 
-    /// Each end is heard for what it knows, whatever else it says.
+    /// From each end, only what that end knows is used, whatever else it reports.
     #[test]
     fn two_ends_make_one_progress() {
         let mut progress = Progress::new(false);
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!((event.bytes_per_second, event.seconds_left), (None, None));
     }
 
-    /// As a hostile agent may tell them.
+    /// Numbers that a hostile agent could report.
     #[test]
     fn numbers_that_cannot_be_do_no_harm() {
         let mut progress = Progress::new(false);

@@ -5,79 +5,79 @@ use serde::Serialize;
 
 use crate::job::progress::HostStanding;
 
-/// See [`super::Event::Job`].
+/// How to add hosts to a running copy.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Job {
-    /// What `rdcp --join` calls it.
+    /// The name of the copy for `rdcp --join`.
     pub job: String,
 }
 
-/// See [`super::Event::Host`].
+/// The state of one of several hosts.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Host {
     /// The host as the command line names it.
     pub host: String,
-    /// How it stands now. Why it failed is in `failed`, which has the host.
+    /// The host's state now. The reason for a failure is in the event `failed` for the same host.
     pub state: HostStanding,
-    /// Bytes of the stream that it has.
+    /// Bytes of the stream that the host has received.
     pub bytes: u64,
-    /// The hop by which it gets them: from this host. Null for the one that has the source, and for none.
+    /// The host that sends it the stream. Null for the host that has the source, and if no host sends.
     pub from: Option<String>,
 }
 
-/// See [`super::Event::Hosts`].
+/// Progress of all hosts of a copy to several hosts.
 #[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Hosts {
-    /// All of them.
+    /// Number of hosts.
     pub hosts: u64,
-    /// Those that have all, proven.
+    /// Number of hosts that have everything, and have proved it.
     pub done: u64,
-    /// Those that have failed.
+    /// Number of hosts that have failed.
     pub failed: u64,
-    /// Bytes of the stream that the source has made so far: of file contents and of what describes them.
+    /// Bytes of the stream that the source has made so far: file contents and their descriptions.
     pub bytes: u64,
-    /// That is all of it.
+    /// Whether `bytes` is the whole stream.
     pub bytes_final: bool,
-    /// The rate of the last seconds, of all hosts together.
+    /// The rate over the last seconds, of all hosts together, in bytes per second.
     pub bytes_per_second: f64,
-    /// The slowest of those that take the stream; null where none does.
+    /// The slowest host that receives the stream; null if none does.
     pub slowest: Option<HostRate>,
-    /// The rate of the middle one; null where none takes the stream.
+    /// The median rate of the hosts that receive the stream, in bytes per second; null if none does.
     pub median_bytes_per_second: Option<f64>,
-    /// The fastest; null where none takes the stream.
+    /// The fastest host that receives the stream; null if none does.
     pub fastest: Option<HostRate>,
-    /// The host that others wait for; null where none is far enough behind.
+    /// The host that others wait for; null if none is far enough behind.
     pub held_up: Option<HeldUp>,
 }
 
-/// How fast a host takes the stream.
+/// How fast a host receives the stream.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct HostRate {
     /// The host as the command line names it.
     pub host: String,
-    /// Bytes of the stream that it has.
+    /// Bytes of the stream that the host has received.
     pub bytes: u64,
-    /// The rate of the last seconds.
+    /// The rate over the last seconds, in bytes per second.
     pub bytes_per_second: f64,
 }
 
-/// Who holds up whom.
+/// A host that holds up others.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct HeldUp {
-    /// The host that is waited for.
+    /// The host that others wait for.
     pub host: String,
-    /// What of it is slow.
+    /// The slow part of the host.
     pub by: HeldUpBy,
-    /// How many others take the stream meanwhile.
+    /// Number of other hosts that receive the stream meanwhile.
     pub hosts: u64,
 }
 
-/// What of a host others wait for.
+/// The part of a host that others wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeldUpBy {
-    /// Its disk: it has what it does not write.
+    /// The host's disk: the host has data that it has not written.
     Disk,
-    /// The way to it from the host before it.
+    /// The link to the host from the host before it.
     Link,
 }

@@ -1,9 +1,9 @@
-//! A drill for `rddoctor --drill`: faults that are made on purpose, in copies of its own, to see that each is noticed and
-//! survived.
+//! A drill for `rddoctor --drill`: makes faults on purpose, in copies of its own, and checks that each fault is noticed
+//! and survived.
 //!
-//! The copies go through the launcher's connection, which passes this process: so it can damage what is on its way, and
-//! no other process is touched, and no code of the ends knows of it. All files are in two directories of its own, one on
-//! each host where temporary files are, and are removed at the end. Whatever it waits for has a deadline.
+//! The copies go through the launcher's connection, which passes this process, so the drill can damage data on its way.
+//! No other process is touched, and the code of the ends knows nothing of the drill. All files are in two directories
+//! of the drill, one on each host where temporary files are, and are removed at the end. Every wait has a deadline.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -25,36 +25,37 @@ use crate::job::{EndOf, HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update, told};
 use crate::measure::{Finding, Level, What};
 use crate::options::TransferOptions;
 
-/// What is copied, how fast, and after how much of it something goes wrong: in the middle of half a second.
+/// Size of the file that is copied, the rate, and the number of bytes after which a fault is made: in the middle of
+/// half a second.
 const FILE_BYTES: usize = 4 << 20;
 const RATE_BYTES: u64 = 8 << 20;
 const FAULT_AFTER_BYTES: u64 = 1 << 20;
 
-/// Messages with less than this are no payload.
+/// Minimum size of a message with payload.
 const PAYLOAD_BYTES_MIN: usize = 4 << 10;
 
-/// How long a copy, or a command there, may take.
+/// How long a copy, or a command on the other host, may take.
 const COPY_MAX: Duration = Duration::from_secs(40);
 const COMMAND_MAX: Duration = Duration::from_secs(10);
 
-/// What must not be.
+/// Report of a failed drill: part of a file is visible under its final name.
 const HALF: &str = "half a file stands under its name; ";
 
 /// A file that is always full.
 const FULL: &str = "/dev/full";
 
-/// What is done to a copy on its way.
+/// The damage done to a copy on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
-    /// A connection ends.
+    /// A connection is closed.
     Cut,
-    /// A bit is changed.
+    /// A bit is flipped.
     Flip,
-    /// Nothing is; it is the moment for something else.
+    /// Nothing is damaged: this marks the moment for another fault.
     Nothing,
 }
 
-/// Does it, once.
+/// Damages a copy, once.
 pub(in crate::job) struct Tamper {
     damage: Damage,
     passed_bytes: u64,
@@ -66,7 +67,7 @@ impl Tamper {
         Self { damage, passed_bytes: 0, is_done: false }
     }
 
-    /// What the other end gets of a message of the sender's, and what the sender gets back.
+    /// Returns the message that the other end gets instead, and the message that the sender gets back.
     fn pass(&mut self, from: Side, message: Message) -> (Message, Option<Message>) {
         let Message::TunnelData { id, mut bytes } = message else { return (message, None) };
         if from == Side::From {
@@ -88,8 +89,8 @@ impl Tamper {
 }
 
 impl Job {
-    /// Passes a message of a tunnel on to the other end, in a drill with damage. Who sends more than its credit is lost: it would
-    /// be the other one, for not taking all of that.
+    /// Passes a message of a tunnel on to the other end, damaged if a drill asks for that. A host that sends more than
+    /// its credit is given up; otherwise the other host would be, for not taking all of that.
     pub(in crate::job) fn pass_on(&mut self, hop: usize, side: Side, message: Message) {
         let host = self.hops[hop].host(side);
         match self.hops[hop].passage.pass(side as usize, &message) {
@@ -113,15 +114,15 @@ impl Job {
     }
 }
 
-/// What a shell takes as it is.
+/// Whether a shell takes the path literally.
 fn is_plain(path: &str) -> bool {
     path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte))
 }
 
-/// What came of a copy.
+/// Result of a copy.
 struct Went {
     outcome: Result<(), Failure>,
-    /// What the ends have said of their lanes meanwhile.
+    /// Notices of the ends about their lanes during the copy.
     noticed: Vec<String>,
 }
 
@@ -130,7 +131,7 @@ impl Went {
         self.outcome.is_ok()
     }
 
-    /// What is said of the copy after one that failed.
+    /// Describes the copy as the next copy after a failed one.
     fn as_next(&self) -> String {
         if self.is_well() {
             "the next copy arrived, and is equal".to_owned()
@@ -139,7 +140,7 @@ impl Went {
         }
     }
 
-    /// "exit 4: lost the agent".
+    /// Describes the outcome: "exit 4: lost the agent".
     fn said(&self) -> String {
         match &self.outcome {
             Ok(()) => "exit 0".to_owned(),
@@ -165,7 +166,8 @@ struct Drill<'a> {
 ///
 /// # Errors
 ///
-/// Why it cannot be begun: the host cannot be reached, or has no room. 128+n for a signal.
+/// Fails with the reason if the drill cannot be begun: the host cannot be reached, or has no room. Exit code 128+n for
+/// a signal.
 pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
     let name = format!("rddoctor-drill-{:016x}", rng().next_u64());
     let there_at = std::env::temp_dir().join(format!("{name}-there"));
@@ -188,7 +190,7 @@ pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
     let mut drill = Drill { job, there, host, transfer, here_at, there_at, stages, contents };
     let done = written.and_then(|()| drill.all());
     let _ = fs::remove_dir_all(&drill.here_at);
-    // Also where it was interrupted; an agent that is lost is started again.
+    // The directory is removed also after an interruption. A lost agent is started again for that.
     let removed = drill.back().and_then(|()| drill.command(&format!("rm -rf {}", drill.there_at)));
     let findings = done?;
     removed?;
@@ -217,7 +219,7 @@ impl Drill<'_> {
         self.damaged("bit", Damage::Flip, "a bit was flipped in the middle of a copy")
     }
 
-    /// A copy that is damaged on its way arrives whole, and somebody has noticed.
+    /// Checks that a copy damaged on its way arrives whole, and that an end has noticed the damage.
     fn damaged(&mut self, about: &'static str, damage: Damage, done: &str) -> Result<Finding, Failure> {
         self.job.tamper = Some(Tamper::new(damage));
         let went = self.send(about)?;
@@ -236,7 +238,8 @@ impl Drill<'_> {
         Ok(finding(about, is_survived, done, format!("{noticed}; {copy}")))
     }
 
-    /// A disk without room: the copy says so, leaves no half a file, and the next one works.
+    /// Copies to a full disk. The copy must report that and leave no partial file under its name, and the next copy
+    /// must work.
     fn full(&mut self) -> Result<Finding, Failure> {
         let small = self.small_disk()?;
         let (path, done) = match &small {
@@ -256,8 +259,8 @@ impl Drill<'_> {
         Ok(finding("disk", is_survived, &done, seen))
     }
 
-    /// A file system that nobody else sees, for as long as a process of ours has it: in a mount namespace of its own, which is
-    /// reached through that process. `None` where that is not allowed.
+    /// Makes a file system that is visible only to one of this drill's processes, and lasts as long as that process. It
+    /// is in a mount namespace of its own, and is reached through that process. `None` if the host does not allow that.
     fn small_disk(&mut self) -> Result<Option<String>, Failure> {
         let at = self.there_at.clone();
         self.stage(&format!(
@@ -271,7 +274,8 @@ impl Drill<'_> {
         Ok(is_made.then(|| format!("{at}/small")))
     }
 
-    /// The agent is killed: the copy says so, there is no half a file, and the next one works.
+    /// Kills the agent during a copy. The copy must report that and leave no partial file under its name, and the next
+    /// copy must work.
     fn kill(&mut self) -> Result<Finding, Failure> {
         self.job.tamper = Some(Tamper::new(Damage::Nothing));
         let went = self.send("agent")?;
@@ -288,7 +292,7 @@ impl Drill<'_> {
         self.succeeds(&format!("test -e {path}"))
     }
 
-    /// Starts the agent again where it is lost.
+    /// Starts the agent again if it is lost.
     fn back(&mut self) -> Result<(), Failure> {
         self.job.tamper = None;
         self.there = self.job.host(self.host)?;
@@ -303,7 +307,7 @@ impl Drill<'_> {
         self.copy(HERE, self.path("source"), self.there, self.there_path(name))
     }
 
-    /// Whether what is there comes back as it was sent.
+    /// Whether the file on the other host comes back as it was sent.
     fn is_equal(&mut self, name: &str) -> Result<bool, Failure> {
         let back: OsString = self.here_at.join("back").into();
         let went = self.copy(self.there, self.there_path(name), HERE, back.as_bytes().to_vec())?;
@@ -375,12 +379,12 @@ impl Drill<'_> {
         self.stages
     }
 
-    /// Has the agent killed: it is the parent of what guards the shell.
+    /// Has the agent killed: the agent is the parent of the guard of the shell.
     fn kill_agent(&mut self) {
         self.stage("read -r _ _ _ agent _ </proc/$PPID/stat && kill -KILL \"$agent\"");
     }
 
-    /// Runs a command there.
+    /// Runs a command on the other host.
     fn command(&mut self, command: &str) -> Result<(), Failure> {
         if self.succeeds(command)? {
             return Ok(());
@@ -389,7 +393,7 @@ impl Drill<'_> {
         Err(Failure::new(Exit::Destination, format!("{label}: `{command}` failed")))
     }
 
-    /// Whether a command there ends with 0.
+    /// Whether a command on the other host ends with exit code 0.
     fn succeeds(&mut self, command: &str) -> Result<bool, Failure> {
         let number = self.stage(command);
         let deadline = Instant::now() + COMMAND_MAX;

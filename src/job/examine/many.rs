@@ -1,10 +1,11 @@
-//! Many hosts for `rddoctor`: each is examined, then pairs of them are measured, as many at once as there are without a host
-//! in two of them.
+//! Many hosts for `rddoctor`: each is examined, then pairs of hosts are measured in rounds. A round has as many pairs
+//! as possible without any host in two of them.
 //!
 //! # Invariants
 //!
-//! * A host that cannot be reached, or is lost, fails alone: it is said of it, and the others go on.
-//! * Nothing is waited for without a deadline, and rounds that would take longer than was asked for are left out.
+//! * A host that cannot be reached, or is lost, fails alone: the failure is reported for that host, and the others go
+//!   on.
+//! * Every wait has a deadline, and rounds that would exceed the requested time are left out.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -18,52 +19,54 @@ use crate::measure::matrix::{Matrix, Measured, round, rounds, sampled};
 use crate::measure::{Facts, Path, Speed};
 use crate::options::TransferOptions;
 
-/// How long ports may be tried, of all hosts: each takes milliseconds, or seconds where a firewall drops packets.
+/// How long ports may be tried, for all hosts together. A host takes milliseconds, or seconds if a firewall drops
+/// packets.
 const PORTS_MAX: Duration = Duration::from_secs(60);
 
-/// How much longer than it is measured a pair may take: to connect in one way and in the other, and to take what was sent.
+/// How much longer than the measurement a pair may take: to connect in one way and in the other, and to take what was
+/// sent.
 const PAIR_EXTRA: Duration = Duration::from_secs(40);
 
-/// What a pair takes beside being measured, where all is well.
+/// How long a pair takes besides the measurement if all is well.
 const PAIR_SETUP: Duration = Duration::from_millis(300);
 
 /// What to find out about several hosts.
 pub(crate) struct Survey<'a> {
     pub(crate) setup: Setup,
     pub(crate) hosts: &'a [OsString],
-    /// For how long to measure each direction of a pair, if at all.
+    /// How long to measure each direction of a pair. `None`: no measurement.
     pub(crate) lasting: Option<Duration>,
-    /// How long all pairs may take.
+    /// How long all pairs together may take.
     pub(crate) within: Duration,
     pub(crate) transfer: &'a TransferOptions,
 }
 
-/// How far it has come.
+/// Progress of a survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Hosts that have answered, or have failed.
+    /// Number of hosts that have answered or failed.
     Hosts { done: usize, all: usize },
-    /// Hosts whose ports have been tried.
+    /// Number of hosts whose ports have been tried.
     Ports { done: usize, all: usize },
-    /// Rounds that have been measured, and how long the others will take.
+    /// Number of rounds measured, and how long the rest will take.
     Rounds { done: usize, all: usize, left: Duration },
 }
 
-/// What was found.
+/// Results of a survey.
 pub(crate) struct Surveyed {
-    /// Of each host.
+    /// Result for each host.
     pub(crate) hosts: Vec<Result<Path, NoWay>>,
     pub(crate) matrix: Matrix,
-    /// Hosts whose ports were not tried, since others took too long.
+    /// Number of hosts whose ports were not tried, because others took too long.
     pub(crate) untried: usize,
 }
 
 impl Survey<'_> {
-    /// Examines all of them. `here`: what this host is like; `tell` hears how far it has come.
+    /// Examines all hosts. `here`: the facts about this host; `tell` is called with the progress.
     ///
     /// # Errors
     ///
-    /// 128+n for a signal meanwhile; 3 where signals cannot be handled.
+    /// Exit code 128+n for a signal meanwhile; 3 if signals cannot be handled.
     pub(crate) fn run(&self, here: &Facts, tell: &mut dyn FnMut(Step)) -> Result<Surveyed, Failure> {
         let mut job = Job::new(self.setup.clone(), false)?;
         job.fails_alone = true;
@@ -87,7 +90,7 @@ impl Survey<'_> {
 
 struct Many {
     examiner: Examiner,
-    /// The number of each host, in the order in which they were named.
+    /// Number of each host, in the order in which the hosts were named.
     numbers: Vec<usize>,
     found: Vec<Result<Path, NoWay>>,
 }
@@ -97,7 +100,7 @@ impl Many {
         &mut self.examiner.job
     }
 
-    /// Those that are still there: which of the hosts, and its number.
+    /// Returns the hosts that are still there: index in the list of hosts, and number.
     fn there(&self) -> Vec<(usize, usize)> {
         let is_there = |&(at, number): &(usize, usize)| self.found[at].is_ok() && !self.examiner.job.hosts[number].gone;
         self.numbers.iter().copied().enumerate().filter(is_there).collect()
@@ -109,17 +112,17 @@ impl Many {
         if self.found[at].is_ok() {
             self.found[at] = Err(NoWay { failure, lacks_agent });
         }
-        // What it still says is of no use.
+        // Later messages of the host are of no use.
         self.job().hosts[number].gone = true;
     }
 
-    /// Starts all hosts, and waits until each has said who it is, or has failed.
+    /// Starts all hosts, and waits until each agent has introduced itself or failed.
     fn arrive(&mut self, hosts: &[OsString], tell: &mut dyn FnMut(Step)) -> Result<(), Failure> {
         for host in hosts {
             self.found.push(Ok(Path::default()));
             match self.job().host(host) {
                 Ok(number) => self.numbers.push(number),
-                // The launcher cannot be run, for any of them.
+                // The launcher cannot be run, so every host would fail.
                 Err(failure) => return Err(failure),
             }
         }
@@ -136,7 +139,7 @@ impl Many {
         Ok(())
     }
 
-    /// Asks the same of all that are there, and waits for the answers.
+    /// Asks all remaining hosts the same question, and waits for the answers.
     fn ask(&mut self, question: &Message) -> Result<HashMap<usize, Message>, Failure> {
         let asked: Vec<usize> = self.there().into_iter().map(|(_, number)| number).collect();
         asked.iter().for_each(|&number| self.job().send(number, question.clone()));
@@ -156,7 +159,7 @@ impl Many {
         Ok(answers)
     }
 
-    /// Takes an update that is no answer.
+    /// Handles an update that is not an answer.
     fn note(&mut self, update: Update) -> Result<(), Failure> {
         match update {
             Update::Gone(number, failure) => {
@@ -195,7 +198,7 @@ impl Many {
         Ok(())
     }
 
-    /// Tries ports of each host, and of this one; gives for how many there was no time.
+    /// Tries ports of each host, and of this host. Returns for how many hosts there was no time.
     fn try_ports(&mut self, tell: &mut dyn FnMut(Step)) -> Result<usize, Failure> {
         let deadline = Instant::now() + PORTS_MAX;
         let there = self.there();
@@ -233,14 +236,14 @@ impl Many {
     ) -> Result<(), Failure> {
         let there: Vec<usize> = self.there().into_iter().map(|(at, _)| at).collect();
         let each = 2 * (lasting + PAIR_SETUP);
-        // One round is always measured: else there would be nothing to say.
+        // At least one round is measured, because otherwise there would be nothing to report.
         let at_most = (within.as_micros() / each.as_micros()).max(1) as usize;
         let all = rounds(there.len());
         let begun = Instant::now();
         let chosen = sampled(all, at_most);
         for (done, &at) in chosen.iter().enumerate() {
             let left = each * (chosen.len() - done) as u32;
-            // Rounds with pairs that are slow to connect take longer than they should.
+            // Rounds with pairs that are slow to connect take longer than estimated.
             if done > 0 && begun.elapsed() + each > within {
                 break;
             }
@@ -257,7 +260,7 @@ impl Many {
         Ok(())
     }
 
-    /// Sends memory to nowhere, from the first to the second of each pair.
+    /// Measures the rate from memory to `/dev/null`, from the first host to the second of each pair, all pairs at once.
     fn measure_at_once(
         &mut self,
         measured: &mut Vec<Measured>,
@@ -303,7 +306,7 @@ impl Many {
             }
         }
         for (from, to, hop) in begun {
-            // What a host that is lost had begun says nothing of the network.
+            // An unfinished measurement with a lost host says nothing about the network.
             if self.found[from].is_ok() && self.found[to].is_ok() {
                 let speed = match unmet.remove(&hop) {
                     Some(reason) => Err(reason),
@@ -330,7 +333,7 @@ impl Many {
         Ok(speed(&figures, hop.tunneled))
     }
 
-    /// What has been counted by now.
+    /// Asks for the counters after the measurement.
     fn ask_counters(&mut self) -> Result<(), Failure> {
         let answers = self.ask(&Message::Examine)?;
         for (at, number) in self.there() {
@@ -339,7 +342,7 @@ impl Many {
                 _ => None,
             };
             if let (Some(counted), Ok(path)) = (counted, &mut self.found[at]) {
-                // This host has measured nothing.
+                // This host took no part in the measurement.
                 path.after = Some([path.here.counters.clone(), counted]);
             }
         }

@@ -1,4 +1,4 @@
-//! What a pipeline has to say: standard error of its stages, and at the end who held it up.
+//! What a pipeline reports: standard error of its stages and, at the end, what limited its throughput.
 
 use std::ffi::OsStr;
 
@@ -8,10 +8,10 @@ use crate::fault::{Failure, escaped};
 use crate::job::event::{self, rate, rounded};
 use crate::job::hop::Hop;
 
-/// A line of a stage's standard error is passed on when it is that long, without its end.
+/// Length at which an unfinished line of a stage's standard error is passed on.
 const LINE_BYTES_MAX: usize = 4 << 10;
 
-/// Share of the time that somebody must have held a pipeline up for to be named, of 1.
+/// Minimum share of the time (0 to 1) for which a stage or hop must have limited a pipeline to be named.
 const LIMITER_SHARE_MIN: f64 = 0.3;
 
 /// Puts a label in front of each line of a stage's standard error.
@@ -26,7 +26,7 @@ impl Labelled {
         Self { label, held: Vec::new() }
     }
 
-    /// What may be written now.
+    /// Returns the bytes that may be written now.
     pub(super) fn add(&mut self, bytes: &[u8]) -> Vec<u8> {
         let Some(label) = &self.label else { return bytes.to_vec() };
         self.held.extend_from_slice(bytes);
@@ -42,7 +42,7 @@ impl Labelled {
         ready
     }
 
-    /// What is left without an end of its line.
+    /// Returns the last line, if it has no newline.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         let Some(label) = self.label.as_ref().filter(|_| !self.held.is_empty()) else { return Vec::new() };
         let mut line = format!("{label}: ").into_bytes();
@@ -52,16 +52,18 @@ impl Labelled {
     }
 }
 
-/// Who held the pipeline up, and for which share of the time. What waits for nobody is waited for by its neighbours: a
-/// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
+/// Returns what limited the pipeline, and for which share of the time. A stage or hop that itself waits for nothing is
+/// waited for by its neighbours. So a command is the limiter for as long as the session before it waits for it to take
+/// data and the session behind it waits for its data.
 pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
     let [sender, receiver] = [0, 1];
-    // Of a chain each hop is held up by others of it.
+    // The hops of a chain limit each other.
     let hops: Vec<&Hop> = hops.iter().filter(|hop| !hop.is_of_chain()).collect();
     let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
-    // Of the time in which anything moved: a hop that carries a last line is not held up by it.
+    // Shares are of the time in which anything moved, because a hop that carries one last line is not limited by that
+    // line.
     let seconds = reports.map(|report| report.figures.seconds).reduce(f64::max)?.max(1e-6);
-    // For which share an end of a hop waited for these.
+    // Returns the share of the time for which an end of a hop waited for the selected causes.
     let share = |hop: &Hop, end: usize, of: fn(Waits) -> f64| {
         hop.reports[end].as_ref().map(|report| of(report.figures.waits) / seconds)
     };
@@ -78,7 +80,7 @@ pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
         }
     }
     for hop in &hops {
-        // Neither end waits for anything but the other, or for what --bwlimit allows.
+        // The hop is the limiter if neither end waits for anything but the other end, or for what --bwlimit allows.
         let shares = [
             share(hop, sender, |waits| waits.cpu + waits.credits + waits.wire + waits.limit),
             share(hop, receiver, |waits| waits.cpu + waits.wire),
@@ -100,13 +102,13 @@ pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
     (share >= LIMITER_SHARE_MIN).then_some((name, share.min(1.0)))
 }
 
-/// A command as it may stand in a sentence.
+/// Quotes a command for use in a sentence.
 pub(super) fn quoted(text: &[u8]) -> String {
     use std::os::unix::ffi::OsStrExt;
     format!("'{}'", escaped(OsStr::from_bytes(text.trim_ascii())))
 }
 
-/// The whole pipeline, for `--json`.
+/// Returns the result of the whole pipeline for `--json`.
 pub(crate) fn end<'a>(stages: &[Stage], hops: &[Hop], failure: Option<&'a Failure>) -> event::Pipeline<'a> {
     use std::os::unix::ffi::OsStrExt;
     let bytes =

@@ -1,4 +1,4 @@
-//! What limited a run, in the words of `-v`, and what would make it faster or whole.
+//! Describes what limited a run, in the words of `-v`, and what would make it faster or complete.
 
 use super::CameTo;
 use crate::cli::report::limiter_line;
@@ -6,10 +6,10 @@ use crate::cli::report::record::{Record, Weight};
 use crate::engine::Wait;
 use crate::job::event::End;
 
-/// What is waited for longer than this share of the time is worth being changed.
+/// Minimum share of the time for which something must be waited for to be worth changing.
 const SHARE_MIN: f64 = 0.4;
 
-/// Sentences, those that matter most first.
+/// Returns sentences, the most important first.
 pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     let (result, retries) = match came_to.end {
@@ -111,7 +111,7 @@ fn of_wait(wait: Wait, transport: &str, is_encrypted: bool) -> Vec<String> {
     lines
 }
 
-/// A sentence's beginning.
+/// Capitalizes a line, and ends it with a full stop.
 fn capital(line: &str) -> String {
     let mut letters = line.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect::<String>() + ".").unwrap_or_default()

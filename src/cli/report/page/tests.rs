@@ -11,7 +11,7 @@ use crate::job::progress::{HostShown, HostStanding};
 use crate::tree::progress::Amount;
 use crate::tree::stats::TreeFigures;
 
-/// What a page has: names of its elements, its attributes, and all of its text but the style sheet.
+/// Contents of a page: names of its elements, its attributes, and all of its text except the style sheet.
 #[derive(Default)]
 struct Parsed {
     elements: Vec<String>,
@@ -19,7 +19,7 @@ struct Parsed {
     text: String,
 }
 
-/// Reads it with an XML parser, and refuses what is not well-formed, runs, or is loaded from elsewhere.
+/// Reads a page with an XML parser. Fails if the page is not well-formed, runs code, or loads anything.
 #[track_caller]
 fn parsed(page: &[u8]) -> Parsed {
     let text = std::str::from_utf8(page).expect("UTF-8");
@@ -94,7 +94,7 @@ fn host(name: &str, standing: HostStanding) -> HostShown {
 
 const HOSTILE: &str = "</code><script>alert(1)</script><img src=x onerror=y>\u{1b}[31m\u{202e}\u{0}\"' &lt;";
 
-/// A run with everything in it, all of whose names are hostile.
+/// A run with everything in it, and with hostile names throughout.
 fn hostile_record() -> Record {
     let mut record = Record::new("rdcp");
     let name = escaped(std::ffi::OsStr::from_bytes(&[HOSTILE.as_bytes(), b"\xff\xfe"].concat()));

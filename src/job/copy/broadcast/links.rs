@@ -1,4 +1,4 @@
-//! The hops of a chain: begun and ended as the chain says, and what it is told of them.
+//! The hops of a chain: begins and ends them as the chain decides, and reports their state to the chain.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,13 +11,14 @@ use crate::job::hop::Side;
 use crate::job::{EndOf, Job};
 use crate::options::TransferOptions;
 
-/// For how long it is measured what a link could carry.
+/// How long a probe measures what a link could carry.
 const PROBE: Duration = Duration::from_millis(400);
 
-/// How long the second end of a hop that has failed may take to say so as well.
+/// How long the second end of a failed hop may take to report the failure as well.
 const OTHER_END_MAX: Duration = Duration::from_millis(1800);
 
-/// Why the others go on without a host, for the user; `None` where it says so itself, or its end does.
+/// Explains to the user why the other hosts go on without a host. `None` if the host, or its end of a hop, reports the
+/// reason itself.
 pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<String> {
     Some(match why {
         Why::Lost => format!("lost {host}"),
@@ -31,71 +32,72 @@ pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<Strin
     })
 }
 
-/// Those that are there.
+/// Existing hops of a chain.
 #[derive(Default)]
 pub(super) struct Links {
     links: HashMap<usize, LinkId>,
-    /// Hops that only measure.
+    /// Hops used only for measuring.
     probes: Vec<usize>,
 }
 
 impl Links {
-    /// Begins one.
+    /// Begins a hop for a link.
     pub(super) fn connect(&mut self, job: &mut Job, options: &TransferOptions, link: LinkId, hosts: [usize; 2]) {
         let hop = hop_of_chain(job, options, hosts, [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast]);
         self.links.insert(hop, link);
     }
 
-    /// Has both its ends end.
+    /// Tells both ends of the link's hop to end.
     pub(super) fn stop(&self, job: &mut Job, link: LinkId) {
         if let Some((&hop, _)) = self.links.iter().find(|(_, one)| **one == link) {
             job.stop(hop, libc::SIGTERM as u8);
         }
     }
 
-    /// Measures how fast the one host can send to the other.
+    /// Measures how fast the first host can send to the second.
     pub(super) fn probe(&mut self, job: &mut Job, options: &TransferOptions, hosts: [usize; 2]) {
         let send = frames::Job::SendMemory { millis: PROBE.as_millis() as u32 };
         let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
         self.probes.push(hop_of_chain(job, options, hosts, [send, receive]));
     }
 
-    /// Whether a hop only measures.
+    /// Whether a hop is used only for measuring.
     pub(super) fn is_probe(&self, hop: usize) -> bool {
         self.probes.contains(&hop)
     }
 
-    /// What a hop is to the chain.
+    /// Returns the link that a hop serves in the chain.
     pub(super) fn link(&self, hop: usize) -> Option<LinkId> {
         self.links.get(&hop).copied()
     }
 
-    /// The hops of the chain.
+    /// Returns the hops of the chain.
     pub(super) fn hops(&self) -> impl Iterator<Item = usize> {
         self.links.keys().copied()
     }
 
-    /// Tells the chain of hops that are over, and of those that have met.
+    /// Reports hops that have met, and hops that are over, to the chain.
     pub(super) fn settle(&mut self, job: &Job, chain: &mut Chain, now: Duration) {
         for (&hop, &link) in &self.links {
             if job.hops[hop].has_met() {
                 chain.link_up(link, now);
             }
         }
-        // Of one that the chain wants to end nobody asks why it did; a node's new end takes the place of its old one.
+        // If the chain is stopping a link, the reason for its end is not needed, so the second end is not awaited: a
+        // node's new end replaces its old end.
         let max = |link: LinkId| if chain.is_stopping(link) { Duration::ZERO } else { OTHER_END_MAX };
         let links = self.links.iter().filter(|&(hop, &link)| is_over_within(job, *hop, max(link)));
         let links: Vec<usize> = links.map(|(&hop, _)| hop).collect();
         let probes: Vec<usize> = self.probes.iter().copied().filter(|&hop| is_over(job, hop)).collect();
         for hop in probes {
             self.probes.retain(|other| *other != hop);
-            // What the source says: the other host may want to look fast.
+            // The source's figures are used, because the other host may want to look fast.
             let sent = job.hops[hop].report(Side::From).filter(|_| !has_failed(job, hop)).map(|report| &report.figures);
             chain.probe_over(sent.map_or(0.0, |sent| rate(sent.counters.bytes, sent.seconds.max(1e-6))));
         }
         for hop in links {
             let link = self.links.remove(&hop).expect("it is there");
-            // The receiving end's own word, which is about itself alone.
+            // The receiving end's own report is used: it concerns that end alone.
             if job.hops[hop].report(Side::To).is_some_and(|report| report.figures.counters.bytes == 0) {
                 chain.fed_nothing(link);
             }
@@ -104,7 +106,7 @@ impl Links {
     }
 }
 
-/// Begins a hop of a chain: one that breaks is the chain's to mend, at once.
+/// Begins a hop of a chain. A broken hop is repaired by the chain, at once, so the session does not reconnect.
 fn hop_of_chain(job: &mut Job, options: &TransferOptions, hosts: [usize; 2], jobs: [frames::Job; 2]) -> usize {
     let [from, to] = hosts;
     let [send, receive] = jobs;
@@ -113,7 +115,7 @@ fn hop_of_chain(job: &mut Job, options: &TransferOptions, hosts: [usize; 2], job
     job.connect(sender, receiver, &TransferOptions { reconnect: 0, ..options.clone() }, false)
 }
 
-/// Whether a hop is over, or so much so that no more is waited for.
+/// Whether a hop is over, or has failed and its second end is no longer awaited.
 pub(super) fn is_over(job: &Job, hop: usize) -> bool {
     is_over_within(job, hop, OTHER_END_MAX)
 }

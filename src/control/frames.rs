@@ -586,8 +586,8 @@ pub enum Message {
     /// Asks for the next change. CHANGED answers as soon as there is a change.
     #[n(62)]
     TellChanges,
-    /// Something has changed in these directories, given as paths relative to the only one that is still watched. At
-    /// most `TOUCHED_MAX` paths; `None` if the change may be anywhere.
+    /// Something has changed in these directories, given by their paths from the only watched path. At most `TOUCHED_MAX`
+    /// of them; `None` if the change may be anywhere.
     #[n(63)]
     Changed(#[n(0)] Option<Vec<minicbor::bytes::ByteVec>>),
     /// The agent of the session's other end has fallen silent, so only the lanes tell whether that end is alive.

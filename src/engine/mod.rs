@@ -756,7 +756,7 @@ impl Engine {
         }
     }
 
-    /// Passes on the sink's answers as far as there is room. Unless the session is ending, the sink's threads wait for that.
+    /// Passes on the sink's answers as far as there is room. The sink's threads wait for that unless the session ends.
     fn send_answers(&mut self) {
         let (Some(queue), Half::Receive { machine, .. }) = (&self.answers, &mut self.half) else { return };
         if machine.core_ref().is_ending() {

@@ -6,8 +6,8 @@
 //! checked by `make check`.
 //!
 //! Sources are read line by line. A line that is not a comment names the folders that it contains; a file's tests may
-//! name any folder. A folder must be named as `crate::folder`, and each `use` may name only one; other forms are
-//! findings.
+//! name any folder. A folder must be named as `crate::folder`, and each `use` may name only one;
+//! other forms are findings.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -87,8 +87,8 @@ const EMPTY_NAMES: &[&str] = &["util", "utils", "helpers", "misc", "common"];
 /// Absolute paths that are not allowed in the product: paths of one machine, or guesses at where temporary files go
 /// (`TMPDIR` says that).
 const PATHS_IN_PRODUCT: &[&str] = &["\"/tmp", "\"/home/", "\"/root/"];
-/// Directories of a developer's machine, not allowed in any file. Written in pieces, so that this file does not contain
-/// them.
+/// Directories of a developer's machine, not allowed in any file.
+/// Written in pieces, so that this file does not contain them.
 const PATHS_ANYWHERE: &[&str] = &[concat!("/wo", "rk/"), concat!("/home/", "user"), concat!("C:", "\\Users")];
 
 type Findings = Vec<String>;

@@ -168,8 +168,8 @@ impl Node {
         self.shared.spool.status().has_all && self.shared.proof().is_some()
     }
 
-    /// Whether the node has had no session for longer than [`ALONE_MAX`]. `is_accompanied`: whether a session is
-    /// running.
+    /// Whether the node has had no session for longer than [`ALONE_MAX`]. `is_accompanied`:
+    /// whether a session is running.
     pub(super) fn is_alone(&self, is_accompanied: bool) -> bool {
         let mut last = self.shared.accompanied.lock().expect("no panics under it");
         if is_accompanied {

@@ -347,8 +347,8 @@ pub(super) fn reachable(port: u16, via: &[u8], is_remote: bool) -> Vec<Endpoint>
     endpoints::own(port, via, endpoints::ssh_address().filter(|_| is_remote))
 }
 
-/// How long a copy within this host, or a session that has not met its other end, may take to end once it is no longer
-/// wanted.
+/// How long a copy within this host, or a session that has not met its other end,
+/// may take to end once it is no longer wanted.
 const ABANDON_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) fn ended_with(fault: Fault) -> Message {
@@ -456,7 +456,8 @@ impl Run {
     }
 
     fn transfer(&self) -> Result<Report, Fault> {
-        // Checks that the source or target can be used before the other end is met. Nothing is created yet.
+        // Before the other end is met, checks that the source or target can be used. At most the directory of a file to
+        // receive is created yet.
         let prepared = self.prepare()?;
         let (stream, established) = self.first_lane()?;
         self.shared.met.store(true, Ordering::Relaxed);

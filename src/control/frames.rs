@@ -243,8 +243,8 @@ impl Drop for SessionKey {
     }
 }
 
-/// A message's bytes inside another message. They may contain the key, so they are wiped when dropped and never
-/// printed.
+/// A message's bytes inside another message. They may contain the key,
+/// so they are wiped when dropped and never printed.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct Inner(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>);
@@ -293,8 +293,8 @@ pub struct Begin {
     /// The other end, as named by the user.
     #[cbor(n(4), with = "minicbor::bytes")]
     pub peer: Vec<u8>,
-    /// Whether the session belongs to a pipeline. If so, the end says AGREED and READY, and transfers nothing before
-    /// GO.
+    /// Whether the session belongs to a pipeline.
+    /// If so, the end says AGREED and READY, and transfers nothing before GO.
     #[n(5)]
     pub waits: bool,
 }
@@ -576,8 +576,8 @@ pub enum Message {
     /// The node's own tree holds up the others: it must take no more of the stream.
     #[n(58)]
     BroadcastLeave,
-    /// Watches these paths, after expanding patterns. The answer is WATCHED; FAILED may come instead or at any later
-    /// time.
+    /// Watches these paths, after expanding patterns. The answer is WATCHED;
+    /// FAILED may come instead or at any later time.
     #[n(60)]
     Watch(#[n(0)] Vec<minicbor::bytes::ByteVec>),
     /// From now on no change is missed.
@@ -586,8 +586,8 @@ pub enum Message {
     /// Asks for the next change. CHANGED answers as soon as there is a change.
     #[n(62)]
     TellChanges,
-    /// Something has changed in these directories, given by their paths from the only watched path. At most `TOUCHED_MAX`
-    /// of them; `None` if the change may be anywhere.
+    /// Something has changed in these directories, given by their paths from the only watched path. There are at most
+    /// `TOUCHED_MAX` of them; `None` if the change may be anywhere.
     #[n(63)]
     Changed(#[n(0)] Option<Vec<minicbor::bytes::ByteVec>>),
     /// The agent of the session's other end has fallen silent, so only the lanes tell whether that end is alive.

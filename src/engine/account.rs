@@ -47,8 +47,8 @@ pub struct Waits {
     pub limit: f64,
 }
 
-/// Seconds in an agent's messages, as whole microseconds. Whatever an agent sends, sums and shares of it are finite
-/// numbers.
+/// Seconds in an agent's messages, as whole microseconds.
+/// Whatever an agent sends, sums and shares of it are finite numbers.
 pub(super) mod micros {
     use minicbor::encode::{Error, Write};
     use minicbor::{Decoder, Encoder};
@@ -269,8 +269,8 @@ impl Account {
         self.with_sink -= 1;
     }
 
-    /// Whether the sink does not keep up: more chunks wait for it than come in a burst, or it has taken long for one
-    /// chunk.
+    /// Whether the sink does not keep up: more chunks wait for it than come in a burst,
+    /// or it has taken long for one chunk.
     fn is_sink_behind(&self, buffers: u32) -> bool {
         self.is_publishing
             || self.with_sink >= (buffers / 8).clamp(1, BURST_MAX)

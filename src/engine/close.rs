@@ -1,4 +1,4 @@
-//! The end of a session.
+//! Closing of a session.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -166,8 +166,8 @@ pub trait Lane: Send {
     /// Calls [`Buffer::give_back_if_idle`] on those of the posted buffers that have these numbers.
     fn give_back_idle(&mut self, _buffers: &Range<u32>) {}
 
-    /// Has the lane's own threads work on chunks, from the next chunk on. Returns false if the lane has no threads for
-    /// this.
+    /// Has the lane's own threads work on chunks, from the next chunk on.
+    /// Returns false if the lane has no threads for this.
     fn work_inline(&mut self, _inline: Arc<dyn Inline>) -> bool {
         false
     }
@@ -214,8 +214,8 @@ pub fn leads_elsewhere(address: IpAddr) -> bool {
     !is_of_link && !address.is_loopback()
 }
 
-/// Returns the speed of an interface's link in Mb/s; 0 if unknown. Virtual interfaces have no speed, or a meaningless
-/// one.
+/// Returns the speed of an interface's link in Mb/s; 0 if unknown.
+/// Virtual interfaces have no speed, or a meaningless one.
 pub fn rate_mbps(interface: &str) -> u32 {
     let path = std::path::Path::new("/sys/class/net").join(interface).join("speed");
     let text = std::fs::read_to_string(path).unwrap_or_default();

@@ -179,8 +179,8 @@ struct Lab {
     before: BTreeMap<OsString, String>,
 }
 
-/// Describes everything below a directory except `dst` and the peer's records: kind, mode, owner, times, inode,
-/// contents.
+/// Describes everything below a directory except `dst` and the peer's records:
+/// kind, mode, owner, times, inode, contents.
 fn outside(top: &Path) -> BTreeMap<OsString, String> {
     let mut all = BTreeMap::new();
     let mut waiting = vec![top.to_owned()];
@@ -234,8 +234,8 @@ impl Lab {
         command
     }
 
-    /// Copies `evil:x`, for which the peer sends these bytes, into `dst`, and checks everything that must hold for any
-    /// bytes.
+    /// Copies `evil:x`, for which the peer sends these bytes, into `dst`,
+    /// and checks everything that must hold for any bytes.
     #[track_caller]
     fn copy(&self, records: &[u8], edit: impl FnOnce(&mut Command)) -> Ended {
         self.scratch.file("records", records);

@@ -70,8 +70,8 @@ impl Fault {
         Self::io(Exit::Destination.code(), "cannot delete all in", fact)
     }
 
-    /// Whether the sending end of a broadcast's hop no longer keeps the part of the stream that the other end asked
-    /// for.
+    /// Whether the sending end of a broadcast's hop no longer keeps the part of the stream
+    /// that the other end asked for.
     pub fn is_not_kept(&self) -> bool {
         self.own && self.path.is_empty() && self.errno == libc::ESTALE
     }

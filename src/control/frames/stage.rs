@@ -11,8 +11,8 @@ pub const STAGES_MAX: usize = 1024;
 /// Maximum number of words in a shell's command line.
 pub const SHELL_WORDS_MAX: usize = 32;
 
-/// Maximum size of a stage's command and the shell's words together, in bytes. With the other fields they fit in a
-/// message.
+/// Maximum size of a stage's command and the shell's words together, in bytes.
+/// With the other fields they fit in a message.
 pub const COMMAND_BYTES_MAX: usize = 192 << 10;
 
 /// Maximum number of bytes of a stage's standard error in one message.

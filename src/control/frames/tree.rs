@@ -11,8 +11,8 @@ use crate::tree::progress::Amount;
 pub const FOUND_MAX: usize = 32;
 const _: () = assert!(FOUND_MAX * (PATH_BYTES_MAX + NAME_BYTES_MAX + 64) < MESSAGE_BYTES_MAX);
 
-/// Maximum size of all patterns of --exclude and --include in a message, in bytes: half a message, so that paths fit
-/// too.
+/// Maximum size of all patterns of --exclude and --include in a message, in bytes:
+/// half a message, so that paths fit too.
 pub const RULES_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
 
 /// Bytes that each pattern takes in a message in addition to its own.

@@ -262,8 +262,8 @@ impl Warden {
     }
 }
 
-/// Returns the fields of /proc/PID/stat behind the process's name, which may contain anything: state, parent, group and
-/// more.
+/// Returns the fields of /proc/PID/stat behind the process's name, which may contain anything:
+/// state, parent, group and more.
 fn stat(process: Pid) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
     Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
@@ -396,8 +396,8 @@ fn guard(group: &OsStr) {
         let Some(group) = group.to_str().and_then(|group| group.parse().ok()) else { return };
         command.process_group(group);
     }
-    // The guard holds no key. Through its /proc/PID/exe a redirection finds this program even if the file has been
-    // replaced.
+    // The guard holds no key. Through its /proc/PID/exe a redirection finds this program even
+    // if the file has been replaced.
     let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
     // On a system without subreapers, orphans escape the guard; Linux has had them since 3.4.
     let _ = set_child_subreaper(Some(getpid()));

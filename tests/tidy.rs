@@ -1,19 +1,21 @@
-//! Rules of the tree that neither Cargo nor clippy holds: which folder of `src` may name which, how long a file may be,
-//! what has no place here.
+//! Rules for the source tree that neither Cargo nor clippy enforces: which folder of `src` may name which, how long a
+//! file may be, and which names and paths are not allowed.
 //!
-//! The rest is held elsewhere. `unsafe` is denied for the workspace (`Cargo.toml`): a file that needs it allows it at
-//! its head, with the reason. rd-proto reaches no socket, file, thread or clock: `crates/rd-proto/clippy.toml`, in
-//! `make check`.
+//! Other rules are enforced elsewhere. `unsafe` is denied for the workspace (`Cargo.toml`): a file that needs it allows
+//! it at its head, with the reason. rd-proto uses no sockets, files, threads or clock: `crates/rd-proto/clippy.toml`,
+//! checked by `make check`.
 //!
-//! Sources are read line by line: a line that is no comment names what it contains, up to a file's tests, which may
-//! reach anywhere. So a folder is named as `crate::folder`, one in a `use`; other forms are findings.
+//! Sources are read line by line. A line that is not a comment names the folders that it contains; a file's tests may
+//! name any folder. A folder must be named as `crate::folder`, and each `use` may name only one;
+//! other forms are findings.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What each folder (or file) of `src` may name: only what stands below it in this table, so there is no cycle.
+/// For each folder (or file) of `src`, the folders that it may name. All of them are below it in this table, so there
+/// is no cycle.
 const ARROWS: &[(&str, &[&str])] = &[
     ("bin", &["cli"]),
     (
@@ -56,10 +58,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("signals", &[]),
 ];
 
-/// The only folder that knows that verbs exist.
+/// The only folder that may name rd-verbs.
 const VERBS_AT: &str = "src/transport/rdma/";
 
-/// What rd-proto may depend on: pure computation, no operating system.
+/// Dependencies that rd-proto may have: pure computation, no operating system.
 const PROTO_DEPENDENCIES: &[&str] = &[
     "aws-lc-rs",
     "blake3",
@@ -77,17 +79,20 @@ const PROTO_DEPENDENCIES: &[&str] = &[
     "zstd",
 ];
 
-/// Lines of a source; of a main, which calls its command and exits with its code; and of pages that grow.
+/// Maximum number of lines of a source; of a main, which calls its command and exits with the command's code; and of
+/// pages that tend to grow.
 const LINES_MAX: usize = 800;
 const MAIN_LINES_MAX: usize = 12;
 const PAGES_MAX: &[(&str, usize)] = &[("docs/ARCHITECTURE.md", 300), ("docs/PERFORMANCE.md", 100)];
 
-/// Names of modules that say nothing of what is in them.
+/// Names of modules that say nothing about their contents.
 const EMPTY_NAMES: &[&str] = &["util", "utils", "helpers", "misc", "common"];
 
-/// Absolute paths in the product: a machine's own, or a guess at where temporary files go (`TMPDIR` says).
+/// Absolute paths that are not allowed in the product: paths of one machine, or guesses at where temporary files go
+/// (`TMPDIR` says that).
 const PATHS_IN_PRODUCT: &[&str] = &["\"/tmp", "\"/home/", "\"/root/"];
-/// In any file: directories of a developer's machine. In pieces, so that this file has none.
+/// Directories of a developer's machine, not allowed in any file.
+/// Written in pieces, so that this file does not contain them.
 const PATHS_ANYWHERE: &[&str] = &[concat!("/wo", "rk/"), concat!("/home/", "user"), concat!("C:", "\\Users")];
 
 type Findings = Vec<String>;
@@ -99,7 +104,7 @@ fn the_tree_is_tidy() {
     let mut sources = 0;
     for file in files(root) {
         let name = file.strip_prefix(root).expect("below the root").to_str().expect("names in UTF-8");
-        let Ok(text) = fs::read_to_string(&file) else { continue }; // what is not text is not ours to read
+        let Ok(text) = fs::read_to_string(&file) else { continue }; // this test reads only text
         findings.extend(lines_with(name, &text, PATHS_ANYWHERE));
         findings.extend(length_rule(name, &text));
         if name.ends_with(".rs") {
@@ -120,7 +125,7 @@ fn pages_name_sources_that_exist() {
     let mut count = 0;
     for page in names().filter(|name| name.ends_with(".md")) {
         for source in sources_named(&fs::read_to_string(root.join(page)).expect("a page")) {
-            // By the end of its path: `engine/io.rs`.
+            // A page names a source by the end of its path: `engine/io.rs`.
             assert!(names().any(|name| Path::new(name).ends_with(&source)), "{page}: there is no {source}");
             count += 1;
         }
@@ -128,13 +133,13 @@ fn pages_name_sources_that_exist() {
     assert!(count > 60, "{count}");
 }
 
-/// What stands between backquotes and is the name of a source.
+/// Returns the texts between backquotes that are names of sources.
 fn sources_named(page: &str) -> Vec<String> {
     let quoted = page.split('`').skip(1).step_by(2);
     quoted.filter(|text| text.ends_with(".rs") && !text.contains([' ', '*', '\n'])).map(str::to_owned).collect()
 }
 
-/// A folder of tests is one program: nobody compiles a file in it that its main does not name.
+/// A folder of tests is one program: a file that its main does not name is never compiled.
 #[test]
 fn no_file_of_tests_is_left_out() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
@@ -150,7 +155,7 @@ fn no_file_of_tests_is_left_out() {
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
-/// The rows that the suite has are those that its page lists, in the same order.
+/// The rows of the benchmark suite are those that its page lists, in the same order.
 #[test]
 fn rows_of_the_benches_are_described() {
     let read = |name: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("a file");
@@ -202,7 +207,7 @@ fn architecture_says_why_each_dependency_is_there() {
     }
 }
 
-/// What a package of the workspace depends on.
+/// Dependencies of a package of the workspace.
 #[derive(Default)]
 struct Dependencies {
     shipped: Vec<String>,
@@ -228,7 +233,7 @@ fn packages() -> BTreeMap<String, Dependencies> {
     packages
 }
 
-/// Every file of the project, without what builds and tools leave behind.
+/// Returns every file of the project, except for those that builds and tools leave behind.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).expect("a readable directory") {
@@ -246,7 +251,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What holds for code that is shipped.
+/// Applies the rules for code that is shipped.
 fn product_rules(name: &str, text: &str) -> Findings {
     let parts: Vec<&str> = name.trim_end_matches(".rs").split('/').collect();
     let for_tests = ["tests", "fuzz", "corpus", "simulation", "test_support"];
@@ -258,7 +263,7 @@ fn product_rules(name: &str, text: &str) -> Findings {
         .concat()
 }
 
-/// Lines of code with their numbers.
+/// Returns lines of code with their numbers.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.trim().starts_with("//"))
 }
@@ -266,7 +271,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn arrows_rule(name: &str, parts: &[&str], shipped: &str) -> Findings {
     let ["src", own, inner @ ..] = parts else { return Findings::new() };
     if *own == "lib" {
-        return Findings::new(); // it only declares
+        return Findings::new(); // it only declares modules
     }
     let Some((_, below)) = ARROWS.iter().find(|(folder, _)| folder == own) else {
         return vec![format!("{name}: `{own}` is not in ARROWS of tests/tidy.rs")];

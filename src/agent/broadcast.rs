@@ -1,15 +1,16 @@
-//! A host's node of a broadcast: the stream between the host before and the host behind, and the own tree.
+//! A host's node of a broadcast: the stream between the host before and the host behind, and the node's own tree.
 //!
-//! The node of the source reads a tree once and makes the stream of it. Any other takes the stream from a session, keeps a
-//! bounded part of it in its spool, and makes its own tree of it in a thread that takes it from there. The session to the
-//! host behind takes it from there as well. Sessions come and go with the hosts beside this one; the node stays. In a
-//! pipeline, stages take the places of the trees (`stream.rs`).
+//! The source's node reads a tree once and makes the stream of it. Any other node takes the stream from a session and
+//! keeps a bounded part of it in its spool. From there, a thread takes it to make the node's own tree, and the session
+//! to the host behind takes it as well. Sessions come and go with the neighbouring hosts; the node stays. In a
+//! pipeline, stages take the place of the trees (`stream.rs`).
 //!
-//! # What holds
+//! # Invariants
 //!
-//! * What a host has passed on is believed only once it is proven: the source has told the caller what its stream was, the
-//!   caller tells each node, and before that none finishes its tree. A directory at the top has no name until then.
-//! * A node whose own tree has failed, or is too slow, goes on passing the stream.
+//! * Data passed on by a host is trusted only once it is proven: the source tells the caller what its stream was, and
+//!   the caller tells each node. No node finishes its tree before that, and a directory at the top has no name until
+//!   then.
+//! * A node whose own tree has failed or is too slow goes on passing the stream.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -37,47 +38,48 @@ use crate::tree::proof::Summing;
 use crate::tree::sink::{Bytes, Destination, Refused, TreeSink};
 use crate::tree::source::TreeSource;
 
-/// How often the node reports its state if that has changed, and how often at least.
+/// How often the node reports its state if the state has changed, and how often it does so at least.
 const STATE_EVERY: Duration = Duration::from_millis(200);
 const STATE_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// How long a node whose caller is lost may take to give up its tree.
+/// How long a node whose caller is lost may take to discard its tree.
 const ABANDON_MAX: Duration = Duration::from_secs(2);
 
-/// How long an agent whose sessions have lost their links stays for the sake of its node.
+/// How long an agent whose sessions have all lost their links stays for the sake of its node.
 const ALONE_MAX: Duration = Duration::from_secs(60);
 
-/// A node. It has begun as soon as it is there, and ends at the latest when it is dropped.
+/// A node, running from the moment it is created. It ends when it is dropped, at the latest.
 pub(super) struct Node {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     is_source: bool,
-    /// What can be counted, until it is.
+    /// What can be counted; `None` once counting has begun.
     countable: Option<Countable>,
 }
 
-/// What its threads share.
+/// State shared by the threads of a node.
 struct Shared {
     emit: Emit,
     spool: Arc<Spool>,
-    /// It is to end; by this signal, if that was it.
+    /// Whether the node must end. `signal` is the signal that caused this, or 0.
     stop: Arc<AtomicBool>,
     signal: AtomicU8,
     proof: Mutex<Option<BroadcastProof>>,
-    /// It has been proven, or is to end.
+    /// Notified when the node's stream has been proven or the node must end.
     is_decided: Condvar,
-    /// Its own tree is done with.
+    /// Whether the node's own tree has ended.
     has_ended: Arc<AtomicBool>,
     progress: Arc<Progress>,
     entries: Arc<EntryStream>,
-    /// What a stage reads, kept open where it has not had all: it must not take that for the end.
+    /// The pipe that a stage reads, kept open if the stage has not received everything, because it must not take that
+    /// for the end of its input.
     kept_open: Mutex<Option<File>>,
-    /// When a session ran last.
+    /// When a session last ran.
     accompanied: Mutex<Instant>,
     told: Mutex<Told>,
 }
 
-/// What was told of it last.
+/// The state that was reported last.
 struct Told {
     state: BroadcastState,
     at: Instant,
@@ -85,8 +87,8 @@ struct Told {
 }
 
 impl Node {
-    /// Begins. `emit` takes what the node says and must not wait.
-    /// `moves`: what a stage puts out or takes in, where the role is about one; `None` if that is not there.
+    /// Begins a node. `emit` takes the node's messages and must not block. `moves` is the output or input of the stage,
+    /// if the role needs one; `None` if the stage does not exist.
     pub(super) fn begin(emit: Emit, broadcast: Broadcast, moves: Option<Moves>) -> Self {
         let Broadcast { role, spool_bytes, has_next } = broadcast;
         let told = Arc::clone(&emit);
@@ -123,12 +125,13 @@ impl Node {
         node
     }
 
-    /// What its sessions put in and take out. Nobody puts anything into that of the source but the source.
+    /// Returns the spool that sessions put data into or take data from. `None` if a session would put data into the
+    /// source's spool, which only the source fills.
     pub(super) fn spool(&self, puts_in: bool) -> Option<Arc<Spool>> {
         (!(self.is_source && puts_in)).then(|| Arc::clone(&self.shared.spool))
     }
 
-    /// Does what a message asks for, if it is for a node.
+    /// Handles a message, if it is one for a node.
     pub(super) fn handle(&mut self, message: &Message) {
         match message {
             Message::BroadcastProof(proof) => {
@@ -147,7 +150,7 @@ impl Node {
         }
     }
 
-    /// Does to it what a signal would.
+    /// Stops the node as a signal would.
     pub(super) fn stop(&self, number: u8) {
         if i32::from(number) != libc::SIGTSTP {
             self.shared.signal.store(number, Ordering::Relaxed);
@@ -155,17 +158,18 @@ impl Node {
         }
     }
 
-    /// It is to end, and its tree has not been given up.
+    /// Whether the node must end but its tree has not ended yet.
     pub(super) fn is_stopping(&self) -> bool {
         self.shared.stop.load(Ordering::Relaxed) && !self.shared.has_ended.load(Ordering::Relaxed)
     }
 
-    /// It has all of the stream, and what that must be: it needs nobody any more.
+    /// Whether the node has the whole stream and its proof, so that it needs no other host any more.
     pub(super) fn is_complete(&self) -> bool {
         self.shared.spool.status().has_all && self.shared.proof().is_some()
     }
 
-    /// Nobody has been heard for long. `is_accompanied`: a session runs.
+    /// Whether the node has had no session for longer than [`ALONE_MAX`]. `is_accompanied`:
+    /// whether a session is running.
     pub(super) fn is_alone(&self, is_accompanied: bool) -> bool {
         let mut last = self.shared.accompanied.lock().expect("no panics under it");
         if is_accompanied {
@@ -174,7 +178,7 @@ impl Node {
         last.elapsed() > ALONE_MAX
     }
 
-    /// The caller is not heard any more. Returns the thread to wait for, and for how long.
+    /// Handles the loss of the caller. Returns the thread to wait for, and how long to wait.
     pub(super) fn abandon(&mut self) -> Option<(JoinHandle<()>, Option<Duration>)> {
         let limit = (!self.is_complete()).then_some(ABANDON_MAX);
         if limit.is_some() {
@@ -194,7 +198,7 @@ fn failed(exit: Exit, detail: impl Into<String>) -> Report {
     Report { fault: Some(Fault::plain(exit.code(), detail)), ..Report::default() }
 }
 
-/// The settings of a node: everything is sent, and nothing is judged by what is there.
+/// Returns the settings of a node: everything is sent, and the existing destination is never compared.
 fn plain(settings: TreeOptions) -> TreeOptions {
     TreeOptions {
         sync: false,
@@ -219,7 +223,7 @@ impl Shared {
     fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.spool.stop();
-        // With the lock, or one who has just looked and is about to wait would not hear of it.
+        // Held, because a thread that has just checked and is about to wait would miss the notification.
         let _proof = self.proof();
         self.is_decided.notify_all();
     }
@@ -228,7 +232,7 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Tells how far the node is, until it ends.
+    /// Reports the state of the node until the node ends.
     fn tell(&self) {
         while !self.is_stopped() {
             self.spool.wait_for_news(STATE_EVERY);
@@ -238,7 +242,7 @@ impl Shared {
     }
 
     fn tell_state(&self) {
-        // The lock comes first: a state that is older must not be told later.
+        // The lock is taken first, so that an older state is never reported after a newer one.
         let mut told = self.told.lock().expect("no panics under it");
         let status = self.spool.status();
         let micros = told.at.elapsed().as_micros() as u64;
@@ -257,7 +261,7 @@ impl Shared {
         };
         if state != told.state || told.at.elapsed() >= STATE_AT_LEAST {
             *told = Told { state: state.clone(), at: Instant::now(), idle_micros: status.idle_micros };
-            // With the lock: a state that is older must not come later.
+            // The lock is still held, so that an older state never arrives after a newer one.
             (self.emit)(Message::BroadcastState(state));
         }
     }
@@ -295,7 +299,7 @@ impl Shared {
         (self.emit)(Message::BroadcastEnded(Box::new(report)));
     }
 
-    /// Why this node ends before its tree is done.
+    /// Returns why this node ends before its tree is complete.
     fn given_up(&self) -> Fault {
         match self.signal.load(Ordering::Relaxed) {
             0 if self.spool.status().is_behind => {
@@ -306,7 +310,7 @@ impl Shared {
         }
     }
 
-    /// Makes the stream of a tree.
+    /// Makes the stream from a tree.
     fn read(&self, roots: Vec<Root>, settings: TreeOptions, summary: &mut Summary) -> Result<(), Fault> {
         let mut summing = Summing::new(roots.len(), &settings);
         let source = TreeSource::new(roots, packed::PART_BYTES, settings, Arc::clone(&self.progress));
@@ -330,14 +334,15 @@ impl Shared {
         if is_cut {
             return Err(self.given_up());
         }
-        // Before anybody has the end.
+        // The proof is sent before any host can have the end of the stream.
         let digest = *hasher.finalize().as_bytes();
         let proof = BroadcastProof { bytes, digest, tree: summing.finish() };
         (self.emit)(Message::BroadcastProof(proof));
         input.end().map_err(|_| self.given_up())
     }
 
-    /// The sink of the own tree, and the directory that was made for it, which goes again if it stays empty.
+    /// Creates the sink of the node's own tree. Also returns the directory made for the tree, which is removed if it
+    /// stays empty.
     fn begin_tree(
         &self,
         directory: &[u8],
@@ -347,14 +352,14 @@ impl Shared {
         let unwritable = |fact| Fault::unwritable(&fact);
         let made = place::make(directory, settings).map_err(unwritable)?;
         let options = Destination { awaits_proof: true, ..destination(names, settings, &self.progress, &self.entries) };
-        // Whatever is there, all of the tree is on its way: nobody is answered.
+        // The whole tree is on its way whatever exists here, so the sink's answers are dropped.
         let mut sink = TreeSink::new(&path_of(directory), options, Box::new(|_| {})).map_err(unwritable)?;
         sink.list_to(&self.entries);
         tell_kept(&mut sink, &self.emit);
         Ok((sink, made))
     }
 
-    /// Makes a tree of the stream.
+    /// Makes a tree from the stream.
     fn write(
         &self,
         make: impl FnOnce() -> Result<(TreeSink, Option<place::Made>), Fault>,
@@ -362,7 +367,7 @@ impl Shared {
     ) -> Result<(), Fault> {
         let (mut hasher, mut unpacker) = (blake3::Hasher::new(), Unpacker::default());
         let mut make = Some(make);
-        // What was made is dropped behind the sink, which must have removed by then what it has not published.
+        // `_made` is dropped after the sink, which has then removed everything that was not published.
         let (mut _made, mut sink) = (None, None::<TreeSink>);
         let mut broken = None;
         loop {
@@ -381,11 +386,11 @@ impl Shared {
             match unpacker.take(&slice, |item, position, bytes| open.push(item, position, bytes)) {
                 Ok(()) => {}
                 Err(Refused::Io(fact)) => {
-                    // The others do not wait until what was made is removed.
+                    // Other hosts must not wait until what was made is removed.
                     self.spool.leave(false);
                     return Err(Fault::unwritable(&fact));
                 }
-                // Not a tree, or not that of the source: which of both the proof will say.
+                // The stream is not a tree, or not the source's tree. The proof will tell which.
                 Err(refused) => {
                     open.discard();
                     (sink, broken) = (None, Some(refused));
@@ -416,7 +421,7 @@ impl Shared {
         }
     }
 
-    /// Waits for what the stream must have been, as long as the node lives.
+    /// Waits for the proof of the stream, for as long as the node lives.
     fn await_proof(&self) -> Result<BroadcastProof, Fault> {
         let waiting = self.is_decided.wait_while(self.proof(), |proof| proof.is_none() && !self.is_stopped());
         let proof = *waiting.expect("no panics under it");

@@ -1,4 +1,4 @@
-//! A directory of this host that is compared with a manifest of the caller's: `rdcp --check`.
+//! Compares a directory of this host with a manifest from the caller: `rdcp --check`.
 
 use std::ffi::OsString;
 use std::io::{self, BufReader, Read};
@@ -17,24 +17,24 @@ use crate::fault::Exit;
 use crate::tree::check::{CheckError, Checked, Medium, check};
 use crate::tree::entries::{Entry, EntryStream};
 
-/// How often it looks whether it is still wanted.
+/// How often a comparison that waits for the manifest checks whether it has been stopped.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// A comparison that is to be made.
+/// A comparison to be made.
 pub(crate) struct Comparison {
     pub(crate) directory: Vec<u8>,
     pub(crate) medium: Medium,
-    /// `~` stands for the login's home.
+    /// Whether `~` stands for the home directory of the login.
     pub(crate) expand: bool,
-    /// The manifest, as it comes; nothing is its end.
+    /// Pieces of the manifest as they arrive; an empty piece is its end.
     pub(crate) manifest: Receiver<Vec<u8>>,
-    /// Set by another thread, it ends the comparison.
+    /// Set by another thread to end the comparison.
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) entries: Arc<EntryStream>,
 }
 
 impl Comparison {
-    /// Compares, and tells the caller what differs.
+    /// Compares the directory, and reports each difference to the caller.
     pub(crate) fn compare(self, emit: &Emit) -> Report {
         let start = Instant::now();
         let Self { directory, medium, expand, manifest, stop, entries } = self;
@@ -42,7 +42,7 @@ impl Comparison {
         entries.end_when(move || is_stopped.load(Ordering::Relaxed));
         let directory =
             if expand { names::home_expanded(&directory) } else { PathBuf::from(OsString::from_vec(directory)) };
-        // `host:` is the login's home.
+        // `host:` stands for the home directory of the login.
         let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
         let stream = Manifest { pieces: manifest, piece: Vec::new(), at: 0, is_over: false, stop: &stop, emit };
         let tell = |finding| entries.tell(Entry::Compared(finding));
@@ -69,7 +69,7 @@ impl Comparison {
     }
 }
 
-/// The manifest, read as the caller sends it.
+/// Reader of the manifest as the caller sends it.
 struct Manifest<'a> {
     pieces: Receiver<Vec<u8>>,
     piece: Vec<u8>,

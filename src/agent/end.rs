@@ -1,4 +1,4 @@
-//! One end of a session: does what messages ask for, and answers with messages.
+//! One end of a session: carries out messages, and answers with messages.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -48,34 +48,34 @@ mod telling;
 
 use telling::{Messenger, plain, report};
 
-/// The longest that trying all the endpoints of the other end may take.
+/// How long trying all endpoints of the other end may take.
 const DIAL_MAX: Duration = Duration::from_millis(3500);
 
-/// How long an address may take to accept: a packet that is lost is sent again after a second, and a firewall may drop all. Who
-/// has accepted has the rest of the time to prove the key.
+/// How long an address may take to accept. A lost packet is sent again after a second, and a firewall may drop all
+/// packets. An address that has accepted has the rest of [`DIAL_MAX`] to prove the key.
 const ACCEPT_MAX: Duration = Duration::from_secs(2);
 
-/// How often an end that waits for its stage looks whether it is still wanted.
+/// How often an end that waits for its stage checks whether it has been stopped.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What is known of an end to its own thread and to those that direct it.
+/// State shared by an end's own thread and the threads that direct it.
 struct Shared {
     post: Sender<Event>,
     listener: Mutex<Option<Listener>>,
-    /// A copy within this host is to stop.
+    /// Whether a copy within this host must stop.
     stop: Arc<AtomicBool>,
-    /// Its end has been told, or is about to be.
+    /// Whether the outcome has been reported, or is about to be.
     ended: Arc<AtomicBool>,
-    /// It ended since its other end could not be reached any more.
+    /// Whether the end ended because its other end could not be reached any more.
     lost: AtomicBool,
-    /// It has met its other end.
+    /// Whether the end has met its other end.
     met: AtomicBool,
     progress: Arc<Progress>,
-    /// What is reported to the caller of entries.
+    /// Reports about entries to the caller.
     entries: Arc<EntryStream>,
 }
 
-/// One end of a session, or a copy within this host. It has begun as soon as it is there.
+/// One end of a session, or a copy within this host, running from the moment it is created.
 pub(crate) struct End {
     emit: Emit,
     is_remote: bool,
@@ -86,27 +86,27 @@ pub(crate) struct End {
     peer: Peer,
     is_of_pipeline: bool,
     is_of_broadcast: bool,
-    /// Both ends of a pipeline's session are ready.
+    /// Signalled when both ends of a pipeline's session are ready.
     go: Sender<()>,
-    /// What can be counted, until it is.
+    /// What can be counted; `None` once counting has begun.
     countable: Option<tree::Countable>,
     /// Takes the manifest that a directory is compared with.
     manifest: Option<Sender<Vec<u8>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Who the other end of a session is.
+/// The other end of a session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Caller,
     Another,
-    /// A copy within this host has none.
+    /// No other end: a copy or comparison within this host.
     Nobody,
 }
 
 impl End {
-    /// Begins. `emit` takes what this end says and must not wait. Of a pipeline, it waits to move anything until it hears
-    /// that its other end is ready as well. `moves`: `None` where the stage is not there.
+    /// Begins an end. `emit` takes the end's messages and must not block. In a pipeline, the end transfers nothing
+    /// before it hears that its other end is ready too. `moves` is `None` if the stage does not exist.
     pub(crate) fn begin(emit: Emit, is_remote: bool, begin: Begin, moves: Option<Moves>) -> Self {
         let (post, events) = channel();
         let (go, goes) = bounded(1);
@@ -188,13 +188,13 @@ impl End {
         end
     }
 
-    /// It ends before it has begun.
+    /// Ends this end before it has begun.
     fn fail(&self, fault: Fault) {
         self.shared.ended.store(true, Ordering::Release);
         self.say(ended_with(fault));
     }
 
-    /// Does what a message asks for. What may take long, or wait, is done by a thread; then the answer comes later.
+    /// Carries out a message. A thread does what may take long or wait, and its answer comes later.
     pub(crate) fn handle(&mut self, message: Message) {
         match message {
             Message::Listen { via } => match self.listen(&via) {
@@ -202,7 +202,7 @@ impl End {
                 Err(fault) => self.say(Message::Failed(fault)),
             },
             Message::Dial { endpoints, via } => {
-                // One address is not several hosts.
+                // In a broadcast, one address does not stand for several hosts.
                 let may_be_foreign = !self.is_of_broadcast;
                 self.dial(move |key| {
                     let reach = |addresses: &[SocketAddr]| {
@@ -227,7 +227,7 @@ impl End {
                 });
             }
             Message::Go => drop(self.go.try_send(())),
-            // More than may be on its way breaks it off.
+            // A piece beyond the allowed number of unanswered ones breaks off the comparison.
             Message::Manifest(piece) => {
                 self.manifest = self.manifest.take().filter(|pieces| pieces.try_send(piece).is_ok());
             }
@@ -240,14 +240,14 @@ impl End {
             Message::EntriesTaken(messages) => self.shared.entries.taken(messages),
             Message::OtherLost => self.post(Event::Orphaned),
             message if message.is_tunnel() => self.tunnel.handle(message),
-            // Answers, which no end is asked for.
+            // Answers, which no end asks for.
             _ => {}
         }
     }
 
-    /// The caller is not heard any more. A session goes on: where the caller is its other end, the lanes tell whether
-    /// it is alive, else the other end knows whether the caller is still there. A copy on this host ends. Returns the
-    /// thread to wait for, and for how long.
+    /// Handles the loss of the caller. A session goes on: if the caller is its other end, the lanes tell whether the
+    /// caller is alive; if not, the other end knows whether the caller is still there. A copy within this host ends.
+    /// Returns the thread to wait for, and how long to wait.
     pub(crate) fn abandon(self) -> Option<(JoinHandle<()>, Option<Duration>)> {
         self.shared.stop.store(true, Ordering::Relaxed);
         match self.peer {
@@ -255,18 +255,18 @@ impl End {
             Peer::Another => self.post(Event::Unwatched),
             Peer::Nobody => {}
         }
-        // One that has not met its other end has made nothing, and may be in a system call that does not return: opening
-        // a file of a server that is gone, or a device.
+        // An end that has not met its other end has created nothing. It may be in a system call that never returns:
+        // opening a file of a server that is gone, or a device.
         let limit = (!self.shared.met.load(Ordering::Relaxed)).then_some(ABANDON_MAX);
         self.thread.map(|thread| (thread, limit))
     }
 
-    /// The session has lost its other end.
+    /// Whether the session has lost its other end.
     pub(crate) fn has_lost_its_link(&self) -> bool {
         !self.is_busy() && self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// Does to what is running what a signal would: ends it or, with SIGTSTP, has it stop this process.
+    /// Stops what is running as a signal would: ends it or, for SIGTSTP, has it stop this process.
     pub(crate) fn stop(&self, number: u8) {
         self.shared.stop.fetch_or(i32::from(number) != libc::SIGTSTP, Ordering::Relaxed);
         self.post(Event::Signal(i32::from(number)));
@@ -276,12 +276,12 @@ impl End {
         let _ = self.shared.post.send(event);
     }
 
-    /// It has not ended.
+    /// Whether the outcome has not been reported yet.
     pub(crate) fn is_busy(&self) -> bool {
         !self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Whether it is a session, which has another end.
+    /// Whether this is a session, which has another end.
     pub(crate) fn has_peer(&self) -> bool {
         self.peer != Peer::Nobody
     }
@@ -314,11 +314,11 @@ impl End {
         Ok(reachable(port, via, self.is_remote))
     }
 
-    /// Stops listening, then dials: where both hosts have the same address (containers, bridges) and listen on the same port, an
-    /// end that still listened could reach itself, and would prove the key.
+    /// Stops listening, then dials. If both hosts have the same address (containers, bridges) and listen on the same
+    /// port, an end that still listened could connect to itself, and would prove the key.
     fn dial(&self, reach: impl FnOnce(&Key) -> Result<(std::net::TcpStream, Established), String> + Send + 'static) {
         let mut listener = self.shared.listener.lock().expect("no panic with it locked");
-        // A channel serves one session: none that this end begins beside one that it has accepted.
+        // A channel serves one session, so this end must not begin another beside one that it has accepted.
         let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
         if registry.is_some_and(|mut registry| !registry.close()) {
             return self.say(Message::DialFailed("the other end has connected already".to_owned()));
@@ -340,14 +340,15 @@ impl End {
     }
 }
 
-/// Where this host can be reached at a port. `is_remote`: by ssh, so that the address that it was reached at is known.
+/// Returns where this host can be reached at a port. `is_remote`: whether the host was reached by ssh, so that the
+/// address used for that is known.
 pub(super) fn reachable(port: u16, via: &[u8], is_remote: bool) -> Vec<Endpoint> {
-    // The caller can reach that by which ssh came: before others that are as near and as fast.
+    // The caller can reach the address that ssh used, so it comes before others that are as near and as fast.
     endpoints::own(port, via, endpoints::ssh_address().filter(|_| is_remote))
 }
 
-/// How long a copy on this host, or a session that has not met its other end, may take to end when nobody wants it any
-/// more.
+/// How long a copy within this host, or a session that has not met its other end,
+/// may take to end once it is no longer wanted.
 const ABANDON_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) fn ended_with(fault: Fault) -> Message {
@@ -362,7 +363,8 @@ fn gone() -> Fault {
     Fault::plain(Exit::LinkLost.code(), "the other end has gone before it connected")
 }
 
-/// What receives into something that a stage has opened: in order, where it is no regular file or is added to.
+/// Returns the work of receiving into a file that a stage has opened. Data are written in order unless the file is
+/// regular and not appended to.
 fn receive_open(file: File, path: &Path) -> Work {
     let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
     let appends = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::APPEND));
@@ -393,45 +395,46 @@ struct Run {
     is_remote: bool,
     begin: Begin,
     moves: Moves,
-    /// What a command writes to and this end reads, kept open until it has told of its end.
+    /// The pipe that a command writes and this end reads, kept open until this end has reported its outcome.
     output: Mutex<Option<File>>,
-    /// What a command reads, kept open until then too: the caller hears how this end ended before it hears of the command.
+    /// The pipe that a command reads, kept open until then too, so that the caller hears how this end ended before it
+    /// hears about the command.
     input: Mutex<Option<File>>,
     goes: Receiver<()>,
     events: Receiver<Event>,
     shared: Arc<Shared>,
-    /// A directory that was made to copy into.
+    /// The directory that was made to copy into.
     made: Mutex<Option<place::Made>>,
-    /// What the other end has been told, kept until the caller has been told as well.
+    /// The connection with the last word to the other end, kept until the caller has been told too.
     last_word: Mutex<Option<LastWord>>,
 }
 
-/// What one end of a session moves.
+/// What one end of a session transfers.
 pub(crate) enum Moves {
-    /// Into the input of a stage, once that is started.
+    /// Into the input of a stage, once the stage has been started.
     Input(Attachment<Inlet>),
-    /// The output of one.
+    /// From the output of a stage.
     Output(Attachment<Outlet>),
-    /// The stream of this host's node of a broadcast, either way.
+    /// The stream of this host's node of a broadcast, in either direction.
     Stream(Arc<Spool>),
     /// What the job names.
     Named,
 }
 
-/// What is moved, looked at but not begun.
+/// What will be transferred, checked but not begun.
 enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
     SendMemory(Duration),
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeOptions),
     ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeOptions, Option<Expected>),
-    /// Of a stage that has not been started.
+    /// To or from a stage that has not been started.
     Stage(Role),
     SendRelay(RelayOutput),
     SendSpool(Arc<Spool>),
     ReceiveSpool(Arc<Spool>),
     ReceiveOpen(File, PathBuf),
-    /// Of a stage that is `tee`: its file, or why that cannot be opened, and where it passes on.
+    /// Into a stage that is `tee`: its file, or why the file cannot be opened, and where the data are passed on.
     ReceiveTee(Result<File, IoFact>, PathBuf, RelayInput),
 }
 
@@ -442,7 +445,8 @@ impl Run {
             Err(fault) => Report { fault: Some(fault), ..Report::default() },
         };
         drop(self.shared.listener.lock().expect("no panic with it locked").take());
-        // A lane that has come too late and waits there holds the channel, and the channel holds it.
+        // A lane that has come too late and waits in the channel keeps the channel alive, and the channel keeps the
+        // lane alive.
         drop(self.events.drain());
         drop(self.made.lock().expect("no panic with it locked").take());
         let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
@@ -452,7 +456,8 @@ impl Run {
     }
 
     fn transfer(&self) -> Result<Report, Fault> {
-        // Before the other end is met: what is to be read or written can be. Nothing is made yet.
+        // Before the other end is met, checks that the source or target can be used. At most the directory of a file to
+        // receive is created yet.
         let prepared = self.prepare()?;
         let (stream, established) = self.first_lane()?;
         self.shared.met.store(true, Ordering::Relaxed);
@@ -503,7 +508,7 @@ impl Run {
             },
         };
         let mut stage_fault = None;
-        // The one place where it is decided what a session reads from or writes to.
+        // The only place that decides what a session reads from or writes to.
         let make_work = |chunk_bytes| {
             let prepared = match self.await_stage(prepared) {
                 Ok(prepared) => prepared,
@@ -570,7 +575,7 @@ impl Run {
         }
     }
 
-    /// Makes the directory to copy into where it is missing.
+    /// Makes the directory to copy into if it is missing.
     fn make(&self, directory: &[u8], settings: &TreeOptions) -> Result<(), IoFact> {
         let made = place::make(directory, settings)?;
         *self.made.lock().expect("no panic with it locked") = made;
@@ -617,8 +622,8 @@ impl Run {
         }
     }
 
-    /// In a pipeline: waits until the stage has been started and what it reads or writes is there, and then until the
-    /// other end is as far. No lane lives yet, so that this may take as long as it does.
+    /// In a pipeline, waits until the stage has been started and its input or output exists, and then until the other
+    /// end is ready too. This may take any time, because no lane is up yet.
     fn await_stage(&self, prepared: Prepared) -> Result<Prepared, Fault> {
         if !self.begin.waits {
             return Ok(prepared);
@@ -649,7 +654,7 @@ impl Run {
         Ok(prepared)
     }
 
-    /// Waits for something, or for a reason not to.
+    /// Waits for a value, or for a reason to stop waiting.
     fn await_one<T>(&self, from: &Receiver<T>) -> Result<T, Fault> {
         loop {
             match from.recv_timeout(LOOK_AGAIN) {
@@ -663,8 +668,9 @@ impl Run {
         }
     }
 
-    /// The reader of what a command writes has gone. Whether the command writes on, and so is hit by that: then what it makes
-    /// of it is no failure. One that ends without writing on ends for reasons of its own. Waits for either.
+    /// Whether the command writes on, after the reader of its output has gone. If it does, the closed pipe hits it, and
+    /// its reaction is not a failure. A command that ends without writing on ends for its own reasons. Blocks until
+    /// either is known.
     fn is_writing_on(&self) -> bool {
         let output = self.output.lock().expect("no panic with it locked");
         let Some(output) = &*output else { return true };
@@ -687,7 +693,7 @@ impl Run {
         Ok(Prepared::Send(file, name, size_bytes))
     }
 
-    /// Waits for the other end, which has connected to us or been connected to.
+    /// Waits for the other end to connect, or to be connected to.
     fn first_lane(&self) -> Result<(std::net::TcpStream, Established), Fault> {
         loop {
             match self.events.recv() {
@@ -699,7 +705,7 @@ impl Run {
     }
 }
 
-/// What an event means to an end that has not met the other: stop this process, give up, or nothing.
+/// Reacts to an event before the other end has been met: stops this process, fails to give up, or does nothing.
 fn heed(event: &Event) -> Result<(), Fault> {
     match event {
         Event::Signal(libc::SIGTSTP) => crate::signals::stop_here(),

@@ -1,4 +1,4 @@
-//! Trees at an end: what walks or makes them, and what the caller is sent about them.
+//! Trees at an end: makes walks and sinks, and reports on them to the caller.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -30,7 +30,7 @@ use crate::tree::sink::{Destination, Names, Refused, TreeSink};
 use crate::tree::source::TreeSource;
 use crate::tree::stats::TreeFigures;
 
-/// How often a copy on one host tells how far it has come.
+/// How often a copy within one host reports its progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) fn path_of(bytes: &[u8]) -> PathBuf {
@@ -45,16 +45,16 @@ pub(crate) struct Countable {
 }
 
 impl Countable {
-    /// Counts, in a thread of its own, until `is_over`.
+    /// Starts a thread that counts until `is_over`.
     pub(crate) fn count(self, progress: &Arc<Progress>, is_over: Arc<AtomicBool>) {
         let (Self { roots, settings }, progress) = (self, Arc::clone(progress));
         let count = move || count::count(roots, settings, &progress, &|| is_over.load(Ordering::Relaxed));
-        // Without one, nobody knows how much it is.
+        // Without the thread, the total stays unknown.
         let _ = std::thread::Builder::new().name("count".to_owned()).stack_size(count::STACK_BYTES).spawn(count);
     }
 }
 
-/// The progress of an end, as it is reported.
+/// Returns the progress of an end in the form that is reported.
 pub(crate) fn progress(progress: &Progress) -> TreeProgress {
     let (found, has_found_all) = progress.total();
     TreeProgress {
@@ -67,7 +67,7 @@ pub(crate) fn progress(progress: &Progress) -> TreeProgress {
     }
 }
 
-/// The end of a path that is too long.
+/// Returns the end of a path that is too long, or the whole path.
 fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
     if path.len() > bytes_max {
         let dots = b"...";
@@ -77,8 +77,8 @@ fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
     path
 }
 
-/// How a tree is written. `names`: what may appear in the directory; one name is given to the only root, whatever the
-/// sender calls it.
+/// Returns how a tree is written. `names`: the names that may appear in the directory. A single name is given to the
+/// only root, whatever the sender calls it.
 pub(crate) fn destination(
     names: &[ByteVec],
     options: &TreeOptions,
@@ -94,7 +94,7 @@ pub(crate) fn destination(
     Destination { progress, entries, ..Destination::new(options, names) }
 }
 
-/// The receiving end of a tree.
+/// Creates the sink for a tree that a session receives.
 pub(crate) fn sink(
     directory: &[u8],
     destination: Destination,
@@ -120,7 +120,7 @@ pub(super) fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
     }));
 }
 
-/// What became of a tree. A copy within this host has both parts, and answers for all.
+/// Returns what became of a tree. A copy within this host has a sender's and a receiver's part, and reports on both.
 pub(crate) fn figures(summary: &Summary) -> TreeFigures {
     let failed_there = summary.figures.counters.unmade;
     let sent = summary.sent_tree.as_ref().map(|sent| TreeFigures { failed_there, ..sent.figures() });
@@ -130,13 +130,14 @@ pub(crate) fn figures(summary: &Summary) -> TreeFigures {
     }
 }
 
-/// `--remove-source-files`: removes what has been sent, if the receiver has answered for all, and has failed with nothing.
+/// `--remove-source-files`: removes what has been sent, if the receiver has acknowledged everything and nothing has
+/// failed there.
 pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
     let (Some(spent), Some(sent)) = (summary.spent.take(), &mut summary.sent_tree) else { return };
     if summary.outcome != Outcome::Done {
         return;
     }
-    // Which they are is not known here.
+    // It is not known here which entries failed there.
     let unmade = summary.figures.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.failed);
     if unmade > 0 {
         emit(Message::Say("nothing is removed from SRC, since not all of it has come to DST".to_owned()));
@@ -147,7 +148,7 @@ pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
     sent.unremoved.extend(removed.failures);
 }
 
-/// Names the entries of a tree that this end has failed with.
+/// Reports the entries of a tree with which this end has failed.
 pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
     let sent = summary.sent_tree.iter().flat_map(|sent| {
         sent.failures.iter().map(Fault::unreadable).chain(sent.unremoved.iter().map(Fault::unremovable))
@@ -170,7 +171,7 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
             errno => format!("{path}: {}; nothing is linked to it", os_number(errno)),
         }));
     }
-    // No failure, since it can be nothing else there, but not silent either.
+    // Not a failure, because the file system can keep nothing else, but not silent either.
     let without_xattrs = summary.received_tree.as_ref().map_or(0, |received| received.without_xattrs);
     if without_xattrs > 0 {
         let entries =
@@ -179,14 +180,14 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
             "{entries} lost ACLs or other extended attributes, which the file system of DST does not keep"
         )));
     }
-    // What is not copied and is no failure.
+    // Entries that are not copied, without being failures.
     for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {
         let path = Path::new(OsStr::from_bytes(&leftover.path));
         emit(Message::Say(format!("skipped {}, which an interrupted copy left", path.display())));
     }
 }
 
-/// Names entries with what is wrong with them.
+/// Reports entries with their failures, split into messages.
 pub(crate) fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
     let mut faults = faults.peekable();
     while faults.peek().is_some() {
@@ -194,20 +195,20 @@ pub(crate) fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
     }
 }
 
-/// A copy on this host.
+/// A copy within this host.
 pub(crate) struct LocalCopy {
     pub(crate) roots: Vec<Root>,
     pub(crate) directory: Vec<u8>,
     pub(crate) names: Vec<ByteVec>,
     pub(crate) settings: TreeOptions,
-    /// Set by another thread, it ends the copy.
+    /// Set by another thread to end the copy.
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) entries: Arc<EntryStream>,
 }
 
 impl LocalCopy {
-    /// Makes the copy, and tells `emit` how far it is, and which entries could not be copied.
+    /// Makes the copy. Reports to `emit` its progress and the entries that could not be copied.
     pub(crate) fn copy(&self, emit: &Emit) -> Report {
         let start = Instant::now();
         let mut summary = Summary::default();
@@ -220,7 +221,7 @@ impl LocalCopy {
         let mut figures = Figures { seconds: start.elapsed().as_secs_f64(), ..Figures::default() };
         figures.counters.bytes = tree.amount.bytes;
         if fault.is_some() {
-            // What was read has not all been written, and what has is not published.
+            // Not everything that was read has been written, and what was written is not published.
             figures.counters.bytes = self.progress.so_far().bytes;
             tree.amount = Amount::default();
         }
@@ -229,12 +230,12 @@ impl LocalCopy {
 
     fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
         let Self { roots, directory, names, settings, stop, progress, entries } = self;
-        // Names have the same numbers at both ends.
+        // Users and groups have the same numbers at both ends.
         let settings = &TreeOptions { numeric_ids: true, ..settings.clone() };
         let unwritable = |fact: IoFact| Fault::unwritable(&fact);
         let source = TreeSource::new(roots.clone(), local::CHUNK_BYTES, settings.clone(), Arc::clone(progress));
         let source = Arc::new(source.map_err(|fact| Fault::unreadable(&fact))?.local());
-        // Before the sink, which must have removed what it has not published when this is dropped.
+        // Made before the sink, because the sink must have removed everything unpublished when `_made` is dropped.
         let _made = if settings.dry_run { None } else { place::make(directory, settings).map_err(unwritable)? };
         let is_stopped = Arc::clone(stop);
         entries.end_when(move || is_stopped.load(Ordering::Relaxed));

@@ -1,14 +1,15 @@
-//! The messages between the caller and an agent, and their bytes.
+//! Messages between the caller and an agent, and their encoding.
 //!
-//! The agent writes [`MAGIC`] at once and HELLO behind it; the caller answers with its own HELLO. From then on either
-//! end sends messages as it has something to say. A message is its length (u32, little endian, at most
-//! [`MESSAGE_BYTES_MAX`]) and one CBOR item: the array `[number, [fields]]`. Paths are byte strings.
+//! The agent first writes [`MAGIC`] and then HELLO; the caller answers with its own HELLO. After that, both ends send
+//! messages at any time. A message is its length (u32, little endian, at most [`MESSAGE_BYTES_MAX`]) and one CBOR item:
+//! the array `[number, [fields]]`. Paths are byte strings.
 //!
 //! # Versions
 //!
-//! HELLO can be read by every version: its fields keep their places and new ones are added behind them. Ends of one
-//! major understand each other; fields that one does not know are skipped, and so are messages whose number is
-//! [`OPTIONAL_FROM`] or above. A field that is added after a release is `#[cbor(default)]`: older ends do not send it.
+//! Every version can read HELLO: its fields keep their places, and new fields are added behind them. Ends of the same
+//! major understand each other: an end skips fields that it does not know, and messages that it does not know if their
+//! number is [`OPTIONAL_FROM`] or above. A field added after a release is `#[cbor(default)]`, because older ends do not
+//! send it.
 
 use std::fmt;
 
@@ -42,69 +43,69 @@ use crate::tree::Root;
 use crate::tree::entries::Entry;
 use crate::tree::proof::Expected;
 
-/// What the agent writes first. Whatever a login script has printed before it is skipped.
+/// First bytes that the agent writes. The caller skips anything that a login script has printed before them.
 pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
 
-/// Noise that is skipped before [`MAGIC`], in bytes.
+/// Maximum number of bytes that the caller skips before [`MAGIC`].
 pub const NOISE_BYTES_MAX: usize = 64 << 10;
 
-/// The longest message, in bytes, without its length.
+/// Maximum size of a message in bytes, without its length.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of a message's length.
+/// Size of a message's length, in bytes.
 pub const LENGTH_BYTES: usize = 4;
 
-/// Messages from this number on may be skipped by an end that does not know them.
+/// Lowest number of an optional message: an end that does not know the message may skip it.
 pub const OPTIONAL_FROM: u64 = 1000;
 
-/// Ends of the same major understand each other.
+/// Major version of this protocol. Ends of the same major understand each other.
 pub const MAJOR: u32 = 2;
 
-/// Grows with what is added.
+/// Minor version of this protocol, raised whenever messages or fields are added.
 pub const MINOR: u32 = 0;
 
-/// Why bytes are no message.
+/// Why bytes cannot be read as a message, or a message cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// Longer than [`MESSAGE_BYTES_MAX`].
+    /// The message is longer than [`MESSAGE_BYTES_MAX`].
     #[error("a message of {0} bytes")]
     TooLong(usize),
-    /// Not CBOR, or not a message of this version.
+    /// The bytes are not CBOR, or not a message of this version.
     #[error("a message that cannot be read")]
     Malformed,
 }
 
-/// Who is there.
+/// Description of an end's program and host.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Hello {
-    /// See [`MAJOR`].
+    /// Major version, see [`MAJOR`].
     #[n(0)]
     pub major: u32,
-    /// See [`MINOR`].
+    /// Minor version, see [`MINOR`].
     #[n(1)]
     pub minor: u32,
     /// The program's version.
     #[n(2)]
     pub program: String,
-    /// The operating system, as `uname -s` says it.
+    /// The operating system, as printed by `uname -s`.
     #[n(3)]
     pub system: String,
-    /// The machine, as `uname -m` says it.
+    /// The machine, as printed by `uname -m`.
     #[n(4)]
     pub machine: String,
-    /// The C library that the program is linked to.
+    /// The C library that the program is linked against.
     #[n(5)]
     pub libc: String,
-    /// Names the running kernel, so that two ends can tell that they are on one.
+    /// Identifier of the running kernel, by which two ends can tell that they run on the same kernel.
     #[cbor(n(6), with = "minicbor::bytes")]
     pub kernel_id: Vec<u8>,
-    /// The host's own name.
+    /// The name that the host gives itself.
     #[cbor(n(7), with = "minicbor::bytes")]
     pub host: Vec<u8>,
 }
 
 impl Hello {
-    /// This program, here.
+    /// Describes this program on this host.
     pub fn ours() -> Self {
         let uname = rustix::system::uname();
         let libc = if cfg!(target_env = "musl") { "musl" } else { "gnu" };
@@ -121,24 +122,24 @@ impl Hello {
     }
 }
 
-/// What one end of a session moves.
+/// What one end of a session transfers.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Job {
     /// Sends the contents of one file, device or FIFO.
     #[n(0)]
     SendFile {
-        /// The file.
+        /// Path of the file.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
     },
     /// Receives the contents of one file, device or FIFO.
     #[n(1)]
     ReceiveFile {
-        /// The file.
+        /// Path of the file.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
     },
-    /// Sends standard input. Never asked of an agent: its standard input has the messages.
+    /// Sends standard input. Never asked of an agent, because its standard input carries the messages.
     #[n(2)]
     SendStandard,
     /// Receives to standard output. Never asked of an agent.
@@ -147,85 +148,86 @@ pub enum Job {
     /// Sends files and trees.
     #[n(4)]
     SendTree {
-        /// What.
+        /// The files and trees to send.
         #[n(0)]
         roots: Vec<Root>,
-        /// How.
+        /// Options of the copy.
         #[n(1)]
         settings: TreeOptions,
     },
     /// Receives files and trees.
     #[n(5)]
     ReceiveTree {
-        /// Where they are to lie.
+        /// The directory that receives them.
         #[cbor(n(0), with = "minicbor::bytes")]
         directory: Vec<u8>,
-        /// The names that they get there, and no others. A single one is that of the only root, whatever its own is.
+        /// The only names that may be created there. If there is one name, it is that of the only root, whatever that
+        /// root is called at the source.
         #[n(1)]
         names: Vec<minicbor::bytes::ByteVec>,
-        /// How.
+        /// Options of the copy.
         #[n(2)]
         settings: TreeOptions,
-        /// What they must be, for every sender.
+        /// What the trees must be, whichever sender they come from.
         #[n(3)]
         expected: Option<Expected>,
     },
-    /// Copies files and trees to another place of the same host: a session without another end.
+    /// Copies files and trees to another place on the same host. Such a session has no other end.
     #[n(8)]
     Copy {
-        /// What.
+        /// The files and trees to copy.
         #[n(0)]
         roots: Vec<Root>,
-        /// Where the copies are to lie.
+        /// The directory that receives the copies.
         #[cbor(n(1), with = "minicbor::bytes")]
         directory: Vec<u8>,
-        /// The name of each copy.
+        /// Name of each copy.
         #[n(2)]
         names: Vec<minicbor::bytes::ByteVec>,
-        /// How.
+        /// Options of the copy.
         #[n(3)]
         settings: TreeOptions,
     },
-    /// Compares a directory with a manifest that the caller sends. It has no other end.
+    /// Compares a directory with a manifest that the caller sends. Such a session has no other end.
     #[n(9)]
     Check {
         /// The directory.
         #[cbor(n(0), with = "minicbor::bytes")]
         directory: Vec<u8>,
-        /// What the page cache has will do, where it has it.
+        /// Whether data in the page cache may be compared instead of data read from the disk.
         #[n(1)]
         is_cached: bool,
     },
-    /// Sends memory, to measure what is behind it.
+    /// Sends memory, to measure everything behind the source.
     #[n(40)]
     SendMemory {
-        /// For so long.
+        /// For how long, in milliseconds.
         #[n(0)]
         millis: u32,
     },
-    /// Sends what a stage of a pipeline puts out.
+    /// Sends the output of a pipeline's stage.
     #[n(6)]
     SendStage {
         /// The stage's number.
         #[n(0)]
         stage: u32,
     },
-    /// Receives what a stage of a pipeline takes in.
+    /// Receives the input of a pipeline's stage.
     #[n(7)]
     ReceiveStage {
         /// The stage's number.
         #[n(0)]
         stage: u32,
     },
-    /// Sends the stream of this host's node of a broadcast, from where the other end says.
+    /// Sends the stream from this host's node of a broadcast, starting where the other end asks for.
     #[n(10)]
     SendBroadcast,
-    /// Receives the stream for this host's node of a broadcast, from where that has come to.
+    /// Receives the stream for this host's node of a broadcast, starting where the node has got to.
     #[n(11)]
     ReceiveBroadcast,
 }
 
-/// The key of one session: 256 random bits, wiped when dropped, never shown.
+/// Key of one session: 256 random bits, wiped when dropped and never printed.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 pub struct SessionKey(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 32]);
 
@@ -241,7 +243,8 @@ impl Drop for SessionKey {
     }
 }
 
-/// The bytes of a message in another. It may be the one with the key: wiped when dropped, never shown.
+/// A message's bytes inside another message. They may contain the key,
+/// so they are wiped when dropped and never printed.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct Inner(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>);
@@ -259,11 +262,11 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// Reads the message. `None` as with [`Message::decode`].
+    /// Decodes the message. Returns `None` in the same case as [`Message::decode`].
     ///
     /// # Errors
     ///
-    /// [`MessageError`], also for a [`Message::ForEnd`] again.
+    /// [`MessageError`], also if the message is itself a [`Message::ForEnd`].
     pub fn decode(&self) -> Result<Option<Message>, MessageError> {
         match Message::decode(&self.0)? {
             Some(Message::ForEnd { .. }) => Err(MessageError::Malformed),
@@ -272,30 +275,31 @@ impl Inner {
     }
 }
 
-/// Begins one end of a session; LISTEN or DIAL says how it finds the other.
+/// Begins one end of a session. LISTEN or DIAL then tells that end how to reach the other.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Begin {
-    /// What both ends have in common.
+    /// Key shared by both ends.
     #[n(0)]
     pub key: SessionKey,
-    /// What is moved.
+    /// What this end transfers.
     #[n(1)]
     pub job: Job,
-    /// How.
+    /// Options of the transfer.
     #[n(2)]
     pub options: TransferOptions,
-    /// The caller is the other end of the session: without a word from it, the session's own lanes tell whether it lives.
+    /// Whether the caller is the session's other end. If so, the session's own lanes tell whether the caller is alive.
     #[n(3)]
     pub caller_is_peer: bool,
-    /// The other end, as the user named it.
+    /// The other end, as named by the user.
     #[cbor(n(4), with = "minicbor::bytes")]
     pub peer: Vec<u8>,
-    /// It belongs to a pipeline: it says AGREED and READY, and moves nothing before GO.
+    /// Whether the session belongs to a pipeline.
+    /// If so, the end says AGREED and READY, and transfers nothing before GO.
     #[n(5)]
     pub waits: bool,
 }
 
-/// A place where an end listens.
+/// An address at which an end listens.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Endpoint {
     /// An IP address, in 4 or 16 bytes.
@@ -304,315 +308,320 @@ pub struct Endpoint {
     /// TCP port.
     #[n(1)]
     pub port: u16,
-    /// Leading bits of the address that name its subnet.
+    /// Number of leading bits of the address that identify its subnet.
     #[n(2)]
     pub prefix_bits: u8,
-    /// The link's speed in Mbit/s; 0 where it is unknown.
+    /// Speed of the link in Mbit/s; 0 if unknown.
     #[n(3)]
     pub rate_mbps: u32,
-    /// It is what `--via` names.
+    /// Whether `--via` names this address.
     #[n(4)]
     pub is_via: bool,
-    /// Numbers its interface, if it is the address of one.
+    /// Number of the interface that has this address, if any.
     #[n(5)]
     pub interface: Option<u8>,
 }
 
-/// One message. The numbers are part of the format.
+/// A message. The numbers of messages and fields are part of the format.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Message {
-    /// Who is there. The first message in both directions.
+    /// Describes the end that sends it. The first message in both directions.
     #[n(0)]
     Hello(#[n(0)] Hello),
-    /// Asks for sources: paths and patterns as they were given.
+    /// Asks for the sources that match paths and patterns, given as the user wrote them.
     #[n(1)]
     Find {
         /// Paths and patterns.
         #[n(0)]
         patterns: Vec<minicbor::bytes::ByteVec>,
-        /// A symbolic link is copied as such, not followed: `-r`.
+        /// Whether a symbolic link is copied as a link instead of being followed (`-r`).
         #[n(1)]
         links: bool,
     },
-    /// Sources, at most [`FOUND_MAX`] of them; FOUND_ALL follows.
+    /// Sources, at most [`FOUND_MAX`] of them. FOUND_ALL follows the last of these messages.
     #[n(2)]
     Found(#[n(0)] Vec<Found>),
-    /// All sources have been told.
+    /// All sources have been sent.
     #[n(3)]
     FoundAll,
-    /// Asks where things will come to lie. Nothing is made.
+    /// Asks where copies would be placed. Nothing is created.
     #[n(4)]
     Place(#[n(0)] Place),
-    /// Where.
+    /// Answers PLACE.
     #[n(5)]
     Placed(#[n(0)] Placed),
-    /// A question could not be answered, or a session not begun.
+    /// A question could not be answered, or a session could not begin.
     #[n(6)]
     Failed(#[n(0)] Fault),
     /// Begins one end of a session.
     #[n(7)]
     Begin(#[n(0)] Box<Begin>),
-    /// Listen for the other end. `via`: an interface or address; endpoints that it names are marked.
+    /// Asks an end to listen for the session's other end. Endpoints that `via` names are marked.
     #[n(8)]
     Listen {
-        /// An address or an interface's name.
+        /// An address or the name of an interface.
         #[cbor(n(0), with = "minicbor::bytes")]
         via: Vec<u8>,
     },
-    /// Where this end listens.
+    /// Addresses at which this end listens.
     #[n(9)]
     Listening(#[n(0)] Vec<Endpoint>),
-    /// Connect to the best of these that is the other end.
+    /// Asks an end to connect to the best of these endpoints that turns out to be the session's other end.
     #[n(10)]
     Dial {
-        /// Where the other end listens.
+        /// Addresses at which the other end listens.
         #[n(0)]
         endpoints: Vec<Endpoint>,
-        /// An address or an interface's name to go out by.
+        /// Address or interface name to connect from.
         #[cbor(n(1), with = "minicbor::bytes")]
         via: Vec<u8>,
     },
-    /// Connect through the channel.
+    /// Asks an end to connect through the channel.
     #[n(11)]
     DialTunnel,
     /// This end has connected and authenticated.
     #[n(12)]
     Dialed,
-    /// None of them could be connected to; why the last one could not.
+    /// No endpoint could be connected to; contains the reason for the last of them.
     #[n(13)]
     DialFailed(#[n(0)] String),
-    /// A line for the user.
+    /// A line to print for the user.
     #[n(14)]
     Say(#[n(0)] String),
-    /// How far the session has come.
+    /// Progress of the session.
     #[n(15)]
     Progress {
-        /// Payload.
+        /// Bytes of payload.
         #[n(0)]
         bytes: u64,
-        /// Where the time went until now.
+        /// Where the time has gone so far.
         #[n(1)]
         waits: Waits,
-        /// Of files and trees.
+        /// Progress of files and trees.
         #[n(2)]
         tree: Option<TreeProgress>,
     },
     /// The session has ended.
     #[n(17)]
     Ended(#[n(0)] Box<Report>),
-    /// The user wants it to end: a signal's number. The session's other end gets an ABORT.
+    /// Asks an end to stop because of the signal with this number. The session's other end gets an ABORT.
     #[n(18)]
     Signal(#[n(0)] u8),
-    /// A connection through the channel begins.
+    /// Opens a connection through the channel.
     #[n(20)]
     TunnelOpen(#[n(0)] u32),
-    /// Its bytes.
+    /// Data of a connection through the channel.
     #[n(21)]
     TunnelData {
-        /// The connection.
+        /// Number of the connection.
         #[n(0)]
         id: u32,
-        /// At most [`super::tunnel::DATA_BYTES_MAX`].
+        /// The data, at most [`super::tunnel::DATA_BYTES_MAX`] bytes.
         #[cbor(n(1), with = "minicbor::bytes")]
         bytes: Vec<u8>,
     },
-    /// So many more bytes may be sent.
+    /// Allows this many more bytes to be sent on a connection through the channel.
     #[n(22)]
     TunnelCredit {
-        /// The connection.
+        /// Number of the connection.
         #[n(0)]
         id: u32,
-        /// Bytes.
+        /// Number of bytes.
         #[n(1)]
         bytes: u32,
     },
-    /// It has ended.
+    /// One direction of a connection through the channel has ended.
     #[n(23)]
     TunnelClose(#[n(0)] u32),
-    /// To or from one of several ends behind a channel.
+    /// A message to or from one of several ends that share a channel.
     #[n(24)]
     ForEnd {
-        /// The end's number.
+        /// Number of the end.
         #[n(0)]
         end: u32,
-        /// A message without its length. None of this kind: a message has no depth.
+        /// The message, without its length. Never another `ForEnd`: messages do not nest.
         #[n(1)]
         message: Inner,
     },
-    /// Takes a stage of a pipeline, and does nothing yet.
+    /// Announces a stage of a pipeline, without starting it.
     #[n(25)]
     Stage(#[n(0)] Box<Stage>),
-    /// Starts all stages that have been told of and not started.
+    /// Starts all stages that have been announced but not started.
     #[n(26)]
     StartStages,
     /// A stage has ended.
     #[n(27)]
     StageEnded {
-        /// Its number.
+        /// Number of the stage.
         #[n(0)]
         stage: u32,
-        /// How.
+        /// How the stage ended.
         #[n(1)]
         report: StageReport,
     },
-    /// What a stage has written to standard error.
+    /// Standard error of a stage.
     #[n(28)]
     StageStderr {
-        /// Its number.
+        /// Number of the stage.
         #[n(0)]
         stage: u32,
-        /// At most [`STDERR_BYTES_MAX`].
+        /// The output, at most [`STDERR_BYTES_MAX`] bytes.
         #[cbor(n(1), with = "minicbor::bytes")]
         bytes: Vec<u8>,
     },
-    /// Ends a stage, with everything that it has started, by a signal.
+    /// Ends a stage and everything that it has started by a signal.
     #[n(29)]
     EndStage {
-        /// Its number.
+        /// Number of the stage.
         #[n(0)]
         stage: u32,
-        /// The signal's number.
+        /// Number of the signal.
         #[n(1)]
         signal: u8,
     },
-    /// The two ends of a pipeline's session have agreed on how; this one waits for its stage to be started.
+    /// The two ends of a pipeline's session have exchanged offers. This end now waits for its stage to be started.
     #[n(30)]
     Agreed,
-    /// The stage has been started, and the session can begin as soon as the other end can.
+    /// The stage has been started. The session can begin as soon as the other end is ready too.
     #[n(31)]
     Ready,
-    /// The other end is ready as well, or is before this one.
+    /// The other end is ready. It may be ready before this end is.
     #[n(32)]
     Go,
-    /// Entries that this end could not read or write, at most [`FAULTS_MAX`] at a time, before ENDED.
+    /// Entries that this end could not read or write, at most [`FAULTS_MAX`] in each message. Sent before ENDED.
     #[n(33)]
     EntriesFailed(#[n(0)] Vec<Fault>),
-    /// What has become of entries, in messages of which few may be on their way: see `tree::entries`.
+    /// What happened to entries. Only a few of these messages may be unanswered, see `tree::entries`.
     #[n(34)]
     Entries(#[n(0)] Vec<Entry>),
-    /// The caller has taken so many of those messages.
+    /// The caller has taken this many ENTRIES messages.
     #[n(35)]
     EntriesTaken(#[n(0)] u32),
-    /// The next bytes of a manifest, of which [`MANIFEST_WINDOW`] messages may be on their way; none are its end.
+    /// The next bytes of a manifest. At most [`MANIFEST_WINDOW`] of these messages may be unanswered; an empty message
+    /// ends the manifest.
     #[n(36)]
     Manifest(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// One of those messages has been taken.
+    /// One MANIFEST message has been taken.
     #[n(37)]
     ManifestTaken,
-    /// Asks what this end's host is like.
+    /// Asks for facts about the host of this end.
     #[n(40)]
     Examine,
-    /// The facts: see `measure::facts`.
+    /// Facts about the host, see `measure::facts`.
     #[n(41)]
     Examined(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// Opens ports to be tried, for some seconds, until the next session begins or the next such message.
+    /// Opens ports for probing, for some seconds: until the next session begins or the next of these messages arrives.
     #[n(42)]
     OpenProbe {
         /// First and last port to choose from.
         #[n(0)]
         ports: Option<(u16, u16)>,
     },
-    /// Where they are: `measure::probe::ProbeTargets`.
+    /// Where the ports are: `measure::probe::ProbeTargets`.
     #[n(43)]
     ProbeOpened(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// Tries ports that the other end has opened: `measure::probe::ProbeRequest`.
+    /// Asks for probes of the ports that the other end has opened: `measure::probe::ProbeRequest`.
     #[n(44)]
     Probe(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// What came of each: see `measure::probe`.
+    /// Result of each probe, see `measure::probe`.
     #[n(45)]
     Probed(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// Listen for one measurement of the wire. LISTENING or FAILED answers.
+    /// Asks the end to listen for one measurement of the wire. The answer is LISTENING or FAILED.
     #[n(50)]
     Measure {
-        /// What both ends have in common.
+        /// Key shared by both ends.
         #[n(0)]
         key: SessionKey,
-        /// Ports to choose from, first and last.
+        /// First and last port to choose from.
         #[n(1)]
         ports: Option<(u16, u16)>,
-        /// An address or an interface's name; endpoints that it names are marked.
+        /// An address or the name of an interface. Endpoints that it names are marked.
         #[cbor(n(2), with = "minicbor::bytes")]
         via: Vec<u8>,
     },
-    /// Measure storage: read a file, or read or write a file of the agent's own in a directory. STORAGE or FAILED answers.
+    /// Asks for a measurement of storage: of reading a file, or of reading or writing the agent's own file in a
+    /// directory. The answer is STORAGE or FAILED.
     #[n(51)]
     MeasureStorage {
-        /// The file or directory; empty for where relative paths start.
+        /// The file or directory; empty for the directory where relative paths start.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
-        /// Writes, which needs a directory.
+        /// Whether writing is measured, which needs a directory.
         #[n(1)]
         writes: bool,
-        /// For how long, in microseconds, a minute at most.
+        /// How long to measure, in microseconds, at most a minute.
         #[n(2)]
         micros: u64,
     },
-    /// What came of it.
+    /// Result of a measurement of storage.
     #[n(52)]
     Storage(#[n(0)] Storage),
-    /// Begins this host's node of a broadcast. BROADCAST_ENDED answers in the end.
+    /// Begins this host's node of a broadcast. BROADCAST_ENDED is the final answer.
     #[n(53)]
     BeginBroadcast(#[n(0)] Box<Broadcast>),
-    /// How far the node has come.
+    /// Progress of the node.
     #[n(54)]
     BroadcastState(#[n(0)] BroadcastState),
-    /// From the source's node: what the stream was. To a copy's node: what it must have been. Until it has heard that, it
-    /// finishes nothing.
+    /// Proof of the stream. The source's node says what the stream was. The node of a copy is told what the stream must
+    /// have been, and finishes nothing before that.
     #[n(55)]
     BroadcastProof(#[n(0)] BroadcastProof),
-    /// Whether another host is behind this one from now on.
+    /// Whether there is another host behind this one from now on.
     #[n(56)]
     BroadcastNext(#[n(0)] bool),
-    /// The node's own tree has been read or made, or never will be. It goes on giving the stream to the host behind it.
+    /// The node's own tree has been read or written, or never will be. The node goes on passing the stream to the host
+    /// behind it.
     #[n(57)]
     BroadcastEnded(#[n(0)] Box<Report>),
-    /// The node's own tree holds the others up: it is to take no more of the stream.
+    /// The node's own tree holds up the others: it must take no more of the stream.
     #[n(58)]
     BroadcastLeave,
-    /// Watches these paths, or what they stand for as patterns. WATCHED answers, or FAILED, now or at any time.
+    /// Watches these paths, after expanding patterns. The answer is WATCHED;
+    /// FAILED may come instead or at any later time.
     #[n(60)]
     Watch(#[n(0)] Vec<minicbor::bytes::ByteVec>),
     /// From now on no change is missed.
     #[n(61)]
     Watched,
-    /// Asks for the next change. CHANGED answers once there is one.
+    /// Asks for the next change. CHANGED answers as soon as there is a change.
     #[n(62)]
     TellChanges,
-    /// Something has changed, in these directories: paths from the only one that is watched on, at most `TOUCHED_MAX` of
-    /// them; none if it may be anywhere.
+    /// Something has changed in these directories, given by their paths from the only watched path. There are at most
+    /// `TOUCHED_MAX` of them; `None` if the change may be anywhere.
     #[n(63)]
     Changed(#[n(0)] Option<Vec<minicbor::bytes::ByteVec>>),
-    /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives.
+    /// The agent of the session's other end has fallen silent, so only the lanes tell whether that end is alive.
     #[n(1000)]
     OtherLost,
-    /// Somebody watches: count all that this end has to send, or to copy on its host. PROGRESS tells what it comes to.
+    /// Asks for a count of everything that this end has to send, or to copy on its host, because a user is watching.
+    /// PROGRESS reports the count.
     #[n(1001)]
     Count,
-    /// What a tree that was given up has left for the same copy, run again, to resume.
+    /// What a cancelled tree has left behind for the same copy to resume when it is run again.
     #[n(1002)]
     Kept(#[n(0)] Kept),
-    /// Tell your log, up to this level: LOG_LINE at once, from which the caller knows the agent's clock, and then as there is
-    /// something to tell.
+    /// Asks for the agent's log, up to this level. The first LOG_LINE comes at once, to tell the caller the agent's
+    /// clock; the others come as lines are logged.
     #[n(1003)]
     TellLog(#[n(0)] u8),
-    /// A line of it.
+    /// A line of the agent's log.
     #[n(1004)]
     LogLine(#[n(0)] Box<LogLine>),
-    /// The caller will ask for nothing more: the agent ends by itself once all stages and sessions that it has been told of
-    /// have told how they ended.
+    /// The caller will ask for nothing more. The agent ends by itself once all stages and sessions that it knows of
+    /// have reported how they ended.
     #[n(1005)]
     EndWhenDone,
-    /// What became of the session's lanes, and why. One that this version does not know is skipped as well.
+    /// What happened to the session's lanes, and why. A notice that this version does not know is skipped too.
     #[n(1006)]
     Notice(#[n(0)] Notice, #[n(1)] Option<String>),
 }
 
 impl Message {
-    /// Appends the message to `out`, with its length.
+    /// Appends the message, with its length, to `out`.
     ///
     /// # Errors
     ///
-    /// [`MessageError::TooLong`]; `out` is then as it was.
+    /// [`MessageError::TooLong`]; `out` is left unchanged.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), MessageError> {
         let start = out.len();
         out.extend([0; LENGTH_BYTES]);
@@ -627,7 +636,7 @@ impl Message {
         Ok(())
     }
 
-    /// The message for, or of, one of several ends.
+    /// Wraps the message as one to or from one of several ends.
     ///
     /// # Errors
     ///
@@ -639,7 +648,7 @@ impl Message {
         Ok(Self::ForEnd { end, message: Inner(bytes) })
     }
 
-    /// Reads a message without its length. `None`: one that this version does not know and may skip.
+    /// Decodes a message without its length. Returns `None` for a message that this version does not know and may skip.
     ///
     /// # Errors
     ///
@@ -656,7 +665,7 @@ impl Message {
         }
     }
 
-    /// Whether this belongs to a connection through the channel.
+    /// Whether the message belongs to a connection through the channel.
     pub fn is_tunnel(&self) -> bool {
         matches!(self, Self::TunnelOpen(_) | Self::TunnelData { .. } | Self::TunnelCredit { .. } | Self::TunnelClose(_))
     }
@@ -667,7 +676,7 @@ fn may_skip(bytes: &[u8]) -> bool {
     matches!(decoder.array(), Ok(Some(2))) && decoder.u64().is_ok_and(|number| number >= OPTIONAL_FROM)
 }
 
-/// The length in front of a message.
+/// Decodes the length in front of a message.
 ///
 /// # Errors
 ///
@@ -677,7 +686,7 @@ pub fn decode_length(bytes: [u8; LENGTH_BYTES]) -> Result<usize, MessageError> {
     if length > MESSAGE_BYTES_MAX { Err(MessageError::TooLong(length)) } else { Ok(length) }
 }
 
-/// Body of the fuzz target. It also runs as a test over the corpus.
+/// Body of the fuzz target, also run as a test over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 

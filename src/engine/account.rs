@@ -1,10 +1,11 @@
-//! Where a transfer's time goes. Each stretch between two looks of the loop is put down to what it was spent waiting for.
+//! Account of where a transfer's time goes. Each stretch between two looks of the loop is attributed to what it was
+//! spent waiting for.
 //!
-//! What limits a transfer is what never has to wait itself. In front of it work piles up, behind it everybody has time. So
-//! each end looks where its work piles up, and only where nothing does, at what it is busy with: a sink that is fast enough
-//! is busy, too, but has no queue. The stretches of one transfer add up to its whole time, so the share of one of them is
-//! also the share of its ceiling that the transfer reached: what limits it for 80 % of the time would have allowed a rate
-//! of 1 / 0.8 of what it was, had it been the only limit.
+//! The part that limits a transfer never waits itself. Work piles up in front of it, and everything behind it has time
+//! to spare. So each end looks at where its work piles up. Only if nothing piles up does it look at what it is busy
+//! with: a sink that is fast enough is busy too, but has no queue. The stretches of a transfer add up to its whole
+//! time. So the share of a cause is also the share of that cause's ceiling that the transfer reached: a cause that
+//! limits it for 80 % of the time would, as the only limit, have allowed 1 / 0.8 of the rate.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -16,10 +17,11 @@ use rd_proto::session::Machine;
 
 use super::{Engine, Half};
 
-/// Chunks before a sink that mean that it does not keep up. Fewer may have come in a burst, from several lanes at once.
+/// Number of chunks in front of a sink from which on the sink counts as behind. Fewer may have come in a burst, from
+/// several lanes at once.
 const BURST_MAX: u32 = 4;
 
-/// A sink that takes longer for a chunk is behind, though nothing may wait for it.
+/// How long a sink may take for a chunk before it counts as behind, even if nothing waits for it.
 const SINK_PATIENCE: Duration = Duration::from_millis(10);
 
 /// Where the time went, in seconds.
@@ -45,12 +47,13 @@ pub struct Waits {
     pub limit: f64,
 }
 
-/// Seconds as an agent tells them: whole microseconds. Of whatever it tells, sums and shares are numbers.
+/// Seconds in an agent's messages, as whole microseconds.
+/// Whatever an agent sends, sums and shares of it are finite numbers.
 pub(super) mod micros {
     use minicbor::encode::{Error, Write};
     use minicbor::{Decoder, Encoder};
 
-    /// 35 years. Up to there they come out as they went in.
+    /// Maximum that is decoded, 35 years. Values up to this are decoded as they were encoded.
     const MAX: u64 = 1 << 50;
 
     pub fn encode<C, W: Write>(seconds: &f64, e: &mut Encoder<W>, _: &mut C) -> Result<(), Error<W::Error>> {
@@ -62,14 +65,14 @@ pub(super) mod micros {
     }
 }
 
-/// One of [`Waits`].
+/// A kind of [`Waits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The source.
     Source,
     /// The processors of this end.
     Cpu,
-    /// The receiver's room.
+    /// Room at the receiver.
     Credits,
     /// The wire.
     Wire,
@@ -79,66 +82,66 @@ pub enum Wait {
     Limit,
 }
 
-/// Which of a session's ends has looked, and so what the times mean.
+/// Which end of a session has measured, and so what the times mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
-    /// The sender. It cannot tell a slow wire from a receiver that is slow to take what it has made room for.
+    /// The sender. It cannot distinguish a slow wire from a receiver that is slow to take chunks it has made room for.
     #[default]
     Sender,
-    /// The receiver. It cannot tell a slow wire from a slow sender.
+    /// The receiver. It cannot distinguish a slow wire from a slow sender.
     Receiver,
-    /// What both know has been put together.
+    /// Both ends, whose knowledge has been combined.
     Both,
 }
 
-/// What holds a transfer up.
+/// What limits a transfer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limiter {
     /// What was waited for most.
     pub what: Wait,
-    /// For which share of the time, of 1.
+    /// Share of the time spent on that, from 0 to 1.
     pub share: f64,
 }
 
 impl Waits {
-    /// As [`Waits::from_array`] takes them.
+    /// Returns the times in the order of [`Waits::from_array`].
     pub fn to_array(self) -> [f64; 6] {
         [self.source, self.cpu, self.credits, self.wire, self.sink, self.limit]
     }
 
-    /// What [`Waits::to_array`] has given.
+    /// Takes the times in the order of [`Waits::to_array`].
     pub fn from_array([source, cpu, credits, wire, sink, limit]: [f64; 6]) -> Self {
         Self { source, cpu, credits, wire, sink, limit }
     }
 
-    /// Each of them with its kind.
+    /// Returns each time with its kind.
     pub fn named(self) -> [(Wait, f64); 6] {
         use Wait::{Cpu, Credits, Limit, Sink, Source, Wire};
         let mut seconds = self.to_array().into_iter();
         [Source, Cpu, Credits, Wire, Sink, Limit].map(|wait| (wait, seconds.next().expect("six")))
     }
 
-    /// All of the time.
+    /// Returns the sum of all times.
     pub fn total(self) -> f64 {
         self.to_array().iter().sum()
     }
 
-    /// What came after `earlier`.
+    /// Returns what was added since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         let (mut all, earlier) = (self.to_array(), earlier.to_array());
         all.iter_mut().zip(earlier).for_each(|(one, before)| *one = (*one - before).max(0.0));
         Self::from_array(all)
     }
 
-    /// Both together, of one transfer after the other.
+    /// Returns the sum of two transfers that ran one after the other.
     pub fn plus(self, other: Self) -> Self {
         let (mut all, other) = (self.to_array(), other.to_array());
         all.iter_mut().zip(other).for_each(|(one, more)| *one += more);
         Self::from_array(all)
     }
 
-    /// What both ends of a session know together. A sender that waits for room or for the wire cannot see why there is
-    /// none: that time is put down to what the receiver was behind with meanwhile.
+    /// Returns what both ends of a session know together. A sender that waits for room or for the wire cannot see the
+    /// reason, so that time is attributed to what the receiver was behind with meanwhile.
     pub fn joined(self, receiver: Self) -> Self {
         let scale = if receiver.total() > 0.0 { self.total() / receiver.total() } else { 0.0 };
         let mut joined = self;
@@ -154,7 +157,7 @@ impl Waits {
         joined
     }
 
-    /// What was waited for most; `None` if nothing was.
+    /// Returns what was waited for most; `None` if nothing was.
     pub fn limiter(self) -> Option<Limiter> {
         let (what, most) = self.named().into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
         (most > 0.0).then(|| Limiter { what, share: most / self.total() })
@@ -162,7 +165,7 @@ impl Waits {
 }
 
 impl Wait {
-    /// As reports name it.
+    /// Returns the name used in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -175,7 +178,7 @@ impl Wait {
     }
 }
 
-/// For how long any of several threads has been at something.
+/// Measures for how long at least one of several threads has been working.
 #[derive(Debug, Default)]
 pub struct Clock(Mutex<Times>);
 
@@ -187,7 +190,7 @@ struct Times {
 }
 
 impl Clock {
-    /// Does it, and counts the time.
+    /// Runs `work` and counts its time.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         {
             let mut times = self.times();
@@ -204,7 +207,7 @@ impl Clock {
         done
     }
 
-    /// All of it until now.
+    /// Returns the time counted until now, including work that has not ended.
     pub fn total(&self) -> Duration {
         let times = self.times();
         times.before + times.since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -215,21 +218,21 @@ impl Clock {
     }
 }
 
-/// What the loop has to remember between two looks.
+/// What the loop remembers between two looks.
 #[derive(Debug)]
 pub(super) struct Account {
     looked: Instant,
-    /// What the clocks said then.
+    /// Readings of the clocks at the last look.
     busy: Duration,
     reading: Duration,
     pausing: Duration,
-    /// Chunks that workers have been given to open.
+    /// Number of chunks that workers have been given to open.
     pub to_open: u32,
-    /// Chunks that the sink has been given and has not taken.
+    /// Number of chunks that the sink has been given and has not taken.
     with_sink: u32,
-    /// When it last took one, or got one while it had none.
+    /// When the sink last took a chunk, or got one while it had none.
     sink_moved: Instant,
-    /// The sink has been given everything, and is publishing it.
+    /// Whether the sink has been given everything and is publishing it.
     pub is_publishing: bool,
 }
 
@@ -247,12 +250,12 @@ impl Account {
         }
     }
 
-    /// Leaves out the time until now.
+    /// Leaves the time until now out of the account.
     pub(super) fn skip(&mut self) {
         self.looked = Instant::now();
     }
 
-    /// The sink has been given a chunk.
+    /// Records that the sink has been given a chunk.
     pub(super) fn sink_given(&mut self) {
         if self.with_sink == 0 {
             self.sink_moved = Instant::now();
@@ -260,13 +263,14 @@ impl Account {
         self.with_sink += 1;
     }
 
-    /// The sink has taken a chunk, or could not.
+    /// Records that the sink has taken a chunk, or has failed to.
     pub(super) fn sink_taken(&mut self) {
         self.sink_moved = Instant::now();
         self.with_sink -= 1;
     }
 
-    /// The sink does not keep up: more waits for it than comes in a burst, or it has been at one chunk for long.
+    /// Whether the sink does not keep up: more chunks wait for it than come in a burst,
+    /// or it has taken long for one chunk.
     fn is_sink_behind(&self, buffers: u32) -> bool {
         self.is_publishing
             || self.with_sink >= (buffers / 8).clamp(1, BURST_MAX)
@@ -275,7 +279,7 @@ impl Account {
 }
 
 impl Engine {
-    /// Adds the time since the last look to what it was spent waiting for.
+    /// Attributes the time since the last look to what it was spent waiting for.
     pub(super) fn account(&mut self) {
         let account = &mut self.account;
         let is_sink_behind = account.is_sink_behind(self.buffers.len() as u32);
@@ -302,7 +306,7 @@ impl Engine {
                 if machine.waits_for_credit() {
                     &mut waits.credits
                 } else if backlog {
-                    // What has piled up before a lane that reads and seals itself waits for that, too.
+                    // A lane that reads and seals by itself makes the backlog wait for that too.
                     if self.may_plan && machine.core_ref().path() == Some(Path::Tcp) {
                         waits.source += part(reading);
                         waits.cpu += part(busy);
@@ -310,8 +314,8 @@ impl Engine {
                     &mut waits.wire
                 } else {
                     waits.limit += part(pausing);
-                    // A stream's reader that waits has nothing to hand on, however busy the others are with what it had.
-                    // Workers that read a file do so when they have nothing else to do.
+                    // A stream's reader that waits has nothing to pass on, however busy other threads are with earlier
+                    // data. Workers, in contrast, read a file when they have nothing else to do.
                     if reader.is_some() {
                         waits.source += part(reading);
                         waits.cpu += part(busy);
@@ -321,7 +325,7 @@ impl Engine {
                     }
                     match machine.waits_for_source() {
                         true if self.shared.afloat.load(Ordering::Relaxed) > 0 => &mut waits.source,
-                        // There is a buffer to be filled, and no thread has come to it.
+                        // There is a buffer to fill, but no thread has got to it.
                         true => &mut waits.cpu,
                         false => &mut waits.wire,
                     }
@@ -369,10 +373,10 @@ mod tests {
         assert_eq!(joined(slow_sink), Waits { source: 1.0, sink: 8.0, wire: 1.0, ..Waits::default() });
         let both = Waits { sink: 8.0, cpu: 2.0, ..Waits::default() };
         assert_eq!(joined(both), Waits { source: 1.0, sink: 8.0, cpu: 1.0, ..Waits::default() });
-        // What the sender knows better stays: nobody waited for this sink.
+        // The sender's own knowledge takes precedence: nothing waited for this sink.
         let busy = Waits { source: 10.0, ..Waits::default() };
         assert_eq!(busy.joined(slow_sink), busy);
-        // One of them began to count later.
+        // The receiver began to count later than the sender.
         let short = Waits { sink: 0.8, wire: 0.2, ..Waits::default() };
         assert!((joined(short).sink - 8.0).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! The end of a session.
+//! Closing of a session.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,20 +10,20 @@ use super::work::Parts;
 use super::{Engine, Event, Half, Read, SessionEvent, Summary, View, Writer};
 use crate::transport::LaneEvent;
 
-/// How long the engine waits at the end for its lanes to close.
+/// How long the engine waits for its lanes to close.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the sink of a tree gets at the end to remove what has not been published.
+/// How long the sink of a tree may take to remove what has not been published.
 const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
-/// Why a link is lost on which lanes do come up.
+/// Why a link counts as lost even though lanes come up.
 const NOTHING_LARGE: &str = "connections are made, but nothing large comes through, as where a part of the network has a smaller \
                              MTU than the hosts";
 
 impl Engine {
-    /// Closes the lanes, giving their last frames the time to leave.
+    /// Closes the lanes, and gives their last frames time to leave.
     pub(super) fn close(mut self) -> Summary {
-        // The sink's threads wait for it no more.
+        // The sink's threads no longer wait for their answers to be taken.
         self.answers = None;
         self.shared.over.store(true, Ordering::Relaxed);
         self.summary.figures.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
@@ -46,7 +46,7 @@ impl Engine {
         };
         if let Some(Parts::Tree(tree)) = &self.shared.source {
             let sent = tree.sent();
-            // What the walk has read is counted there alone.
+            // Only the walk counts what it has read.
             self.summary.figures.read.cached_bytes = sent.bytes.saturating_sub(self.summary.figures.read.direct_bytes);
             self.summary.sent_tree = Some(sent);
             self.summary.spent = tree.take_spent().map(Arc::new);
@@ -72,7 +72,7 @@ impl Engine {
         if let Some(thread) = discarding {
             let deadline = Instant::now() + DISCARD_WAIT;
             while !thread.is_finished() && Instant::now() < deadline {
-                // Its chunks come back this way.
+                // The sink's chunks come back through this queue.
                 let _ = self.events.recv_timeout(Duration::from_millis(1));
             }
         }

@@ -1,4 +1,4 @@
-//! The line as the system measures it, for the session, which fits lanes and buffers to it.
+//! Measurements of the line by the system, to which the session adapts its lanes and buffers.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use rd_proto::session::{Notice, path_of};
 use super::{Detail, Engine, Line};
 use crate::transport::{Lane, Medium};
 
-/// Ways that are distinguished.
+/// Maximum number of ways that are distinguished.
 const WAYS_MAX: usize = 32;
 
 impl Engine {
-    /// Tells the session how far the other end is, and how its lanes do.
+    /// Tells the session the round-trip time to the other end and the state of its lanes.
     pub(super) fn measure_line(&mut self, now: Duration) {
         let mut shortest: Option<Duration> = None;
         for (&id, live) in &self.lanes {
@@ -27,7 +27,7 @@ impl Engine {
         }
     }
 
-    /// The number of the way that a lane goes, which is that of all lanes between the same addresses.
+    /// Returns the number of the way that a lane takes. All lanes between the same two addresses have the same number.
     pub(super) fn way(&mut self, lane: &dyn Lane) -> u8 {
         let way = lane.way();
         let known = self.ways.iter().position(|known| *known == way);
@@ -40,7 +40,8 @@ impl Engine {
         number as u8
     }
 
-    /// Looks for more rails of a path, where its first lane is up and the other end has told its addresses; true if there are.
+    /// Looks for more rails of a path, once its first lane is up and the other end has announced its addresses. Returns
+    /// true if there are any.
     pub(super) fn find_rails(&mut self, path: Path) -> bool {
         let (Some(dialer), Some(addresses)) = (&self.dialer, &self.addresses) else { return false };
         if self.half.machine_ref().core_ref().rails(path) > 1 {
@@ -63,14 +64,14 @@ impl Engine {
         true
     }
 
-    /// So many ways are gone at once by what has come up.
+    /// Records how many ways the lanes of this medium take at once.
     pub(super) fn count_ways(&mut self, medium: Medium) {
         let alike = self.lanes.values().filter(|live| live.lane.medium() == medium);
         let ways: HashSet<_> = alike.filter_map(|live| live.lane.way()).collect();
         self.ways_most = self.ways_most.max(ways.len());
     }
 
-    /// The rail that a notice is about.
+    /// Returns the name of the rail that a notice is about.
     pub(super) fn rail_name(&self, notice: Notice) -> Option<String> {
         match notice {
             Notice::RailLeft(path, rail) | Notice::RailBack(path, rail) => self.dialer.as_ref()?.rail_name(path, rail),
@@ -78,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// What the line was given.
+    /// Returns the round-trip time of the line, and the buffers and rails used for it.
     pub(super) fn line(&self) -> Line {
         let core = self.half.machine_ref().core_ref();
         Line {

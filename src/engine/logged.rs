@@ -1,4 +1,4 @@
-//! The log of a session: what becomes of its lanes and why, who waits for whom, and how it ends.
+//! The log of a session: what happens to its lanes and why, what the transfer waits for, and how the session ends.
 
 use std::time::{Duration, Instant};
 
@@ -11,42 +11,42 @@ use super::session::NotBegun;
 use super::summary::{Figures, Observer, SessionEvent, Summary};
 use crate::log::{self, Level, Step};
 
-/// How often the rate and what limits it are compared with what was logged last.
+/// How often the rate and its limit are compared with those logged last.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The factor by which a rate has changed when it is logged again.
+/// Factor by which a rate must have changed to be logged again.
 const CHANGE: f64 = 2.0;
 
-/// Details of a session, which only its log has.
+/// Details of a session that only its log reports.
 #[derive(Clone, Debug)]
 pub enum Detail {
     /// A lane is being dialled.
     Dialing(LaneId),
-    /// It could not be made.
+    /// A lane could not be made.
     DialFailed(LaneId, String),
     /// A rail of a path has been found: its number and name.
     Rail(Path, u8, String),
-    /// A part of the session begins.
+    /// A step of the session begins.
     Begin(Step),
-    /// It ends.
+    /// A step of the session ends.
     End(Step),
 }
 
-/// Logs what happens in a session, and hands it on.
+/// Observer that logs what happens in a session, and passes it on to another observer.
 pub(super) struct Logged {
     inner: Box<dyn Observer>,
     about: String,
     is_sender: bool,
-    /// Steps that have begun, each of which does so once.
+    /// Steps that have begun. Each step begins only once.
     steps: Vec<Step>,
     looked: Instant,
     bytes: u64,
     waits: Waits,
-    /// The rate and what limited it, as they were logged last.
+    /// The rate and what limited it, as logged last.
     logged: Option<(f64, Wait)>,
 }
 
-/// How the log calls a session with `peer`.
+/// Returns the name of a session with `peer` in the log.
 pub(super) fn about(role: Role, peer: &str) -> String {
     match role {
         Role::Sender => format!("to {peer}"),
@@ -55,7 +55,7 @@ pub(super) fn about(role: Role, peer: &str) -> String {
 }
 
 impl Logged {
-    /// Puts one in front of an observer, where a log is asked for.
+    /// Puts a log in front of an observer, if a log is asked for.
     pub(super) fn before(about: &str, role: Role, inner: Box<dyn Observer>) -> Box<dyn Observer> {
         if !log::is_on(Level::Debug) {
             return inner;
@@ -74,7 +74,7 @@ impl Logged {
             Detail::Dialing(lane) => self.say(|| format!("dials lane {}", name(lane))),
             Detail::DialFailed(lane, why) => self.say(|| format!("cannot make lane {}: {why}", name(lane))),
             Detail::Rail(path, rail, text) => self.say(|| format!("{}rail {rail}: {text}", of_path(path))),
-            // Frames that say so come again where lanes are lost.
+            // Frames that begin a step are repeated when lanes are lost.
             Detail::Begin(step) if self.steps.contains(&step) => {}
             Detail::Begin(step) => {
                 self.steps.push(step);
@@ -113,7 +113,7 @@ impl Logged {
         });
     }
 
-    /// Logs the rate and what limits it, when that has changed.
+    /// Logs the rate and what limits it, if either has changed.
     fn look(&mut self, counters: Counters, waits: Waits) {
         let passed = self.looked.elapsed();
         if passed < LOOK_EVERY {
@@ -172,7 +172,7 @@ fn name(lane: LaneId) -> String {
     format!("{}.{}", lane.index, lane.generation)
 }
 
-/// What two ends have agreed on.
+/// Logs what the two ends have agreed on.
 pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind; 2]) {
     log::debug(about, || {
         let Agreed { policy, try_rdma, seal_tcp, seal_rdma, tcp_lanes, rdma_lanes, chunk_bytes, reconnect, .. } =
@@ -202,7 +202,7 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
     });
 }
 
-/// How a session ended.
+/// Logs how a session ended.
 pub(super) fn ended(about: &str, ended: Result<&Summary, &NotBegun>) {
     log::end(Step::Session, about, || match ended {
         Ok(Summary { outcome: Outcome::Done, figures: Figures { counters, seconds, .. }, .. }) => {

@@ -1,7 +1,7 @@
 //! Runs a session over lanes, a source or a sink, and a pool of buffers.
 //!
-//! One loop owns the session's state. Everything else is threads that do one thing and report to it: lanes' own, workers,
-//! the reader or writer of a stream, dials. Buffers travel by value, so a buffer is in one place at a time.
+//! One loop owns the session's state. All other threads do one thing each and report to the loop: those of lanes,
+//! workers, the reader or writer of a stream, dials. Buffers travel by value, so a buffer is in one place at a time.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -59,27 +59,27 @@ pub use summary::{Figures, Line, Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
-/// How long frames get to leave before the process stops itself: up to 40 times that where one waits behind a chunk.
+/// How long frames get to leave before the process stops itself; up to 40 times as long while one waits behind a chunk.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
 
-/// How often a session has stopped this process. Several of them may run here: all get the signal, one of them stops
-/// the process for all, and one that comes to it when the process goes on must not stop it again.
+/// Number of times that sessions have stopped this process. All sessions in the process get the signal, and one stops
+/// the process for all. A session that gets here only after the process has continued must not stop it again.
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
-/// Events handled before actions are taken, so that neither waits for ever.
+/// Maximum number of events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
 
 struct LiveLane {
     lane: Box<dyn Lane>,
     control: ControlChannel,
-    /// Its own threads work on chunks.
+    /// Whether the lane's own threads work on chunks.
     is_inline: bool,
 }
 
 enum Half {
     Send {
         machine: Box<Sender>,
-        /// Empty buffers for the reader of a stream, and whether their chunks are to be encrypted; `None` where workers read.
+        /// Empty buffers for a stream's reader, and whether their chunks are to be encrypted; `None` if workers read.
         reader: Option<Post<(Buffer, bool)>>,
     },
     Receive {
@@ -88,7 +88,7 @@ enum Half {
     },
 }
 
-/// What takes opened chunks.
+/// Destination of opened chunks.
 enum Writer {
     /// The workers, which write a file.
     Workers,
@@ -123,34 +123,34 @@ struct Engine {
     dialer: Option<Arc<dyn Dialer>>,
     observer: Box<dyn Observer>,
     lanes: HashMap<LaneId, LiveLane>,
-    /// The addresses of lanes, each once.
+    /// The address pairs of lanes, each once.
     ways: Vec<Option<[IpAddr; 2]>>,
-    /// The most ways that lanes of one medium have gone at once.
+    /// Maximum number of ways that lanes of one medium have taken at once.
     ways_most: usize,
-    /// Of the other end, by which there may be more rails.
+    /// Addresses of the other end, by which there may be more rails.
     addresses: Option<Vec<RailAddress>>,
     buffers: Vec<Option<Buffer>>,
     chunk_bytes: usize,
     began: Instant,
-    /// When the first lane that carries payload was there.
+    /// When the first lane that carries payload was up.
     flowing_since: Option<Instant>,
     ticked: Duration,
     account: Account,
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
-    /// Answers of the sink of a tree; gone when no more are sent.
+    /// Answers of the sink of a tree; `None` once no more are sent.
     answers: Option<Queue<Vec<u8>>>,
-    /// The end of a hop of a broadcast that this is.
+    /// This end of a broadcast's hop, if the session is one.
     spool: Option<SpoolEnd>,
-    /// Parts of the source are planned for lanes that read them.
+    /// Whether parts of the source are planned for lanes to read.
     may_plan: bool,
-    /// By buffer: whether the chunk in it is genuine, where its lane has opened it.
+    /// For each buffer, whether its chunk is genuine, if its lane has opened the chunk.
     opened: Vec<Option<bool>>,
-    /// Why the last lane went or could not be made, for the next notice.
+    /// Why the last lane went down or could not be made, for the next notice.
     reason: Option<String>,
     orphan: Orphan,
-    /// Some payload was not encrypted.
+    /// Whether some payload was not encrypted.
     is_in_clear: bool,
     ended: Option<Outcome>,
     memory: Memory,
@@ -160,7 +160,7 @@ struct Engine {
 ///
 /// # Errors
 ///
-/// What the system answered to making threads. Everything that happens to the transfer itself is in the summary.
+/// The system's error if threads cannot be started. Everything that happens to the transfer itself is in the summary.
 pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     let Transfer { agreed, secret, buffers, first, shares_memory, pool, .. } = transfer;
     let Transfer { dialer, events, post, compress, bwlimit, observer, .. } = transfer;
@@ -371,7 +371,7 @@ impl Engine {
             Event::Endpoints(endpoints) => self.half.machine().handle_endpoints(endpoints, now),
             Event::Addresses(addresses) => self.half.machine().handle_addresses(addresses, now),
             Event::DialFailed(id, error) => self.dial_failed(id, &error),
-            // The session that is served has been authenticated already; what strangers do is no concern of its.
+            // This session has been authenticated already, so further connections do not concern it.
             Event::Incoming(_) => {}
             Event::Filled(buffer, part) => {
                 let encrypt = self.encrypt_now();
@@ -416,11 +416,11 @@ impl Engine {
                 let closed = fact.errno == Errno::PIPE.raw_os_error();
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
             }
-            // A reader that goes once it has everything has left nothing unread.
+            // A reader that goes away once it has everything has left nothing unread.
             Event::SinkGone if self.has_taken_all() => {}
             Event::SinkGone => self.half.machine().abort(Cause::SinkClosed, now),
             Event::Answers(queue) => self.answers = Some(queue),
-            // It is taken once the other events of this batch have been handled.
+            // The answer is taken once the other events of this batch have been handled.
             Event::Answer => {}
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
@@ -461,12 +461,12 @@ impl Engine {
         self.half.machine().abort(cause, now);
     }
 
-    /// Whether everything that the sender has was written.
+    /// Whether everything that the sender has to send has been written.
     fn has_taken_all(&self) -> bool {
         matches!(&self.half, Half::Receive { machine, .. } if machine.has_taken_all())
     }
 
-    /// Whether what is sealed now is to be encrypted.
+    /// Whether chunks sealed now are to be encrypted.
     fn encrypt_now(&self) -> bool {
         let core = self.half.machine_ref().core_ref();
         core.agreed().seal(core.path().unwrap_or(Path::Tcp))
@@ -485,12 +485,12 @@ impl Engine {
         }
     }
 
-    /// A part of the source has been read. False if the source turns out to have changed meanwhile.
+    /// Records that a part of the source has been read. Returns false if the source has changed in the meantime.
     fn note_read(&mut self, bytes: usize, now: Duration) -> bool {
         let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
             return true;
         };
-        // Before the part is passed on: what has been read is one state of the file, or nothing is published.
+        // Checked before the part is passed on: either all parts are of one state of the file, or nothing is published.
         match source.note_read(bytes) {
             Ok(()) => true,
             Err(fact) => {
@@ -526,7 +526,7 @@ impl Engine {
                 if let Half::Send { machine, .. } = &mut self.half {
                     machine.handle_unsent(id, buffer_id);
                 }
-                // The rest is likely to be as cold, and workers can wait for it.
+                // The rest of the source is likely to be cold too, and workers can wait for it.
                 self.may_plan = false;
                 self.read_planned(buffer_id, false);
             }
@@ -545,7 +545,7 @@ impl Engine {
     fn handle_control(&mut self, id: LaneId, sealed: &[u8], now: Duration) {
         let Some(live) = self.lanes.get_mut(&id) else { return };
         if live.control.open(sealed, &mut self.frame).is_err() {
-            // Bytes are changed on the way, or the peer is broken: both look alike from here.
+            // Either bytes were changed on the way or the peer is broken: the two look alike here.
             return self.half.machine().handle_corrupt(id, now);
         }
         let handled = match Frame::decode(&self.frame) {
@@ -581,14 +581,14 @@ impl Engine {
             self.half.machine().handle_pause(false, now);
             self.account.skip();
         } else if self.half.machine_ref().core_ref().is_ending() {
-            // Asked twice: no more waiting for the other end.
+            // The second request to stop: the other end is no longer waited for.
             self.ended = Some(Outcome::Aborted(Cause::Signal(number as u8)));
         } else {
             self.half.machine().abort(Cause::Signal(number as u8), now);
         }
     }
 
-    /// Takes all actions that are due. True if that has made more possible.
+    /// Takes all actions that are due. Returns true if that has made more actions possible.
     fn act(&mut self) -> bool {
         let mut again = false;
         while let Some(action) = self.half.machine().poll_action() {
@@ -643,7 +643,7 @@ impl Engine {
                         Some(live) => live.lane.send_chunk(buffer, wire_bytes).err(),
                         None => Some(buffer),
                     };
-                    // A lane that is down says so in an event of its own; that makes the chunk ready again.
+                    // A lane that is down reports that in an event of its own, which makes the chunk ready again.
                     refused.map(|buffer| self.keep(buffer));
                 }
                 Action::PostReceive(id, buffer) => {
@@ -684,7 +684,7 @@ impl Engine {
                 }
                 Action::Answer(bytes) => self.take_answer(&bytes),
                 Action::Commit => self.commit(),
-                // Once the end is settled, what becomes of the lanes is not reported.
+                // Once the outcome is settled, changes of lanes are not reported.
                 Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
                 Action::Notice(notice) => {
                     let reason = self.rail_name(notice).or_else(|| self.reason.clone());
@@ -696,7 +696,7 @@ impl Engine {
         again
     }
 
-    /// A chunk goes to the other end, or is genuine and of it.
+    /// Records whether a chunk is encrypted. The chunk is about to be sent, or is a genuine chunk of the peer.
     fn note_protection(&mut self, id: BufferId) {
         let chunk = self.buffers[id as usize].as_ref();
         if let Some(header) = chunk.and_then(|buffer| ChunkHeader::decode(buffer.header()).ok()) {
@@ -714,7 +714,7 @@ impl Engine {
         self.summary.figures.lanes = self.summary.figures.lanes.max(alike);
     }
 
-    /// Has a lane dialled by a thread of its own. False if there cannot be one.
+    /// Starts a thread that dials a lane. Returns false if no thread can be started.
     fn dial(&mut self, id: LaneId) -> bool {
         let Some(dialer) = self.dialer.clone() else { return true };
         self.detail(Detail::Dialing(id));
@@ -741,7 +741,7 @@ impl Engine {
 
     fn send(&mut self, id: LaneId, frame: &Frame) {
         let Some(live) = self.lanes.get_mut(&id) else { return };
-        // A frame that waits shows life as well as one behind it would, and a chunk may hold up any number of them.
+        // A waiting frame shows life as well as a PING behind it would, and a chunk may hold up any number of frames.
         if matches!(frame, Frame::Ping) && live.lane.has_control_waiting() {
             return;
         }
@@ -756,7 +756,7 @@ impl Engine {
         }
     }
 
-    /// Hands the sink's answers on as far as there is room; the sink's threads wait for that, but not for a session that ends.
+    /// Passes on the sink's answers as far as there is room. The sink's threads wait for that unless the session ends.
     fn send_answers(&mut self) {
         let (Some(queue), Half::Receive { machine, .. }) = (&self.answers, &mut self.half) else { return };
         if machine.core_ref().is_ending() {
@@ -770,7 +770,7 @@ impl Engine {
         }
     }
 
-    /// Hands an answer of the peer to what is sent.
+    /// Passes an answer of the peer to the source.
     fn take_answer(&mut self, bytes: &[u8]) {
         let taken = match (&self.spool, Answer::decode(bytes), &self.shared.source) {
             (Some(SpoolEnd::Output(output)), ..) => output.take_mark(bytes).map_err(|_| "offset of a broadcast"),
@@ -788,7 +788,7 @@ impl Engine {
         self.account.is_publishing = true;
         self.detail(Detail::End(Step::Verify));
         self.detail(Detail::Begin(Step::Publish));
-        // It is answered by an event: publishing may take long, and the peer must hear of us meanwhile.
+        // An event reports the result: publishing may take long, and the peer must hear from this end meanwhile.
         match &self.half {
             Half::Receive { writer: Writer::Stream(sink) | Writer::Tree(sink, _), .. } => {
                 drop(sink.send(SinkJob::Commit));

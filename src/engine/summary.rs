@@ -1,4 +1,4 @@
-//! What is seen of a session while it runs, and at its end.
+//! What can be observed of a session while it runs and when it ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,43 +14,43 @@ use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
 use crate::tree::walk::{Sent, Spent};
 
-/// Sees what happens during a session, from its loop; must not block.
+/// Observes what happens during a session. Called from the session's loop, so it must not block.
 pub trait Observer: Send {
-    /// Something has happened.
+    /// Called for each event.
     fn observe(&mut self, event: SessionEvent);
 }
 
 /// What happens during a session.
 #[derive(Clone, Debug)]
 pub enum SessionEvent {
-    /// RDMA is preferred, and a host has no device; TCP is used.
+    /// RDMA is preferred but a host has no device, so TCP is used.
     NoDevice {
-        /// `None` for this host.
+        /// The host; `None` for this host.
         host: Option<String>,
     },
     /// The limit on locked memory leaves RDMA a smaller pool, or none.
     LockedMemory {
-        /// The limit.
+        /// The limit in bytes.
         limit_bytes: u64,
-        /// The pool that is used, and that was wanted; `None` where RDMA is not used.
+        /// Size of the pool that is used and of the pool that was wanted, in MiB; `None` if RDMA is not used.
         pool_mib: Option<[u64; 2]>,
     },
-    /// Both ends agree.
+    /// Both ends have agreed on how to transfer.
     Begun {
-        /// The other end, as a person would name it.
+        /// The other end, as the user would call it.
         peer: String,
-        /// For how long a lost link is tried for.
+        /// How long the ends try to restore a lost link.
         reconnect: Duration,
-        /// What will be transferred, where known.
+        /// Size of what will be transferred, if known.
         size_bytes: Option<u64>,
     },
-    /// What has become of its lanes, and why the last one went or could not be made.
+    /// A change among the session's lanes, and why the last lane went down or could not be made.
     Notice(Notice, Option<String>),
-    /// A lane is there, which describes itself so.
+    /// A lane is up, with its description of itself.
     LaneUp(LaneId, Medium, String),
-    /// How far it has come, and where the time went; at most every [`rd_proto::session::TICK`].
+    /// Progress of the session, and where the time went; at most every [`rd_proto::session::TICK`].
     Progress(Counters, Waits),
-    /// What only the log tells of.
+    /// A detail that only the log reports.
     Detail(Detail),
 }
 
@@ -60,45 +60,45 @@ impl From<Detail> for SessionEvent {
     }
 }
 
-/// How far the other end is, and the buffer for what was on the way.
+/// Round-trip time of the line, and the buffers and rails used for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Line {
-    /// The shortest round trip that the system has measured on a TCP lane, in microseconds.
+    /// Shortest round-trip time that the system has measured on a TCP lane, in microseconds.
     #[n(0)]
     pub round_trip_us: Option<u64>,
-    /// What of the pool could be in use at once, in bytes.
+    /// Part of the pool that could be in use at once, in bytes.
     #[n(1)]
     pub buffer_bytes: u64,
-    /// The most pairs of addresses that its lanes of one medium went by at once.
+    /// Maximum number of address pairs that lanes of one medium used at once.
     #[n(2)]
     pub rails: usize,
 }
 
-/// What a transfer has moved, and where its time went. An agent tells it so, as any numbers.
+/// What a transfer has moved, and where its time went. An agent sends this, so the numbers may have any value.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub struct Figures {
-    /// Its counters.
+    /// Counters of the session.
     #[n(0)]
     pub counters: Counters,
-    /// From the first lane that could carry payload to the end, in seconds.
+    /// Time from the first lane that could carry payload to the end, in seconds.
     #[cbor(n(1), with = "super::account::micros")]
     pub seconds: f64,
     /// Where the time went.
     #[n(2)]
     pub waits: Waits,
-    /// Which end says so.
+    /// Which end has measured the times.
     #[cbor(skip)]
     pub view: View,
-    /// The media that payload went by, in order of first use.
+    /// Media that carried payload, in order of first use.
     #[n(3)]
     pub media: Vec<Medium>,
-    /// The most lanes that carried payload at once.
+    /// Maximum number of lanes that carried payload at once.
     #[n(4)]
     pub lanes: usize,
-    /// How far the other end is, and what that took.
+    /// Round-trip time of the line, and the buffers and rails used for it.
     #[n(5)]
     pub line: Line,
-    /// All payload was encrypted.
+    /// Whether all payload was encrypted.
     #[n(6)]
     pub encrypted: bool,
     /// How files were read.
@@ -110,7 +110,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Adds those of a transfer that came after.
+    /// Adds the figures of a later transfer.
     pub fn add(&mut self, later: &Self) {
         let (ours, theirs) = (&mut self.counters, &later.counters);
         for (sum, part) in [
@@ -142,38 +142,39 @@ impl Figures {
         };
     }
 
-    /// The media, as reports name them.
+    /// Returns the names of the media, as used in reports.
     pub fn transport(&self) -> String {
         self.media.iter().map(|medium| medium.name()).collect::<Vec<_>>().join("+")
     }
 }
 
-/// What a transfer came to.
+/// Result of a transfer.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// How it ended.
+    /// How the transfer ended.
     pub outcome: Outcome,
-    /// Why the last lane was lost or not made, or what the peer did that it must not. Not escaped: the caller does that.
+    /// Why the last lane was lost or could not be made, or what the peer did although it must not. Not escaped: the
+    /// caller does that.
     pub reason: Option<String>,
-    /// What it has moved.
+    /// What the transfer has moved.
     pub figures: Figures,
-    /// What was read of a tree.
+    /// What was read of a tree that was sent.
     pub sent_tree: Option<Sent>,
-    /// What of it is to be removed now that it is at the other end, with `--remove-source-files`.
+    /// Entries to remove now that they are at the other end, with `--remove-source-files`.
     pub spent: Option<Arc<Spent>>,
     /// What became of a tree that was received.
     pub received_tree: Option<TreeReport>,
-    /// It is not what it must be.
+    /// Whether the received tree is not what it must be.
     pub is_forged: bool,
 }
 
-/// How much of files was read in which way. Nothing where the source was a stream.
+/// Bytes of files that were read, by how they were read. All 0 if the source was a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Read {
-    /// Past the page cache.
+    /// Bytes read past the page cache.
     #[n(0)]
     pub direct_bytes: u64,
-    /// From or through it.
+    /// Bytes read from or through the page cache.
     #[n(1)]
     pub cached_bytes: u64,
 }

@@ -1,8 +1,8 @@
-//! Transports: what carries frames and chunks between two processes.
+//! Transports, which carry frames and chunks between two processes.
 //!
-//! A *lane* is one reliable connection of one transport. It deals in pool buffers and completions: the owner hands it
-//! a [`Buffer`] to send or to receive into, and gets the same buffer back in a [`LaneEvent`]. A lane that is lost is
-//! not repaired; the session replaces it by another with a new generation.
+//! A *lane* is one reliable connection of one transport. It deals in pool buffers and completions: the owner gives the
+//! lane a [`Buffer`] to send or to receive into, and gets the same buffer back in a [`LaneEvent`]. A lost lane is not
+//! repaired; the session replaces it by another lane with a new generation.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(crate) mod tests;
 
 pub use pool::{Buffer, Pool};
 
-/// Which medium a lane runs over.
+/// Medium that a lane runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Medium {
@@ -40,7 +40,7 @@ pub enum Medium {
 }
 
 impl Medium {
-    /// Its name in reports.
+    /// Returns the name of the medium in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -50,11 +50,11 @@ impl Medium {
     }
 }
 
-/// Control frames that wait to be sent; one more takes the lane down. A new lane may be given at once all answers
-/// that are on the way, and little beside.
+/// Maximum number of control frames that wait to be sent; one more takes the lane down. A new lane may be given all
+/// answers that are on the way at once, and little besides.
 pub const CONTROL_QUEUE_MAX: usize = 4 * rd_proto::session::ANSWERS_MAX;
 
-/// What a lane reports to its owner, in the order in which it happened on that lane.
+/// An event that a lane reports to its owner. Events of a lane are reported in the order in which they happened.
 #[derive(Debug)]
 pub enum LaneEvent {
     /// A control frame has arrived, still sealed: 1 to [`CONTROL_BYTES_MAX`] bytes.
@@ -63,38 +63,40 @@ pub enum LaneEvent {
     /// in the first `wire_bytes` of the buffer. Nothing but the lengths has been checked: header and payload are as
     /// the peer sent them.
     Chunk {
-        /// The buffer, now the owner's again.
+        /// The buffer, which belongs to the owner again.
         buffer: Buffer,
-        /// Payload bytes that arrived.
+        /// Number of payload bytes that arrived.
         wire_bytes: u32,
-        /// Whether it is genuine, where the lane's [`Inline`] has opened it.
+        /// Whether the chunk is genuine, if the lane's [`Inline`] has opened it.
         opened: Option<bool>,
     },
-    /// The transport is done with a buffer given to [`Lane::send_chunk`]. That the peer has it is not implied.
+    /// The transport has finished with a buffer given to [`Lane::send_chunk`]. This does not imply that the peer has
+    /// the chunk.
     Sent(Buffer),
-    /// A buffer given to [`Lane::send_chunk`] has not been sent, since its [`Inline`] could not prepare it without waiting.
+    /// A buffer given to [`Lane::send_chunk`] has not been sent, because the lane's [`Inline`] could not prepare it
+    /// without waiting.
     Unsent(Buffer),
-    /// The lane has ended, by loss or by [`Lane::close`]. The last event of a lane: by now no thread, queue pair or
-    /// device touches any of its buffers, and all that it still held are in `buffers`.
+    /// The lane has ended, by loss or by [`Lane::close`]. This is the lane's last event: by now no thread, queue pair
+    /// or device touches any of its buffers, and all buffers that it still held are in `buffers`.
     Down {
-        /// Why.
+        /// Why the lane ended.
         reason: LaneError,
         /// Every buffer that had been posted or was being sent.
         buffers: Vec<Buffer>,
     },
 }
 
-/// What a lane's own threads do with chunks before they send and after they receive them, so that a chunk stays in one
-/// processor's cache.
+/// Work that a lane's own threads do on chunks before they send and after they receive them, so that a chunk stays in
+/// the cache of one processor.
 pub trait Inline: Send + Sync {
-    /// Called with each chunk just before it is sent. False if it would have to wait: the chunk is reported as
-    /// [`LaneEvent::Unsent`].
+    /// Called with each chunk just before it is sent. Returns false if preparing the chunk would have to wait; the
+    /// chunk is then reported as [`LaneEvent::Unsent`].
     fn prepare(&self, buffer: &mut Buffer) -> bool;
-    /// Called with each chunk that has arrived, before that is reported. Whether it is genuine.
+    /// Called with each chunk that has arrived, before the chunk is reported. Returns whether the chunk is genuine.
     fn open(&self, buffer: &mut Buffer) -> bool;
 }
 
-/// Where a lane reports. Called from the lane's own threads; must not block.
+/// Callback to which a lane reports. Called from the lane's own threads; must not block.
 pub type Report = Arc<dyn Fn(LaneEvent) + Send + Sync>;
 
 /// Why a lane ended.
@@ -103,7 +105,7 @@ pub enum LaneError {
     /// Closed by its owner.
     #[error("closed here")]
     Closed,
-    /// The peer closed it.
+    /// Closed by the peer.
     #[error("closed by the peer")]
     PeerClosed,
     /// The operating system or the device reported an error.
@@ -125,23 +127,23 @@ pub enum LaneError {
     Completion(String),
 }
 
-/// One lane, seen from its owner.
+/// A lane, as seen by its owner.
 ///
-/// All calls return at once. None of them answers a failure: a lane that fails reports [`LaneEvent::Down`], and
-/// whatever is given to it after that comes back in that event or, if that has been reported already, from the call.
+/// All calls return at once. No call reports a failure of the lane: a lane that fails reports [`LaneEvent::Down`].
+/// Buffers given to the lane after that come back in that event or, if it has been reported already, from the call.
 pub trait Lane: Send {
-    /// The medium, for policy and reports.
+    /// Returns the medium, for policy and reports.
     fn medium(&self) -> Medium;
 
-    /// What a person would call this lane: addresses and device, on one line.
+    /// Describes the lane for the user: addresses and device, on one line.
     fn describe(&self) -> String;
 
     /// Queues a control frame, at most [`CONTROL_BYTES_MAX`] bytes, already sealed. Control frames arrive whole and in
-    /// order; they have no order relative to chunks. A lane holds at least [`CONTROL_QUEUE_MAX`] of them; when a peer
+    /// order; they have no order relative to chunks. A lane holds at least [`CONTROL_QUEUE_MAX`] of them. If the peer
     /// takes none for so long that this overflows, the lane goes down.
     fn send_control(&mut self, sealed: &[u8]);
 
-    /// Whether a control frame has still to be sent: it may wait behind a chunk.
+    /// Whether a control frame has not been sent yet. It may wait behind a chunk.
     fn has_control_waiting(&self) -> bool {
         false
     }
@@ -161,28 +163,29 @@ pub trait Lane: Send {
     /// Gives the buffer back if the lane is down and has already reported so.
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer>;
 
-    /// Asks those of the posted buffers with these numbers whether they are idle: see [`Buffer::give_back_if_idle`].
+    /// Calls [`Buffer::give_back_if_idle`] on those of the posted buffers that have these numbers.
     fn give_back_idle(&mut self, _buffers: &Range<u32>) {}
 
-    /// Has the lane's own threads work on chunks, from the next one on; false if it has none to do so.
+    /// Has the lane's own threads work on chunks, from the next chunk on.
+    /// Returns false if the lane has no threads for this.
     fn work_inline(&mut self, _inline: Arc<dyn Inline>) -> bool {
         false
     }
 
-    /// Ends the lane. Control frames queued before are still sent if that takes at most some milliseconds; `Down` is
-    /// reported within 1 s, from a lane thread. Calling it again does nothing.
+    /// Ends the lane. Control frames queued before are still sent if that takes at most some milliseconds. `Down` is
+    /// reported within 1 s, from a thread of the lane. Calling this again does nothing.
     fn close(&mut self);
 
-    /// When the peer was last heard: a frame, a chunk, a completion that it caused, or enough bytes of a chunk that
-    /// is on its way.
+    /// Returns when the peer was last heard: a frame, a chunk, a completion that the peer caused, or enough bytes of a
+    /// chunk that is arriving.
     fn last_heard(&self) -> Instant;
 
-    /// How it does, where the system or the adapter measures it.
+    /// Returns the state of the lane, if the system or the adapter measures it.
     fn state(&self) -> Option<LaneState> {
         None
     }
 
-    /// The addresses of this end and of the other. Lanes that have the same go the same way.
+    /// Returns the addresses of this end and of the other. Lanes with the same addresses go the same way.
     fn way(&self) -> Option<[IpAddr; 2]> {
         None
     }
@@ -194,7 +197,7 @@ impl std::fmt::Debug for dyn Lane {
     }
 }
 
-/// The address as a person writes it: an IPv4 address that arrived on an IPv6 socket is IPv4 again.
+/// Returns the address as a person writes it: an IPv4 address that arrived on an IPv6 socket is IPv4 again.
 pub fn unmapped(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, |v4| SocketAddr::new(IpAddr::V4(v4), address.port())),
@@ -202,7 +205,7 @@ pub fn unmapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Whether an address of a host can be one that others reach it by: not if it is its own, or a link's.
+/// Whether an address of a host may be one by which other hosts reach it: not a loopback or link-local address.
 pub fn leads_elsewhere(address: IpAddr) -> bool {
     let is_of_link = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
@@ -211,20 +214,22 @@ pub fn leads_elsewhere(address: IpAddr) -> bool {
     !is_of_link && !address.is_loopback()
 }
 
-/// The link's speed in Mb/s. Virtual interfaces have none, or one that says nothing.
+/// Returns the speed of an interface's link in Mb/s; 0 if unknown.
+/// Virtual interfaces have no speed, or a meaningless one.
 pub fn rate_mbps(interface: &str) -> u32 {
     let path = std::path::Path::new("/sys/class/net").join(interface).join("speed");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.trim().parse::<i64>().ok().and_then(|rate| u32::try_from(rate).ok()).unwrap_or(0)
 }
 
-/// Interfaces to guests and containers on the same host, whose addresses are alike everywhere.
+/// Whether an interface leads to guests or containers on the same host. Addresses of such interfaces are the same on
+/// every host.
 pub fn is_inner(interface: &str) -> bool {
     const INNER: [&str; 9] = ["docker", "virbr", "br-", "cni", "podman", "lxc", "flannel", "cali", "vnet"];
     INNER.iter().any(|prefix| interface.starts_with(prefix))
 }
 
-/// Whether the leading `bits` of two addresses agree. Addresses of two families never do.
+/// Whether the leading `bits` of two addresses are equal. Addresses of different families never match.
 pub fn same_subnet(one: IpAddr, other: IpAddr, bits: u8) -> bool {
     match (one, other) {
         (IpAddr::V4(one), IpAddr::V4(other)) => {

@@ -1,7 +1,7 @@
-//! How far a copy of files has come: counted by the threads that make it, read by one that shows it.
+//! Progress of a copy of files: counted by the threads that copy, read by a thread that shows it.
 //!
-//! The threads add to counters and never wait. The name of an entry costs them a look at a flag, and is made only after
-//! it was asked for, some times a second.
+//! The copying threads add to counters and never wait. Reporting the name of an entry costs them a look at a flag. The
+//! name is built only after it was asked for, a few times a second.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,27 +9,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use minicbor::{Decode, Encode};
 
-/// Entries, and the data in their files.
+/// Number of entries, and the size of the data in their files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Amount {
-    /// Files, directories, links and others.
+    /// Number of files, directories, links and other entries.
     #[n(0)]
     pub entries: u64,
-    /// Those of them that are directories.
+    /// Number of these entries that are directories.
     #[n(1)]
     pub directories: u64,
-    /// Bytes of data.
+    /// Size of the data in bytes.
     #[n(2)]
     pub bytes: u64,
 }
 
 impl Amount {
-    /// Entries that are no directories.
+    /// Returns the number of entries that are not directories.
     pub fn files(&self) -> u64 {
         self.entries.saturating_sub(self.directories)
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Amount {
         }
     }
 
-    /// The larger of both, in each respect.
+    /// Returns the larger of both, for each count separately.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Counters {
     }
 }
 
-/// How far a copy has come.
+/// How far a copy has got.
 #[derive(Debug, Default)]
 pub struct Progress {
     done: Counters,
@@ -87,7 +87,7 @@ pub struct Progress {
     has_walked_all: AtomicBool,
     counted: Counters,
     has_counted_all: AtomicBool,
-    /// Something is there already: less is sent than there is.
+    /// Whether something exists at the destination already, so that less is sent than there is.
     has_same: AtomicBool,
     has_settled_all: AtomicBool,
     wants_name: AtomicBool,
@@ -95,22 +95,22 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// One entry stands at the destination.
+    /// Records that an entry is complete at the destination.
     pub fn made(&self, is_directory: bool) {
         self.done.add(Amount { entries: 1, directories: is_directory.into(), bytes: 0 });
     }
 
-    /// Data has been written.
+    /// Records that data has been written.
     pub fn wrote(&self, bytes: u64) {
         self.done.bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// So much data in all was not sent, since it was there.
+    /// Sets how much data in all was not sent because it existed at the destination.
     pub fn set_kept(&self, bytes: u64) {
         self.kept_bytes.store(bytes, Relaxed);
     }
 
-    /// The walk that the copy makes has met these. `is_all`: there are no more.
+    /// Records entries met by the copy's own walk. `is_all`: whether there are no more.
     pub fn walked(&self, amount: Amount, is_all: bool) {
         self.walked.add(amount);
         if is_all {
@@ -118,17 +118,17 @@ impl Progress {
         }
     }
 
-    /// The receiver has an entry already.
+    /// Records that the receiver already has an entry.
     pub fn note_same(&self) {
         self.has_same.store(true, Relaxed);
     }
 
-    /// It is known of all entries whether they are to be sent.
+    /// Records that it is known for all entries whether they are to be sent.
     pub fn settled_all(&self) {
         self.has_settled_all.store(true, Relaxed);
     }
 
-    /// What counts ahead of the copy has met these. `is_all`: there are no more.
+    /// Records entries met by the thread that counts ahead of the copy. `is_all`: whether there are no more.
     pub fn counted(&self, amount: Amount, is_all: bool) {
         self.counted.add(amount);
         if is_all {
@@ -136,27 +136,27 @@ impl Progress {
         }
     }
 
-    /// An entry is being copied; its path is made only if it was asked for.
+    /// Records that an entry is being copied. Its path is built only if it was asked for.
     pub fn at(&self, path: impl FnOnce() -> Vec<u8>) {
         if self.wants_name.load(Relaxed) && self.wants_name.swap(false, Relaxed) {
             *self.name.lock().expect("no panics under it") = path();
         }
     }
 
-    /// What stands at the destination.
+    /// Returns what is complete at the destination.
     pub fn so_far(&self) -> Amount {
         self.done.get()
     }
 
-    /// Data that was not sent, since it was there.
+    /// Returns how much data was not sent because it existed at the destination.
     pub fn kept_bytes(&self) -> u64 {
         self.kept_bytes.load(Relaxed)
     }
 
-    /// What there is to copy as far as it is known, and whether these are all entries. Where something is there already, the
-    /// bytes are those that are known to be sent.
+    /// Returns what there is to copy, as far as known, and whether these are all entries. If something exists at the
+    /// destination already, the bytes are those known to be sent.
     pub fn total(&self) -> (Amount, bool) {
-        // Before the counters, which only grow.
+        // Read before the counters, which only grow.
         let (has_walked_all, has_counted_all) = (self.has_walked_all.load(Relaxed), self.has_counted_all.load(Relaxed));
         let (walked, counted) = (self.walked.get(), self.counted.get());
         let entries = if has_walked_all { walked } else { walked.max(counted) };
@@ -165,12 +165,12 @@ impl Progress {
         (Amount { bytes, ..entries }, has_walked_all || has_counted_all)
     }
 
-    /// Whether more may turn out to be sent than [`Self::total`] has.
+    /// Whether more may turn out to be sent than [`Self::total`] says.
     pub fn may_send_more(&self) -> bool {
         !self.has_settled_all.load(Relaxed) && (self.has_same.load(Relaxed) || !self.has_counted_all.load(Relaxed))
     }
 
-    /// The entry that a thread was at after the last call, which asks for the next one.
+    /// Returns an entry that a thread was copying after the last call, and asks for the next one.
     pub fn name(&self) -> Vec<u8> {
         let name = std::mem::take(&mut *self.name.lock().expect("no panics under it"));
         self.wants_name.store(true, Relaxed);
@@ -195,13 +195,13 @@ mod tests {
         assert_eq!(progress.total(), (amount(3, 2, 20), false));
         progress.counted(amount(5, 0, 30), true);
         assert_eq!(progress.total(), (amount(7, 2, 50), true));
-        // What the copy itself has met is what it copies.
+        // What the copy's own walk has met is what is copied.
         progress.walked(amount(3, 0, 10), true);
         progress.settled_all();
         assert_eq!(progress.total(), (amount(6, 1, 20), true));
     }
 
-    /// Of a tree that is compared, little may be sent: nobody knows how much before the last verdict.
+    /// If a tree is compared, little of it may be sent. How much is unknown before the last verdict.
     #[test]
     fn what_is_there_already_is_not_to_be_sent() {
         let progress = Progress::default();

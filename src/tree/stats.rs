@@ -1,4 +1,4 @@
-//! What a copy of a tree comes to, counted as `rsync --stats` counts it.
+//! Statistics of a copy of a tree, counted in the same way as by `rsync --stats`.
 
 use minicbor::{Decode, Encode};
 use rustix::fs::FileType;
@@ -6,7 +6,7 @@ use rustix::fs::FileType;
 use super::entries::{Effect, FileKind};
 use super::progress::Amount;
 
-/// Entries by what they are.
+/// Number of entries of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Kinds {
     /// Regular files.
@@ -27,17 +27,17 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// In the order in which rsync prints them.
+    /// Returns the counts in the order in which rsync prints them.
     pub fn to_array(self) -> [u64; 5] {
         [self.regular, self.directories, self.symlinks, self.devices, self.specials]
     }
 
-    /// All of them. Counts are any numbers, where a peer has told them.
+    /// Returns the sum of all counts. Counts that a peer has sent may have any value.
     pub fn total(self) -> u64 {
         self.to_array().into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Counts one more.
+    /// Counts one more entry.
     pub fn add(&mut self, kind: FileKind) {
         let count = match kind {
             FileKind::Regular => &mut self.regular,
@@ -49,7 +49,7 @@ impl Kinds {
         *count = count.saturating_add(1);
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let mut sums = self.to_array();
@@ -59,35 +59,35 @@ impl Kinds {
     }
 }
 
-/// What an end knows of a copy; the other end's part is 0.
+/// What an end knows about a copy. What only the other end knows is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Stats {
-    /// Entries at the source, each name of a file for itself. Known to the sender.
+    /// Entries at the source, with each name of a file counted separately. Known to the sender.
     #[n(0)]
     pub found: Kinds,
-    /// Entries that were not at the destination, or were of another kind. Known, as all that follows, to the receiver, where
-    /// it is asked for.
+    /// Entries that did not exist at the destination, or were of another kind. Like everything that follows, this is
+    /// known to the receiver, if it is asked for.
     #[n(2)]
     pub created: Kinds,
-    /// Entries deleted.
+    /// Deleted entries.
     #[n(3)]
     pub deleted: Kinds,
-    /// Files whose contents were sent, whole or in part.
+    /// Number of files whose contents were sent, in whole or in part.
     #[n(4)]
     pub transferred: u64,
-    /// The size of those, in bytes.
+    /// Size of these files in bytes.
     #[n(5)]
     pub transferred_bytes: u64,
-    /// Data of them that was sent, in bytes.
+    /// Data of these files that was sent, in bytes.
     #[n(6)]
     pub literal_bytes: u64,
-    /// Bytes of what the receiver has answered. Known to it in any case.
+    /// Size of the receiver's answers in bytes. Always known to the receiver.
     #[n(7)]
     pub answered_bytes: u64,
 }
 
 impl Stats {
-    /// Both together: of two ends, or of one session after the other.
+    /// Returns the sum of both, which are of two ends or of two sessions one after the other.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Stats {
         }
     }
 
-    /// Counts an entry of the destination. `is_new`: nothing of its kind was there.
+    /// Counts an entry of the destination. `is_new`: whether no entry of its kind existed there.
     pub fn note(&mut self, effect: Effect, kind: FileKind, is_new: bool) {
         match effect {
             Effect::Deleted => self.deleted.add(kind),
@@ -110,7 +110,7 @@ impl Stats {
         }
     }
 
-    /// Counts a file whose contents have come.
+    /// Counts a file whose contents have been received.
     pub fn note_transferred(&mut self, size: u64, literal_bytes: u64) {
         self.transferred += 1;
         self.transferred_bytes = self.transferred_bytes.saturating_add(size);
@@ -118,49 +118,50 @@ impl Stats {
     }
 }
 
-/// What became of a tree, as one end knows it. An agent tells it so, as any numbers.
+/// What became of a tree, as one end knows it. An agent sends this, so the numbers may have any value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct TreeFigures {
-    /// What stands at the destination, as far as this end knows; its data, as it was read or written.
+    /// What is complete at the destination, as far as this end knows. Its data are counted as read or written.
     #[n(0)]
     pub amount: Amount,
-    /// Data that was not sent, since an earlier copy had left it at the destination.
+    /// Data that was not sent because an earlier copy had left it at the destination.
     #[n(1)]
     pub kept_bytes: u64,
-    /// Entries that were there already, and the same: `--sync`.
+    /// Number of entries that existed already and were the same: `--sync`.
     #[n(2)]
     pub same: u64,
-    /// Entries deleted: `--delete`.
+    /// Number of deleted entries: `--delete`.
     #[n(3)]
     pub deleted: u64,
-    /// Files that were there under other names: `--find-moves`.
+    /// Number of files that existed under other names: `--find-moves`.
     #[n(4)]
     pub moved: u64,
-    /// The size of all files that the sender met, also of those of which nothing was sent.
+    /// Size of all files that the sender met, including files of which nothing was sent.
     #[n(5)]
     pub size_bytes: u64,
-    /// Entries that this end could not read or write.
+    /// Number of entries that this end could not read or write.
     #[n(6)]
     pub failed: u64,
-    /// Entries that the other end has failed with, as it has told this one.
+    /// Number of entries with which the other end has failed, as reported to this end.
     #[n(7)]
     pub failed_there: u64,
-    /// What `--stats` tells.
+    /// Statistics for `--stats`.
     #[n(8)]
     pub stats: Stats,
-    /// All that was published is on stable storage.
+    /// Whether everything that was published is on stable storage.
     #[n(9)]
     pub is_synced: bool,
-    /// And has been read back from there.
+    /// Whether it has also been read back from there.
     #[n(10)]
     pub is_read_back: bool,
-    /// The tree is whole, and another one than was expected.
+    /// Whether the tree is complete but not the expected one.
     #[n(11)]
     pub is_other: bool,
 }
 
 impl TreeFigures {
-    /// What both ends know together. Only the receiver knows what it has made of the tree, only the sender what it did not send.
+    /// Returns what both ends know together. Only the receiver knows what it has made of the tree, and only the sender
+    /// knows what was not sent.
     #[must_use]
     pub fn joined(self, receiver: Self) -> Self {
         Self {
@@ -173,7 +174,7 @@ impl TreeFigures {
         }
     }
 
-    /// Those of one session after the other.
+    /// Returns the sum of two sessions that ran one after the other.
     #[must_use]
     pub fn plus(self, later: Self) -> Self {
         Self {
@@ -193,7 +194,7 @@ impl TreeFigures {
     }
 }
 
-/// What a kind of file is called.
+/// Returns the kind of a file of this type.
 pub fn kind(of: FileType) -> FileKind {
     match of {
         FileType::Directory => FileKind::Directory,

@@ -1,4 +1,4 @@
-//! Whole transfers over a transport: bytes right, outcomes right, whatever happens to the lanes.
+//! Whole transfers over a transport: data and outcomes must be right, whatever happens to the lanes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -49,29 +49,29 @@ pub const CASES: &[(&str, Case)] = &[
 
 pub const CHUNK_BYTES: usize = 64 << 10;
 
-/// The longest that any transfer here may take.
+/// How long any transfer here may take.
 const RUN_MAX: Duration = Duration::from_secs(90);
 
-/// How soon both ends must end once one has given up.
+/// How soon both ends must end once one of them has given up.
 const ABORT_MAX: Duration = Duration::from_secs(2);
 
-/// Sealed DONE and FINISHED frames; no other frame of the same end is as long before a lane is lost.
+/// Sizes of sealed DONE and FINISHED frames. Before a lane is lost, no other frame of the same end has that size.
 const DONE_BYTES: usize = 49 + 16;
 const FINISHED_BYTES: usize = 17 + 16;
 
 pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
 
-/// How a session is set up.
+/// Setup of a session.
 pub struct Plan {
     pub agreed: Agreed,
-    /// What lanes below [`RDMA_LANE_FIRST`] are made of, and those from there on.
+    /// Transports of lanes below [`RDMA_LANE_FIRST`], and of lanes from there on.
     low: Arc<dyn Fabric>,
     high: Option<Arc<dyn Fabric>>,
-    /// Buffers of the sender and of the receiver.
+    /// Number of buffers of the sender and of the receiver.
     buffers: [u32; 2],
     dialer: usize,
-    /// Bytes a second that are read at most.
+    /// Maximum rate of reading, in bytes per second.
     pub bwlimit: Option<u64>,
     pub script: Script,
 }
@@ -93,7 +93,7 @@ impl Plan {
         Self { agreed, low, high: None, buffers: [16, 16], dialer: SENDER, bwlimit: None, script: Script::default() }
     }
 
-    /// The transport under test in RDMA's place, another one to fall back on.
+    /// Returns a plan with the transport under test in place of RDMA, and another transport to fall back on.
     fn with_fallback(fabric: &Arc<dyn Fabric>) -> Self {
         let mut plan = Self::new(fabric);
         (plan.low, plan.high) = (fabric.other(), Some(Arc::clone(fabric)));
@@ -105,7 +105,7 @@ impl Plan {
         self.start_with(Work::Send(source), |_| sink)
     }
 
-    /// `sink` is given what reaches the receiver's loop.
+    /// Starts the session. `sink` is called with the sender of events to the receiver's loop.
     pub fn start_with(self, source: Work, sink: impl FnOnce(&Post<Event>) -> Work) -> Session {
         let (sender_side, sender_buffers) = Side::new(self.buffers[SENDER], CHUNK_BYTES);
         let (receiver_side, receiver_buffers) = Side::new(self.buffers[RECEIVER], CHUNK_BYTES);
@@ -164,7 +164,7 @@ impl Plan {
     }
 }
 
-/// A session that runs.
+/// A running session.
 pub struct Session {
     pub posts: Vec<Post<Event>>,
     results: Vec<mpsc::Receiver<(Summary, Instant)>>,
@@ -173,7 +173,7 @@ pub struct Session {
     script: Arc<Script>,
 }
 
-/// What came of it.
+/// Results of a session.
 pub struct Ended {
     pub summaries: [Summary; 2],
     at: [Instant; 2],
@@ -233,7 +233,7 @@ impl Ended {
     }
 }
 
-/// Notes what a session tells.
+/// Observer that records notices and progress of a session.
 struct Watch {
     end: usize,
     notices: Arc<Mutex<Vec<(usize, Notice)>>>,
@@ -252,11 +252,11 @@ impl Observer for Watch {
     }
 }
 
-/// Makes the lanes of a session, both ends of each at once.
+/// Makes the lanes of a session. Both ends of a lane are made at once.
 struct Lanes {
     low: Arc<dyn Fabric>,
     high: Option<Arc<dyn Fabric>>,
-    /// The sender's and the receiver's.
+    /// Sides of the sender and of the receiver.
     sides: [Side; 2],
     dialer: usize,
     acceptor: Post<Event>,
@@ -267,7 +267,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// The dialling end; the other is announced to the end that accepts.
+    /// Returns the dialling end of a new lane. The other end is announced to the end that accepts.
     fn connect(&self, id: LaneId, mine: Report, acceptor: ControlChannel) -> Result<Box<dyn Lane>, LinkError> {
         let fabric = match &self.high {
             _ if id.index < RDMA_LANE_FIRST => &self.low,
@@ -330,7 +330,7 @@ fn first_handshake() -> (SessionId, SessionSecret, [ControlChannel; 2]) {
 
 // Sources and sinks.
 
-/// Bytes that repeat nowhere near a chunk's length.
+/// Returns bytes that do not repeat within anything like a chunk's length.
 pub fn data(bytes: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut data = Vec::with_capacity(bytes + 8);
@@ -342,7 +342,7 @@ pub fn data(bytes: usize) -> Vec<u8> {
     data
 }
 
-/// A file that goes when it is dropped, with what is beside it.
+/// Path of a file that is removed on drop, together with the files beside it.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -376,12 +376,12 @@ fn stream(reader: PipeReader) -> Source {
     Source::new(File::from(OwnedFd::from(reader)), OsStr::new("pipe"), CHUNK_BYTES).expect("a source")
 }
 
-/// A stream of these bytes, `step` at a time with `pause` between.
+/// Returns a stream of these bytes, written `step` bytes at a time with a `pause` after each step.
 fn streamed(bytes: Vec<u8>, step: usize, pause: Duration) -> Source {
     let (reader, mut writer) = pipe().expect("a pipe");
     std::thread::spawn(move || {
         for part in bytes.chunks(step) {
-            // The reader goes where a transfer fails.
+            // The reader goes away if the transfer fails.
             if writer.write_all(part).is_err() {
                 return;
             }
@@ -391,7 +391,7 @@ fn streamed(bytes: Vec<u8>, step: usize, pause: Duration) -> Source {
     stream(reader)
 }
 
-/// A stream that a test holds open: silent, but not at its end.
+/// Returns a stream that the test holds open: silent, but not at its end.
 fn silent() -> (Source, PipeWriter) {
     let (reader, writer) = pipe().expect("a pipe");
     (stream(reader), writer)
@@ -401,7 +401,7 @@ fn sink_into(writer: PipeWriter) -> Work {
     Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(File::from(OwnedFd::from(writer)), OsStr::new("pipe")))))
 }
 
-/// A sink whose bytes are collected.
+/// Returns a sink, and a thread that collects the sink's bytes.
 fn collected() -> (Work, JoinHandle<Vec<u8>>) {
     let (mut reader, writer) = pipe().expect("a pipe");
     let bytes = std::thread::spawn(move || {
@@ -418,7 +418,7 @@ fn discarded() -> Work {
     }))
 }
 
-/// Runs `plan` over `bytes`, from a stream with pauses into a stream; what went in must come out.
+/// Runs `plan` over `bytes`, from a stream with pauses into a stream. The same bytes must come out.
 #[track_caller]
 fn stream_through(plan: Plan, bytes: Vec<u8>, pause: Duration) -> Ended {
     let (sink, collected) = collected();
@@ -457,7 +457,7 @@ fn stalled_sink_then_released(fabric: &Arc<dyn Fabric>) {
     let data = data(12 << 20);
     let (mut reader, writer) = pipe().expect("a pipe");
     let session = Plan::new(fabric).start(streamed(data.clone(), CHUNK_BYTES, Duration::ZERO), sink_into(writer));
-    // Pools and the sink's pipe fill up; then nothing moves, and nobody gives up.
+    // Pools and the sink's pipe fill up. Then nothing moves, and neither end gives up.
     let taken = || session.progress.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
     wait_for("the first bytes", Duration::from_secs(10), || taken().iter().all(|&bytes| bytes > 0));
     std::thread::sleep(Duration::from_secs(1));
@@ -506,7 +506,7 @@ fn replacement_by_another_transport(fabric: &Arc<dyn Fabric>) {
     let mut plan = Plan::with_fallback(fabric);
     plan.script = Script::of(Fault::Lose { index: RDMA_LANE_FIRST, chunk: 20 });
     plan.script.failing_rdma_dials = AtomicU64::new(u64::MAX);
-    // What goes by RDMA is not encrypted here, what goes by TCP is: chunks are sealed anew.
+    // Here RDMA is not encrypted but TCP is, so chunks are sealed anew.
     plan.agreed.seal_tcp = true;
     let ended = stream_through(plan, data(6 << 20), Duration::from_micros(500));
     ended.a_lane_was_lost();
@@ -549,8 +549,8 @@ fn small_pool_at_an_ordered_sink(fabric: &Arc<dyn Fabric>) {
     let mut plan = Plan::new(fabric);
     plan.agreed.tcp_lanes = 4;
     plan.buffers = [64, 4];
-    // The receiver has all buffers full of what came after, but the one of the lost chunk; when that is free again, it
-    // must not be filled with another that came after.
+    // All buffers of the receiver hold later chunks, except for that of the lost chunk. When that buffer is free again,
+    // it must not be filled with yet another later chunk.
     plan.script = Script::of(Fault::Silence { index: 1, chunk: 10 });
     stream_through(plan, data(24 << 20), Duration::from_millis(1)).a_lane_was_lost();
 }
@@ -564,7 +564,7 @@ fn receiver_dials(fabric: &Arc<dyn Fabric>) {
 }
 
 fn source_fails(fabric: &Arc<dyn Fabric>) {
-    // Nothing is mapped at its beginning: reading fails.
+    // Nothing is mapped at the beginning of the file, so reading fails.
     let memory = File::open("/proc/self/mem").expect("there");
     let source = Source::new(memory, OsStr::new("mem"), CHUNK_BYTES).expect("opens");
     let file = Scratch::new();
@@ -654,7 +654,7 @@ fn encrypted_or_not(fabric: &Arc<dyn Fabric>) {
     }
 }
 
-/// How far two points in time are apart.
+/// Difference between two points in time.
 trait AbsDiff {
     fn abs_diff(self, other: Self) -> Duration;
 }

@@ -1,9 +1,9 @@
-//! A hostile peer: `rdcp` copies from an agent that answers with names that were not asked for, and sends trees that are
-//! none. Nothing outside the destination may change, and what is printed is printable.
+//! A hostile peer: `rdcp` copies from an agent that answers with names that were not asked for, and sends byte streams
+//! that are not trees. Nothing outside the destination may change, and everything printed must be printable.
 //!
-//! The peer is this program too: as a launcher of `rdcp` it runs the real agent and edits what the two tell each other.
-//! To send records of its choice it has the agent send the bytes of a file where a tree was asked for, over the real
-//! session; on the way the two look alike.
+//! The peer is this program too: as the launcher of `rdcp` it runs the real agent, and edits the messages between the
+//! two. To send records of its choice, it has the agent send the bytes of a file over the real session where a tree was
+//! asked for. On the wire the two look alike.
 
 mod receiver;
 #[path = "../rig/mod.rs"]
@@ -28,19 +28,19 @@ use rig::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the peer does, in the environment of the launcher.
+/// Environment variables of the launcher that say what the peer does.
 const RECORDS: &str = "RD_HOSTILE_RECORDS";
 const NAMES: &str = "RD_HOSTILE_NAMES";
 const KIND: &str = "RD_HOSTILE_KIND";
 const SAYS: &str = "RD_HOSTILE_SAYS";
 
-/// It has no end of things to say: of a copy, or of what was asked for.
+/// The peer sends far too many messages: during a copy ("copy"), or in answer to FIND ("found").
 const FLOODS: &str = "RD_HOSTILE_FLOODS";
 
-/// It says that it has sent everything, whatever became of it; with "lost" it has its agent killed in the middle.
+/// The peer claims to have sent everything, whatever happened. With "lost" it also kills its agent in the middle.
 const CLAIMS: &str = "RD_HOSTILE_CLAIMS";
 
-/// It is a receiver, and lies like this.
+/// The peer is a receiver; the value names its lie.
 const RECEIVER: &str = "RD_HOSTILE_RECEIVER";
 
 fn main() -> ExitCode {
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 
 // --- the peer ----------------------------------------------------------------------------------------------------
 
-/// Stands between the caller and a real agent.
+/// Stands between the caller and a real agent, and edits their messages.
 fn be_hostile() -> ExitCode {
     if let Ok(name) = std::env::var(RECEIVER) {
         return receiver::be_receiver(&name);
@@ -121,7 +121,7 @@ fn be_hostile() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A message, and the end of a session that it is for or of.
+/// Returns a message, and the end of a session that it is for or of.
 fn of_end(message: Message) -> (Option<u32>, Message) {
     match message {
         Message::ForEnd { end, message } => (Some(end), message.decode().expect("a message").expect("a known one")),
@@ -136,7 +136,7 @@ fn for_end(end: Option<u32>, message: Message) -> Message {
     }
 }
 
-/// Says that these were found, with a line for each name.
+/// Reports as found a source for each line of `names`.
 fn answer(to_caller: &Outbox, names: &OsStr) {
     let kind = match std::env::var(KIND).as_deref() {
         Ok("directory") => Kind::Directory,
@@ -173,13 +173,14 @@ const CASES: &[Case] = &[
     ("a_receiver_that_lies_about_what_was_there", receiver::a_receiver_that_lies_about_what_was_there),
 ];
 
-/// A directory `dst`, and things beside it that must stay as they are.
+/// A directory `dst`, and entries beside it that must stay as they are.
 struct Lab {
     scratch: Scratch,
     before: BTreeMap<OsString, String>,
 }
 
-/// Everything below a directory but `dst` and the peer's own: kind, mode, owner, times, inode, contents.
+/// Describes everything below a directory except `dst` and the peer's records:
+/// kind, mode, owner, times, inode, contents.
 fn outside(top: &Path) -> BTreeMap<OsString, String> {
     let mut all = BTreeMap::new();
     let mut waiting = vec![top.to_owned()];
@@ -187,7 +188,7 @@ fn outside(top: &Path) -> BTreeMap<OsString, String> {
         let stat = fs::symlink_metadata(&path).expect("it is there");
         let contents = if stat.is_file() { fs::read(&path).expect("readable") } else { Vec::new() };
         let link = fs::read_link(&path).unwrap_or_default();
-        // `dst` is itself an entry of the top, of which only what else is there counts.
+        // `dst` is itself an entry of the top directory, so the times of the top may change.
         let times = if path == top { (0, 0) } else { (stat.mtime(), stat.mtime_nsec()) };
         let text = format!(
             "{:o} {} {} {} {times:?} {link:?} {contents:?}",
@@ -205,7 +206,7 @@ fn outside(top: &Path) -> BTreeMap<OsString, String> {
     all
 }
 
-/// What neither moves a terminal's cursor nor shows what follows in another order.
+/// Whether a character neither moves a terminal's cursor nor changes the order in which text is shown.
 fn is_printable(character: char) -> bool {
     let is_mark = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     character == '\n' || !character.is_control() && !is_mark
@@ -233,7 +234,8 @@ impl Lab {
         command
     }
 
-    /// Copies `evil:x`, for which the peer sends these bytes, into `dst`. Checks what must hold in any case.
+    /// Copies `evil:x`, for which the peer sends these bytes, into `dst`,
+    /// and checks everything that must hold for any bytes.
     #[track_caller]
     fn copy(&self, records: &[u8], edit: impl FnOnce(&mut Command)) -> Ended {
         self.scratch.file("records", records);
@@ -252,7 +254,7 @@ impl Lab {
         ended
     }
 
-    /// With `-r` and into `dst`.
+    /// Copies `evil:x` into `dst` with `-r`.
     #[track_caller]
     fn tree(&self, records: &[u8]) -> Ended {
         self.copy(records, |command| {
@@ -260,7 +262,7 @@ impl Lab {
         })
     }
 
-    /// Such a tree is refused as one that breaks the protocol.
+    /// Checks that a tree of these records is refused as a breach of the protocol.
     #[track_caller]
     fn is_refused(&self, what: &str, records: &[u8]) {
         fs::remove_dir_all(self.scratch.join("dst")).expect("ours");
@@ -311,7 +313,7 @@ fn encoded(records: &[Record<'_>]) -> Vec<u8> {
     bytes
 }
 
-/// These records, in which each `before` has become `after`, of the same length.
+/// Encodes records, and then replaces each `before` with `after`, which has the same length.
 fn edited(records: &[Record<'_>], before: &[u8], after: &[u8]) -> Vec<u8> {
     let mut bytes = encoded(records);
     assert_eq!(before.len(), after.len());
@@ -323,7 +325,7 @@ fn edited(records: &[Record<'_>], before: &[u8], after: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What the other tests rest on: records that are a walk arrive as one.
+/// Basis of the other tests: records that form a walk arrive as a tree.
 fn the_peer_can_send_a_tree() {
     let lab = Lab::new();
     lab.tree(&encoded(&[directory(b"x"), file(b"a"), link(b"b", b"../../x"), LEAVE, END])).expect(0);
@@ -378,7 +380,7 @@ fn names_that_lead_elsewhere() {
     for name in [&b".."[..], b"."] {
         let plain = vec![b'q'; name.len()];
         let records = [directory(b"x"), directory(&plain), file(b"evil"), LEAVE, LEAVE, END];
-        // Together with the byte of its length, so that nothing else is hit.
+        // The byte with the name's length is included, so that nothing else is replaced.
         let with_length = |name: &[u8]| [&[name.len() as u8], name].concat();
         lab.is_refused("a dot name", &edited(&records, &with_length(&plain), &with_length(name)));
     }
@@ -391,7 +393,7 @@ fn through_a_link_that_it_made() {
     let lab = Lab::new();
     let outside = lab.scratch.join("outside");
     let to = outside.as_os_str().as_bytes();
-    // The link's own name cannot come twice, so it is made by one copy and used by the next.
+    // The link's own name cannot come twice, so the first copy makes the link and the next one uses it.
     lab.tree(&encoded(&[directory(b"x"), link(b"l", to), link(b"m", b"../../outside/file"), LEAVE, END])).expect(0);
     assert_eq!(fs::read_link(lab.scratch.join("dst/x/l")).expect("a link"), outside);
     let into = lab.tree(&encoded(&[directory(b"x"), directory(b"l"), file(b"file"), LEAVE, LEAVE, END]));
@@ -403,10 +405,10 @@ fn through_a_link_that_it_made() {
     let hard =
         [directory(b"x"), directory(b"k"), LEAVE, Record::HardLink { name: b"z", first: b"x/l/file" }, LEAVE, END];
     let ended = lab.tree(&encoded(&hard));
-    // This sender takes no answers, and one may come in time: that a directory is new.
+    // This sender accepts no answers, and an answer may come in time: that a directory is new.
     assert!([8, 9].contains(&ended.code), "{}: {}", ended.code, ended.stderr);
     assert!(fs::symlink_metadata(lab.scratch.join("dst/x/z")).is_err());
-    // In one copy: a link, then a hard link through it, and one to the link itself.
+    // In a single copy: a link, a hard link to the link itself, and a hard link through it.
     let hard = [
         directory(b"x"),
         link(b"p", to),
@@ -435,7 +437,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Another process at the destination's host exchanges directories for links while they are being filled.
+/// Another process on the destination's host exchanges directories for links while the directories are being filled.
 fn through_links_that_come_and_go() {
     const DIRECTORIES: usize = 40;
     const COPIES: usize = 12;
@@ -460,18 +462,18 @@ fn through_links_that_come_and_go() {
         scope.spawn(|| {
             while !is_over.load(Relaxed) {
                 for name in &names {
-                    // One of the two may just be opened, but is there.
+                    // The copy may have just opened either entry, but both exist.
                     let flags = RenameFlags::EXCHANGE;
                     renameat_with(CWD, copied.join(name), CWD, links.join(name), flags).expect("both are there");
                     exchanges.fetch_add(1, Relaxed);
                 }
             }
         });
-        // However this ends.
+        // Dropped however the copies end.
         let over = Over(&is_over);
         let codes: Vec<i32> = (0..COPIES).map(|_| lab.tree(&records).code).collect();
         drop(over);
-        // A directory that is a link when its turn comes has failed.
+        // A directory that is a link when its turn comes counts as failed.
         assert!(codes.iter().all(|code| [0, 8].contains(code)) && codes.contains(&8), "{codes:?}");
     });
     assert!(exchanges.into_inner() > COPIES * DIRECTORIES);
@@ -488,7 +490,7 @@ fn lengths_that_are_lies() {
         "another's number",
         &encoded(&[large(10), Record::Closed { item: 2, data_bytes: 10, is_intact: true }, END]),
     );
-    // A length of data that goes on behind the chunk.
+    // The data's length extends beyond the chunk.
     let mut records = encoded(&[file(b"x"), END]);
     let at = records.windows(4).position(|four| four == b"evil").expect("its data");
     records[at - 4..at].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -496,7 +498,7 @@ fn lengths_that_are_lies() {
     assert!(lab.made().is_empty(), "{:?}", lab.made());
 }
 
-/// What an agent says that it has found is held to what was asked for.
+/// The sources that an agent reports as found must match the ones asked for.
 fn names_that_were_not_asked_for() {
     let lab = Lab::new();
     let one = encoded(&[file(b"x"), END]);
@@ -529,7 +531,7 @@ fn names_that_were_not_asked_for() {
             }
         }
     }
-    // And what was asked for is taken.
+    // Matching names are accepted.
     for (asked, name) in [("evil:dir/x", "x"), ("evil:[xy]", "x"), ("evil:*/x/", "x"), ("evil:~", "x")] {
         let ended = lab.copy(&one, |command| {
             command.args(["-r", asked, "dst"]).env(NAMES, name);
@@ -559,9 +561,9 @@ fn no_more_than_a_file_without_r() {
 
 fn what_is_printed_is_printable() {
     let lab = Lab::new();
-    // The last three are U+009B, by itself and in UTF-8, and U+202E.
+    // The last three characters are U+009B, as a single byte and in UTF-8, and U+202E.
     let name = b"\x1b]0;owned\x07\x1b[2J\r\x9b\xc2\x9b\xe2\x80\xae";
-    // A directory that is not empty stands where a file of that name is to go, so that the name is told.
+    // A non-empty directory stands where a file of that name is to go, so that the name is printed.
     fs::create_dir_all(lab.scratch.join("dst/x").join(OsStr::from_bytes(name)).join("y")).expect("a directory");
     let records = encoded(&[directory(b"x"), file(name), LEAVE, END]);
     let ended = lab.tree(&records);
@@ -576,8 +578,8 @@ fn what_is_printed_is_printable() {
     assert!(ended.expect(8).stderr.contains("said "), "{}", ended.stderr);
 }
 
-/// A limited number of its failures and lines is printed, and then how many more there were; and an answer that names nothing does
-/// not renew the time for the next.
+/// Only a limited number of the peer's failures and lines is printed, followed by the number of those omitted. An empty
+/// FOUND does not extend the time for the next one.
 fn more_than_anybody_would_read() {
     let lab = Lab::new();
     let records = encoded(&[directory(b"x"), file(b"y"), LEAVE, END]);
@@ -593,7 +595,7 @@ fn more_than_anybody_would_read() {
     assert!(ended.expect(9).stderr.contains("does not keep to the protocol"), "{}", ended.stderr);
 }
 
-/// What it says of the copy does not stand against what this host knows of it.
+/// The sender's claims about the copy do not override what this host knows about it.
 fn a_sender_that_claims_success() {
     let scratch = Scratch::new();
     let source = scratch.file("source", &noise(24 * CHUNK));

@@ -1,5 +1,5 @@
-//! A hostile receiver: it speaks the protocol, and lies in it. Whatever it says, the sender ends with the code of what is
-//! wrong, does not crash, and does not take for copied what has not been.
+//! A hostile receiver, which speaks the protocol and lies. Whatever it says, the sender must exit with the code of the
+//! actual fault, must not crash, and must not count as copied what has not been copied.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,22 +27,22 @@ use rdma_pipe::transport::{Lane, LaneEvent, Pool};
 use super::rig::*;
 use super::{RECEIVER, for_end, of_end};
 
-/// Buffers of this receiver.
+/// Number of buffers of this receiver.
 const BUFFERS: u32 = 8;
 
-/// The longest that this receiver lives without being spoken to.
+/// How long this receiver lives without any event from the sender.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
-/// How long it does not answer: longer than rdcp waits for one end when the other has told its outcome.
+/// How long the receiver does not answer: longer than rdcp waits for one end when the other has reported its outcome.
 const UNANSWERED: Duration = Duration::from_secs(5);
 
-/// Bytes of a file of which the sender asks what there is already.
+/// Size of a file for which the sender asks what exists already.
 const LARGE_BYTES: usize = rd_proto::tree::RESUME_BYTES_MIN as usize;
 
-/// Where it says how many bytes of payload have come.
+/// Environment variable with the path of a file to which the receiver writes the number of payload bytes received.
 const COUNTED: &str = "RD_HOSTILE_COUNTED";
 
-/// What it answers when the first chunk has come, after an honest acknowledgement.
+/// Returns the frames that the receiver sends once the first chunk has come, after an honest acknowledgement.
 fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
     let ack = |credit_total, window, taken| Frame::Ack { credit_total, window, taken };
     let said = |number, bytes| Frame::Answer { number, bytes };
@@ -101,7 +101,7 @@ fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
     }
 }
 
-/// Plays the agent of a destination.
+/// Plays the agent of the destination.
 pub fn be_receiver(name: &str) -> ExitCode {
     let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
     to_caller.send(Message::Hello(Hello::ours()));
@@ -127,7 +127,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
                 std::thread::spawn(move || {
                     let claim = |report: Report| to_caller.send(for_end(end, Message::Ended(Box::new(report))));
                     let report = serve(&name, &post, &events, &claim);
-                    // Nobody is let in again.
+                    // No connection is accepted any more.
                     *listener.lock().expect("no panic") = None;
                     let bytes = report.figures.counters.bytes;
                     let progress = Message::Progress { bytes, waits: Waits::default(), tree: None };
@@ -141,7 +141,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Receives, and lies. Whatever has happened, it claims to have copied all.
+/// Receives, and lies. Whatever has happened, the returned report claims that everything has been copied.
 fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, claim: &dyn Fn(Report)) -> Report {
     let mut claimed = Report::default();
     (claimed.figures.counters.bytes, claimed.figures.seconds) = (u64::MAX, f64::INFINITY);
@@ -178,7 +178,7 @@ fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, clai
     }
     let mut credit_total = u64::from(BUFFERS);
     let mut chunks = 0;
-    // They come in any order.
+    // Chunks arrive in any order.
     let mut taken = BTreeSet::new();
     let mut payload_bytes = 0;
     let ack = |credit_total, taken: &BTreeSet<u64>| {
@@ -192,7 +192,7 @@ fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, clai
         let event = match events.recv_timeout(Duration::from_millis(500)) {
             Ok(Event::Lane(from, event)) if from == id => event,
             _ if last.elapsed() > SILENCE_MAX => return claimed,
-            // That the lane lives is no lie.
+            // Sent because being alive is not one of the lies.
             _ => {
                 say(&mut *lane, &mut control, &Frame::Ping);
                 continue;
@@ -264,7 +264,7 @@ fn say(lane: &mut dyn Lane, control: &mut ControlChannel, frame: &Frame) {
 
 // --- the tests ---------------------------------------------------------------------------------------------------
 
-/// What an honest copy to this receiver came to, and the payload that had come.
+/// Runs an honest copy to this receiver. Returns how it ended, and how many payload bytes the receiver got.
 fn copied(scratch: &Scratch, source: &PathBuf, name: &str) -> (Ended, u64) {
     let counted = scratch.join("counted");
     let _ = fs::remove_file(&counted);
@@ -278,7 +278,7 @@ fn copied(scratch: &Scratch, source: &PathBuf, name: &str) -> (Ended, u64) {
     (ended, count.parse().unwrap_or(0))
 }
 
-/// What the tests rest on: with honest answers a copy to this receiver succeeds.
+/// Basis of the other tests: with honest answers a copy to this receiver succeeds.
 pub fn the_receiver_can_be_honest() {
     let scratch = Scratch::new();
     let (ended, bytes) = copied(&scratch, &scratch.file("source", &noise(3 * CHUNK)), "honest");
@@ -308,7 +308,8 @@ pub fn a_receiver_that_lies_about_what_it_has() {
         ("a file that waits for none", &[9]),
         ("another digest", &[7]),
         ("no answer", &[4]),
-        // Where a chunk comes for which it has no receive its own lane breaks, and it does not let the sender in again.
+        // If a chunk arrives for which the receiver has no posted buffer, its own lane breaks, and it does not accept
+        // the sender again.
         ("more credit than receives", &[0, 4]),
         ("closes the lane that it speaks on", &[4, 9]),
     ] {
@@ -319,7 +320,7 @@ pub fn a_receiver_that_lies_about_what_it_has() {
             "{name}: {ended:?}"
         );
     }
-    // It says nothing of what is being sent, and changes nothing.
+    // This lie is not about a lane in use, and changes nothing.
     copied(&scratch, &source, "a lane that never was").0.expect(0);
 }
 

@@ -1,4 +1,4 @@
-//! What an end reports to its caller of a session, as messages.
+//! Messages in which an end reports to its caller about a session.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,12 +15,12 @@ use crate::transport::Medium;
 use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
 
-/// Sends the caller what happens during a session.
+/// Sends the caller a message for each event of a session.
 #[derive(Clone)]
 pub(super) struct Messenger {
     pub(super) emit: Emit,
     pub(super) lanes: Arc<Mutex<Vec<(Medium, String)>>>,
-    /// Of files and trees.
+    /// Progress of files and trees, if they are transferred.
     pub(super) progress: Option<Arc<Progress>>,
     pub(super) entries: Arc<EntryStream>,
 }
@@ -31,7 +31,7 @@ impl Observer for Messenger {
             SessionEvent::Notice(notice, reason) => Message::Notice(notice, reason),
             SessionEvent::LaneUp(_, medium, description) => {
                 let mut lanes = self.lanes.lock().expect("no panic with it locked");
-                // One of each medium is reported.
+                // One lane of each medium is reported.
                 if !lanes.iter().any(|(known, _)| *known == medium) {
                     lanes.push((medium, description));
                 }

@@ -1,5 +1,5 @@
-//! What a message may say. Lists have few members: one may take a byte of a message and a hundred of memory, so that the
-//! bound on a message's length alone bounds little.
+//! Bounds on the contents of a message. The bound on a message's length does not bound memory well, because a list
+//! member may take one byte of a message and a hundred bytes of memory. So the number of list members is bounded too.
 
 use crate::tree::entries::{ENTRIES_MAX, Entry};
 use crate::tree::watch::{TOUCHED_BYTES_MAX, TOUCHED_MAX};
@@ -9,14 +9,14 @@ use super::{
     MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
 };
 
-/// Endpoints of one end.
+/// Maximum number of endpoints of one end.
 const ENDPOINTS_MAX: usize = 64;
 
-/// Media in a report.
+/// Maximum number of media in a report.
 const MEDIA_MAX: usize = 64;
 
 impl Message {
-    /// Whether its lists and options are within their bounds.
+    /// Whether the message's lists and options are within their bounds.
     pub(super) fn is_within_bounds(&self) -> bool {
         match self {
             Self::Begin(begin) => begin.options.is_valid(),

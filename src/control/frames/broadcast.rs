@@ -1,9 +1,9 @@
-//! One stream for many hosts: what the caller and the hosts of a broadcast say to each other.
+//! Messages of a broadcast, which sends one stream to many hosts: what the caller and the hosts say to each other.
 //!
 //! Every host has one *node* for a broadcast. The source's node reads a tree once and makes one stream of it. Any other
-//! node takes the stream from the host before it, keeps a bounded part of it, makes its own tree of it, and gives it to the
-//! host behind it. The hops between them are sessions like any other ([`super::Job::SendBroadcast`],
-//! [`super::Job::ReceiveBroadcast`]); a node outlives them.
+//! node takes the stream from the host before it, keeps a bounded part of it, makes its own tree from it, and passes it
+//! to the host behind. The hops between nodes are ordinary sessions ([`super::Job::SendBroadcast`],
+//! [`super::Job::ReceiveBroadcast`]); a node outlives its hops.
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
@@ -13,19 +13,19 @@ use crate::options::TreeOptions;
 use crate::tree::Root;
 use crate::tree::proof::TreeProof;
 
-/// The most that a node may be asked to keep of the stream, in bytes.
+/// Maximum part of the stream that a node may be asked to keep, in bytes.
 pub const SPOOL_BYTES_MAX: u64 = 1 << 30;
 
-/// Begins a node.
+/// Request to begin a node.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Broadcast {
-    /// What it does with the stream.
+    /// What the node does with the stream.
     #[n(0)]
     pub role: BroadcastRole,
-    /// How much of the stream it keeps for the hosts behind it and for its own tree, in bytes.
+    /// How much of the stream the node keeps for the host behind it and for its own tree, in bytes.
     #[n(1)]
     pub spool_bytes: u64,
-    /// Another host is behind it. Without one it keeps nothing for it.
+    /// Whether another host is behind this one. If not, the node keeps nothing for such a host.
     #[n(2)]
     pub has_next: bool,
 }
@@ -33,95 +33,95 @@ pub struct Broadcast {
 /// What a node does with the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum BroadcastRole {
-    /// Makes it of a tree.
+    /// Makes the stream from a tree.
     #[n(0)]
     Source {
-        /// What is read.
+        /// The files and trees to read.
         #[n(0)]
         roots: Vec<Root>,
-        /// How.
+        /// Options of the copy.
         #[n(1)]
         settings: TreeOptions,
     },
-    /// Makes a tree of it.
+    /// Makes a tree from the stream.
     #[n(1)]
     Copy {
-        /// Where it is to lie.
+        /// The directory that receives the tree.
         #[cbor(n(0), with = "minicbor::bytes")]
         directory: Vec<u8>,
-        /// The names that it gets there, as in [`super::Job::ReceiveTree`].
+        /// The names that may be created there, as in [`super::Job::ReceiveTree`].
         #[n(1)]
         names: Vec<ByteVec>,
-        /// How.
+        /// Options of the copy.
         #[n(2)]
         settings: TreeOptions,
     },
-    /// Makes it of what a stage of a pipeline puts out.
+    /// Makes the stream from the output of a pipeline's stage.
     #[n(2)]
     SourceStage {
         /// The stage's number.
         #[n(0)]
         stage: u32,
     },
-    /// Makes it of standard input. Never asked of an agent.
+    /// Makes the stream from standard input. Never asked of an agent.
     #[n(3)]
     SourceStandard,
-    /// Gives it to a stage of a pipeline, which has its end once the stream is proven.
+    /// Passes the stream to a stage of a pipeline, whose input ends once the stream is proven.
     #[n(4)]
     Stage {
         /// The stage's number.
         #[n(0)]
         stage: u32,
-        /// Bytes that the stage may fall behind by beside those in memory: they are kept on disk.
+        /// How many bytes the stage may fall behind beyond those kept in memory; they are kept on disk.
         #[n(1)]
         disk_bytes: u64,
     },
 }
 
 impl BroadcastRole {
-    /// It makes the stream.
+    /// Whether this node makes the stream.
     pub fn is_source(&self) -> bool {
         matches!(self, Self::Source { .. } | Self::SourceStage { .. } | Self::SourceStandard)
     }
 }
 
-/// How far a node has come, some times a second and when something changes. Counts are bytes of the stream.
+/// Progress of a node, sent a few times a second and whenever something changes. Counts are bytes of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct BroadcastState {
-    /// It has all below.
+    /// The node has received everything before this position.
     #[n(0)]
     pub received: u64,
-    /// Its own tree has all below.
+    /// The node's own tree has taken everything before this position.
     #[n(1)]
     pub written: u64,
-    /// The host behind it has all below.
+    /// The host behind the node has received everything before this position.
     #[n(2)]
     pub passed: u64,
-    /// It has the end of the stream.
+    /// Whether the node has received the end of the stream.
     #[n(3)]
     pub has_all: bool,
-    /// Its own tree was too slow for the others and takes no more of the stream.
+    /// Whether the node's own tree was too slow for the others and takes no more of the stream.
     #[n(4)]
     pub is_behind: bool,
-    /// Of its own tree, or of the source's.
+    /// Progress of the node's own tree, or of the source's tree.
     #[n(5)]
     pub tree: Option<TreeProgress>,
-    /// For how much of the time since the last of these its own tree had something to do, in thousandths. A tree that has
-    /// always much more to do than others holds them up.
+    /// For how much of the time since the last state the node's own tree was busy, in thousandths. A tree that is
+    /// always much busier than the others holds them up.
     #[n(6)]
     pub busy_permille: u16,
 }
 
-/// What the whole stream is: its length in bytes, its BLAKE3 digest, and what the tree is that it is made of.
+/// Proof of the whole stream: its length in bytes, its BLAKE3 digest, and what the tree is that it was made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct BroadcastProof {
-    /// In bytes.
+    /// Length of the stream in bytes.
     #[n(0)]
     pub bytes: u64,
-    /// BLAKE3.
+    /// BLAKE3 digest of the stream.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub digest: [u8; 32],
-    /// What every copy of the tree must be; none if that is not known.
+    /// What every copy of the tree must be; `None` if that is not known.
     #[n(2)]
     pub tree: Option<TreeProof>,
 }

@@ -1,4 +1,4 @@
-//! Body of the fuzz target, and the messages that it starts from.
+//! Body of the fuzz target, and the messages of its corpus.
 
 use rd_proto::control::{IoFact, Path};
 use rd_proto::handshake::LaneId;
@@ -15,17 +15,17 @@ use crate::tree::progress::Amount;
 use crate::tree::proof::{Expected, TreeProof};
 use crate::tree::stats::{Kinds, Stats, TreeFigures};
 
-/// No input may panic, and what decodes says what was encoded.
+/// Decodes any input without a panic. A decoded message must be the same after encoding and decoding.
 pub fn message(bytes: &[u8]) {
     let Ok(Some(message)) = Message::decode(bytes) else { return };
     let mut again = Vec::new();
-    // A message may be longer in our own encoding than the bytes that it was read from.
+    // A message may be longer in this encoder's form than the bytes that it was decoded from.
     if message.encode(&mut again).is_ok() {
         assert_eq!(Message::decode(&again[LENGTH_BYTES..]), Ok(Some(message)));
     }
 }
 
-/// The corpus that is checked in: target, name and bytes of each seed.
+/// Returns the corpus that is checked in: target, name and bytes of each seed.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let seed = |(name, message): (&'static str, Message)| {
         let mut bytes = Vec::new();
@@ -35,7 +35,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     samples().into_iter().map(seed).collect()
 }
 
-/// A message of each kind, in the order of their numbers, and some kinds twice.
+/// Returns a message of each kind, in the order of their numbers, and two of some kinds.
 pub fn samples() -> Vec<(&'static str, Message)> {
     let hello = Hello {
         major: 1,

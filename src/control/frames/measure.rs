@@ -1,20 +1,20 @@
-//! What an agent has measured.
+//! Results of an agent's measurements.
 
 use minicbor::{Decode, Encode};
 
-/// How fast storage is.
+/// Speed of storage.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Storage {
-    /// Blocks in a million seconds.
+    /// Blocks per million seconds.
     #[n(0)]
     pub micro_iops: u64,
-    /// Bytes of each.
+    /// Size of each block in bytes.
     #[n(1)]
     pub bytes: u64,
-    /// Blocks on their way.
+    /// Number of blocks in flight.
     #[n(2)]
     pub depth: u32,
-    /// Past the page cache.
+    /// Whether the page cache was bypassed.
     #[n(3)]
     pub direct: bool,
 }

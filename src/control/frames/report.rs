@@ -1,4 +1,4 @@
-//! How things end: failures as facts, and what a session came to.
+//! How things end: failures as facts, and results of sessions.
 
 use minicbor::{Decode, Encode};
 use rd_proto::control::IoFact;
@@ -8,38 +8,38 @@ use crate::engine::Figures;
 use crate::fault::Exit;
 use crate::tree::stats::TreeFigures;
 
-/// Failures in one [`super::Message::EntriesFailed`], and the most bytes of a path and of the words about it: all of them together
-/// fit a message.
+/// Maximum number of failures in one [`super::Message::EntriesFailed`]. It and the maximum sizes of a failure's path
+/// and detail are chosen so that all failures together fit in a message.
 pub const FAULTS_MAX: usize = 40;
 const FAULT_PATH_BYTES_MAX: usize = 4096;
 const FAULT_DETAIL_BYTES_MAX: usize = 1024;
 const _: () = assert!(FAULTS_MAX * (FAULT_PATH_BYTES_MAX + FAULT_DETAIL_BYTES_MAX + 256) < MESSAGE_BYTES_MAX);
 
-/// Something that went wrong, as facts for a sentence.
+/// A failure, as facts from which a sentence is made.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Fault {
-    /// The exit code that it leads to.
+    /// The exit code that the failure leads to.
     #[n(0)]
     pub exit: u8,
-    /// What was tried with a file, such as "cannot read". Empty where the failure is about no file.
+    /// What was attempted with a file, such as "cannot read". Empty if the failure is not about a file.
     #[n(1)]
     pub what: String,
-    /// The file, on the host of the end that tells.
+    /// Path of the file, on the host of the end that reports the failure.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub path: Vec<u8>,
-    /// The error's number, 0 if it has none.
+    /// The error number; 0 if there is none.
     #[n(3)]
     pub errno: i32,
-    /// More, for a person; all there is to say where the failure is about no file.
+    /// Further details for the user; the whole sentence if the failure is not about a file.
     #[n(4)]
     pub detail: String,
-    /// It happened at this end; else this end has it from the other.
+    /// Whether the failure happened at this end. If not, this end has learned of it from the other.
     #[n(5)]
     pub own: bool,
 }
 
 impl Fault {
-    /// A failure about a file of this host. Of a path that is longer than any system call takes, only its end is kept.
+    /// A failure about a file of this host. If the path is longer than any system call accepts, only its end is kept.
     pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
         let detail =
             String::from_utf8_lossy(&fact.detail[..fact.detail.len().min(FAULT_DETAIL_BYTES_MAX / 3)]).into_owned();
@@ -60,56 +60,58 @@ impl Fault {
         Self::io(Exit::Destination.code(), "cannot write", fact)
     }
 
-    /// An entry of this host that was to be removed.
+    /// An entry of this host that could not be removed.
     pub fn unremovable(fact: &IoFact) -> Self {
         Self::io(Exit::Source.code(), "cannot remove", fact)
     }
 
-    /// A directory of this host in which more was to be deleted.
+    /// A directory of this host in which not everything could be deleted.
     pub fn undeleted(fact: &IoFact) -> Self {
         Self::io(Exit::Destination.code(), "cannot delete all in", fact)
     }
 
-    /// The sending end of a broadcast's hop does not keep what the other has asked for.
+    /// Whether the sending end of a broadcast's hop no longer keeps the part of the stream
+    /// that the other end asked for.
     pub fn is_not_kept(&self) -> bool {
         self.own && self.path.is_empty() && self.errno == libc::ESTALE
     }
 
-    /// What came is not what the source has.
+    /// The received data differ from the source's.
     pub fn misled(detail: impl Into<String>) -> Self {
         Self { errno: libc::EBADMSG, ..Self::plain(Exit::Integrity.code(), detail) }
     }
 
-    /// This end has found that what came is not what the source has.
+    /// Whether this end has found that the received data differ from the source's.
     pub fn is_misled(&self) -> bool {
         self.own && self.exit == Exit::Integrity.code() && self.path.is_empty() && self.errno == libc::EBADMSG
     }
 
-    /// A failure about no file, as a sentence.
+    /// A failure that is not about a file, as a sentence.
     pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
         Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }
     }
 }
 
-/// How an end's session ended.
+/// How the session of an end ended.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub struct Report {
-    /// What went wrong, if anything.
+    /// The failure that ended the session, if any.
     #[n(0)]
     pub fault: Option<Fault>,
-    /// The lane that payload began on, for a person.
+    /// Description of the lane on which payload began, for the user.
     #[n(1)]
     pub route: String,
-    /// What it has moved. The counters are of payload that the receiver has answered for.
+    /// What the session transferred. The counters are of payload that the receiver has acknowledged.
     #[n(2)]
     pub figures: Figures,
-    /// What became of a tree. [`super::Message::EntriesFailed`] has named the first of those that failed.
+    /// What happened to a tree. The first entries that failed have been named in [`super::Message::EntriesFailed`].
     #[n(3)]
     pub tree: TreeFigures,
 }
 
 impl Report {
-    /// What it has moved: of a tree, what is in its files counts, not what tells about them.
+    /// Returns what the session transferred. For a tree, only the contents of its files count, not the records that
+    /// describe them.
     pub fn moved(&self) -> Figures {
         let mut figures = self.figures.clone();
         if self.tree.amount.entries > 0 {

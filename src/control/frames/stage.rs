@@ -1,53 +1,54 @@
-//! What a host is to do in a pipeline, and what it reports of it.
+//! What a host does in a pipeline, and what it reports about that.
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 
 use super::Fault;
 
-/// Stages that one agent takes at most.
+/// Maximum number of stages that one agent accepts.
 pub const STAGES_MAX: usize = 1024;
 
-/// Words that a shell's command line may have.
+/// Maximum number of words in a shell's command line.
 pub const SHELL_WORDS_MAX: usize = 32;
 
-/// Bytes of a stage's command and of the shell's words together: with all else they fit a message.
+/// Maximum size of a stage's command and the shell's words together, in bytes.
+/// With the other fields they fit in a message.
 pub const COMMAND_BYTES_MAX: usize = 192 << 10;
 
-/// Bytes of a stage's standard error in one message.
+/// Maximum number of bytes of a stage's standard error in one message.
 pub const STDERR_BYTES_MAX: usize = 8 << 10;
 
 /// What one stage of a pipeline does.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Action {
-    /// Runs a command by the shell.
+    /// Runs a command in the shell.
     #[n(0)]
     Run {
-        /// The command, for the shell.
+        /// The command, as passed to the shell.
         #[cbor(n(0), with = "minicbor::bytes")]
         command: Vec<u8>,
     },
     /// Sends what a redirection opens.
     #[n(1)]
     Read {
-        /// With its operator: `< file`.
+        /// The redirection with its operator: `< file`.
         #[cbor(n(0), with = "minicbor::bytes")]
         redirection: Vec<u8>,
     },
     /// Writes to what a redirection opens.
     #[n(2)]
     Write {
-        /// With its operator: `> file`, `>> file`.
+        /// The redirection with its operator: `> file`, `>> file`.
         #[cbor(n(0), with = "minicbor::bytes")]
         redirection: Vec<u8>,
     },
-    /// Writes to a file and passes on.
+    /// Writes its input to a file and also passes it on.
     #[n(3)]
     Tee {
-        /// The file; relative to where stages run.
+        /// Path of the file; a relative path starts where stages run.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
-        /// It is added to, not replaced.
+        /// Whether to append to the file instead of replacing it.
         #[n(1)]
         append: bool,
     },
@@ -57,13 +58,13 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Input {
-    /// There is none.
+    /// There is no input.
     #[n(0)]
     Nothing,
-    /// The stage before it, through a session.
+    /// The stage before this one, through a session.
     #[n(1)]
     Hop,
-    /// The standard input of the caller. Never asked of an agent.
+    /// The caller's standard input. Never asked of an agent.
     #[n(2)]
     Standard,
 }
@@ -72,19 +73,19 @@ pub enum Input {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Output {
-    /// There is none.
+    /// There is no output.
     #[n(0)]
     Nothing,
-    /// The stage behind it, through a session.
+    /// The stage behind this one, through a session.
     #[n(1)]
     Hop,
-    /// The standard output of the caller. Never asked of an agent.
+    /// The caller's standard output. Never asked of an agent.
     #[n(2)]
     Standard,
-    /// It is read to its end and dropped.
+    /// The output is read to its end and dropped.
     #[n(3)]
     Dropped,
-    /// To where its standard error goes: several hosts run the same command.
+    /// The output goes where standard error goes, because several hosts run the same command.
     #[n(4)]
     Error,
 }
@@ -92,19 +93,19 @@ pub enum Output {
 /// One stage of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Stage {
-    /// Its number in the pipeline.
+    /// Number of the stage in the pipeline.
     #[n(0)]
     pub number: u32,
-    /// What it does.
+    /// What the stage does.
     #[n(1)]
     pub action: Action,
-    /// Where its input comes from.
+    /// Where the stage's input comes from.
     #[n(2)]
     pub input: Input,
-    /// Where its output goes.
+    /// Where the stage's output goes.
     #[n(3)]
     pub output: Output,
-    /// The shell and its first arguments; `-c` and the command follow.
+    /// The shell and its first arguments; `-c` and the command follow them.
     #[n(4)]
     pub shell: Vec<ByteVec>,
 }
@@ -112,16 +113,16 @@ pub struct Stage {
 /// How a stage ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct StageReport {
-    /// Its exit code, where it ended by itself.
+    /// The exit code, if the stage ended by itself.
     #[n(0)]
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended the stage, if any.
     #[n(1)]
     pub signal: Option<i32>,
-    /// Why it could not be started, or what it opens not be opened.
+    /// Why the stage could not be started, or why its redirection or file could not be opened.
     #[n(2)]
     pub fault: Option<Fault>,
-    /// How long it ran, in microseconds.
+    /// How long the stage ran, in microseconds.
     #[n(3)]
     pub micros: u64,
 }

@@ -14,7 +14,7 @@ fn samples_have_every_kind_of_message() {
     };
     let mut known: Vec<u32> = samples().into_iter().map(|(_, message)| number(message)).collect();
     known.dedup();
-    // A kind that this version does not have is told apart from one whose fields are wrong.
+    // An unknown kind is distinguished from a known kind with wrong fields.
     let is_kind = |number: &u32| {
         let mut bytes = Vec::new();
         minicbor::Encoder::new(&mut bytes)
@@ -128,7 +128,7 @@ fn lists_have_few_members() {
     }
 }
 
-/// A hostile agent may tell any: no sum of them is infinite, and no share of one is no number.
+/// A hostile agent may send any values. No sum of them is infinite, and no share is NaN.
 #[test]
 fn seconds_are_numbers_whatever_is_told() {
     let told = |seconds| {
@@ -170,7 +170,7 @@ fn a_message_has_no_depth() {
     assert_eq!(message.decode(), Err(MessageError::Malformed));
 }
 
-/// What goes into a manifest leads nowhere else, and can be written.
+/// Paths in a manifest cannot lead outside, and every entry can be written.
 #[test]
 fn entries_that_cannot_be_are_refused() {
     use crate::tree::check::{ASPECTS_MAX, Aspect, Finding};

@@ -1,4 +1,4 @@
-//! Files and trees: what was found, where it comes to lie, and how it is copied.
+//! Messages about files and trees: which sources were found, where they are placed, and how far a copy has come.
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
@@ -7,17 +7,18 @@ use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 use super::{Endpoint, MESSAGE_BYTES_MAX};
 use crate::tree::progress::Amount;
 
-/// Sources in one [`super::Message::Found`]: with the longest paths they fit a message.
+/// Maximum number of sources in one [`super::Message::Found`]. With the longest paths they still fit in a message.
 pub const FOUND_MAX: usize = 32;
 const _: () = assert!(FOUND_MAX * (PATH_BYTES_MAX + NAME_BYTES_MAX + 64) < MESSAGE_BYTES_MAX);
 
-/// Bytes that the patterns of --exclude and --include may take in a message: half of it, so that paths fit beside them.
+/// Maximum size of all patterns of --exclude and --include in a message, in bytes:
+/// half a message, so that paths fit too.
 pub const RULES_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
 
-/// Bytes in a message for each pattern, beside its own.
+/// Bytes that each pattern takes in a message in addition to its own.
 pub const RULE_OVERHEAD_BYTES: usize = 8;
 
-/// What a name in a file system is.
+/// Type of a file-system entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Kind {
@@ -27,7 +28,7 @@ pub enum Kind {
     /// A directory.
     #[n(1)]
     Directory,
-    /// A symbolic link that is to be copied as such.
+    /// A symbolic link to be copied as a link.
     #[n(2)]
     Symlink,
     /// Anything else.
@@ -38,150 +39,150 @@ pub enum Kind {
     Block,
 }
 
-/// One source.
+/// A source.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Found {
-    /// Where it is on its host.
+    /// Path of the source on its host.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
-    /// Its name at the destination; empty where its contents are meant (`dir/.`).
+    /// Name of the source at the destination; empty if its contents are to be copied (`dir/.`).
     #[cbor(n(1), with = "minicbor::bytes")]
     pub name: Vec<u8>,
-    /// What it is.
+    /// Type of the source.
     #[n(2)]
     pub kind: Kind,
-    /// Its size in bytes.
+    /// Size of the source in bytes.
     #[n(3)]
     pub size_bytes: u64,
-    /// Its device number.
+    /// Device number of the source.
     #[n(4)]
     pub device: u64,
-    /// Its inode number.
+    /// Inode number of the source.
     #[n(5)]
     pub inode: u64,
 }
 
-/// Asks where at the destination things will come to lie.
+/// Asks where at the destination copies would be placed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Place {
-    /// DST as it was given.
+    /// DST as the user gave it.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
-    /// DST must be a directory: `-t`, or several sources.
+    /// Whether DST must be a directory: `-t`, or several sources.
     #[n(1)]
     pub directory: bool,
-    /// DST is the name itself, never a directory to copy into: `-T`.
+    /// Whether DST is the name of the copy itself, never a directory to copy into: `-T`.
     #[n(2)]
     pub exact: bool,
-    /// What will be copied.
+    /// The sources to be copied.
     #[n(3)]
     pub sources: Vec<Found>,
-    /// Source and destination are on one kernel, so that device and inode numbers can be compared.
+    /// Whether source and destination are on the same kernel, so that device and inode numbers can be compared.
     #[n(4)]
     pub same_kernel: bool,
-    /// It is a generation (`--snapshot`) in a directory of them, which is made where that is missing.
+    /// Whether DST is a generation (`--snapshot`) in a directory of generations, which is created if missing.
     #[n(5)]
     pub is_generation: bool,
-    /// All directories above DST are made where they are missing: `--mkpath`.
+    /// Whether all missing directories above DST are created: `--mkpath`.
     #[n(6)]
     pub makes_path: bool,
-    /// What is copied of the only source with everything in it, on the same kernel (`-R`, `--files-from`): DST may be in that
-    /// source, but in none of these.
+    /// Paths of the only source that are copied with everything below them, if it is on the same kernel (`-R`,
+    /// `--files-from`). DST may be inside the source, but not inside any of these paths.
     #[n(7)]
     pub listed: Vec<ByteVec>,
 }
 
-/// The answer to [`Place`].
+/// Answer to [`Place`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Placed {
-    /// The directory in which things will come to lie.
+    /// The directory in which copies will be placed.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub directory: Vec<u8>,
-    /// The name of the only source there; without it each source keeps its own.
+    /// Name of the only source in that directory; if `None`, each source keeps its own name.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub as_name: Option<Vec<u8>>,
-    /// It is a device or a FIFO that is there, to be written as it is.
+    /// Whether DST is an existing device or FIFO, which is written to instead of being replaced.
     #[n(2)]
     pub is_special: bool,
-    /// It is a block device.
+    /// Whether DST is a block device.
     #[n(3)]
     pub is_block: bool,
-    /// One of the directories that are copied is there, with something in it.
+    /// Whether the copy of one of the source directories already exists and is not empty.
     #[n(4)]
     pub is_there: bool,
-    /// Which directory that is, whatever it is called.
+    /// Identity of the directory in which copies will be placed, by whatever name it was found.
     #[n(5)]
     pub spot: Option<Spot>,
-    /// The host's addresses; the ports say nothing.
+    /// Addresses of the host; their ports mean nothing.
     #[n(6)]
     pub addresses: Vec<Endpoint>,
-    /// Of one that is not there a copy that was cut has left something under its partial name.
+    /// Whether an interrupted copy has left entries of a source directory under its partial name.
     #[n(7)]
     pub has_left: bool,
-    /// DST is missing, and the only source becomes it instead of coming into it.
+    /// Whether DST is missing, so that the only source becomes DST instead of being copied into it.
     #[n(8)]
     pub is_missing: bool,
 }
 
-/// A directory of one machine, by whatever name it was found. It need not be there.
+/// Identity of a directory on one machine, whatever name it was found by. The directory need not exist.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
 pub struct Spot {
-    /// The device of the directory, or of the nearest one above it that is there.
+    /// Device number of the directory, or of its nearest existing ancestor.
     #[n(0)]
     pub device: u64,
-    /// Its inode.
+    /// Inode number of the same directory.
     #[n(1)]
     pub inode: u64,
-    /// The way from there, where it is not there.
+    /// The path from there to the directory; empty if the directory exists.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub rest: Vec<u8>,
 }
 
-/// The most bytes of a name in [`TreeProgress`].
+/// Maximum size of a name in [`TreeProgress`], in bytes.
 pub const PROGRESS_NAME_BYTES_MAX: usize = 256;
 
-/// How far an end of a tree's session, or a copy on one host, has come.
+/// Progress of one end of a tree's session, or of a copy within one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct TreeProgress {
-    /// What stands at the destination, as far as this end makes it.
+    /// What is complete at the destination, as far as this end writes it.
     #[n(0)]
     pub done: Amount,
-    /// Data that was not sent, since an earlier copy had left it at the destination.
+    /// Data that was not sent because an earlier copy had left it at the destination.
     #[n(1)]
     pub kept_bytes: u64,
-    /// What there is to copy, as far as this end has seen it; its data, of a tree of which something is there already, is what is
-    /// known to be sent.
+    /// What there is to copy, as far as this end has seen it. If part of the tree already exists, the data are only
+    /// those known to be sent.
     #[n(2)]
     pub found: Amount,
-    /// It has seen all of it.
+    /// Whether this end has seen everything that there is to copy.
     #[n(3)]
     pub has_found_all: bool,
-    /// The end of the path of an entry that it is at; empty where it has none.
+    /// End of the path of an entry being copied; empty if there is none.
     #[cbor(n(4), with = "minicbor::bytes")]
     pub name: Vec<u8>,
-    /// More than `found` may turn out to be sent, although all entries have been seen.
+    /// Whether more than `found` may still have to be sent, even though all entries have been seen.
     #[n(5)]
     pub may_send_more: bool,
 }
 
-/// Bytes of a manifest in one [`super::Message::Manifest`].
+/// Maximum number of bytes of a manifest in one [`super::Message::Manifest`].
 pub const MANIFEST_PIECE_BYTES: usize = 64 << 10;
-/// Such messages that may be on their way.
+/// Maximum number of unanswered [`super::Message::Manifest`].
 pub const MANIFEST_WINDOW: u32 = 4;
 
-/// The most bytes of a path in [`Kept`].
+/// Maximum size of a path in [`Kept`], in bytes.
 pub const KEPT_PATH_BYTES_MAX: usize = 4096;
 
-/// What is left of a copy that was given up.
+/// What remains of a cancelled copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Kept {
-    /// The first of the paths.
+    /// The first of the remaining paths.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
-    /// How many more there are.
+    /// Number of further paths.
     #[n(1)]
     pub others: u64,
-    /// Data that need not be sent again.
+    /// Bytes of data that need not be sent again.
     #[n(2)]
     pub bytes: u64,
 }

@@ -1,15 +1,16 @@
-//! That nothing of a stage is left: a small process between it and us, which outlives the process that started both.
+//! Guards: small processes that ensure that nothing of a stage is left running. A guard stands between the command and
+//! the process that started both, and outlives that process.
 //!
-//! The guard is the command's parent, and the one to which the system gives whatever in the command's offspring loses its
-//! own (`PR_SET_CHILD_SUBREAPER`, prctl(2)). So all that a stage has started, whatever session, process group or
-//! environment it has made itself, is the guard's offspring, and nothing is left when the guard has no child. It waits for
-//! the end of its socket, which comes when its keeper closes it or dies, however that dies. Then it ends the stage:
-//! SIGTERM, and after [`GRACE`] SIGKILL. Where the command has ended well before, what it has left running is first given
-//! [`LINGER_MAX`]: as with `tee >(gzip >copy)`, it may have something to finish.
+//! The guard is the command's parent. The system also makes it the parent of every descendant of the command that loses
+//! its own parent (`PR_SET_CHILD_SUBREAPER`, prctl(2)). So everything that a stage has started descends from the guard,
+//! whatever session, process group or environment it has chosen. Nothing is left once the guard has no child. The guard
+//! waits for the end of its socket, which comes when its keeper closes the socket or dies in any way. Then the guard
+//! ends the stage: SIGTERM, and after [`GRACE`] SIGKILL. If the command has exited with 0, the processes that it has
+//! left running first get [`LINGER_MAX`]: they may have something to finish, as with `tee >(gzip >copy)`.
 //!
-//! Keeper and guard speak by messages: first comes the command, with its standard descriptors, then signals to be sent;
-//! back come whether the command has been started, how it has ended, and on question whether it has left something that
-//! is not done with what it was given.
+//! Keeper and guard exchange messages. The keeper first sends the command with its standard descriptors, and then
+//! signals to pass on. The guard reports whether the command has been started and how it has ended. On request, it also
+//! says whether the command has left processes that have not finished reading what the command gave them.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -37,44 +38,44 @@ use super::descriptors;
 use crate::fs::{Identity, identity};
 use crate::signals;
 
-/// The argument that makes a program a guard.
+/// Argument that makes the program run as a guard.
 pub const WORD: &str = "--guard";
 
-/// How long what is asked to end may take.
+/// How long processes may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long after SIGKILL to search for what may have been started meanwhile, and how often.
+/// How long after SIGKILL to search for processes started in the meantime, and how often.
 const KILL_FOR: Duration = Duration::from_secs(1);
 const KILL_EVERY: Duration = Duration::from_millis(20);
 
-/// How long what a command has left running may go on when the pipeline is over. With [`GRACE`] and the time that an agent
-/// takes to notice, nothing is left after five seconds.
+/// How long processes left by a command may run on when the pipeline is over. Together with [`GRACE`] and the time that
+/// an agent takes to notice, nothing is left after five seconds.
 pub const LINGER_MAX: Duration = Duration::from_secs(2);
 
-/// As many bytes as a message between two processes may have by default.
+/// Maximum size of a command's words in bytes: as many as fit by default in a message between two processes.
 const WORDS_BYTES_MAX: usize = 208 << 10;
 
-/// How a command has ended.
+/// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By itself, with this exit code.
+    /// Exited by itself, with this code.
     Exited(u8),
-    /// By this signal.
+    /// Killed by this signal.
     Killed(u8),
 }
 
-/// What a guard tells its keeper.
+/// A guard's message to its keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Started,
     /// The command cannot be run.
     Failed(Errno),
     Ended(End),
-    /// Whether something is left that works on what the command has given it.
+    /// Whether a remaining process still reads what the command has given it.
     Feeds(bool),
 }
 
-/// What a keeper sends to be told that, in place of a signal's number.
+/// Sent by a keeper in place of a signal's number, to ask for [`Answer::Feeds`].
 const QUESTION: i32 = 0;
 
 impl Answer {
@@ -103,32 +104,32 @@ impl Answer {
     }
 }
 
-/// What a guard is to run.
+/// What a guard runs.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// The program, and its arguments; together at most [`WORDS_BYTES_MAX`].
+    /// The program and its arguments; together at most [`WORDS_BYTES_MAX`].
     pub words: &'a [OsString],
     /// Standard input, output and error.
     pub standard: [OwnedFd; 3],
-    /// At a terminal, a command that asks for something there must be in the terminal's own process group, which is this
-    /// process's. Else it is in one of its own.
+    /// Whether the command joins this process's group instead of getting its own. At a terminal, a command that asks
+    /// the user for something must be in the terminal's own process group, which is that of this process.
     pub shares_group: bool,
 }
 
-/// A guard, held by its keeper. Dropping it ends what it guards.
+/// A guard, held by its keeper. Dropping it ends the stage that it guards.
 #[derive(Debug)]
 pub struct Guard {
     child: Child,
     socket: Arc<OwnedFd>,
-    /// The command has ended well; whatever is left needs nobody to wait for it.
+    /// Whether the command has exited with 0. If so, the keeper need not wait for remaining processes.
     lingers: bool,
 }
 
-/// Where the command's exit is reported.
+/// The keeper's socket to a guard, on which the command's end is reported.
 #[derive(Debug)]
 pub struct Running(Arc<OwnedFd>);
 
-/// Starts a guard's process, with its own arguments behind [`WORD`].
+/// Starts a guard's process, with `word` behind [`WORD`].
 fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
     let mut command = Command::new(super::own_program()?);
     command.arg(WORD).arg(word).process_group(0);
@@ -136,11 +137,11 @@ fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
 }
 
 impl Guard {
-    /// Has a guard run a command.
+    /// Starts a guard that runs a command.
     ///
     /// # Errors
     ///
-    /// The outer one: no guard could be started. The inner one: the command cannot be run.
+    /// The outer error if no guard could be started, the inner error if the command cannot be run.
     pub fn start(launch: Launch<'_>) -> std::io::Result<Result<(Self, Running), Errno>> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let group = if launch.shares_group { getpgrp().as_raw_nonzero().to_string() } else { OWN_GROUP.to_owned() };
@@ -149,10 +150,10 @@ impl Guard {
         let running = Running(Arc::clone(&socket));
         let guard = Self { child, socket, lingers: false };
         let [stdin, stdout, stderr] = &launch.standard;
-        // Not among the guard's arguments, which everybody on the host can read.
+        // Not passed as arguments of the guard, which every user of the host can read.
         let words = launch.words.join(OsStr::new("\0"));
         descriptors::send(&running.0, words.as_bytes(), &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
-        // The pipes' other ends are to be the command's alone.
+        // The command alone must hold these ends of the pipes.
         drop(launch);
         match running.hear() {
             Some(Answer::Started) => Ok(Ok((guard, running))),
@@ -161,12 +162,12 @@ impl Guard {
         }
     }
 
-    /// Sends a signal to all of the stage.
+    /// Sends a signal to all processes of the stage.
     pub fn signal(&self, signal: Signal) {
         let _ = send(&self.socket, &signal.as_raw().to_le_bytes(), SendFlags::NOSIGNAL);
     }
 
-    /// The command has ended well: what it has left running is given some time when the guard is dropped.
+    /// Records that the command has exited with 0: remaining processes get some time when the guard is dropped.
     pub fn ended(&mut self) {
         self.lingers = true;
     }
@@ -184,7 +185,7 @@ impl Running {
         }
     }
 
-    /// Waits for the command; `None` if the guard has been ended before.
+    /// Waits for the command to end. Returns `None` if the guard ends first.
     pub fn wait(&self) -> Option<End> {
         match self.hear()? {
             Answer::Ended(end) => Some(end),
@@ -192,8 +193,8 @@ impl Running {
         }
     }
 
-    /// Whether the command, which has ended, has left something running that works on what it was given by it: whose
-    /// standard input is a pipe that nobody writes to any more.
+    /// Whether the command, which has ended, has left a process that still reads what the command gave it: its standard
+    /// input is a pipe without writers.
     pub fn feeds(&self) -> bool {
         let is_sent = send(&self.0, &QUESTION.to_le_bytes(), SendFlags::NOSIGNAL).is_ok();
         is_sent && matches!(self.hear(), Some(Answer::Feeds(true)))
@@ -201,7 +202,7 @@ impl Running {
 }
 
 impl AsFd for Running {
-    /// Readable when there is something to report.
+    /// Readable when there is an answer to receive.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -209,13 +210,13 @@ impl AsFd for Running {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The thread that waits for the command still has it open.
+        // Dropping the socket would not end the connection: the thread that waits for the command still has it open.
         let _ = shutdown(&self.socket, Shutdown::Write);
         if self.lingers {
             return;
         }
         let until = Instant::now() + GRACE + KILL_FOR;
-        // The stage is to be gone when its keeper says so.
+        // When this function returns, the stage must be gone.
         loop {
             match self.child.try_wait() {
                 Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
@@ -223,56 +224,57 @@ impl Drop for Guard {
                 _ => break,
             }
         }
-        // Somebody has killed the guard. What the stage has not taken elsewhere is in its group.
+        // The guard was killed. Processes that have not left its group are killed here.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
     }
 }
 
-/// A guard of single processes, such as launchers, which must stay in the group of a terminal. Those that are left when
-/// this process ends, or the warden is dropped, are ended.
+/// A guard of individual processes, such as launchers, that must stay in the group of a terminal. When this process
+/// ends or the warden is dropped, the warden ends those that are still running.
 #[derive(Debug)]
 pub struct Warden {
-    /// Its end is what the warden waits for. Nobody waits for the warden: it outlives the process that started it.
+    /// Pipe whose end makes the warden act. No process waits for the warden: it outlives the process that started it.
     stdin: ChildStdin,
 }
 
-/// The argument of a guard whose command is to be in the group that the guard leads.
+/// Argument of a guard whose command joins the group that the guard leads.
 const OWN_GROUP: &str = "group";
 
-/// The argument of a guard that is a warden.
+/// Argument of a guard that is a warden.
 const WARDEN: &str = "processes";
 
 impl Warden {
-    /// Starts one.
+    /// Starts a warden.
     ///
     /// # Errors
     ///
-    /// What the system answered.
+    /// The system's error if the warden cannot be started.
     pub fn start() -> std::io::Result<Self> {
         let mut child = spawn(WARDEN, Stdio::piped())?;
         let stdin = child.stdin.take().expect("a pipe was asked for");
         Ok(Self { stdin })
     }
 
-    /// Watches over one more process.
+    /// Adds a process to those watched.
     pub fn watch(&mut self, process: u32) {
         use std::io::Write;
         let _ = self.stdin.write_all(format!("{process}\n").as_bytes());
     }
 }
 
-/// What /proc/PID/stat says behind the process's name, which may have anything in it: state, parent, group and more.
+/// Returns the fields of /proc/PID/stat behind the process's name, which may contain anything:
+/// state, parent, group and more.
 fn stat(process: Pid) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
     Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
 }
 
-/// When a process began, in ticks since the system did: with its number, that names it for good.
+/// Returns when a process started, in ticks since boot. Together with its number this identifies the process for good.
 fn began(process: Pid) -> Option<u64> {
     stat(process)?.get(19)?.parse().ok()
 }
 
-/// A warden's own process: the numbers of processes, a line each.
+/// Body of a warden: reads the numbers of processes, one per line, and ends those processes when its input ends.
 fn ward() {
     let mut known: Vec<(Pid, u64)> = Vec::new();
     for line in std::io::stdin().lines() {
@@ -290,7 +292,8 @@ fn ward() {
     }
 }
 
-/// Sends a signal to all of this process's offspring; behind SIGTERM SIGCONT, since who is stopped would not hear it.
+/// Sends a signal to all descendants of this process. SIGTERM is followed by SIGCONT, because a stopped process would
+/// not react to it.
 fn signal_offspring(signal: Signal) {
     for child in offspring() {
         let _ = kill_process(child, signal);
@@ -300,7 +303,7 @@ fn signal_offspring(signal: Signal) {
     }
 }
 
-/// All of this process's offspring, parents before their children.
+/// Returns all descendants of this process, parents before their children.
 fn offspring() -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -319,14 +322,14 @@ fn offspring() -> Vec<Pid> {
     found
 }
 
-/// Whether a process reads from a pipe that nobody writes to any more, and that is not its stage's own input.
+/// Whether a process reads from a pipe without writers that is not the input of its stage.
 fn is_fed(process: Pid, input: Option<Identity>) -> bool {
     let path = format!("/proc/{}/fd/0", process.as_raw_nonzero());
     match rustix::fs::stat(&path) {
         Ok(found) if FileType::from_raw_mode(found.st_mode) != FileType::Fifo => return false,
         Ok(found) if Some(identity(&found)) == input => return false,
         Ok(_) => {}
-        // Somebody else's by now, as with sudo: what is lost by waiting is less.
+        // The process now belongs to another user, as with sudo. Waiting in vain costs less than not waiting.
         Err(Errno::ACCESS | Errno::PERM) => return true,
         Err(_) => return false,
     }
@@ -337,8 +340,8 @@ fn is_fed(process: Pid, input: Option<Identity>) -> bool {
     poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
 
-/// Takes the ends of all children there will be. Says of the command's how it was, and whether that was well; `gone` is
-/// closed when there is none left.
+/// Reaps all children of this process. Reports how the command ended and stores in `ended_well` whether that was with
+/// exit code 0. Drops `gone` when no child is left.
 fn reap(command: Pid, ended_well: &AtomicBool, gone: Sender<()>) {
     loop {
         match wait(WaitOptions::empty()) {
@@ -360,18 +363,18 @@ fn reap(command: Pid, ended_well: &AtomicBool, gone: Sender<()>) {
 }
 
 fn tell(answer: Answer) {
-    // A keeper that has gone needs to know nothing.
+    // A keeper that has gone does not need the answer.
     let _ = send(std::io::stdin(), &answer.encode(), SendFlags::NOSIGNAL);
 }
 
-/// The guard's own process: `arguments` are those behind [`WORD`].
+/// Runs the guard's process. `arguments` are those behind [`WORD`].
 pub fn main(arguments: &[OsString]) {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU};
-    // What was ignored when the pipeline was started stays so for its commands, as under nohup; a handler would be lost as they
-    // are run.
+    // Signals that were ignored when the pipeline was started stay ignored for its commands, as under nohup. A handler,
+    // in contrast, is reset when a command is executed.
     let handled = signals::not_ignored([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU].to_vec());
     for signal in handled {
-        // What reaches the group is meant for the others.
+        // A signal to the whole group is meant for the other processes.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     match arguments {
@@ -393,9 +396,10 @@ fn guard(group: &OsStr) {
         let Some(group) = group.to_str().and_then(|group| group.parse().ok()) else { return };
         command.process_group(group);
     }
-    // It holds no key, and by its /proc/PID/exe a redirection finds this program again when that has been replaced.
+    // The guard holds no key. Through its /proc/PID/exe a redirection finds this program even
+    // if the file has been replaced.
     let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
-    // A system without that leaves only what stays with its parents; Linux has had it since 3.4.
+    // On a system without subreapers, orphans escape the guard; Linux has had them since 3.4.
     let _ = set_child_subreaper(Some(getpid()));
     let child = match command.spawn() {
         Ok(child) => Pid::from_child(&child),
@@ -428,7 +432,7 @@ fn guard(group: &OsStr) {
     }
 }
 
-/// Sends on the signals that the keeper sends, and answers its questions, until it is gone.
+/// Passes on signals from the keeper and answers its questions until the keeper is gone.
 fn serve(input: Option<Identity>) {
     let mut number = [0; 4];
     loop {

@@ -1,8 +1,8 @@
 //! Whether a host has room for its share of a pipeline.
 //!
-//! Each end of a hop takes some threads, and each thread some mappings of memory. Where those run out while threads are
-//! being made, not all of that comes back as an error: a thread that cannot map its stack for signals ends the process. So
-//! it is counted before anything is begun.
+//! Each end of a hop takes some threads, and each thread takes some memory mappings. If these run out while threads are
+//! being created, some failures are not returned as errors: a thread that cannot map its signal stack ends the process.
+//! So the need is computed before anything is started.
 
 use std::fs;
 use std::path::Path;
@@ -13,36 +13,36 @@ use rustix::process::geteuid;
 use crate::fs::group_limits;
 use crate::limits;
 
-/// Ends that are never refused. Where a limit is that low, what fails says so itself.
+/// Number of ends that are never refused. If a limit is lower than that, the operation that fails reports it.
 const FEW: u64 = 64;
 
-/// Mappings of one thread: its stack and its stack for signals, each with a page that must not be touched.
+/// Mappings of one thread: its stack and its signal stack, each with a guard page.
 const THREAD_MAPPINGS: u64 = 4;
 
-/// Mappings of one end beside its threads': its pool, and what the allocator maps by itself.
+/// Mappings of one end besides those of its threads: its pool, and what the allocator maps by itself.
 const END_MAPPINGS: u64 = 4;
 
-/// Descriptors of one end: two lanes, a listener, a pipe, and what is open for a moment.
+/// Descriptors of one end: two lanes, a listener, a pipe, and files that are open only briefly.
 const END_FILES: u64 = 8;
 
-/// Threads and processes of one stage: ours, the guard's two, a shell and what it runs.
+/// Threads and processes of one stage: this program's thread, the guard's two, a shell and the command that it runs.
 const STAGE_TASKS: u64 = 5;
 
-/// Of what is left, the part that a pipeline may take.
+/// Fraction of what a limit leaves that a pipeline may take.
 const SHARE: (u64, u64) = (7, 8);
 
 /// A host's share of a pipeline.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Stages that run there.
+    /// Number of stages that run on the host.
     pub stages: usize,
-    /// Ends of hops.
+    /// Number of ends of hops.
     pub ends: usize,
-    /// Threads that each end may have.
+    /// Maximum number of threads of each end.
     pub threads: usize,
 }
 
-/// What is counted.
+/// A kind of resource that a limit applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Mappings,
@@ -50,11 +50,11 @@ enum Kind {
     Files,
 }
 
-/// What a limit leaves.
+/// The name of a limit, the resource it applies to, and how much it leaves.
 type Left = (&'static str, Kind, u64);
 
 impl Share {
-    /// Why this host has no room for that: a sentence, if it has none.
+    /// Returns a sentence why this host has no room for the share; `None` if it has room.
     pub fn is_too_much(&self) -> Option<String> {
         (self.ends as u64 > FEW).then(|| self.refusal(&left(Path::new("/")))).flatten()
     }
@@ -81,7 +81,7 @@ impl Share {
     }
 }
 
-/// What the limits of this process leave. `root`: where /proc and /sys are.
+/// Returns what the limits of this process leave. `root` is the directory that contains proc and sys.
 fn left(root: &Path) -> Vec<Left> {
     let text = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let number = |path: &str| text(path).trim().parse::<u64>().ok();
@@ -93,7 +93,7 @@ fn left(root: &Path) -> Vec<Left> {
         let used = text("proc/self/maps").lines().count() as u64;
         left.push(("vm.max_map_count", Kind::Mappings, most.saturating_sub(used)));
     }
-    // proc_loadavg(5): the fourth field is how many of all tasks run.
+    // proc_loadavg(5): the fourth field is the number of running tasks and of all tasks.
     let loads = text("proc/loadavg");
     let tasks = loads.split(' ').nth(3).and_then(|field| field.split('/').nth(1)?.parse().ok()).unwrap_or(0);
     for (path, name) in
@@ -105,7 +105,8 @@ fn left(root: &Path) -> Vec<Left> {
         let used = fs::read_to_string(group.join("pids.current")).ok().and_then(|used| used.trim().parse().ok());
         left.push(("the control group's pids.max", Kind::Tasks, most.saturating_sub(used.unwrap_or(0))));
     }
-    // It does not bind root. What else the user runs is not counted: nobody says how much that is.
+    // The limit does not bind root. The user's other processes are not counted, because the system does not say how
+    // many there are.
     if let Some(most) = limits::soft(Resource::RLIMIT_NPROC).filter(|_| !geteuid().is_root()) {
         left.push(("the limit on processes (ulimit -u)", Kind::Tasks, most));
     }

@@ -1,8 +1,8 @@
 //! Copies one tree to several hosts, through a chain of hosts that the source feeds once.
 //!
 //! On each host, a node handles the stream (`agent::broadcast`). [`Chain`] decides which host sends to which, and what
-//! happens when hosts fail. This module starts the hosts and asks them about their destinations, begins and ends hops as
-//! the chain decides, and puts the results of all hosts together.
+//! happens when hosts fail. This module starts the hosts and asks them about their destinations, begins and ends hops
+//! as the chain decides, and puts the results of all hosts together.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStringExt;
@@ -232,8 +232,8 @@ impl Copy<'_> {
         }
     }
 
-    /// Handles all pending updates before time limits are checked, so that the time this takes does not count as silence
-    /// of hosts.
+    /// Handles all pending updates before time limits are checked, so that the time this takes does not count as
+    /// silence of hosts.
     fn take_updates(&mut self, run: &mut Run) -> Result<(), Failure> {
         let mut round = Round::within(TICK);
         while let Some(update) = self.job.next_in(&mut round) {
@@ -521,8 +521,8 @@ impl Copy<'_> {
         run.chain.copy_over(from, to, end);
     }
 
-    /// Ends all nodes and copies, and waits for a limited time until they have ended. Returns the number of bytes that are
-    /// kept on all hosts together.
+    /// Ends all nodes and copies, and waits for a limited time until they have ended. Returns the number of bytes that
+    /// are kept on all hosts together.
     fn stop_nodes(&mut self, run: &Run, number: u8) -> u64 {
         for hop in run.links.hops().chain(run.copies.keys().copied()) {
             self.job.stop(hop, number);
@@ -681,7 +681,8 @@ impl Copy<'_> {
         all
     }
 
-    /// Whether the root of the copy is the contents of this source instead of the source itself, as with rsync's `SRC/`.
+    /// Whether the root of the copy is the contents of this source instead of the source itself, as with rsync's
+    /// `SRC/`.
     pub(super) fn is_root(&self, found: &Found) -> bool {
         found.kind == Kind::Directory && (found.path.ends_with(b"/") || found.name.is_empty() || self.plan.exact)
     }
@@ -740,8 +741,8 @@ impl Run {
     }
 }
 
-/// Returns why a host failed that has not reported the reason itself. `has_any`: whether another host has the whole tree
-/// and could have given it.
+/// Returns why a host failed that has not reported the reason itself. `has_any`: whether another host has the whole
+/// tree and could have given it.
 fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
     match (why, has_any) {
         (Some(Why::DiskStill), _) => "its disk has written nothing for too long",

@@ -290,8 +290,8 @@ impl Copy<'_> {
         }
     }
 
-    /// Gives up late hosts once no other host is waited for: those that stay silent, or all if no host can ever give them
-    /// the tree.
+    /// Gives up late hosts once no other host is waited for: those that stay silent, or all if no host can ever give
+    /// them the tree.
     pub(super) fn give_up_late(&mut self, run: &mut Run) {
         if !run.chain.waits_for_joiners() {
             return;

@@ -92,7 +92,7 @@ pub struct Figures {
     /// The media that payload went by, in order of first use.
     #[n(3)]
     pub media: Vec<Medium>,
-    /// The most lanes that carried payload at once.
+    /// Maximum number of lanes of one medium that were up at once while payload was carried.
     #[n(4)]
     pub lanes: usize,
     /// How far the other end is, and what that took.

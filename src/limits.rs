@@ -2,15 +2,15 @@
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-/// Returns the soft limit and the hard limit on a resource. `None` if there is none, or if the call is refused, as
-/// systemd's `SystemCallFilter=~@resources` does. With rustix a refusal would be undefined behaviour.
+/// Returns the soft limit and the hard limit on a resource. `None` if there is no limit, or if the system call is
+/// refused, as by systemd's `SystemCallFilter=~@resources`. With rustix, a refusal would be undefined behaviour.
 pub(crate) fn both(resource: Resource) -> (Option<u64>, Option<u64>) {
     let (soft, hard) = getrlimit(resource).unwrap_or((RLIM_INFINITY, RLIM_INFINITY));
     let known = |limit| Some(limit).filter(|&limit| limit != RLIM_INFINITY);
     (known(soft), known(hard))
 }
 
-/// Returns the soft limit alone, which is in force.
+/// Returns the soft limit, which is the limit in force.
 pub(crate) fn soft(resource: Resource) -> Option<u64> {
     both(resource).0
 }

@@ -158,8 +158,8 @@ pub struct TransferOptions {
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
     #[n(7)]
     pub bwlimit: Option<u64>,
-    /// Somebody waits for an answer: what a stream has goes out when there is no more of it for the moment, not when it has
-    /// paused for a while.
+    /// Whether a caller waits for answers. Data of a stream is then sent as soon as no more is ready, instead of after
+    /// a longer pause.
     #[arg(skip)]
     #[n(9)]
     pub prompt: bool,
@@ -255,7 +255,7 @@ pub struct TreeOptions {
     #[arg(short, long, overrides_with = "recursive")]
     #[n(0)]
     pub recursive: bool,
-    /// `--exclude`, `--include`, and those from files.
+    /// Rules of `--exclude` and `--include`, also from files.
     #[command(flatten)]
     #[n(10)]
     pub rules: Rules,
@@ -389,7 +389,7 @@ pub struct TreeOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "sync")]
     #[n(22)]
     pub modify_window: u32,
-    /// What sizes decide.
+    /// Which files are left out because of their sizes, and whether files are compared by size alone.
     #[command(flatten)]
     #[n(65)]
     pub sizes: Sizes,
@@ -436,7 +436,7 @@ pub struct TreeOptions {
     #[arg(short, long, requires = "sync")]
     #[n(29)]
     pub update: bool,
-    /// Earlier generations, and files that have been moved.
+    /// Options for earlier generations, and for files that have been moved.
     #[command(flatten)]
     #[n(53)]
     pub generations: Generations,
@@ -444,19 +444,20 @@ pub struct TreeOptions {
     #[arg(long, overrides_with = "itemize_changes")]
     #[n(30)]
     pub itemize_changes: bool,
-    /// `--dry-run`, with `--sync`: nothing is changed, and no contents are sent.
+    /// Whether nothing is changed and no contents are sent: `--dry-run` with `--sync`.
     #[arg(skip)]
     #[n(31)]
     pub dry_run: bool,
-    /// Without `--sync`, where something is at the destination: what digests prove to be there is not sent.
+    /// Whether contents are not sent if digests prove that they are at the destination already. For copies without
+    /// `--sync` to a destination that exists.
     #[arg(skip)]
     #[n(62)]
     pub compares: bool,
-    /// The receiving end counts what `--stats` tells.
+    /// Whether the receiving end counts the numbers that `--stats` prints.
     #[arg(skip)]
     #[n(61)]
     pub stats: bool,
-    /// The receiving end tells of each entry with the digest of its contents: `--manifest`, `--manifest-b3sum`.
+    /// Whether the receiving end reports each entry with the digest of its contents: `--manifest`, `--manifest-b3sum`.
     #[arg(skip)]
     #[n(60)]
     pub manifest: bool,
@@ -477,11 +478,11 @@ pub struct TreeOptions {
     #[arg(long, requires = "sync")]
     #[n(64)]
     pub no_implied_dirs: bool,
-    /// Only some entries of the root are copied, and not it itself: it keeps its metadata.
+    /// Whether only some entries of the root are copied, and not the root itself, which keeps its metadata.
     #[arg(skip)]
     #[n(48)]
     pub keeps_root: bool,
-    /// The root of the copy is what is in SRC and not SRC itself: DST is as SRC is.
+    /// Whether the root of the copy is the contents of SRC instead of SRC itself, so that DST becomes the same as SRC.
     #[arg(skip)]
     #[n(57)]
     pub contents: bool,

@@ -182,10 +182,11 @@ pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
     signals
 }
 
-/// Has the kernel keep how children end. A process that was started with SIGCHLD ignored, as some launchers and daemons
-/// leave it, could not learn that. To be called before there are other threads.
+/// Makes the kernel keep the exit status of each child until this process has read it. If this process was started with
+/// SIGCHLD ignored, as by some launchers and daemons, the status would be lost. Must be called before there are other
+/// threads.
 pub(crate) fn hear_of_children() {
-    // SAFETY: there is no handler to replace, and no thread that counts on the old setting.
+    // SAFETY: this replaces no handler, and no other thread relies on the old setting.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 

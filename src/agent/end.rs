@@ -255,8 +255,9 @@ impl End {
             Peer::Another => self.post(Event::Unwatched),
             Peer::Nobody => {}
         }
-        // An end that has not met its other end has created nothing. It may be in a system call that never returns:
-        // opening a file of a server that is gone, or a device.
+        // A session that has not met its other end has created nothing, except perhaps the directory of a file to
+        // receive. It may be in a system call that does not return: opening a device, or a file of a server that is
+        // gone.
         let limit = (!self.shared.met.load(Ordering::Relaxed)).then_some(ABANDON_MAX);
         self.thread.map(|thread| (thread, limit))
     }

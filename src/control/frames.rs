@@ -404,7 +404,8 @@ pub enum Message {
     /// The session has ended.
     #[n(17)]
     Ended(#[n(0)] Box<Report>),
-    /// Asks an end to stop because of the signal with this number. The session's other end gets an ABORT.
+    /// The session must end as by this signal; its other end gets an ABORT. With SIGTSTP, the session does not end:
+    /// this end stops its own process.
     #[n(18)]
     Signal(#[n(0)] u8),
     /// Opens a connection through the channel.

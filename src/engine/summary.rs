@@ -92,7 +92,7 @@ pub struct Figures {
     /// Media that carried payload, in order of first use.
     #[n(3)]
     pub media: Vec<Medium>,
-    /// Maximum number of lanes that carried payload at once.
+    /// Maximum number of lanes of one medium that were up at once while payload was carried.
     #[n(4)]
     pub lanes: usize,
     /// Round-trip time of the line, and the buffers and rails used for it.

@@ -45,8 +45,8 @@ pub(crate) const XATTR_BYTES_MAX: usize = 64 << 10;
 /// the copy can be run again. Returns whether the mode had to be changed.
 pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
     let user = rustix::process::geteuid();
-    // Root can do without, but not where it lacks the capability: in a container, or on a server that maps it to
-    // nobody.
+    // Root does not need the permission bits, unless it lacks the capability: in a container, or on a server that maps
+    // root to nobody.
     let may_all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     let needs_it = || !user.is_root() || may(&directory, ".", may_all) == Err(Errno::ACCESS);
     let is_closed = stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700 && needs_it();
@@ -122,7 +122,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => fchmod(fd, mode),
             Self::Path(fd) => match fchmodat2(fd, mode) {
-                // Kernels before 6.6 lack this call, and filters that are older than it refuse it.
+                // Kernels before 6.6 lack this call, and system call filters older than the call refuse it.
                 Err(Errno::NOSYS | Errno::PERM) => by_path(fd, |path| chmod(path, mode)),
                 done => done,
             },
@@ -143,7 +143,7 @@ impl Object<'_> {
     }
 }
 
-/// Reports whether entries made in this directory get an ACL from it.
+/// Reports whether entries made in this directory inherit an ACL.
 pub(crate) fn has_default_acl(directory: impl AsFd) -> bool {
     fgetxattr_query(directory, DEFAULT_ACL).is_ok_and(|bytes| bytes > 0)
 }
@@ -191,7 +191,8 @@ pub(crate) fn succeed(
     gets_owner: bool,
 ) -> u32 {
     let old_owner = (old.st_uid, old.st_gid);
-    // Only root may give files away. Another user's new file stays that user's own, as with cp, and runs as no other.
+    // Only root may give files away. Another user's new file stays that user's own, as with cp, and
+    // must not run as the old owner or group.
     if gets_owner && *owner != old_owner && Object::Open(new.as_fd()).set_owner(old.st_uid, old.st_gid).is_ok() {
         *owner = old_owner;
     }
@@ -210,7 +211,7 @@ fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> 
             Ok(()) => mode,
             Err(_) => without_acl(mode, &acl[..length]),
         },
-        // The new file does not get one from the directory either.
+        // The old file has no ACL, so the new file must not keep an ACL from the directory either.
         Err(_) => {
             let _ = fremovexattr(new, ACCESS_ACL);
             mode
@@ -221,7 +222,7 @@ fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> 
 /// Removes the ACLs of an entry, except those for which `kept` returns true.
 pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     for name in ACLS.into_iter().filter(|name| !kept(name)) {
-        // Fails if there is none, or if the file system has no ACLs.
+        // Fails if there is no such ACL, or if the file system has no ACLs.
         let _ = entry.remove_xattr(name);
     }
 }
@@ -287,7 +288,7 @@ mod tests {
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
 
-    /// Before Linux 6.6, and under filters of system calls that are older, it takes a path through /proc.
+    /// Before Linux 6.6, and under system call filters that are older, the mode is set by a path in /proc.
     #[test]
     fn the_mode_of_a_place_is_set_by_any_kernel() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -304,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Filters of system calls that are older than faccessat2 refuse it with EPERM.
+    /// System call filters older than faccessat2 refuse this call with EPERM.
     #[test]
     fn rights_are_known_without_faccessat2() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -327,7 +328,7 @@ mod tests {
         let entries = [entry(1, u32::MAX)].into_iter().chain(users).chain(ends);
         let acl: Vec<u8> = [2_u32.to_le_bytes().to_vec()].into_iter().chain(entries).flatten().collect();
         match Object::Open(directory.as_fd()).set_xattr(DEFAULT_ACL, &acl) {
-            // The file system has no ACLs, or none of this length.
+            // The file system does not support ACLs, or none of this length.
             Err(Errno::OPNOTSUPP | Errno::NOSPC) => return,
             done => done.expect("set"),
         }

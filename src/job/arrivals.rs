@@ -281,9 +281,10 @@ impl Job {
         Ok(())
     }
 
-    /// Returns `update`, or the signal to this process that caused it. A closed terminal, Ctrl-\ or a job manager
-    /// signals a whole process group. A launcher in that group may end, and be reported as lost, before this process
-    /// has passed its own signal on.
+    /// Returns `update`, unless it reports the loss of a host and a signal to this process is the cause. Then the
+    /// signal is returned, and `update` stays queued. A closed terminal, Ctrl-\ or a job manager signals a whole
+    /// process group: a launcher in that group may end, and its host be reported as lost, before this process has
+    /// passed its own signal on.
     pub(super) fn after_signals(&mut self, update: Update) -> Update {
         if !matches!(update, Update::Gone(..)) || self.signals.is_none() || self.is_signalled {
             return update;

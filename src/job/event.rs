@@ -51,7 +51,7 @@ pub enum Event<'a> {
     Notice(Notice<'a>),
     /// rdcp: an entry that is not copied in full, while others are. rdpipe: one of several hosts that failed.
     Failed(Failed<'a>),
-    /// rdcp: sources of one host have been copied. To several hosts: the numbers of the host with the most.
+    /// rdcp: one host's sources were copied. To several hosts, each number is the largest; `failed` counts all hosts.
     Copied(Copied),
     /// rdcp to several hosts: the name by which rdcp --join adds a host.
     Job(Job),

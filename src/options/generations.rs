@@ -34,7 +34,7 @@ pub struct Generations {
     #[arg(long, requires = "sync", conflicts_with = "in_place")]
     #[n(2)]
     pub find_moves: bool,
-    /// What this session is of the whole; the caller adds it.
+    /// Place of this session within the whole copy; set by the caller.
     #[arg(skip)]
     #[n(3)]
     pub session: Session,

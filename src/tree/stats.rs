@@ -136,7 +136,8 @@ pub struct TreeFigures {
     /// Number of files that existed under other names: `--find-moves`.
     #[n(4)]
     pub moved: u64,
-    /// Size of all files that the sender met, including files of which nothing was sent.
+    /// Total size of all regular files and symbolic links that the sender met, including those of which nothing was
+    /// sent. The size of a symbolic link is the length of its target.
     #[n(5)]
     pub size_bytes: u64,
     /// Number of entries that this end could not read or write.

@@ -1,8 +1,8 @@
-//! One tree to several hosts: a chain of them, which the source feeds once.
+//! Copies one tree to several hosts, through a chain of hosts that the source feeds once.
 //!
-//! What each host does with the stream is its node's part (`agent::broadcast`); who sends to whom, and what becomes of
-//! that when hosts fail, is decided by [`Chain`]. Here hosts are started and asked, hops are begun and ended as the chain
-//! says, and what comes of every host is put together.
+//! On each host, a node handles the stream (`agent::broadcast`). [`Chain`] decides which host sends to which, and what
+//! happens when hosts fail. This module starts the hosts and asks them about their destinations, begins and ends hops
+//! as the chain decides, and puts the results of all hosts together.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStringExt;
@@ -39,53 +39,53 @@ use chain::{Action, Chain, CopyEnd, Node, SOURCE, Tree, Why};
 use joining::Placing;
 use links::Links;
 
-/// Bytes of the stream that each node keeps.
+/// Number of bytes of the stream that each node keeps.
 const SPOOL_BYTES: u64 = 32 << 20;
 
-/// What is said when a host is lost for good.
+/// End of the message that reports a host as lost for good.
 const OTHERS_GO_ON: &str = "the others go on without it";
 
-/// How often the chain looks at the time.
+/// How often the chain checks the time.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long nodes may take to end after a signal.
+/// How long to wait for nodes to end after a signal.
 const STOP_MAX: Duration = Duration::from_millis(2500);
 
-/// One host that is to get the tree.
+/// A host that is to get the tree.
 struct Target {
     spec: Spec,
     host: Option<usize>,
     placing: Option<Placing>,
     placed: Option<Placed>,
     state: BroadcastState,
-    /// What its node came to, or an ordinary copy to it.
+    /// Report of the host's node, or of an ordinary copy to the host.
     report: Option<Report>,
-    /// Entries that were not sent to it, by who gave it a copy.
+    /// Number of entries that the sender of an ordinary copy to this host could not send.
     unsent: u64,
     failure: Option<Failure>,
-    /// It is given its tree by this host.
+    /// Host from which the tree is copied to this host by an ordinary copy.
     from: Option<usize>,
-    /// Why it is not in the chain.
+    /// Why the host is no longer in the chain.
     why: Option<Why>,
-    /// Why it and another host did not meet.
+    /// Why this host and another could not connect.
     unmet: Option<String>,
     done_after: Option<Duration>,
-    /// Who has asked for it, and is told what becomes of it.
+    /// Command that requested this host, and is told the outcome.
     joiner: Option<Joiner>,
-    /// It failed, and was added again.
+    /// Whether the host was added again, as another target, after this one failed.
     is_replaced: bool,
 }
 
-/// A broadcast that is being made.
+/// State of a broadcast.
 struct Run {
     targets: Vec<Target>,
-    /// The targets of nodes 1 and above.
+    /// Targets of nodes 1 and above.
     nodes: Vec<usize>,
     chain: Chain,
     has_begun: bool,
-    /// When those that have asked for a host were told last how it is.
+    /// When the commands that requested hosts were last told the state of these hosts.
     told_joiners: Instant,
-    /// How long the quickest host took from its start until its destination was known.
+    /// Shortest time that any host took from its start until its destination was known.
     quickest: Option<Duration>,
     source: usize,
     found: Vec<(usize, Found)>,
@@ -95,10 +95,11 @@ struct Run {
     source_report: Option<Report>,
     source_failure: Option<Failure>,
     proof: Option<BroadcastProof>,
-    /// Hops of the chain, and of ordinary copies.
+    /// Hops of the chain.
     links: Links,
+    /// Hops of ordinary copies, with the sending and the receiving node.
     copies: HashMap<usize, (Node, Node)>,
-    /// What hosts have said to keep of a tree that they have given up, in bytes.
+    /// Bytes that each host has reported to keep of a tree that was given up.
     kept: HashMap<usize, u64>,
 }
 
@@ -107,7 +108,7 @@ impl Copy<'_> {
     ///
     /// # Errors
     ///
-    /// Why nothing was begun. What happens later is in what is returned.
+    /// Fails if no copy could be begun. Exit code 128+n for a signal. Failures of single hosts are in the result.
     pub(super) fn broadcast(&mut self) -> Result<Ended, Failure> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let source = sources[0];
@@ -162,8 +163,9 @@ impl Copy<'_> {
         ended.map(|()| self.came_to_broadcast(run))
     }
 
-    /// Starts a host. One that cannot be started fails alone. `is_again`: it failed, and was added again. Its agent may still
-    /// be there, and pass the stream on: this one is another host to the job.
+    /// Starts a host. A host that cannot be started fails alone. `is_again`: whether the host has failed and is being
+    /// added again. Its old agent may still be running and passing the stream on, so the job treats the new agent as
+    /// another host.
     fn start(&mut self, spec: &Spec, source: usize, is_again: bool) -> Target {
         let host = if is_again { self.job.host_anew(spec.host()) } else { self.host_of(spec) };
         let (host, failure) = match host {
@@ -230,7 +232,8 @@ impl Copy<'_> {
         }
     }
 
-    /// Takes the updates that are there, so that the time that passes meanwhile is not taken for that of hosts.
+    /// Handles all pending updates before time limits are checked, so that the time this takes does not count as
+    /// silence of hosts.
     fn take_updates(&mut self, run: &mut Run) -> Result<(), Failure> {
         let mut round = Round::within(TICK);
         while let Some(update) = self.job.next_in(&mut round) {
@@ -285,7 +288,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Copies the tree from a node that has it.
+    /// Begins an ordinary copy of the tree from a node that has it to another node.
     fn copy_node(&mut self, run: &mut Run, from: Node, to: Node) {
         let mut settings = run.settings.clone();
         settings.compares = settings.may_compare();
@@ -349,7 +352,7 @@ impl Copy<'_> {
         self.say(&format!("{reason}; {then}"));
     }
 
-    /// Does what follows from what was heard.
+    /// Handles an update.
     fn take(&mut self, run: &mut Run, update: Update) -> Result<(), Failure> {
         if let Update::End(hop, side, Message::Progress { bytes, waits, .. }) = &update
             && !run.links.is_probe(*hop)
@@ -373,7 +376,7 @@ impl Copy<'_> {
             Update::End(..) | Update::Agreed => {}
             Update::Say(line) => self.say(&line),
             Update::Ended(hop, side) => {
-                // The other end may not have noticed.
+                // The other end may not have noticed the failure.
                 let has_failed = self.job.hops[hop].report(side).is_some_and(|report| report.fault.is_some());
                 if has_failed && !self.job.hops[hop].is_stopping {
                     self.job.stop(hop, libc::SIGTERM as u8);
@@ -392,7 +395,7 @@ impl Copy<'_> {
                     return Err(failure);
                 }
                 if let Some(node) = run.node_of(host) {
-                    // One that is done has been proven, and is not needed any more.
+                    // If the node is done, its tree has been proven, and the host is no longer needed.
                     if node != SOURCE && run.chain.tree(node) != Tree::Done {
                         run.target_mut(node).failure.get_or_insert(failure);
                     }
@@ -413,7 +416,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// What a node says.
+    /// Handles a message from a node.
     fn hear_node(&mut self, run: &mut Run, host: usize, message: Message) {
         let Some(node) = run.node_of(host) else { return };
         let now = run.began.elapsed();
@@ -448,7 +451,7 @@ impl Copy<'_> {
                 let target = run.target_mut(node);
                 match failure {
                     None => target.done_after = Some(now),
-                    // One that is behind gets its copy later.
+                    // A node that is behind gets its copy later.
                     Some(failure) if is_failed => drop(target.failure.get_or_insert(failure)),
                     Some(_) => {}
                 }
@@ -463,7 +466,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Tells the chain of hops that are over, and of those that have met.
+    /// Reports hops that have met, and hops that are over, to the chain.
     fn settle_hops(&mut self, run: &mut Run) {
         run.links.settle(&self.job, &mut run.chain, run.began.elapsed());
         let copies: Vec<usize> = run.copies.keys().copied().filter(|&hop| links::is_over(&self.job, hop)).collect();
@@ -476,7 +479,7 @@ impl Copy<'_> {
     fn end_copy(&mut self, run: &mut Run, hop: usize, from: Node, to: Node) {
         let now = run.began.elapsed();
         let fault = self.job.hops[hop].first_fault();
-        // By us, as its ends did not meet: that is not why the host has failed.
+        // If this command stopped the hop because its ends did not meet, the signal is not the reason for the failure.
         let is_stopped = self.job.hops[hop].is_stopping && fault.is_some_and(|(_, fault)| fault.exit > 128);
         let fault = fault.map(|(host, fault)| (host, self.failure(host, fault)));
         let received = self.job.hops[hop].report(Side::To).cloned();
@@ -518,7 +521,8 @@ impl Copy<'_> {
         run.chain.copy_over(from, to, end);
     }
 
-    /// Has all nodes and copies end, and waits a while until they have. Returns the bytes that are kept at all hosts.
+    /// Ends all nodes and copies, and waits for a limited time until they have ended. Returns the number of bytes that
+    /// are kept on all hosts together.
     fn stop_nodes(&mut self, run: &Run, number: u8) -> u64 {
         for hop in run.links.hops().chain(run.copies.keys().copied()) {
             self.job.stop(hop, number);
@@ -531,7 +535,7 @@ impl Copy<'_> {
         let open = (1..=run.nodes.len()).filter(|node| is_chain && is_open(node));
         let mut left: HashSet<usize> = open.map(|node| run.host(node)).collect();
         let (mut kept, deadline) = (run.kept.clone(), Instant::now() + STOP_MAX);
-        // One that talks on and does not end is waited for no longer than one that is silent.
+        // A host that keeps sending messages without ending is waited for no longer than a silent host.
         while Instant::now() < deadline && (!left.is_empty() || run.copies.keys().any(|&hop| self.job.is_heard(hop))) {
             match self.job.next(deadline) {
                 Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _)) => {
@@ -548,12 +552,12 @@ impl Copy<'_> {
                 None => break,
             }
         }
-        // One that has had to begin anew may have it all by now.
+        // A host that had to begin anew may have the whole tree by now.
         let lacks = |host: &usize| run.node_of(*host).is_some_and(|node| run.target(node).done_after.is_none());
         kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum()
     }
 
-    /// Says what an interrupted copy has come to, and how it goes on.
+    /// Tells the user how far an interrupted copy has come, and how to resume it.
     fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
         let all = run.targets.iter().filter(|target| !target.is_replaced);
         let (done, all) = (all.clone().filter(|target| target.done_after.is_some()).count(), all.count());
@@ -570,7 +574,7 @@ impl Copy<'_> {
         self.observer.show_hosts(&shown, run.source_state.received, run.source_state.has_all, run.began.elapsed());
     }
 
-    /// What it all came to.
+    /// Reports the outcome for each host, and returns the outcome of the whole broadcast.
     fn came_to_broadcast(&mut self, run: Run) -> Ended {
         let Run { targets, began, source, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
@@ -599,7 +603,7 @@ impl Copy<'_> {
                 hosts.push(HostEnded { spec, failure: Some(failure) });
                 continue;
             }
-            // The same ones for all.
+            // The same entries are missing on all hosts, so they count once.
             unsent = unsent.max(not_sent);
             if let Some(report) = report {
                 unsent = unsent.max(report.tree.failed_there);
@@ -634,7 +638,7 @@ impl Copy<'_> {
         let count = hosts.len();
         let unmade = self.failed.saturating_add(self.left_out);
         if failed_hosts < count && tree.amount.entries > 0 {
-            // With --sync each host has had a copy of its own.
+            // With --sync, each host got an ordinary copy, and its sender reports the size.
             let sent = self.job.hops.iter().filter_map(|hop| hop.report(Side::From)).map(|sent| sent.tree.size_bytes);
             tree.size_bytes = sent.max().unwrap_or(0).max(of_source.tree.size_bytes);
             tree.kept_bytes = of_source.tree.kept_bytes;
@@ -662,7 +666,7 @@ impl Copy<'_> {
         Ended { figures, failure, copied, hosts }
     }
 
-    /// What all hops went by. What the source had to wait for is what its own hops did.
+    /// Returns the media and lanes of all hops. All other figures are those of the hops from the source.
     fn figures_of_hops(&self, source: usize) -> Figures {
         let (mut all, mut is_clear) = (Figures::default(), false);
         for hop in &self.job.hops {
@@ -677,7 +681,8 @@ impl Copy<'_> {
         all
     }
 
-    /// As with rsync: the root is what is in SRC/.
+    /// Whether the root of the copy is the contents of this source instead of the source itself, as with rsync's
+    /// `SRC/`.
     pub(super) fn is_root(&self, found: &Found) -> bool {
         found.kind == Kind::Directory && (found.path.ends_with(b"/") || found.name.is_empty() || self.plan.exact)
     }
@@ -692,7 +697,7 @@ impl Run {
         &mut self.targets[self.nodes[node - 1]]
     }
 
-    /// The number of a node's host.
+    /// Returns the number of a node's host.
     fn host(&self, node: Node) -> usize {
         match node {
             SOURCE => self.source,
@@ -720,14 +725,14 @@ impl Run {
         HostShown {
             host: crate::fault::escaped(target.spec.host()),
             standing,
-            // Of one that gets a copy, what that has come to.
+            // For a host that gets an ordinary copy, this is the progress of that copy.
             received: target.state.tree.as_ref().map_or(0, |tree| tree.done.bytes).max(target.state.received),
             written: target.state.written,
             before: node.and_then(|node| self.before(node, target)),
         }
     }
 
-    /// The number of the target that a node gets the stream from, or its copy.
+    /// Returns the index of the target that sends a node the stream, or its copy.
     fn before(&self, node: Node, target: &Target) -> Option<usize> {
         if let Some(from) = target.from {
             return self.targets.iter().position(|target| target.host == Some(from));
@@ -736,7 +741,8 @@ impl Run {
     }
 }
 
-/// What became of a host that has not said so itself. `has_any`: another has it all, and could have given it.
+/// Returns why a host failed that has not reported the reason itself. `has_any`: whether another host has the whole
+/// tree and could have given it.
 fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
     match (why, has_any) {
         (Some(Why::DiskStill), _) => "its disk has written nothing for too long",

@@ -1,17 +1,18 @@
-//! The agent for a host that has none: one from the host's own cache, or the caller's, which is sent there.
+//! Provides an agent on a host that has none installed: one from the host's cache, or the caller's own, which is sent
+//! there.
 //!
-//! One command does all of it in one connection, so that a password is asked for once. It runs the agent that is
-//! installed. Where there is none it asks the caller, with a line that begins with [`MARK`], for the hash of the right one,
-//! and runs the cached one if it has that. Else it asks for the program itself, checks and keeps it, and runs it. What it
-//! cannot do it says in such a line as well.
+//! One command does everything in one connection, so that a password is asked for once. The command runs the installed
+//! agent. If there is none, the command asks the caller for the hash of the right agent, with a line that begins with
+//! [`MARK`], and runs the cached agent if its hash matches. Otherwise the command asks for the program itself, checks
+//! the program, keeps it in the cache, and runs it. If a step fails, the command says so in such a line as well.
 //!
-//! # Who can change what is run
+//! # Who can change the program that is run
 //!
-//! Only the user that the launcher logs in as, and root there. The cache is a directory of that user's with mode 0700 and
-//! no symbolic link. The shell enters it and looks at `.` before it trusts anything in it, and from then on names files
-//! by one name relative to it: exchanging a parent directory, or what lies between a check and its use, gains nobody
-//! anything. A program is under its final name only after its hash was found right, and the hash is found again before
-//! each start.
+//! Only the user that the launcher logs in as, and root on that host. The cache is a directory that belongs to that
+//! user, has mode 0700 and is not a symbolic link. The shell enters the cache and checks `.` before it trusts any file
+//! there. From then on the shell names each file by a single name relative to that directory. An attacker therefore
+//! gains nothing by exchanging a parent directory, or by exchanging anything between a check and its use. A program
+//! gets its final name only after its hash was found right, and the hash is checked again before each start.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -27,44 +28,44 @@ use crate::control::frames::{Hello, MAGIC, NOISE_BYTES_MAX};
 use crate::control::launch::AGENT;
 use crate::fault::{Exit, Failure, errno_of, escaped, os};
 
-/// What the script's lines begin with, among what a login script may print.
+/// Beginning of each line from the script, to tell these from lines that a login script may print.
 const MARK: &str = "rdma-pipe-bootstrap ";
 
-/// Bytes that are handed to the launcher at a time: each is a sign that the host takes them.
+/// Number of bytes that are written to the launcher at a time. Each piece that is taken shows that the host is alive.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// An upload that takes longer than this is announced.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Characters of a reason that the host gives, at most.
+/// Maximum number of characters shown of a reason that the host gives.
 const REASON_CHARS_MAX: usize = 300;
 
-/// What to do where the agent cannot be brought to a host.
+/// Advice for the user if the agent cannot be copied to a host.
 const CURE: &str = "install rdma-pipe there, or name an agent elsewhere with --agent";
 
 /// The agent that is to run on other hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentChoice {
-    /// The command that wants it, for what it prints.
+    /// Name of the command that needs the agent, for messages.
     pub(crate) command: &'static str,
     pub(crate) program: OsString,
     pub(crate) otherwise: Otherwise,
-    /// Told that it has been sent to a host, unless nothing is to be said.
+    /// Prints a remark, such as that the agent was copied to a host. `None` if nothing is to be printed.
     pub(crate) remark: Option<fn(&str)>,
 }
 
-/// What is done on a host that does not have it.
+/// What to do if a host does not have the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Otherwise {
     Fail,
-    /// An agent that was sent earlier is run. Nothing is changed there.
+    /// Run an agent that was sent earlier. Nothing is changed on the host.
     Cached,
-    /// That, or the caller's own is sent.
+    /// Run an agent that was sent earlier, or else send the caller's own.
     Send,
 }
 
 impl AgentChoice {
-    /// The host has no agent. `because`: what was said about that.
+    /// Returns the failure for a host that has no agent. `because`: the reason, if any, as the end of a sentence.
     pub(super) fn missing(&self, label: &str, because: &str) -> Failure {
         let program = escaped(&self.program);
         let line = match self.otherwise {
@@ -85,29 +86,29 @@ impl AgentChoice {
     }
 }
 
-/// The agent beside this program.
+/// The caller's own agent: the program next to this one.
 pub(super) struct Own {
     bytes: Vec<u8>,
-    /// Its SHA-256, in hexadecimal digits. sha256sum is on every host, BLAKE3 is not.
+    /// SHA-256 of the agent in hexadecimal digits. Every host has sha256sum, but not BLAKE3.
     hash: String,
 }
 
-/// A version of a C library.
+/// Major and minor version of a C library.
 type Version = (u32, u32);
 
 impl Own {
-    /// Begins to read it, while the first login goes on.
+    /// Begins to read the agent in the background, during the first login.
     pub(super) fn prepare() {
         static PREPARED: std::sync::Once = std::sync::Once::new();
-        // Without a thread it is read when it is asked for.
+        // If no thread can be started, the agent is read when a host asks for it.
         PREPARED.call_once(|| drop(std::thread::Builder::new().name("own agent".to_owned()).spawn(Self::read)));
     }
 
-    /// Reads it, once for all hosts.
+    /// Reads the agent, once for all hosts.
     ///
     /// # Errors
     ///
-    /// A sentence with its path.
+    /// Why the agent cannot be read, with its path.
     pub(super) fn read() -> Result<&'static Self, &'static str> {
         static OWN: OnceLock<Result<Own, String>> = OnceLock::new();
         let read = || {
@@ -129,7 +130,8 @@ fn hash(bytes: &[u8]) -> String {
     })
 }
 
-/// The newest version of glibc whose symbols a program asks for: their names are among its strings.
+/// Returns the newest glibc version whose symbols a program needs. The names of these versions are among the program's
+/// strings.
 fn glibc_needed(program: &[u8]) -> Option<Version> {
     const NAME: &[u8] = b"GLIBC_";
     let starts = program.windows(NAME.len()).enumerate().filter(|(_, window)| *window == NAME);
@@ -141,15 +143,15 @@ fn glibc_needed(program: &[u8]) -> Option<Version> {
     versions.max()
 }
 
-/// Reads `2.36`, or `2.2.5`.
+/// Parses the major and minor version from `2.36` or `2.2.5`.
 fn version(text: &str) -> Option<Version> {
     let mut numbers = text.split('.').map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// A command that finds an agent, and what it may ask for.
+/// The command that finds or installs an agent on a host, and the data that this command may ask for.
 pub(super) struct Request {
-    /// Reads what is sent, when it is asked for: its hash takes some milliseconds.
+    /// Reads the agent when the host asks for it, and not before, because computing its hash takes some milliseconds.
     own: fn() -> Result<&'static Own, &'static str>,
     choice: AgentChoice,
     label: String,
@@ -160,15 +162,16 @@ impl Request {
         Self { own: Own::read, choice: choice.clone(), label: escaped(host) }
     }
 
-    /// The command. Nothing in it varies from one host or program to another. `past_installed`: the agent that is installed
-    /// is not wanted.
+    /// Returns the command, which is the same for all hosts and programs. `past_installed`: whether the installed agent
+    /// must not be used.
     ///
-    /// Any login shell hands it to `sh` as it is: it is one line, and has none of what is special within single quotes in
-    /// some shell: `'`, `\` (fish), `!` (csh).
+    /// Any login shell passes the script to `sh` unchanged, because the script is one line without the characters that
+    /// some shell treats as special within single quotes: `'`, `\` (fish), `!` (csh).
     pub(super) fn script(&self, past_installed: bool) -> OsString {
         let installed = if past_installed { "" } else { "command -v $a >/dev/null 2>&1 && exec $a; " };
-        // $h, $n, $k: the program's hash, its length, and the kind of system that it is for; several kinds may share a
-        // home. Where the cache is as it should be the script ends with this part, by `exec`.
+        // $h, $n, $k: the program's hash, its length, and the kind of system that the program is for, because systems
+        // of several kinds may share a home directory. If the cache has the right agent, this part ends the script by
+        // `exec`.
         let cached = format!(
             "a={AGENT}; t=; \
              no() {{ trap \"\" HUP INT TERM PIPE; [ \"$t\" ] && rm -f $t; echo \"{MARK}no $*\" 2>/dev/null; exit 127; }}; \
@@ -191,9 +194,10 @@ impl Request {
         if self.choice.otherwise != Otherwise::Send {
             return format!("sh -c '{cached}no none'").into();
         }
-        // An empty script shows whether programs can be run there before one is sent. Of an upload that is cut off, by
-        // which time there is no shell to remove anything, the next one removes what is left. Agents of other releases go that
-        // nobody has used for two days: one that was, another caller may be about to start.
+        // Before the upload, an empty script is run to find out whether programs can be run in the cache. If an upload
+        // is cut off and no shell is left to remove its file, a later upload removes it. Agents of other releases are
+        // removed only if they have not been used for two days, because another caller may be about to start one in
+        // use.
         let sent = format!(
             "command -v sha256sum >/dev/null 2>&1 || no sum; \
              find . -name \".new.*\" -mmin +60 -exec rm -f {{}} + 2>/dev/null; \
@@ -215,12 +219,13 @@ impl Request {
         format!("sh -c '{cached}{sent}'").into()
     }
 
-    /// Gives the host what it asks for, until the agent begins to speak. `heard` is when it last took or said something, `noise` the
-    /// last line of what others have said before the agent: a shell that refuses the login says so there.
+    /// Answers the host's requests until the agent begins to speak. `heard` is when the host last took or sent data.
+    /// `noise` is set to the last line that another program has printed before the agent, such as a shell that refuses
+    /// the login.
     ///
     /// # Errors
     ///
-    /// Why there is no agent. The inner one: the launcher has ended, or what answers is no agent.
+    /// Why the host has no agent. The inner error: the launcher has ended, or the program that answers is not an agent.
     pub(super) fn serve(
         &self,
         stdout: &mut impl BufRead,
@@ -231,7 +236,7 @@ impl Request {
         let mut lines = stdout.take((NOISE_BYTES_MAX + MAGIC.len()) as u64);
         loop {
             let mut line = Vec::new();
-            // A line ends where the magic does.
+            // The magic ends with a line feed, so it is at the end of a line.
             let end = match lines.read_until(b'\n', &mut line) {
                 Ok(_) if line.ends_with(MAGIC) => return Ok(Ok(())),
                 Ok(_) if line.ends_with(b"\n") => None,
@@ -253,7 +258,7 @@ impl Request {
                 "ask" => {
                     let own = self.own()?;
                     let Hello { system, machine, .. } = Hello::ours();
-                    // A host that is gone says no more, which is noticed next.
+                    // If the host is gone, the next read fails.
                     let _ =
                         stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes.len()).as_bytes());
                 }
@@ -269,7 +274,7 @@ impl Request {
         (self.own)().map_err(|reason| self.choice.missing(&self.label, &format!(": {reason}")))
     }
 
-    /// Prints a line about the upload: `done` is the verb, `added` the end of the line.
+    /// Prints a line about the upload. `done` is the verb, and `added` is the end of the line.
     fn remark(&self, done: &str, added: &str) -> Result<(), Failure> {
         let Some(remark) = self.choice.remark else { return Ok(()) };
         let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));
@@ -277,7 +282,7 @@ impl Request {
         Ok(())
     }
 
-    /// Sends the program to a host that fits it. Whether it came through is in what the host says next.
+    /// Sends the program, if it can run on the host. The host's next line tells whether the program has arrived.
     fn send(&self, host: &str, stdin: &mut File, heard: &Mutex<Instant>) -> Result<(), Failure> {
         let bytes = &self.own()?.bytes;
         if let Some(reason) = misfit(host, &Hello::ours(), glibc_needed(bytes)) {
@@ -297,7 +302,7 @@ impl Request {
         Ok(())
     }
 
-    /// The host gives a reason.
+    /// Returns the failure for a reason that the host gives.
     fn refused(&self, answer: &str) -> Failure {
         let (code, about) = answer.split_once(' ').unwrap_or((answer, ""));
         let about: String = about.chars().take(REASON_CHARS_MAX).collect();
@@ -324,7 +329,8 @@ impl Request {
     }
 }
 
-/// Why a program of this host's kind would not run on a host, which is described as `SYSTEM MACHINE LIBRARY VERSION`.
+/// Returns why a program for this host's kind of system would not run on another host, described by `host` as `SYSTEM
+/// MACHINE LIBRARY VERSION`. `None` if the program would run.
 fn misfit(host: &str, ours: &Hello, glibc: Option<Version>) -> Option<String> {
     let mut words = host.split(' ');
     let (system, machine) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -335,7 +341,7 @@ fn misfit(host: &str, ours: &Hello, glibc: Option<Version>) -> Option<String> {
             ours.system, ours.machine
         ));
     }
-    // A program that is linked statically asks for none.
+    // A statically linked program needs no glibc.
     let needed = glibc?;
     let found = words.nth(1).and_then(version);
     let found = match found {
@@ -349,7 +355,7 @@ fn misfit(host: &str, ours: &Hello, glibc: Option<Version>) -> Option<String> {
     ))
 }
 
-/// "5 MB".
+/// Formats a size as `5 MB`.
 fn megabytes(bytes: usize) -> String {
     format!("{} MB", (bytes + 500_000) / 1_000_000)
 }
@@ -417,7 +423,7 @@ mod tests {
         }
     }
 
-    /// What is sent to a host that says this, and what comes of it.
+    /// Serves a host that sends `said`. Returns the number of bytes sent to the host, and the outcome.
     fn served(mut said: &[u8]) -> (usize, Result<Result<(), ChannelError>, Failure>) {
         let (mut read, write) = std::io::pipe().expect("a pipe");
         let taken = std::thread::spawn(move || read.read_to_end(&mut Vec::new()).expect("a pipe"));

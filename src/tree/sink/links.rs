@@ -1,4 +1,4 @@
-//! Further names of entries that have come.
+//! Makes further names (hard links) of entries that have come.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
-/// Why a further name counts as failed: it stays as it is, and the sender would remove its own.
+/// Why a further name counts as failed: the newer file here stays, and the sender would remove the name at the source.
 const IS_NEWER: &str = "is newer, and stays; the source has another name of a file there, which must not be removed";
 
 impl TreeSink {
@@ -96,7 +96,7 @@ fn end_of_root(path: &[u8]) -> usize {
     path.iter().position(|&byte| byte == b'/').unwrap_or(path.len())
 }
 
-/// Gives a whole file, open as `fd`, another name. An older entry of that name is replaced in one step.
+/// Gives a complete file, open as `fd`, another name. An existing entry of that name is replaced atomically.
 pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
     match link_new(shared, fd, directory, name) {
         Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
@@ -123,12 +123,12 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     Ok(())
 }
 
-/// FUSE, CIFS and SMB 2 (statfs(2)): each name of a file may have an inode number of its own.
+/// Magic numbers of FUSE, CIFS and SMB 2 (statfs(2)), where each name of a file may have an inode number of its own.
 const NUMBER_NAMES: [u32; 3] = [0x6573_5546, 0xff53_4d42, 0xfe53_4d42];
 
-/// Whether the entry beside is the file that was linked, and not an entry that another user with write access to the
-/// directory has put in its place. If inode numbers do not tell, the owner does, together with all other metadata: no
-/// other user can make a file with this owner.
+/// Whether the temporary entry `beside` is the file that was linked, and not an entry that another user with write
+/// access to the directory has put in its place. On file systems where inode numbers may differ, the owner and all
+/// other metadata must be the same: no other user can make a file with this owner.
 fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool {
     let other = |stat: &Stat| {
         let modified = (stat.st_mtime, stat.st_mtime_nsec);
@@ -137,8 +137,8 @@ fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool
     identity(first) == identity(beside) || other(first) == other(beside) && NUMBER_NAMES.contains(&kind())
 }
 
-/// Like [`link`], unless the name already belongs to the file, or must be left alone. Returns true if the name stays as
-/// it is. `first` is the path of the file, as it is reported.
+/// Same as [`link`], unless the name already belongs to the file, or must be left alone. Returns true if the name was
+/// left as it is. `first` is the path of the file, as reported to the caller.
 pub(super) fn link_again(
     shared: &Shared,
     fd: BorrowedFd<'_>,
@@ -153,12 +153,12 @@ pub(super) fn link_again(
             Err(Errno::NOENT) if shared.options.existing => return Ok(true),
             Ok(_) if shared.options.ignore_existing => return Ok(true),
             Ok(old) if identity(&old) == identity(&fstat(fd)?) => {
-                // Whether or not the file was moved, it is to have both names.
+                // The file is to have both names, whether or not it was moved.
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(true);
             }
             Ok(old) if is_left_as_newer(&shared.options, &old, &Planned::of(&fstat(fd)?)) => {
-                // The sender is asked to keep a file that is left here only if it has listed that file.
+                // The sender is asked to keep a file that is left here only if the sender has listed that file.
                 let removes = shared.options.remove_source_files;
                 return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };
             }
@@ -173,8 +173,8 @@ pub(super) fn link_again(
     Ok(false)
 }
 
-/// Whether `--update` keeps the entry that `old` describes, because it is newer than the file whose further name it is
-/// to become.
+/// Whether `--update` keeps the entry that `old` describes, because that entry is newer than the file that is to get
+/// its name.
 pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, first: &Planned) -> bool {
     let are_files = first.kind == FileKind::Regular && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
     options.update && are_files && is_newer(options, old, first.modified)
@@ -184,7 +184,7 @@ pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, first: &Planne
 fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
     if shared.can_link_nameless.load(Relaxed) {
         match linkat(fd, "", &directory.fd, name, AtFlags::EMPTY_PATH) {
-            // The kernel's answer if the caller is not allowed to do this: before 6.10, anyone but root.
+            // The kernel's answer to a caller that is not allowed to do this: before Linux 6.10, any user except root.
             Err(Errno::NOENT) => {}
             done => return done,
         }

@@ -1,7 +1,8 @@
-//! Hosts that come to a broadcast: each is asked about its destination when it arrives, and nobody waits for one that is late.
+//! Hosts that join a broadcast. Each host is asked about its destination when it arrives. Late hosts do not hold up the
+//! others.
 //!
-//! The chain is made of those that are there when it begins. Any other joins when it is there, and gets an ordinary copy from
-//! one that is done.
+//! The chain consists of the hosts that have arrived when it begins. Any other host joins when it arrives, and gets an
+//! ordinary copy from a host that is done.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -20,26 +21,28 @@ use crate::job::plan::Spec;
 use crate::job::progress::{HostStanding, size_words};
 use crate::job::targets::{HOSTS_MAX, is_list};
 
-/// A host that was started so long ago, and twice as long as the quickest took, is not waited for. That is what a login
-/// takes with a slow name server or a home on a busy network disk; hosts alike differ by less than half.
+/// How long after its start a host is no longer waited for; twice the time of the quickest host, if that is longer. A
+/// login takes this long with a slow name server or a home directory on a busy network disk. The times of similar hosts
+/// differ by less than half.
 const LATE_AFTER: Duration = Duration::from_secs(5);
 
-/// How long one that says nothing is waited for when all others are done.
+/// How long to wait for a silent host when all others are done.
 const LATE_MAX: Duration = Duration::from_secs(30);
 
-/// What a host is being asked about its destination.
+/// A question to a host about its destination. The host has not answered yet.
 pub(super) struct Placing {
-    /// It is asked about the sources before this one.
+    /// Index of the first source that the host has not been asked about.
     until: usize,
+    /// When the answer must have arrived.
     due: Instant,
-    /// What it has said of those before.
+    /// The host's answer to the earlier questions.
     placed: Option<Placed>,
 }
 
 impl Copy<'_> {
-    /// Whether a chain can be begun, of those that are there.
+    /// Whether a chain can be begun with the hosts that have arrived.
     pub(super) fn may_begin(&self, run: &Run) -> bool {
-        // With --sync there is no chain that they could be late for.
+        // With --sync there is no chain, so hosts cannot be late for it.
         let is_chain = !self.plan.tree.sync || self.plan.dry_run;
         let mut missing = run.targets.iter().filter(|target| target.is_open()).peekable();
         if !is_chain || missing.peek().is_none() {
@@ -49,14 +52,14 @@ impl Copy<'_> {
         let late_after = LATE_AFTER.max(quickest.saturating_mul(2));
         let is_any_there = run.targets.iter().any(|target| target.placed.is_some());
         let has_late_login = |host: usize| self.job.started_ago(host).is_some_and(|ago| ago >= late_after);
-        // A password may take as long as it takes.
+        // The user may take any time to enter a password.
         !self.plan.dry_run
             && is_any_there
             && !self.job.is_any_asking()
             && missing.all(|target| target.host.is_none_or(has_late_login))
     }
 
-    /// Says whom all wait for, once nothing has been heard of some for long.
+    /// Tells the user which hosts are waited for, if some have been silent for long. Returns whether it did.
     pub(super) fn say_late(&mut self, run: &Run) -> bool {
         let open = run.targets.iter().filter(|target| target.is_open());
         let late = self.job.not_answered(open.filter_map(|target| target.host));
@@ -66,7 +69,7 @@ impl Copy<'_> {
         late.is_some()
     }
 
-    /// Begins with those that are there.
+    /// Begins the chain with the hosts that have arrived.
     pub(super) fn begin_chain(&mut self, run: &mut Run) {
         run.began = Instant::now();
         run.has_begun = true;
@@ -79,11 +82,11 @@ impl Copy<'_> {
         let (nodes, late) = (there(true), there(false));
         let placed = nodes.iter().filter_map(|&at| Some((at, run.targets[at].placed.as_ref()?)));
         let nodes = neighbours::in_order(placed);
-        // With --sync each host is compared with the source, and gets what it lacks.
+        // With --sync, each host is compared with the source, and gets the data that it lacks.
         if self.plan.tree.sync {
             run.chain = Chain::of_copies(nodes.len() + late.len(), Duration::ZERO);
             nodes.into_iter().for_each(|at| self.join(run, at));
-            // Nobody may be left.
+            // Lets the chain notice that it is over if no host is left.
             run.chain.expect(0);
             return;
         }
@@ -109,7 +112,8 @@ impl Copy<'_> {
         }
     }
 
-    /// Asks about the sources from this one on. `placed`: what was said of those before.
+    /// Asks a host about its destination for the sources from index `from` on. `placed`: the host's answer about the
+    /// sources before.
     fn ask_placing(&mut self, run: &mut Run, at: usize, from: usize, placed: Option<Placed>) {
         let Some(host) = run.targets[at].host else { return };
         let some = &run.found[from..][..batch(&run.found[from..])];
@@ -124,7 +128,7 @@ impl Copy<'_> {
         }
     }
 
-    /// What a host answers about its destination.
+    /// Handles a host's answer about its destination.
     pub(super) fn hear_placing(&mut self, run: &mut Run, at: usize, answer: Message) {
         let target = &mut run.targets[at];
         let (Some(host), Some(Placing { until, placed, .. })) = (target.host, target.placing.take()) else { return };
@@ -133,7 +137,7 @@ impl Copy<'_> {
             |fault: &Fault| is_same_file(fault) && run.found.len() == 1 && self.job.is_one_kernel(run.source, host);
         let outcome = match answer {
             Message::Failed(fault) if is_itself(&fault) => {
-                // As with one host, the data is already where it should be.
+                // As in a copy to a single host: the data is already where it should be.
                 let failure = self.unplaceable(host, &run.found, several, &fault);
                 self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
                 run.targets[at].done_after = Some(Duration::ZERO);
@@ -167,7 +171,7 @@ impl Copy<'_> {
         }
     }
 
-    /// A host that is there joins those that have begun.
+    /// Adds a host that has arrived to the broadcast that has begun.
     fn join(&mut self, run: &mut Run, at: usize) {
         let is_new = run.targets[at].placed.as_ref().is_some_and(|placed| !placed.is_there);
         run.nodes.push(at);
@@ -175,7 +179,7 @@ impl Copy<'_> {
         debug_assert_eq!(node, run.nodes.len());
     }
 
-    /// From now on others can add hosts.
+    /// Lets other commands add hosts from now on. `None` if that is not possible.
     pub(super) fn begin_to_listen(&mut self) -> Option<JoinListener> {
         if self.plan.dry_run {
             return None;
@@ -183,7 +187,7 @@ impl Copy<'_> {
         match self.job.listen_for_joiners() {
             Ok(listener) => {
                 let name = listener.name();
-                // Where nobody looks it is no news: --json tells it to programs.
+                // Without a user who watches, the line is not needed. Programs get the name from --json.
                 if self.plan.verbose || self.observer.is_watched() {
                     self.say(&format!("job {name}; rdcp --join {name} HOST adds a host"));
                 }
@@ -199,11 +203,11 @@ impl Copy<'_> {
         }
     }
 
-    /// Another command asks for one more host.
+    /// Adds a host that another command has requested, or refuses the request.
     pub(super) fn add_target(&mut self, run: &mut Run, mut joiner: Joiner) {
         let path = self.plan.targets[0].path();
         let spec = added(OsStr::from_bytes(&joiner.request.target), path).and_then(|spec| {
-            // One that has failed may come again.
+            // A host that has failed may be added again.
             let is_there = |target: &Target| target.spec.host() == spec.host() && !run.has_failed(target);
             match run.targets.len() {
                 _ if run.chain.has_ended() => Err("the copy is over".to_owned()),
@@ -235,7 +239,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Tells those that have asked for hosts how these are, and once what became of them.
+    /// Tells the commands that have requested hosts the state of these hosts, and finally the outcome, once.
     pub(super) fn tell_joiners(&mut self, run: &mut Run, is_over: bool) {
         let is_due = run.told_joiners.elapsed() >= STATE_EVERY;
         if is_due {
@@ -262,7 +266,7 @@ impl Copy<'_> {
         }
     }
 
-    /// A host that is no node will not be one.
+    /// Records the failure of a host that is not a node, and will not become one.
     pub(super) fn fail_target(&mut self, run: &mut Run, at: usize, failure: Failure) {
         let target = &mut run.targets[at];
         (target.placing, target.placed) = (None, None);
@@ -274,7 +278,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Gives up hosts that have been asked about their destinations and do not answer.
+    /// Gives up hosts that have not answered in time about their destinations.
     pub(super) fn give_up_placing(&mut self, run: &mut Run) {
         let now = Instant::now();
         for at in 0..run.targets.len() {
@@ -286,7 +290,8 @@ impl Copy<'_> {
         }
     }
 
-    /// Gives up hosts that do not answer when nobody else is waited for, or there is nothing to be had.
+    /// Gives up late hosts once no other host is waited for: those that stay silent, or all if no host can ever give
+    /// them the tree.
     pub(super) fn give_up_late(&mut self, run: &mut Run) {
         if !run.chain.waits_for_joiners() {
             return;
@@ -306,13 +311,13 @@ impl Copy<'_> {
 }
 
 impl Target {
-    /// Nobody knows yet whether it can be copied to.
+    /// Whether it is still unknown if this host can be copied to.
     fn is_open(&self) -> bool {
         self.placed.is_none() && self.failure.is_none() && self.done_after.is_none()
     }
 }
 
-/// What another command asks for: HOST or HOST:PATH; without PATH it is `path`.
+/// Parses the HOST or HOST:PATH that another command requests. Without PATH, `path` is used.
 fn added(text: &OsStr, path: &OsStr) -> Result<Spec, String> {
     let whole = match Spec::parse(text)? {
         Spec::Here(host) if !host.as_bytes().contains(&b'/') => Spec::parse(&[&host, path].join(OsStr::new(":")))?,
@@ -326,17 +331,17 @@ fn added(text: &OsStr, path: &OsStr) -> Result<Spec, String> {
 }
 
 impl Run {
-    /// It will not have its tree.
+    /// Whether a target will never have its tree.
     pub(super) fn has_failed(&self, target: &Target) -> bool {
         let at = self.targets.iter().position(|other| std::ptr::eq(other, target));
         at.is_some_and(|at| self.shown(at, target).standing == HostStanding::Failed)
     }
 
-    /// What came of a host, for who asked for it.
+    /// Returns the outcome of a host, for the command that requested the host.
     fn outcome(&self, at: usize) -> JoinOutcome {
         let target = &self.targets[at];
         let label = escaped(target.spec.host());
-        // What the source could not read is missing on the host that gave the copy, too.
+        // Entries that the source could not read are missing on the host that gave the copy, too.
         let unread = self.source_report.as_ref().map_or(0, |report| report.tree.failed).max(target.unsent);
         let failed = target.report.as_ref().map_or(0, |report| report.tree.failed) + unread;
         match (&target.failure, &target.report, target.done_after) {
@@ -365,12 +370,12 @@ impl Run {
         }
     }
 
-    /// The target on a host that is no node.
+    /// Returns the target on a host that is not a node.
     pub(super) fn target_of(&self, host: usize) -> Option<usize> {
         (0..self.targets.len()).find(|at| self.targets[*at].host == Some(host) && !self.nodes.contains(at))
     }
 
-    /// The target of a host that is being asked about its destination.
+    /// Returns the target on a host that is being asked about its destination.
     pub(super) fn is_asked(&self, host: usize) -> Option<usize> {
         self.target_of(host).filter(|&at| self.targets[at].placing.is_some())
     }

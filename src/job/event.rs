@@ -327,7 +327,7 @@ pub struct Copied {
     pub deleted: u64,
     /// Number of files not sent because they were at the destination under other names: `--find-moves`.
     pub moved: u64,
-    /// Total size of all files at the source, including files of which nothing was sent.
+    /// Total size of all files and links at the source, including those of which nothing was sent.
     pub size_bytes: u64,
     /// Number of entries that are not at the destination, or not in full.
     pub failed: u64,

@@ -26,6 +26,9 @@ const NAMED_MAX: usize = 8;
 /// How long to wait for a signal to this process once a host is lost.
 const SIGNAL_GRACE: Duration = Duration::from_millis(20);
 
+/// How long after such a wait, or another lost host, there is no further wait.
+const SIGNAL_AGAIN: Duration = Duration::from_secs(1);
+
 impl Job {
     /// Whether one more host may log in now.
     pub(super) fn may_start(&self) -> bool {
@@ -289,9 +292,13 @@ impl Job {
         if !matches!(update, Update::Gone(..)) || self.signals.is_none() || self.is_signalled {
             return update;
         }
-        let (grace, deadline) = (Instant::now() + SIGNAL_GRACE, Instant::now() + SIGNAL_MAX);
+        let now = Instant::now();
+        // Of many hosts that are lost together only the first waits.
+        let has_waited = self.awaited_signal.is_some_and(|when| now.duration_since(when) < SIGNAL_AGAIN);
+        let (grace, deadline) = (now + SIGNAL_GRACE, now + SIGNAL_MAX);
         while signals::since_end().is_none() {
-            if Instant::now() >= grace {
+            if has_waited || Instant::now() >= grace {
+                self.awaited_signal = Some(now);
                 return update;
             }
             std::thread::sleep(Duration::from_millis(1));

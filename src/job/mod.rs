@@ -200,6 +200,8 @@ pub(crate) struct Job {
     signals: Option<Forwarding>,
     /// Whether a signal to this process has been heard.
     is_signalled: bool,
+    /// When a lost host was last taken for lost without a signal.
+    awaited_signal: Option<Instant>,
     /// Damages data that goes through the channels, if a drill requests that.
     tamper: Option<examine::drill::Tamper>,
 }
@@ -240,6 +242,7 @@ impl Job {
             fails_alone: false,
             signals: None,
             is_signalled: false,
+            awaited_signal: None,
             tamper: None,
         }
     }

@@ -45,14 +45,14 @@ const BUFFER_BYTES_MAX: u64 = 4 << 30;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Transport {
-    /// RDMA where both ends have an adapter that reaches the other, else TCP
+    /// RDMA if both ends have an adapter that reaches the other, else TCP
     #[default]
     #[n(0)]
     Auto,
-    /// RDMA only; fail where there is none
+    /// RDMA only; fail if there is none
     #[n(1)]
     Rdma,
-    /// RDMA, software devices (rxe, siw) included, else TCP
+    /// RDMA, also on software devices (rxe, siw), else TCP
     #[n(2)]
     PreferRdma,
     /// TCP only
@@ -83,7 +83,7 @@ pub enum Encryption {
     /// On every transport
     #[n(1)]
     Always,
-    /// On none; data is still checked against accidents
+    /// Never; only accidental corruption is detected
     #[n(2)]
     Never,
 }
@@ -92,11 +92,11 @@ pub enum Encryption {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Compress {
-    /// Send data as it is
+    /// No compression
     #[default]
     #[n(0)]
     Off,
-    /// LZ4 or Zstandard, as strong as the line leaves time for; data as it is where that goes faster or does not shrink
+    /// LZ4 or Zstandard, as strong as the line rate allows; uncompressed if that is faster or the data does not shrink
     #[n(1)]
     Auto,
     /// LZ4
@@ -111,11 +111,11 @@ pub enum Compress {
 #[derive(Args, Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[command(next_help_heading = "Transfer")]
 pub struct TransferOptions {
-    /// Which transport carries the data
+    /// Transport for the data
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     #[n(0)]
     pub transport: Transport,
-    /// Whether the data is encrypted
+    /// When to encrypt the data
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     #[n(1)]
     pub encrypt: Encryption,
@@ -123,38 +123,38 @@ pub struct TransferOptions {
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     #[n(2)]
     pub compress: Compress,
-    /// Connections to spread the data over, 1 to 16; the lower of the two ends' values applies [default: 2 on TCP, and
-    /// more while they carry more; 1 on RDMA]
+    /// Number of connections, 1 to 16; the lower of the two ends' values applies [default: 2 on TCP, more if they raise
+    /// the rate; 1 on RDMA]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     #[n(3)]
     pub lanes: Option<u8>,
-    /// Networks to spread the data over: a number, all, IF,IF, or auto (further ones only where they add a tenth; not for TCP
-    /// without encryption, nor with --lanes)
+    /// Networks to spread the data over: a number, all, interfaces IF,IF, or auto (adds networks while each adds 10%;
+    /// none for unencrypted TCP, or with --lanes)
     #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
     #[n(11)]
     pub rails: RailChoice,
-    /// Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts [default: 32M,
-    /// and more on a long line: see --memory]
+    /// Memory for data in flight at this end; a larger buffer helps a bursty source or destination [default: 32M, more
+    /// on high-latency links: see --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(4)]
     pub buffer: Option<u64>,
-    /// How far the buffer may grow where the line holds more [default: an eighth of what is free, at most 1G]
+    /// Maximum size of the buffer on high-latency links [default: 1/8 of free memory, at most 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(10)]
     pub memory: Option<u64>,
-    /// Largest chunk, the unit that is sent, checked and sent again: 4K to 1M; the lower of the two ends' values applies
+    /// Maximum chunk size, 4K to 1M: the unit sent, checked and sent again; the lower of the two ends' values applies
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk, default_value = "1M")]
     #[n(8)]
     pub chunk: u32,
-    /// Ports that the listening end may use: for RDMA, and for TCP where no port is given
+    /// Ports that the listening end may use: for RDMA, and for TCP if no port is given
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     #[n(5)]
     pub port_range: Option<RangeInclusive<u16>>,
-    /// Seconds to wait for a lost connection to come back, 0 to give up at once; the lower of the two ends' values applies
+    /// Seconds to wait for a lost connection to return, 0 to give up at once; the lower of the two ends' values applies
     #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true)]
     #[n(6)]
     pub reconnect: u32,
-    /// Most bytes a second that the sender reads, such as 200M; ignored by a receiver
+    /// Read at most this many bytes per second, such as 200M; ignored by a receiver
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
     #[n(7)]
     pub bwlimit: Option<u64>,
@@ -241,16 +241,17 @@ pub fn part_of_memory(available_bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Verify {
-    /// What the disk has stored
+    /// Data stored on the disk
     #[n(0)]
     Disk,
 }
 
-/// What of a tree is copied, and how it is written. An option that leaves something out is true unless it is given.
+/// Which entries of a tree are copied, and how they are written. A field that a `--no-` option clears, such as `mode`,
+/// is true by default.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[command(next_help_heading = "Files")]
 pub struct TreeOptions {
-    /// Copy directories with everything in them
+    /// Copy directories with their contents
     // Without this option a directory is refused, and a symbolic link named as source is followed.
     #[arg(short, long, overrides_with = "recursive")]
     #[n(0)]
@@ -259,15 +260,15 @@ pub struct TreeOptions {
     #[command(flatten)]
     #[n(10)]
     pub rules: Rules,
-    /// Give copies the mode and ACL of new files instead of their source's
+    /// Do not preserve modes and ACLs; use those of new files
     #[arg(long = "no-mode", action = ArgAction::SetFalse)]
     #[n(1)]
     pub mode: bool,
-    /// Do not preserve owner (which only root can) and group (which others can if they are in it)
+    /// Do not preserve owner (root only) and group (root, or a member of the group)
     #[arg(long = "no-owner", action = ArgAction::SetFalse)]
     #[n(2)]
     pub owner: bool,
-    /// Do not preserve the times of last modification and access
+    /// Do not preserve modification and access times
     #[arg(long = "no-times", action = ArgAction::SetFalse)]
     #[n(3)]
     pub times: bool,
@@ -280,7 +281,7 @@ pub struct TreeOptions {
     #[arg(long = "no-hard-links", action = ArgAction::SetFalse)]
     #[n(5)]
     pub hard_links: bool,
-    /// Write the holes of sparse files out as zeros
+    /// Write holes of sparse files as zeros
     #[arg(long = "no-sparse", action = ArgAction::SetFalse)]
     #[n(6)]
     pub sparse: bool,
@@ -292,7 +293,7 @@ pub struct TreeOptions {
     #[arg(long = "no-specials", action = ArgAction::SetFalse)]
     #[n(7)]
     pub specials: bool,
-    /// Leave out directories that have nothing but directories in them
+    /// Skip directories that have only directories in and below them
     #[arg(short = 'm', long, overrides_with = "prune_empty_dirs")]
     #[n(66)]
     pub prune_empty_dirs: bool,
@@ -300,27 +301,27 @@ pub struct TreeOptions {
     #[arg(long, overrides_with = "omit_dir_times")]
     #[n(67)]
     pub omit_dir_times: bool,
-    /// Make all directories above DST that are missing
+    /// Create all missing directories above DST
     #[arg(long, overrides_with = "mkpath")]
     #[n(68)]
     pub mkpath: bool,
-    /// Stay on the file system that SRC is on; directories on which others are mounted are copied empty
+    /// Do not cross file system boundaries; mount points are copied as empty directories
     #[arg(short = 'x', long, overrides_with = "one_file_system")]
     #[n(40)]
     pub one_file_system: bool,
-    /// Copy what symbolic links lead to instead of the links
+    /// Copy the targets of symbolic links, not the links
     #[arg(short = 'L', long, overrides_with = "copy_links")]
     #[n(41)]
     pub copy_links: bool,
-    /// Copy the directories that symbolic links lead to instead of those links
+    /// Copy the targets of symbolic links to directories, not the links
     #[arg(short = 'k', long, overrides_with = "copy_dirlinks")]
     #[n(42)]
     pub copy_dirlinks: bool,
-    /// Copy what links point to outside SRC, and all absolute links, instead of the links
+    /// Copy the targets of links that are absolute or lead outside SRC, not the links
     #[arg(long, overrides_with = "copy_unsafe_links")]
     #[n(43)]
     pub copy_unsafe_links: bool,
-    /// Skip links that point outside SRC, and all absolute ones
+    /// Skip links that are absolute or lead outside SRC
     #[arg(long, overrides_with = "safe_links")]
     #[n(44)]
     pub safe_links: bool,
@@ -328,11 +329,11 @@ pub struct TreeOptions {
     #[arg(long, value_name = "CHANGES", value_parser = parse_chmod)]
     #[n(45)]
     pub chmod: Vec<String>,
-    /// Give all copies this owner (which only root can), group (which others can if they are in it), or both
+    /// Give all copies this owner (root only), group (root, or a member of the group), or both
     #[arg(long, value_name = "USER:GROUP", value_parser = parse_chown)]
     #[n(46)]
     pub chown: Option<String>,
-    /// Keep the numbers of owners and groups, instead of those that their names have at the destination
+    /// Preserve numeric user and group IDs instead of mapping names to IDs at the destination
     #[arg(long, overrides_with = "numeric_ids")]
     #[n(47)]
     pub numeric_ids: bool,
@@ -341,7 +342,7 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(8)]
     pub in_place: bool,
-    /// Append to large files that are shorter than at the source, whose beginning is compared by digests; leave those that are
+    /// Append to large files shorter than the source, after comparing the existing part by digests; skip files that are
     /// not shorter
     // Data that differs is written in place as well.
     #[arg(long, requires = "sync")]
@@ -362,7 +363,7 @@ pub struct TreeOptions {
     )]
     #[n(11)]
     pub verify: Option<Verify>,
-    /// Copy only what differs from what is there: files by size and time of last modification
+    /// Copy only what differs at DST; files are compared by size and modification time
     #[arg(long)]
     #[n(20)]
     pub sync: bool,
@@ -371,8 +372,8 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(21)]
     pub checksum: bool,
-    /// With --checksum, keep the digests of what was read in FILE, an absolute path at both ends, so that files that have not
-    /// changed since are not read again [default FILE: ~/.cache/rdma-pipe/digests]
+    /// With --checksum, cache the digests of files in FILE (an absolute path at both ends), so that unchanged files are
+    /// not read again [default FILE: ~/.cache/rdma-pipe/digests]
     // An empty value means the default.
     #[arg(
         long,
@@ -385,7 +386,7 @@ pub struct TreeOptions {
     )]
     #[n(63)]
     pub digest_cache: Option<ByteVec>,
-    /// Take times that differ by at most so many seconds for the same, as on FAT and some servers
+    /// Treat times that differ by at most SECONDS as equal, as for FAT and some servers
     #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "sync")]
     #[n(22)]
     pub modify_window: u32,
@@ -393,12 +394,12 @@ pub struct TreeOptions {
     #[command(flatten)]
     #[n(65)]
     pub sizes: Sizes,
-    /// Delete what is not at the source, in each directory after all that comes into it has been copied
+    /// Delete entries that are not at the source, in each directory once its entries have been copied
     #[arg(long, requires = "sync", group = "deletes")]
     #[n(23)]
     pub delete: bool,
-    /// Delete at the end instead, and only if everything was copied; not where several hosts have SRC, nor with a list that is
-    /// too long for one session
+    /// Delete at the end instead, and only if everything was copied; not if several hosts have SRC, or with a list that
+    /// is too long for one session
     #[arg(long, requires = "sync", group = "deletes")]
     #[n(58)]
     pub delete_after: bool,
@@ -410,12 +411,12 @@ pub struct TreeOptions {
     #[arg(long, value_name = "N", requires = "sync")]
     #[n(25)]
     pub max_delete: Option<u64>,
-    /// Delete also where the source directory is empty, which may be a disk that is not mounted
+    /// Delete even if the source directory is empty, which may be an unmounted disk
     #[arg(long, requires = "sync")]
     #[n(26)]
     pub force_empty: bool,
-    /// Remove files, links and all else that is no directory from SRC, once the receiver has verified the whole copy and has
-    /// failed with nothing, also what was there already; what has changed meanwhile stays, and is named
+    /// Remove all but directories from SRC, including what DST already had, once the receiver has verified the whole
+    /// copy without any failure; what has changed meanwhile is kept and reported
     #[arg(
         long,
         requires = "sync",
@@ -424,15 +425,15 @@ pub struct TreeOptions {
     )]
     #[n(69)]
     pub remove_source_files: bool,
-    /// Update what DST has; create nothing new
+    /// Skip entries that are missing at DST
     #[arg(long, requires = "sync")]
     #[n(27)]
     pub existing: bool,
-    /// Leave what is there as it is; only make what is not
+    /// Leave existing entries unchanged; create new ones
     #[arg(long, requires = "sync")]
     #[n(28)]
     pub ignore_existing: bool,
-    /// Leave files that are newer at the destination
+    /// Skip files that are newer at the destination
     #[arg(short, long, requires = "sync")]
     #[n(29)]
     pub update: bool,
@@ -440,7 +441,7 @@ pub struct TreeOptions {
     #[command(flatten)]
     #[n(53)]
     pub generations: Generations,
-    /// Print a line for each entry that is changed, with the letters of rsync's -i; with --sync, -v prints names alone
+    /// Print a line for each changed entry, in the format of rsync's -i; with --sync, -v prints only the names
     #[arg(long, overrides_with = "itemize_changes")]
     #[n(30)]
     pub itemize_changes: bool,
@@ -461,8 +462,8 @@ pub struct TreeOptions {
     #[arg(skip)]
     #[n(60)]
     pub manifest: bool,
-    /// Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself;
-    /// not with --in-place or --append-verify, which write into what is there
+    /// Move replaced or deleted entries to DIR, which is relative to DST, on the same file system and never deleted
+    /// itself; not with --in-place or --append-verify, which write into existing files
     #[arg(
         long,
         value_name = "DIR",
@@ -472,9 +473,8 @@ pub struct TreeOptions {
     )]
     #[n(59)]
     pub backup_dir: Option<ByteVec>,
-    /// With --relative or --files-from, leave the directories that only lead to what is listed as they are in DST, also a
-    /// relative symbolic link in place of one that leads to a directory within DST; missing ones are made, and get nothing of
-    /// the source's
+    /// With --relative or --files-from, do not change directories in DST that only lead to listed paths, even if one is
+    /// a relative symbolic link to a directory within DST; missing ones are created without the source's metadata
     #[arg(long, requires = "sync")]
     #[n(64)]
     pub no_implied_dirs: bool,

@@ -9,8 +9,8 @@ use crate::fault::{Exit, Failure};
 
 /// Serve rdcp, rdpipe, rdsh, rdperf or rddoctor on another host
 ///
-/// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from
-/// its standard input and has no use by hand.
+/// They start it through ssh on the hosts of a copy, a pipeline or a measurement. It reads its task from standard input
+/// and is not meant to be run by hand.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdma-pipe-agent",
@@ -25,8 +25,8 @@ pub struct AgentArguments {}
 pub(super) const NAME: &str = "rdma-pipe-agent";
 
 /// Exit codes, for the help. They do not tell how a copy ended; the agent's messages do.
-const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start; \
-    9 its caller does not keep to the protocol";
+const EXIT_CODES: &str = "Exit codes: 0 its task has ended, even if it failed; 1 usage error; 3 could not start; \
+    9 protocol error by the caller";
 
 /// Runs the command.
 pub fn main() -> ExitCode {

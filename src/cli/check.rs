@@ -25,9 +25,9 @@ use crate::tree::stats::TreeFigures;
 /// `--check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CheckMedium {
-    /// What the disk has stored
+    /// Data stored on the disk
     Disk,
-    /// What the page cache has, where it has it
+    /// Data in the page cache, else on the disk
     Cached,
 }
 

@@ -283,8 +283,8 @@ impl<'a> Given<'a> {
                     ("bw", "Bandwidth"),
                     ("lat", "Latency"),
                     ("ping", "Latency, every message compared"),
-                    ("qps", "Throughput against the number of connections"),
-                    ("rails", "Each network by itself, and all at once"),
+                    ("qps", "Throughput by number of connections"),
+                    ("rails", "Each network separately, and all at once"),
                     ("limits", "What limits a copy to HOST"),
                 ];
                 Found { words: starting(typed, "", modes.into_iter()).collect(), ..Found::default() }

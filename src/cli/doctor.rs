@@ -38,14 +38,14 @@ const SECONDS: u32 = 2;
 /// Maximum time in seconds for measuring all pairs.
 const WITHIN_MAX: i64 = 86_400;
 
-/// Examine hosts for fast transfers, and say how to fix what is wrong
+/// Check hosts for fast transfers, and explain how to fix problems
 ///
-/// Without HOST it examines this host: RDMA libraries, modules, devices, ports, addresses, limits, processors. With HOST,
-/// which ssh must reach, it examines both hosts and the way between them: which ports can be reached over TCP and over
-/// RDMA, by which network the data goes, and how fast. Each check is a line; what is wrong comes with the reason why it
-/// matters and the command that fixes it. Where HOST is a list, such as 'gpu[01-64]', it examines all of them and measures
-/// pairs, as many at once as there are without a host in two of them; those that are slow are named, and the host that slow
-/// pairs have in common. Nothing is changed on any host.
+/// Without HOST, rddoctor checks this host: RDMA libraries, modules, devices, ports, addresses, limits, processors.
+/// With HOST, which ssh must reach, it checks both hosts and the path between them: which ports can be reached over TCP
+/// and RDMA, which network carries the data, and how fast. Each check prints a line; a problem comes with the reason
+/// why it matters and the command that fixes it. If HOST is a list, such as 'gpu[01-64]', rddoctor checks all of its
+/// hosts and measures pairs, as many at once as possible without a host in two of them; it names slow pairs, and the
+/// host that slow pairs have in common. Nothing is changed on any host.
 #[derive(Parser, Debug)]
 #[command(
     name = "rddoctor",
@@ -55,34 +55,34 @@ const WITHIN_MAX: i64 = 86_400;
     after_long_help = super::examples::help(super::examples::RDDOCTOR, EXIT_CODES)
 )]
 pub struct DoctorArguments {
-    /// A host to examine as well: NAME, USER@NAME or an address; or a list of them such as 'gpu[01-08,12]'
+    /// Host to check as well: NAME, USER@NAME or an address; or a list such as 'gpu[01-08,12]'
     #[arg(value_name = "HOST")]
     host: Option<OsString>,
-    /// Examine each host that FILE, or standard input (-), names, one a line; @GROUP asks ClusterShell's nodeset, and slurm
-    /// stands for the nodes of the allocation
+    /// Check each host listed in FILE, or standard input (-), one per line; @GROUP is a group of ClusterShell's
+    /// nodeset, slurm the nodes of the allocation
     #[arg(id = "hosts", long, value_name = "FILE|@GROUP|slurm", conflicts_with = "host")]
     hosts_from: Option<OsString>,
     /// Print the findings as one JSON object
     #[arg(long, conflicts_with = "fix_script")]
     json: bool,
-    /// Print the fixes as a shell script, to be read and then run as root on each host
+    /// Print the fixes as a shell script, to review and then run as root on each host
     #[arg(long)]
     fix_script: bool,
-    /// Cut a connection, flip a bit, fill a disk and kill the agent in copies to HOST of its own, and say whether each was
-    /// noticed and survived; all of it is in a directory of its own on each host, and is removed
+    /// In test copies to HOST, cut a connection, flip a bit, fill a disk and kill the agent, and report whether each
+    /// fault was detected and survived; all in a separate directory on each host, which is removed
     #[arg(long, conflicts_with = "fix_script")]
     drill: bool,
-    /// Seconds to measure the bandwidth to HOST, or of each pair of several hosts and each direction; 0 leaves it out
-    /// [default: 2, or 1 of pairs]
+    /// Seconds to measure the bandwidth to HOST, or of each pair of hosts in each direction; 0 skips this [default: 2,
+    /// or 1 for pairs]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(0..=SECONDS_MAX))]
     seconds: Option<u32>,
-    /// Measure pairs of several hosts for so many seconds in all: where there is no time for all of them, rounds are left out
+    /// Total seconds for measuring pairs of several hosts; if that is too short for all pairs, rounds are skipped
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=WITHIN_MAX))]
     within: u32,
-    /// Which transport the bandwidth is measured on
+    /// Transport for measuring the bandwidth
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     transport: Transport,
-    /// Ports that may be taken for what is tried
+    /// Ports to use for tests
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     port_range: Option<RangeInclusive<u16>>,
     #[command(flatten)]
@@ -115,8 +115,8 @@ const USES: &[Use<Task>] = &[
 ];
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 all is well; 1 usage; 10 warnings: it works, but worse than it could; \
-    11 failures: something does not work; 128+n ended by signal n; 141 standard output was closed";
+const EXIT_CODES: &str = "Exit codes: 0 no problems; 1 usage error; 10 warnings: works, but not optimally; \
+    11 failures: something does not work; 128+n ended by signal n; 141 standard output closed";
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {

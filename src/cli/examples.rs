@@ -6,13 +6,13 @@ pub type Example = (&'static str, &'static str);
 /// Examples of `rdcp`.
 pub const RDCP: &[Example] = &[
     ("rdcp -r data/ backup:/srv/", "A tree, to another host."),
-    ("rdcp -v backup:'snapshots/*.zst' .", "All files of that pattern, which is expanded on the other host."),
+    ("rdcp -v backup:'snapshots/*.zst' .", "All files that match a pattern, expanded on the other host."),
     ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
-    ("rdcp -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
-    ("rdcp -r model/ 'gpu[01-64]:/models/'", "To 64 hosts, each of which passes on what it receives."),
+    ("rdcp -J gate image.raw inner:/srv/", "Via a jump host, to a host without rdma-pipe."),
+    ("rdcp -r model/ 'gpu[01-64]:/models/'", "To 64 hosts, each passing the data on to the next."),
     (
         "rdcp -r --hosts nodes --hosts-failed failed model/ /models/",
-        "To the hosts in a file; run again with --hosts failed.",
+        "To hosts listed in a file; retry with --hosts failed.",
     ),
 ];
 
@@ -25,9 +25,9 @@ pub const RDSEND: &[Example] = &[
 
 /// Examples of `rdrecv`.
 pub const RDRECV: &[Example] = &[
-    ("rdrecv >image.raw", "Takes a free port, makes a key and prints the line to run at the sender."),
+    ("rdrecv >image.raw", "Choose a free port and a key, and print the command for the sender."),
     ("rdrecv 7000 - | zfs receive pool/data", "A snapshot, with KEY in RD_KEY."),
-    ("rdrecv --wait 60 7000 KEY image.raw", "A file, which appears when all of it has arrived."),
+    ("rdrecv --wait 60 7000 KEY image.raw", "A file, which appears when it is complete."),
 ];
 
 /// Examples of `rdpipe`.
@@ -35,47 +35,47 @@ pub const RDPIPE: &[Example] = &[
     ("rdpipe other:'sha256sum' <image.raw", "The checksum of a file here, computed on another host."),
     (
         "rdpipe fs1:'zfs send tank/data@monday' backup:'zfs receive tank/data'",
-        "A snapshot from one host to another; nothing of it passes here.",
+        "A snapshot from one host to another, bypassing this one.",
     ),
     (
         "rdpipe fs1:'< data.tar' fs2:'tee data.tar' fs3:'tar x'",
-        "A file to two more hosts at the cost of one: each passes on what it gets.",
+        "A file to two more hosts at the cost of one: each passes the data on.",
     ),
     (
         "rdpipe fs1:'zfs send tank/data@monday' 'backup[1-4]:zfs receive tank/data'",
-        "To four hosts, sent once: each passes on what it gets.",
+        "To four hosts, sent once: each passes the data on.",
     ),
-    ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
+    ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "Print what limits; speed of each hop."),
 ];
 
 /// Examples of `rdsh`.
 pub const RDSH: &[Example] = &[
     ("tar -c data | rdsh backup tar -x -C /srv", "A tree, by tar."),
     ("rdsh -p 2222 -i key me@backup 'zcat dump.gz' >dump", "Options are ssh's."),
-    ("rdsh --relay backup 'cat >dump' <dump", "Through ssh's own connection, where no other is possible."),
+    ("rdsh --relay backup 'cat >dump' <dump", "Through the SSH connection, if no other is possible."),
 ];
 
 /// Examples of `rdperf`.
 pub const RDPERF: &[Example] = &[
-    ("rdperf gpu2", "Latency and bandwidth to another host, which ssh reaches."),
-    ("rdperf serve", "Takes a free port and prints the line to run at the other host."),
-    ("rdperf --all --plot sweep.svg gpu2", "All message lengths, drawn."),
-    ("rdperf --poll --qp 8 --bidirectional gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
-    ("rdperf qps gpu2 --json=qps.json", "Throughput against the number of queue pairs."),
-    ("rdperf rails gpu2", "Each network to gpu2 by itself, and all at once."),
+    ("rdperf gpu2", "Latency and bandwidth to a host that ssh reaches."),
+    ("rdperf serve", "Choose a free port, and print the command for the other host."),
+    ("rdperf --all --plot sweep.svg gpu2", "All message lengths as SVG."),
+    ("rdperf --poll --qp 8 --bidirectional gpu2 bw", "Eight queue pairs, both ways, busy polling."),
+    ("rdperf qps gpu2 --json=qps.json", "Throughput by number of queue pairs."),
+    ("rdperf rails gpu2", "Each network to gpu2, then all at once."),
     ("rdperf model --clients 64", "How many queue pairs 64 clients may use."),
-    ("rdperf --plot both.svg --compare monday.json --compare friday.json", "Two reports of --json over each other."),
+    ("rdperf --plot both.svg --compare monday.json --compare friday.json", "Two reports of --json in one plot."),
     ("rdperf limits gpu2:/data --source /srv/weights.bin", "What limits a copy to that directory."),
 ];
 
 /// Examples of `rddoctor`.
 pub const RDDOCTOR: &[Example] = &[
     ("rddoctor", "This host."),
-    ("rddoctor gpu7", "This host, gpu7, and the way between them, with two seconds of traffic."),
-    ("rddoctor --fix-script gpu7 >fix.sh", "The fixes, to be read and then run as root on both hosts."),
-    ("rddoctor --seconds 0 --json gpu7", "For a program, and without traffic."),
-    ("rddoctor --drill gpu7", "Whether what goes wrong is noticed and survived."),
-    ("rddoctor 'gpu[01-64]'", "All of them, and which hosts and pairs of them are slow."),
+    ("rddoctor gpu7", "This host, gpu7 and the path between them, with 2 seconds of traffic."),
+    ("rddoctor --fix-script gpu7 >fix.sh", "The fixes, to review and then run as root on both hosts."),
+    ("rddoctor --seconds 0 --json gpu7", "JSON for programs, without traffic."),
+    ("rddoctor --drill gpu7", "Whether faults are detected and survived."),
+    ("rddoctor 'gpu[01-64]'", "All of them, and which hosts and pairs are slow."),
 ];
 
 /// Examples of `rdma-pipe-agent`.

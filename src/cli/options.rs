@@ -15,23 +15,23 @@ pub struct CommonOptions {
     /// When to use colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", overrides_with = "color", help_heading = "Output")]
     pub color: When,
-    /// Print what each option would be set to, and where that is from; do nothing else
+    /// Print the value of each option and where it comes from; do nothing else
     #[arg(long, help_heading = "Output")]
     pub show_config: bool,
 }
 
-/// Options of what is printed and reported.
+/// Options for output and reports.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub struct ReportOptions {
-    /// Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth; -vv: and a
-    /// log of what happens at both ends, with times; -vvv: of each file too
+    /// Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth; -vv:
+    /// also a log of events at both ends, with times; -vvv: also of each file
     #[arg(short, long = "verbose", id = "verbose", action = ArgAction::Count)]
     pub verbosity: u8,
     /// Print errors only, even with -v or --progress
     #[arg(short, long, overrides_with = "quiet")]
     pub quiet: bool,
-    /// Show progress and what limits it: as a bar on a terminal, which is the default there, else as a line every 5 seconds
+    /// Show progress and what limits it: a bar on a terminal, which is the default there, else a line every 5 seconds
     #[arg(long, overrides_with = "progress")]
     pub progress: bool,
     /// Report as JSON, one object per line, to FILE, or to standard output if that carries no data
@@ -40,11 +40,12 @@ pub struct ReportOptions {
     /// Report as JSON to the open file descriptor FD
     #[arg(long, value_name = "FD", conflicts_with = "json", allow_negative_numbers = true)]
     pub json_fd: Option<i32>,
-    /// Write a page to FILE.html, to be looked at: rate and what limited over time, events, and what to change; also when it fails
+    /// Write a report to FILE.html: rate and limiting factor over time, events, and what to change; also if the
+    /// transfer fails
     #[arg(long = "report", value_name = "FILE.html")]
     pub page: Option<PathBuf>,
-    /// Write a trace to FILE, for ui.perfetto.dev: the steps of each host, rates and what was waited for over time, events; also
-    /// when it fails
+    /// Write a trace to FILE, for ui.perfetto.dev: the steps of each host, rates and waits over time, and events; also
+    /// if the transfer fails
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// `--color`, `--show-config`.
@@ -52,14 +53,14 @@ pub struct ReportOptions {
     pub common: CommonOptions,
 }
 
-/// Where KEY comes from.
+/// Options for reading KEY.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Key")]
 pub struct KeyOptions {
-    /// Read KEY from the first line of FILE instead of taking it from the arguments
+    /// Read KEY from the first line of FILE instead of from the arguments
     #[arg(long, value_name = "FILE", conflicts_with = "key_fd")]
     pub key_file: Option<PathBuf>,
-    /// Read KEY from the first line of the open file descriptor FD instead of taking it from the arguments
+    /// Read KEY from the first line of the open file descriptor FD instead of from the arguments
     #[arg(long, value_name = "FD", allow_negative_numbers = true)]
     pub key_fd: Option<i32>,
 }

@@ -37,14 +37,14 @@ const DEPTH_DEFAULT: u16 = 128;
 /// Maximum time of a run with a fixed number of messages, unless `--duration` allows more.
 const COUNTED_MAX: Duration = Duration::from_secs(60);
 
-/// Measure the wire between two hosts, and what copies depend on at each
+/// Measure the network between two hosts, and local storage and memory
 ///
-/// `rdperf HOST` starts the other end by ssh; `rdperf HOST:PORT` connects to an `rdperf serve` there, with the KEY that it
-/// prints. MODE is bw (bandwidth), lat (latency), ping (latency, and every message compared as it comes back), qps
-/// (throughput against the number of connections), rails (each network that both hosts are on by itself, and all at once)
-/// or limits (what limits a copy to HOST, or HOST:PATH); without MODE, latency and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any
-/// file; `rdperf mem` memory; `rdperf model` draws what an adapter's cache does to many connections. MB are MiB, as
-/// perftest has them; latency is half of a round trip.
+/// `rdperf HOST` starts the other end through ssh; `rdperf HOST:PORT` connects to an `rdperf serve` there, with the KEY
+/// that it prints. MODE is bw (bandwidth), lat (latency), ping (latency, comparing every message that comes back), qps
+/// (throughput by number of connections), rails (each network that both hosts share, separately and all at once) or
+/// limits (what limits a copy to HOST, or HOST:PATH); without MODE, latency and bandwidth. `rdperf disk PATH` measures
+/// a file, or the file system of a directory, without changing any file; `rdperf mem` measures memory; `rdperf model`
+/// plots how an adapter's cache limits many connections. MB means MiB, as in perftest; latency is half of a round trip.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdperf",
@@ -55,14 +55,14 @@ const COUNTED_MAX: Duration = Duration::from_secs(60);
     after_long_help = super::examples::help(super::examples::RDPERF, EXIT_CODES)
 )]
 pub struct PerfArguments {
-    /// What is measured
+    /// What to measure
     #[arg(value_name = "HOST [MODE]", num_args = 0..=2)]
     positionals: Vec<OsString>,
     #[command(flatten)]
     load: LoadOptions,
     #[command(flatten)]
     output: OutputOptions,
-    /// What limits reads: a file, or a directory, in which it makes and removes one of its own
+    /// Source for limits: a file, or a directory in which a temporary file is created
     #[arg(long, value_name = "PATH", default_value = ".")]
     source: PathBuf,
     #[command(flatten)]
@@ -75,96 +75,94 @@ pub struct PerfArguments {
     pub(crate) hosts: HostOptions,
 }
 
-/// Options of what is sent.
+/// Options for the load.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Load")]
 struct LoadOptions {
-    /// Every length from 2 bytes to 8 MiB
+    /// All message lengths, 2 B to 8 MiB
     #[arg(long, conflicts_with = "size")]
     all: bool,
-    /// Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for
-    /// ping; with disk 4K, 64K and 1M]
+    /// Size of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping; 4K, 64K and 1M for disk]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u32>,
-    /// Messages of each length, instead of a time [default of ping: 10]
+    /// Messages per length, instead of a time [default for ping: 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     iterations: Option<u64>,
-    /// Seconds for each length, and for each number of connections, block size or depth
+    /// Seconds per message length, number of connections, block size or depth
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     duration: Duration,
-    /// Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with rails 2 by each network; with limits 2 on TCP; with qps
-    /// what the devices allow, at most 4096, TCP 1024]
+    /// Connections: queue pairs, or TCP streams; with qps, the maximum [default: 1; with rails, 2 per network; with
+    /// limits, 2 on TCP; with qps, what the devices allow, at most 4096 (TCP: 1024)]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     qp: Option<u32>,
-    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk
-    /// 1, 8 and 32]
+    /// Messages in flight per connection, or storage blocks in flight [default: 128; with qps 1; with disk 1, 8 and 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     depth: Option<u16>,
-    /// Both ends send at once; the sums are reported
+    /// Both ends send at once; report the sums
     #[arg(long)]
     bidirectional: bool,
     /// The other end sends
     #[arg(long, conflicts_with = "bidirectional")]
     reverse: bool,
-    /// Look for messages all the time, at both ends, instead of sleeping until one comes
+    /// Busy-poll for messages at both ends, instead of sleeping until one arrives
     #[arg(long)]
     poll: bool,
-    /// Which transport carries the messages
+    /// Transport for the messages
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     transport: Transport,
 }
 
-/// Options of what is reported.
+/// Options for output.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Output")]
 struct OutputOptions {
-    /// Write one JSON object, to FILE or else to standard output instead of the tables
+    /// Write one JSON object to FILE, or to standard output instead of the tables
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Draw what was measured, as SVG
+    /// Plot the results as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn
+    /// Also plot this report of --json; may be repeated. If nothing is measured, plot only these
     #[arg(long, value_name = "FILE", requires = "plot")]
     compare: Vec<PathBuf>,
-    /// Print what happens as it does
+    /// Print events as they happen
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
     common: super::options::CommonOptions,
 }
 
-/// Options of `rdperf model`.
+/// Options for `rdperf model`.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Model")]
 struct ModelOptions {
-    /// Say how many queue pairs each of N clients may use
+    /// Print how many queue pairs N clients may each use
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     clients: Option<u32>,
-    /// The adapter's memory for caching [default: 2M]
+    /// Cache memory of the adapter [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     sram: Option<u64>,
-    /// The share of the peak that is left at 3000 connections
+    /// Share of the peak rate left at 3000 connections
     #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_share)]
     left: f64,
 }
 
-/// Options of `rdperf serve`.
+/// Options for `rdperf serve`.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Serve")]
 pub(crate) struct ServeOptions {
-    /// End after the first measurement
+    /// Exit after one measurement
     #[arg(long)]
     once: bool,
-    /// Ports that the listening end may take: for RDMA, and for TCP where none is given
+    /// Ports that the listening end may use: for RDMA, and for TCP if no port is given
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     pub(crate) port_range: Option<std::ops::RangeInclusive<u16>>,
 }
 
 /// Exit codes, for the help text.
-const EXIT_CODES: &str = "Exit codes: 0 measured; 1 usage; 2 wrong KEY; 3 cannot connect, or busy; 4 link lost; 5 cannot \
-    read; 6 cannot write; 7 messages came back damaged; 8 one of several networks failed; 9 protocol or version; \
-    128+n ended by signal n; 141 standard output was closed";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage error; 2 wrong KEY; 3 cannot connect, or busy; 4 link lost; \
+    5 cannot read; 6 cannot write; 7 messages came back corrupted; 8 one of several networks failed; \
+    9 protocol or version; 128+n ended by signal n; 141 standard output closed";
 
 /// The task that a command line asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

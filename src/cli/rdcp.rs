@@ -51,14 +51,15 @@ pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 
 /// Copy files between hosts
 ///
-/// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or `[ADDRESS]:PATH` on another, which is reached
-/// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp. Several SRC come into
-/// a directory, as do files into a DST that ends in a slash; if it is missing, it is made, but none above it. The HOST of
-/// DST may be a list, such as 'gpu[01-08,12]:PATH': then SRC is sent once, and each of the hosts passes it on to the next.
-/// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
-/// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
-/// ./NAME. Exits with 0 only when the receiver has verified a digest of every byte; within one host nothing is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
-/// beside its place; run again, the copy goes on with it.
+/// SRC and DST are paths on this host, or HOST:PATH, USER@HOST:PATH or `[ADDRESS]:PATH` on a host that ssh reaches. As
+/// with cp, SRC is copied into DST if DST is a directory, else to the name DST. Several SRC, and files if DST ends in a
+/// slash, are copied into the directory DST, which is created if missing; its parents are not. The HOST of DST may be a
+/// list, such as 'gpu[01-08,12]:PATH': SRC is then sent once, and each host passes it on to the next. The data goes
+/// directly between the two hosts. On other hosts, `~` and patterns such as '*.txt' are expanded, and a relative path
+/// starts in the home directory. `-` is standard input or output. Write a local name that contains a colon as ./NAME.
+/// Exits with 0 only if the receiver has verified a digest of every byte; copies within one host are not compared.
+/// Files and new directories appear when they are complete. An interrupted copy leaves .HASH.rd-part next to its
+/// destination; run the command again to resume.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdcp",
@@ -68,31 +69,32 @@ pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
     after_long_help = super::examples::help(super::examples::RDCP, EXIT_CODES)
 )]
 pub struct CopyArguments {
-    /// What is copied, and where to
+    /// Sources and destination
     #[arg(value_name = "SRC... DST")]
     paths: Vec<OsString>,
-    /// Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC
+    /// Copy all SRC arguments into the directory DIR, which may be HOST:DIR
     #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
     target_directory: Option<OsString>,
-    /// DST is the name of the copy, also where a directory of that name is
+    /// Treat DST as the name of the copy, even if it is a directory
     #[arg(short = 'T', long, conflicts_with = "snapshot")]
     no_target_directory: bool,
-    /// Accepted; --backup-dir is what makes backups
+    /// No effect of its own; requires --backup-dir
     #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
     backup: bool,
-    /// Copy only the paths that FILE (or -) lists, relative to SRC, one per line, with the directories above them. A directory
-    /// comes whole with -r; with a trailing slash, one level of it
+    /// Copy only the paths listed in FILE (or -), one per line, relative to SRC, with the directories above them. A
+    /// directory is copied whole with -r; one level with a trailing slash
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
-    /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does, or -v
+    /// Change nothing; print what would be copied where; with --sync, what would be changed, like --itemize-changes or
+    /// -v
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
-    /// Go on: watch SRC, on whichever host it is, and copy again what changes, until a signal; a host that
-    /// is lost, or a SRC that has gone, is waited for
+    /// Keep running: watch SRC, on any host, and copy again what changes, until a signal; wait for a lost host or a
+    /// missing SRC to come back
     #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from", "remove_source_files"])]
     watch: bool,
-    /// Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named
-    /// on standard output
+    /// Compare DIR, which may be HOST:DIR, with the manifest FILE (arguments: FILE DIR), copying nothing; print
+    /// differences to standard output
     #[arg(
         long,
         value_enum,
@@ -106,11 +108,11 @@ pub struct CopyArguments {
     /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest: Option<OsString>,
-    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory; names with a carriage return are
-    /// written as older versions of b3sum, such as 1.2.0, do not read them
+    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory; names with a carriage
+    /// return are written in a form unknown to old versions of b3sum, such as 1.2.0
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest_b3sum: Option<OsString>,
-    /// Print at the end what the copy came to, in the lines of rsync's --stats
+    /// Print statistics at the end, in the format of rsync's --stats
     #[arg(long, overrides_with = "stats", help_heading = "Output")]
     stats: bool,
     /// Shorten the numbers of --stats (1.23M, powers of 1000)
@@ -124,7 +126,7 @@ pub struct CopyArguments {
     #[command(flatten)]
     tree: TreeOptions,
     // Must come after the patterns, which look at this option: parsing an option removes it from the command line.
-    /// A zero byte, not a line end, ends each path and each pattern in a FILE
+    /// End each path and each pattern in a FILE at a zero byte, not a newline
     #[arg(short = '0', long, overrides_with = "from0")]
     from0: bool,
     #[command(flatten)]
@@ -135,49 +137,49 @@ pub struct CopyArguments {
     pub(crate) report: ReportOptions,
 }
 
-/// Options of how hosts are reached.
+/// Options for reaching hosts.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Hosts")]
 pub struct HostOptions {
-    /// The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too
+    /// Remote shell to use instead of ssh; also set by the environment variable RDCP_RSH
     #[arg(long, value_name = "COMMAND", conflicts_with = "launcher")]
     rsh: Option<OsString>,
-    /// What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by
-    /// themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such
-    /// as 'mpirun -q -n 1 --host %h sh -c %c'
+    /// How to start programs on hosts: ssh, slurm (srun in an allocation; the default for copies to several of its
+    /// nodes), or a command with %h for the host, and %c for the remote command unless that is its last word, such as
+    /// 'mpirun -q -n 1 --host %h sh -c %c'
     #[arg(long, value_name = "ssh|slurm|COMMAND")]
     launcher: Option<OsString>,
-    /// Log in to so many hosts at once
+    /// Log in to up to N hosts at once
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     parallel: u16,
-    /// ssh's port
+    /// SSH port
     #[arg(short = 'P', long = "ssh-port", value_name = "PORT", overrides_with = "port")]
     port: Option<OsString>,
-    /// ssh's key; may be repeated
+    /// SSH key; may be repeated
     #[arg(short, value_name = "FILE")]
     identity: Vec<OsString>,
-    /// The host that ssh goes through
+    /// SSH jump host
     #[arg(short = 'J', value_name = "HOST")]
     jump: Option<OsString>,
-    /// ssh's configuration
+    /// SSH config file
     #[arg(short = 'F', value_name = "FILE")]
     configuration: Option<OsString>,
-    /// An option of ssh's, such as Compression=no; may be repeated
+    /// SSH option, such as Compression=no; may be repeated
     #[arg(short = 'o', value_name = "OPTION")]
     option: Vec<OsString>,
-    /// The agent's program on other hosts [default: rdma-pipe-agent]
+    /// Agent program on other hosts [default: rdma-pipe-agent]
     #[arg(long, value_name = "PATH")]
     agent: Option<OsString>,
-    /// Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
+    /// Fail if a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
     #[arg(long, overrides_with_all = ["bootstrap", "no_bootstrap"])]
     no_bootstrap: bool,
-    /// Copy the agent to hosts without one: what is done anyway, but for those where --agent names another
+    /// Copy the agent to hosts without one: the default, except on hosts where --agent names another
     #[arg(long, hide = true, overrides_with_all = ["bootstrap", "no_bootstrap"])]
     bootstrap: bool,
-    /// The address or interface, of either end, that the data is to go by
+    /// Address or interface, at either end, to send the data over
     #[arg(long, value_name = "ADDRESS|INTERFACE")]
     pub(crate) via: Option<OsString>,
-    /// Send the data through the connections that ssh has made, by way of this host
+    /// Send the data through the SSH connections, by way of this host
     #[arg(long, conflicts_with = "via")]
     pub(crate) relay: bool,
 }
@@ -276,9 +278,9 @@ impl HostOptions {
 }
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 authentication between the ends; \
-    3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
-    9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
+const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage error; 2 authentication failed; \
+    3 cannot connect, or no agent; 4 link lost; 5 source error; 6 destination error; 7 corruption; \
+    8 some files failed; 9 protocol or version; 128+n ended by signal n; 141 standard output closed";
 
 /// Runs the whole command. `words` begins with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {

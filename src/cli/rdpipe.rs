@@ -33,12 +33,12 @@ const PORTS: u16 = 64;
 
 /// Run commands on hosts, and stream the output of each to the next
 ///
-/// Each COMMAND runs on its HOST, in the login's home, by a shell; without HOST, or behind a lone colon, here. Standard
-/// input, unless it is a terminal, feeds the first one, and the output of the last comes to standard output. The data
-/// goes directly from host to host. '< FILE' in place of a command starts the stream from a file, '> FILE' and
-/// '>> FILE' write it to one; in the middle they begin, or end, a part of the pipeline, and the parts run one after the
-/// other. The HOST of the last COMMAND may be a list, such as 'n[1-4]:COMMAND': the stream is sent once, each of the hosts
-/// passes it on to the next, and each runs COMMAND with all of it, whose output comes to standard error.
+/// A shell runs each COMMAND on its HOST, in the home directory; without HOST, or after a lone colon, here. Standard
+/// input, unless a terminal, feeds the first command, and the output of the last goes to standard output. The data goes
+/// directly from host to host. In place of a command, '< FILE' reads the stream from a file, and '> FILE' or '>> FILE'
+/// writes it to one; in the middle they begin or end a part of the pipeline, and the parts run one after the other. The
+/// HOST of the last COMMAND may be a list, such as 'n[1-4]:COMMAND': the stream is sent once, each host passes it on to
+/// the next, and each runs COMMAND with the whole stream as input and output on standard error.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdpipe",
@@ -48,22 +48,22 @@ const PORTS: u16 = 64;
     after_long_help = super::examples::help(super::examples::RDPIPE, EXIT_CODES)
 )]
 pub struct PipeArguments {
-    /// What is run, and where
+    /// Commands to run
     #[arg(value_name = "[HOST:]COMMAND")]
     stages: Vec<OsString>,
-    /// Say what would be run where, and which connections be made, and start nothing
+    /// Start nothing; print what would run where, and the connections to be made
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
-    /// Listen on PORT, or one of the next that is free, instead of a port of the system's choice
+    /// Listen on PORT, or the next port that is free, instead of a port that the system chooses
     #[arg(short = 'p', value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "port_range")]
     listen: Option<u16>,
-    /// What the hosts next to this one call it: they connect to it by NAME, instead of it to them
+    /// Name of this host for adjacent hosts: they connect to NAME, instead of this host to them
     #[arg(short = 'H', value_name = "NAME", conflicts_with_all = ["via", "relay"])]
     name: Option<String>,
-    /// The shell, which is given -c and COMMAND
+    /// Shell to use, called with -c COMMAND
     #[arg(long, value_name = "COMMAND", default_value = SHELL)]
     shell: String,
-    /// Leave standard error as it comes; else its lines are labelled where there is more than one host
+    /// Do not label lines of standard error; the default for more than one host is to label them
     #[arg(long)]
     no_label: bool,
     #[command(flatten)]
@@ -76,40 +76,40 @@ pub struct PipeArguments {
     report: ReportOptions,
 }
 
-/// Options of one stream to several hosts.
+/// Options for one stream to several hosts.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Several hosts")]
 struct BranchOptions {
-    /// A host that is slow is waited for by the others (hold), or dropped once it has held them up for --stall (drop), and
-    /// has failed then
+    /// Make all hosts wait for a slow one (hold), or drop it as failed once it has held up the others for --stall
+    /// (drop)
     #[arg(long, value_enum, value_name = "hold|drop", default_value_t = Slow::Hold)]
     slow: Slow,
-    /// Let each host fall behind by SIZE on its disk (in TMPDIR there, or /var/tmp) before it is slow
+    /// Let each host fall behind by SIZE on its disk (in its TMPDIR, or /var/tmp) before it is slow
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     spool: Option<u64>,
-    /// Pass over a host that has stood still for so many seconds; with --slow=hold, one that does not answer either
+    /// Bypass a host that accepts no data for SECONDS; with --slow=hold, only if it does not answer either
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     stall: u32,
-    /// Begin without a host that has not answered for so many seconds after its login was begun
+    /// Start without hosts that have not answered within SECONDS of the login
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=120))]
     connect_timeout: u32,
 }
 
-/// What becomes of a host that is slow.
+/// What happens to a slow host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Slow {
-    /// The others wait for it.
+    /// Wait for the host.
     Hold,
-    /// It is dropped.
+    /// Drop the host.
     Drop,
 }
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
-    4 link lost; 5 a file of '<', or standard input; 6 a file of '>', or standard output; 7 integrity; \
-    8 some of several hosts failed; 9 protocol or version; \
-    141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
-    is ended by SIGPIPE, or fails after writing more than its reader wanted, has not failed";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage error; 2 authentication failed; 3 cannot connect, or no agent; \
+    4 link lost; 5 cannot read '< FILE' or standard input; 6 cannot write '> FILE' or standard output; 7 corruption; \
+    8 some hosts failed; 9 protocol or version; 141 standard output closed; 128+n ended by signal n; \
+    else that of the last command that failed. A command that is ended by SIGPIPE, or fails after writing \
+    more than its reader wanted, has not failed";
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {

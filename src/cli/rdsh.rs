@@ -29,10 +29,10 @@ const SSH_FAILED: u8 = 255;
 
 /// Run a command on a host, as ssh does, with fast standard input and output
 ///
-/// In ssh's place, tools that move their data through ssh move it by RDMA, or by TCP beside ssh's own connection: `rsync -e
-/// rdsh`, `borg --rsh rdsh`, `tar c . | rdsh HOST tar x`. Standard error, the exit code, and all of ssh's options mean what
-/// they mean to ssh, which logs in and starts an agent on HOST. What ssh does better is left to it, with the same arguments:
-/// terminals, forwarding, a login without COMMAND, and hosts where no agent can be started. -v says when that is so.
+/// Tools that call rdsh instead of ssh move their data by RDMA, or by TCP beside ssh's own connection: `rsync -e rdsh`,
+/// `borg --rsh rdsh`, `tar c . | rdsh HOST tar x`. Standard error, the exit code and all options mean what they mean to
+/// ssh, which logs in and starts an agent on HOST. What ssh does better is left to ssh, run with the same arguments:
+/// terminals, forwarding, a login without COMMAND, and hosts where no agent can be started. -v says when that happens.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdsh",
@@ -43,10 +43,10 @@ const SSH_FAILED: u8 = 255;
     after_long_help = super::examples::help(super::examples::RDSH, EXIT_CODES)
 )]
 pub struct ShellArguments {
-    /// The host, as ssh takes it
+    /// Host, as ssh takes it
     #[arg(value_name = "HOST", index = 1)]
     host: Option<OsString>,
-    /// What is run there: these words, joined by spaces, are read by the login's shell
+    /// Command for the login shell on HOST; the words are joined by spaces
     #[arg(value_name = "COMMAND", index = 2, trailing_var_arg = true)]
     command: Vec<OsString>,
     #[command(flatten)]
@@ -54,19 +54,19 @@ pub struct ShellArguments {
     /// Print the version
     #[arg(long, action = clap::ArgAction::Version)]
     version: Option<bool>,
-    /// The command that is ssh; RDCP_RSH in the environment sets it too
+    /// Command to use as ssh; also set by RDCP_RSH in the environment
     #[arg(long, value_name = "COMMAND", help_heading = "Hosts")]
     rsh: Option<OsString>,
-    /// The agent's program on the host [default: rdma-pipe-agent]
+    /// Agent program on the host [default: rdma-pipe-agent]
     #[arg(long, value_name = "PATH", help_heading = "Hosts")]
     agent: Option<OsString>,
-    /// Leave it to ssh where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
+    /// Use plain ssh if a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
     #[arg(long, help_heading = "Hosts")]
     no_bootstrap: bool,
-    /// The address or interface, of either end, that the data is to go by
+    /// Address or interface, at either end, to send the data over
     #[arg(long, value_name = "ADDRESS|INTERFACE", help_heading = "Hosts")]
     via: Option<OsString>,
-    /// Send the data through the connection that ssh has made
+    /// Send the data through the SSH connection
     #[arg(long, conflicts_with = "via", help_heading = "Hosts")]
     relay: bool,
     #[command(flatten)]
@@ -77,8 +77,8 @@ pub struct ShellArguments {
 }
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: else that of COMMAND; 128+n COMMAND, or rdsh, was ended by signal n; \
-    255 rdsh or ssh has failed: wrong arguments, no way to the host, a lost link";
+const EXIT_CODES: &str = "Exit codes: 128+n COMMAND or rdsh ended by signal n; 255 rdsh or ssh failed: \
+    wrong arguments, host not reached, link lost; else the exit code of COMMAND";
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {

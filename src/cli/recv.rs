@@ -36,9 +36,9 @@ use crate::transport::unmapped;
 
 /// Receive a stream from rdsend on another host
 ///
-/// Waits at PORT for one rdsend with the same KEY, and writes what it sends to FILE or standard output. FILE appears
-/// under its name only when everything has arrived and been checked; until then an old FILE stays as it is. Without
-/// arguments, a free port is taken and a key made, and the rdsend line to paste at the other end is printed.
+/// Waits on PORT for one rdsend with the same KEY, and writes the data to FILE or standard output. FILE appears only
+/// when all data has arrived and been verified; until then, an existing FILE is unchanged. Without arguments, rdrecv
+/// chooses a free port and a key, and prints the rdsend command to run at the other end.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdrecv",
@@ -48,12 +48,12 @@ use crate::transport::unmapped;
     after_long_help = super::examples::help(super::examples::RDRECV, EXIT_CODES)
 )]
 pub struct RecvArguments {
-    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; where it is `-` or missing, it is taken
-    /// from the environment variable RD_KEY, and a new one is made if that is not set. FILE: where to write instead of
-    /// standard output
+    /// PORT: the port to wait on; 0 for any free port. KEY: the same at both ends; if it is `-` or missing, it is read
+    /// from the environment variable RD_KEY, or generated if that is not set. FILE: file to write instead of standard
+    /// output
     #[arg(value_name = "PORT [KEY [FILE]]", num_args = 0..=3, allow_negative_numbers = true)]
     positionals: Vec<OsString>,
-    /// Seconds to wait for a sender [default: without end]
+    /// Seconds to wait for a sender [default: no limit]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     wait: Option<u32>,
     #[command(flatten)]

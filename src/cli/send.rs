@@ -38,8 +38,8 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
 /// Send a stream to rdrecv on another host
 ///
-/// Sends FILE, or standard input, to the rdrecv that waits on HOST at PORT with the same KEY. Exits with 0 only when
-/// the receiver has verified a digest of every byte.
+/// Sends FILE, or standard input, to the rdrecv that waits on PORT of HOST with the same KEY. Exits with 0 only if the
+/// receiver has verified a digest of every byte.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdsend",
@@ -49,12 +49,12 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
     after_long_help = super::examples::help(super::examples::RDSEND, EXIT_CODES)
 )]
 pub struct SendArguments {
-    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on; HOST:PORT may be one word. KEY: the same at both ends;
-    /// where it is `-` or missing, it is taken from the environment variable RD_KEY, and asked for on the terminal if
-    /// that is not set. FILE: what to send instead of standard input (`-`)
+    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on; HOST:PORT may be one word.
+    /// KEY: the same at both ends; if it is `-` or missing, it is read from the environment variable RD_KEY, or asked
+    /// for on the terminal if that is not set. FILE: file to send instead of standard input (`-`)
     #[arg(value_name = "HOST PORT [KEY [FILE]]", num_args = 0..=4, allow_negative_numbers = true)]
     positionals: Vec<OsString>,
-    /// Seconds to keep trying while nothing answers at HOST and PORT
+    /// Seconds to keep trying to connect to HOST and PORT
     #[arg(long, value_name = "SECONDS", default_value_t = 10, allow_negative_numbers = true)]
     connect_timeout: u32,
     #[command(flatten)]
@@ -66,9 +66,9 @@ pub struct SendArguments {
 }
 
 /// The exit codes, for the help of both stream commands.
-pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage; 2 wrong KEY; 3 cannot \
-    connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
-    141 the receiver's output was closed";
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 data verified; 1 usage error; 2 wrong KEY; 3 cannot \
+    connect, or busy; 4 link lost; 5 source error; 6 destination error; 7 corruption; 9 protocol or version; \
+    128+n ended by signal n; 141 receiver's output closed";
 
 /// Runs the whole command. `words` begins with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {

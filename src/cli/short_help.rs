@@ -14,20 +14,20 @@ const COLUMNS_MAX: usize = 80;
 type Usual = (&'static str, &'static str);
 
 /// Options of several commands.
-const PORT: Usual = ("port", "ssh's port");
-const IDENTITY: Usual = ("identity", "ssh's key");
-const VIA: Usual = ("via", "The network that carries the data");
-const RELAY: Usual = ("relay", "Send the data through ssh's connection");
+const PORT: Usual = ("port", "SSH port");
+const IDENTITY: Usual = ("identity", "SSH key");
+const VIA: Usual = ("via", "Network to send the data over");
+const RELAY: Usual = ("relay", "Send data through the SSH connection");
 const TRANSPORT: Usual = ("transport", "auto, rdma, prefer-rdma or tcp");
 const COMPRESS: Usual = ("compress", "off, auto, lz4 or zstd");
 const ENCRYPT: Usual = ("encrypt", "auto, always or never");
-const LIMIT: Usual = ("bwlimit", "Most bytes a second, such as 200M");
+const LIMIT: Usual = ("bwlimit", "Limit in bytes/s, such as 200M");
 const RECONNECT: Usual = ("reconnect", "Seconds to wait for a lost connection");
 const KEY_FILE: Usual = ("key_file", "Read KEY from the first line of FILE");
-const PORTS: Usual = ("port_range", "Ports that may be listened on");
-const VERBOSE: Usual = ("verbose", "Say how the data went, and what limited it");
+const PORTS: Usual = ("port_range", "Ports to listen on");
+const VERBOSE: Usual = ("verbose", "Print the data's route and what limited it");
 const QUIET: Usual = ("quiet", "Print errors only");
-const PROGRESS: Usual = ("progress", "Show progress without a terminal, too");
+const PROGRESS: Usual = ("progress", "Show progress even without a terminal");
 const JSON: Usual = ("json", "Report as JSON, to standard output or FILE");
 
 /// Examples and usual options of each command. The options are in the order of the command's definition.
@@ -39,11 +39,11 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
             ("recursive", "Copy directories"),
             ("sync", "Send only what differs; SRC/ as with rsync"),
             ("delete", "With --sync, delete what SRC does not have"),
-            ("exclude", "Leave out what matches PATTERN"),
-            ("dry_run", "Say what would be done, and do nothing"),
+            ("exclude", "Exclude what matches PATTERN"),
+            ("dry_run", "Only print what would be done"),
             ("target_directory", "Copy into DIR"),
-            ("to", "Copy to this place as well"),
-            ("verify", "Read all back from the disk and compare it"),
+            ("to", "Also copy to HOST:PATH"),
+            ("verify", "Read all data back from disk and compare"),
             PORT,
             IDENTITY,
             VIA,
@@ -59,10 +59,10 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
         "rdpipe",
         examples::RDPIPE,
         &[
-            ("dry_run", "Say what would be run, and start nothing"),
-            ("shell", "The shell that runs COMMAND, instead of sh"),
-            ("no_label", "Leave standard error as it comes"),
-            ("slow", "Wait for a slow host of several, or drop it"),
+            ("dry_run", "Only print what would be run"),
+            ("shell", "Shell to run COMMAND, instead of sh"),
+            ("no_label", "Do not label standard error"),
+            ("slow", "Wait for a slow host, or drop it"),
             PORT,
             IDENTITY,
             VIA,
@@ -80,15 +80,15 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
         "rdsh",
         examples::RDSH,
         &[
-            ("F", "ssh's configuration"),
-            ("i", "ssh's key"),
-            ("J", "The host that ssh goes through"),
-            ("l", "The user to log in as"),
-            ("n", "Have /dev/null as standard input"),
-            ("o", "An option of ssh's, such as Compression=no"),
-            ("p", "ssh's port"),
-            ("t", "Have a terminal there: left to ssh"),
-            ("v", "Say what is done, and what is left to ssh"),
+            ("F", "SSH config file"),
+            ("i", "SSH key"),
+            ("J", "SSH jump host"),
+            ("l", "User to log in as"),
+            ("n", "Use /dev/null as standard input"),
+            ("o", "SSH option, such as Compression=no"),
+            ("p", "SSH port"),
+            ("t", "Allocate a terminal: left to ssh"),
+            ("v", "Print the route, and what is left to ssh"),
             VIA,
             RELAY,
             TRANSPORT,
@@ -99,7 +99,7 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
         "rdsend",
         examples::RDSEND,
         &[
-            ("connect_timeout", "Seconds to keep trying while nothing answers"),
+            ("connect_timeout", "Seconds to keep trying to connect"),
             KEY_FILE,
             TRANSPORT,
             ENCRYPT,
@@ -132,16 +132,16 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
         "rdperf",
         examples::RDPERF,
         &[
-            ("all", "Every length from 2 bytes to 8 MiB"),
-            ("size", "Bytes of each message"),
-            ("duration", "For so long at each length"),
+            ("all", "All message lengths, 2 B to 8 MiB"),
+            ("size", "Size of each message"),
+            ("duration", "Seconds per message length"),
             ("qp", "Connections: queue pairs, or TCP streams"),
             ("bidirectional", "Both ends send at once"),
-            ("poll", "Look for messages all the time"),
+            ("poll", "Busy-poll for messages"),
             TRANSPORT,
             JSON,
-            ("plot", "Draw what was measured, as SVG"),
-            ("verbose", "Print what happens as it does"),
+            ("plot", "Plot the results as SVG"),
+            ("verbose", "Print events as they happen"),
             KEY_FILE,
             PORT,
             IDENTITY,
@@ -151,11 +151,11 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
         "rddoctor",
         examples::RDDOCTOR,
         &[
-            ("hosts", "Examine the hosts that FILE names"),
+            ("hosts", "Check the hosts listed in FILE"),
             ("json", "Print the findings as one JSON object"),
             ("fix_script", "Print the fixes as a shell script"),
-            ("drill", "Break copies on purpose: do they survive?"),
-            ("seconds", "Measure for so long; 0 measures nothing"),
+            ("drill", "Inject faults into test copies"),
+            ("seconds", "Seconds to measure; 0 skips this"),
             TRANSPORT,
             PORTS,
             PORT,

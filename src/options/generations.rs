@@ -17,20 +17,20 @@ const LINK_DEST_BYTES_MAX: usize = 8 << 10;
 /// Name of the symbolic link that leads to the last generation.
 pub const LATEST: &[u8] = b"latest";
 
-/// Earlier generations, and files that have been moved.
+/// Options that reuse files of earlier generations, or files that have been moved.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Generations {
-    /// Hard-link files that are unchanged in DIR, an earlier copy; a relative DIR begins at DST; may be repeated
+    /// Hard-link unchanged files to those in DIR, an earlier copy; a relative DIR begins at DST; may be repeated
     #[arg(long, value_name = "DIR", requires = "sync", conflicts_with = "in_place", value_parser = link_dest())]
     #[n(0)]
     pub link_dest: Vec<ByteVec>,
-    /// Copy into DST/NAME, hard-linking what is unchanged since the generation DST/latest points to. When all has succeeded,
-    /// latest points to NAME and NAME is closed; until then, run the same command again to continue
+    /// Copy into DST/NAME, hard-linking what is unchanged since the generation DST/latest points to. On success, latest
+    /// points to NAME, which never changes again; until then, run the same command again to continue
     #[arg(long, value_name = "NAME", requires = "sync", conflicts_with = "in_place", value_parser = snapshot())]
     #[n(1)]
     pub snapshot: Option<ByteVec>,
-    /// Link or copy files within the destination that have been moved or renamed at the source: found by size and time,
-    /// proven by digest; deletes at the end where --delete does
+    /// Link or copy files within the destination that were moved or renamed at the source (found by size and time,
+    /// proven by digest); --delete then deletes at the end
     #[arg(long, requires = "sync", conflicts_with = "in_place")]
     #[n(2)]
     pub find_moves: bool,

@@ -38,27 +38,27 @@ const RULE_OPTIONS: [RuleOption; 4] = [
         name: "exclude",
         is_include: false,
         is_file: false,
-        help: "Exclude what matches PATTERN, written as for rsync; of several patterns, those of --include among them, the \
-            first that matches decides",
+        help: "Exclude entries that match PATTERN, in rsync's syntax; the first matching pattern of all --exclude and \
+            --include options decides",
     },
     RuleOption {
         name: "include",
         is_include: true,
         is_file: false,
-        help: "Include what matches PATTERN, although an --exclude behind it does",
+        help: "Include entries that match PATTERN, despite a later --exclude",
     },
     RuleOption {
         name: "exclude-from",
         is_include: false,
         is_file: true,
         help: "Exclude what matches a line of FILE, or of standard input (-); lines that are empty or begin with # or ; are \
-            skipped, those that begin with \"+ \" include, and a line with ! drops all patterns before it",
+            ignored, lines that begin with \"+ \" include, and a line ! clears all patterns before it",
     },
     RuleOption {
         name: "include-from",
         is_include: true,
         is_file: true,
-        help: "Include what matches a line of FILE, or of standard input (-); those that begin with \"- \" exclude",
+        help: "Include what matches a line of FILE, or of standard input (-); lines that begin with \"- \" exclude",
     },
 ];
 

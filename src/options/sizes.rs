@@ -7,18 +7,18 @@ use minicbor::{Decode, Encode};
 
 use super::parse_bytes;
 
-/// Which files sizes leave out, and whether they are all that is compared.
+/// Options that skip or compare files by size.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Sizes {
-    /// Take files of the same size for the same, whatever their times are; --checksum goes further
+    /// Treat files of equal size as unchanged, whatever their times; --checksum overrides this
     #[arg(long, requires = "sync")]
     #[n(0)]
     pub size_only: bool,
-    /// Leave files that are larger than SIZE as they are at the destination; nothing deletes them there
+    /// Skip files larger than SIZE: they are neither updated nor deleted at the destination
     #[arg(long, value_name = "SIZE", value_parser = parse_limit, requires = "sync")]
     #[n(1)]
     pub max_size: Option<u64>,
-    /// Leave files that are smaller than SIZE as they are at the destination; nothing deletes them there
+    /// Skip files smaller than SIZE: they are neither updated nor deleted at the destination
     #[arg(long, value_name = "SIZE", value_parser = parse_limit, requires = "sync")]
     #[n(2)]
     pub min_size: Option<u64>,

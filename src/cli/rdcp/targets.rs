@@ -23,26 +23,26 @@ const PROGRAM_MAX: Duration = Duration::from_secs(20);
 /// Environment variables in which Slurm gives its processes the nodes of the allocation.
 const ALLOCATION_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 
-/// Options of copies to several hosts.
+/// Options for copies to several hosts.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Several hosts")]
 pub struct TargetOptions {
-    /// Copy to HOST:PATH as well, or to each of a list such as 'gpu[01-08,12]:PATH'; may be repeated. With one SRC, DST may be
-    /// left out
+    /// Also copy to HOST:PATH, or each host of a list such as 'gpu[01-08,12]:PATH'; may be repeated. With one SRC, DST
+    /// may be omitted
     #[arg(long, value_name = "HOST:PATH")]
     to: Vec<OsString>,
-    /// Copy to each host that FILE, or standard input (-), names, one a line, where DST is the path; @GROUP asks ClusterShell's
-    /// nodeset, and slurm stands for the nodes of the allocation
+    /// Copy to the path DST on each host listed in FILE, or standard input (-), one per line; @GROUP is a group of
+    /// ClusterShell's nodeset, slurm the nodes of the allocation
     #[arg(long, value_name = "FILE|@GROUP|slurm")]
     pub(super) hosts: Option<OsString>,
-    /// Write the hosts that failed to FILE, for --hosts; if none did, FILE is removed
+    /// Write the hosts that failed to FILE, for --hosts; remove FILE if none failed
     #[arg(long, value_name = "FILE", conflicts_with = "watch")]
     pub(super) hosts_failed: Option<PathBuf>,
-    /// Pass over a host that has stood still for so many seconds
+    /// Bypass a host that accepts no data for SECONDS
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) stall: u32,
-    /// Add HOST, or HOST:PATH, the only argument, to the copy to several hosts that runs here as JOB, the name that it gives
-    /// itself as it begins, and wait for what becomes of that host
+    /// Add HOST, or HOST:PATH, the only argument, to the copy to several hosts that runs here as JOB (the name it
+    /// prints when it starts), and wait for the result on that host
     #[arg(
         long,
         value_name = "JOB",

@@ -34,106 +34,106 @@ struct Page {
 /// A name and its meaning.
 type Term = (&'static str, &'static str);
 
-const RSH: &[Term] = &[("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh.")];
+const RSH: &[Term] = &[("RDCP_RSH", "The command that runs programs on other hosts, unless --rsh is given.")];
 
 /// Environment variables of all commands for users.
 const SETTINGS: &[Term] = &[
     (
         "RDMA_PIPE_CONFIG",
-        "The only file of settings that is read, instead of those under FILES; \"none\" for none at all.",
+        "The only settings file that is read, instead of those under FILES; with \"none\", no file is read.",
     ),
     (
         "RDMA_PIPE_LOG",
-        "How much of what happens at all hosts is logged: off, info, debug (as with -vv) or trace (-vvv, also each file). The \
-         log goes to standard error, or is added to FILE with LEVEL:FILE, as in debug:rdcp.log. Lines have the time in UTC, \
-         the host that tells, and what has happened, in order of time; clocks of other hosts are converted to this one's.",
+        "How much is logged of what happens at all hosts: off, info, debug (as with -vv) or trace (as with -vvv; also \
+         each file). The log goes to standard error; LEVEL:FILE, such as debug:rdcp.log, appends it to FILE. Each line \
+         has the time in UTC, the host and the event. Lines are in order of time; times of other hosts are converted \
+         to this host's clock.",
     ),
     ("XDG_CONFIG_HOME", "The directory of the user's settings, instead of ~/.config."),
-    ("HOME", "The user's home, ~ under FILES; else that of the system's accounts."),
-    ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it."),
-    ("TERM", "On a terminal that is \"dumb\" nothing is coloured, and no bar is drawn."),
+    ("HOME", "The user's home directory, ~ under FILES; by default that of the user database."),
+    ("NO_COLOR", "If this is set and not empty, nothing is coloured unless --color=always is given."),
+    ("TERM", "On a terminal that is \"dumb\", nothing is coloured and no progress bar is drawn."),
 ];
 
 /// The files of settings.
 const SETTINGS_FILES: &[Term] = &[
     (
         "~/.config/rdma-pipe/config.toml",
-        "Defaults of options, in TOML: their long names are the keys, as in lanes = 4, quiet = true or exclude = [\".git\"]. \
-         What stands in a section such as [host.\"gpu*\"] is for command lines that name such a host, and is stronger than \
-         what stands before the sections; of several sections, the later one is. The command line is stronger than the \
-         environment, that than this file, and this than the next. A setting that does not go with a stronger one is left \
-         out; --show-config says so. An unknown key is an error. What deletes, writes in place or checks less cannot be set, \
-         and a file that others could write is refused.",
+        "Defaults of options, in TOML. The keys are the long names of options, as in lanes = 4, quiet = true or \
+         exclude = [\".git\"]. A section such as [host.\"gpu*\"] applies to command lines that name such a host. It \
+         overrides the keys before the sections; of several sections, the last one counts. The command line overrides \
+         the environment, the environment overrides this file, and this file overrides the next. A setting that \
+         conflicts with a stronger one is ignored; --show-config says so. An unknown key is an error. Options that \
+         delete, write in place or check less cannot be set. A file that other users could write is refused.",
     ),
     ("/etc/rdma-pipe/config.toml", "The same for all users of this host. No file is read on the other hosts."),
 ];
 
-const KEY: &[Term] = &[(
-    "RD_KEY",
-    "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY.",
-)];
+const KEY: &[Term] =
+    &[("RD_KEY", "KEY, if the command line has \"-\" in its place or none. It is not read if KEY is given there.")];
 
 const PERF_KEY: &[Term] = &[("RD_KEY", "KEY, for HOST:PORT and for serve.")];
 
 const TEMPORARY: &[Term] = &[(
     "TMPDIR",
-    "Where what does not fit into memory is written, such as names of files with several links, and what a command is behind \
-     with (--spool); /var/tmp where it is not set. Those files have no names, and go with the process.",
+    "The directory for data that does not fit into memory, such as names of files with several links, and data that a \
+     slow command has not yet read (--spool). The default is /var/tmp. These files have no names, and vanish when the \
+     process ends.",
 )];
 
 const CACHE: &[Term] = &[("XDG_CACHE_HOME", "The directory of the user's caches, instead of ~/.cache.")];
 
-const NODES: &[Term] =
-    &[("SLURM_JOB_NODELIST, SLURM_NODELIST", "The nodes of an allocation of Slurm's, for --hosts slurm.")];
+const NODES: &[Term] = &[("SLURM_JOB_NODELIST, SLURM_NODELIST", "The nodes of a Slurm allocation, for --hosts slurm.")];
 
 const COPY: &[Term] = &[
-    ("SLURM_JOB_ID", "Set within an allocation of Slurm's: a copy to several of its nodes is started by srun."),
-    ("XDG_RUNTIME_DIR", "Where the sockets for --join are, instead of /run/user/UID."),
+    ("SLURM_JOB_ID", "Set within a Slurm allocation, where a copy to several of its nodes is started by srun."),
+    ("XDG_RUNTIME_DIR", "The directory for the sockets of --join, instead of /run/user/UID."),
 ];
 
 const SSH_CONNECTION: &[Term] =
-    &[("SSH_CONNECTION", "The address by which ssh has reached this host, which sshd sets: others may be told it.")];
+    &[("SSH_CONNECTION", "Set by sshd: the address at which ssh has reached this host. Other hosts may be told it.")];
 
 /// Files on a host to which the agent is copied.
 const AGENT_FILES: &[Term] = &[(
     "~/.cache/rdma-pipe/rdma-pipe-agent-HASH",
-    "On other hosts: the agent that was copied there, where none of this version is installed. It may be removed at any \
+    "On other hosts: the agent that was copied there because this version is not installed. It may be removed at any \
      time.",
 )];
 
 /// Files with names of hosts that a user may mean.
 const SSH_FILES: &[Term] = &[(
     "~/.ssh/config, ~/.ssh/known_hosts, /etc/ssh/ssh_config, /etc/ssh/ssh_known_hosts",
-    "Names of hosts, for completions, and to tell a host whose colon is missing from a file; all else in them is for ssh.",
+    "Only host names are read: for completion, and to recognise a host typed without its colon. The rest is for ssh.",
 )];
 
 const PARTIAL_FILES: &[Term] = &[(
     ".HASH.rd-part",
-    "Beside its place, a file or directory that is not yet whole; what is left of one that was interrupted is resumed from \
-     when the command is run again, and may be removed.",
+    "An incomplete file or directory, beside its destination. If it is left by an interrupted copy, the same command, \
+     run again, resumes from it. It may be removed.",
 )];
 
 const RECEIVED_FILES: &[Term] =
-    &[(".HASH.rd-part", "Beside FILE, what has come of it while it is not whole; it goes with an rdrecv that ends.")];
+    &[(".HASH.rd-part", "Beside FILE, the data received until FILE is complete. It is removed when rdrecv ends.")];
 
 const COPY_FILES: &[Term] = &[
-    (".HASH.rd-link", "Beside its place, a link or an old file for as long as one takes the place of the other."),
+    (".HASH.rd-link", "Beside its destination, a link or an old file, only while one replaces the other."),
     (
         ".HASH.rd-half",
-        "Beside a file, for as long as that is written in place (--in-place, --append-verify) and is not whole. Left by a copy that \
-         was killed, it has the next one compare the file's contents, whatever its size and time are, and goes with that.",
+        "Beside a file that is being written in place (--in-place, --append-verify) and is not yet complete. If a \
+         killed copy has left it, the next copy compares the file's contents, whatever its size and time are, and \
+         removes it.",
     ),
-    ("~/.cache/rdma-pipe/digests", "At both ends: what --digest-cache keeps."),
+    ("~/.cache/rdma-pipe/digests", "At both ends: the digests that --digest-cache keeps."),
     (
         "/run/user/UID/rdma-pipe/JOB.sock",
-        "The socket of a copy to several hosts that runs, for --join; without a directory for sockets \
+        "The socket of a running copy to several hosts, for --join. Without /run/user/UID, it is \
          /tmp/rdma-pipe-UID/JOB.sock.",
     ),
-    ("/etc/hosts", "Names of hosts, to tell one whose colon is missing from a file."),
+    ("/etc/hosts", "Host names, to recognise a host typed without its colon."),
 ];
 
 const STANDING_FILES: &[Term] =
-    &[("rdrecv@.service", "A unit of systemd's for a receiver that stands; its comments say what to put where.")];
+    &[("rdrecv@.service", "A systemd unit for a receiver that always runs; its comments say how to set it up.")];
 
 /// Results of `SRC/` and `SRC` with `--sync`, as two pictures of the same width.
 const TREES: &[&str] = &[
@@ -148,19 +148,21 @@ const TREES: &[&str] = &[
 
 /// Text about `--sync` in addition to its options.
 const SYNC: &[&str] = &[
-    "With --sync the tree at DST becomes that of SRC, and what is there is not sent. SRC/ is what is in the directory, SRC the \
-     directory itself; either makes the same tree at the first run, when DST is missing, and at every later one:",
-    "So rdcp --sync -r ingest-server:/videos/ ./videos/ makes ./videos/a of /videos/a, and rdcp --sync -r ingest-server:/videos \
-     ./videos/ makes ./videos/videos/a, both times that it is run. (Without --sync, -r works as cp -a does: a DST that is missing \
-     becomes the copy itself, and one that is there gets it inside.)",
-    "Several SRC/ of one host are merged, as with rsync, and so are several SRC of one name: DST gets what any of them has, and of \
-     what more than one has that of the first; a directory comes before what is none. With --delete, nothing is copied if one of \
-     them is missing, since what came from it would be deleted.",
-    "Files are compared by size and time of last modification, with --checksum by contents; what differs in metadata alone is \
-     changed alone. Only --delete deletes what SRC does not have. -n says first what would be done, in the letters of \
-     rsync's -i: YXcstpoguax, where Y is < sent, > received, c made, h linked, . changed in metadata alone; X is f, d, L, D or S; \
-     and the others say what differs: contents, size, time, permissions, owner, group, ACL, attributes (u is never printed). A new entry has + in \
-     their places, and what is deleted is *deleting. Names have \\#ooo for each byte that is no part of a printable character.",
+    "With --sync, the tree at DST becomes that of SRC, and data that is already there is not sent. SRC/ means the \
+     contents of the directory, SRC the directory itself. Either makes the same tree at the first run, when DST is \
+     missing, and at every later one:",
+    "So rdcp --sync -r ingest-server:/videos/ ./videos/ makes ./videos/a from /videos/a, and rdcp --sync -r \
+     ingest-server:/videos ./videos/ makes ./videos/videos/a, however often it is run. (Without --sync, -r works as cp \
+     -a does: if DST is missing, it becomes the copy itself; if it exists, the copy is made in it.)",
+    "Several SRC/ of one host are merged, as with rsync, and so are several SRC of the same name: DST gets every entry \
+     that any of them has. If several have the same entry, the first one is copied, but a directory comes before other \
+     types. With --delete, nothing is copied if one of them is missing, because what came from it would be deleted.",
+    "Files are compared by size and modification time, with --checksum by contents. If only metadata differs, only \
+     metadata is changed. Only --delete deletes entries that SRC does not have. -n shows what would be done, in the \
+     letters of rsync's -i: YXcstpoguax. Y is < sent, > received, c created, h linked, . only metadata changed. X is \
+     the type: f, d, L, D or S. The others say what differs: contents, size, time, permissions, owner, group, ACL, \
+     attributes (u is never printed). A new entry has + in their places, and a deleted one *deleting. In names, each \
+     byte that is not part of a printable character is \\#ooo.",
 ];
 
 /// Differences between `rdcp -r` and `cp -a`. Each has its place in `tests/oracle/differences.rs`, which
@@ -168,57 +170,60 @@ const SYNC: &[&str] = &[
 const DIFFERENCES: &[(&str, &str)] = &[
     (
         "Missing directories",
-        "The last directory of DST is made where it is missing and sources are to come into it: of several sources, with -t, and \
-         of one that is no directory where DST ends in a slash. rsync does so, too; cp fails.",
+        "If the last directory of DST is missing and sources are to be copied into it, it is created: with several \
+         sources, with -t, and with a source that is not a directory if DST ends in a slash. rsync does so, too; cp \
+         fails.",
     ),
     (
         "What is replaced",
-        "What is there already is replaced by the new entry when that is whole, as with cp -a --remove-destination: within a \
-         directory nothing is written through links, into FIFOs, or into a file that has other names. What cannot be \
-         replaced stays. Only where DST itself is a link to a file, FIFO or device is a file written to that.",
+        "A new entry replaces an existing one when it is complete, as with cp -a --remove-destination: within a \
+         directory, nothing is written through links, into FIFOs, or into a file that has other names. An entry that \
+         cannot be replaced is kept. Only for DST itself, a file replaces the file that a link leads to, or is written \
+         to a FIFO or device.",
     ),
     (
-        "Attributes of directories that are there",
-        "A directory that is there gets its source's extended attributes and no others; cp leaves those that the source \
+        "Attributes of existing directories",
+        "An existing directory gets its source's extended attributes and no others; cp keeps those that the source \
          does not have.",
     ),
     (
         "Modes of directories",
-        "Directories get exactly the mode of their source; with cp they may keep set-ID and sticky bits that they had, or get \
-         those of the directory that they are in.",
+        "Directories get exactly the mode of their source; with cp, they may keep set-ID and sticky bits, or inherit \
+         those of their parent directory.",
     ),
     (
         "Set-ID files of ordinary users",
-        "Nobody but root gets set-user-ID and set-group-ID files from another host: the sender would choose what others run \
-         with the user's rights.",
+        "Only root gets set-user-ID and set-group-ID files from another host. Otherwise the sender would choose what \
+         others run with the user's rights.",
     ),
     (
         "Read-only directories",
-        "Entries are copied into a directory that is there and belongs to the user although its mode forbids it, so that a \
-         copy can be run again; with cp that fails.",
+        "Entries are copied into an existing directory of the user even if its mode forbids it, so that a copy can be \
+         run again; with cp, that fails.",
     ),
     (
-        "Links onto what they lead to",
-        "A symbolic link is not put in the place of what it would lead to: it would lead to itself, and the data would be \
-         lost. The entry fails.",
+        "Links onto their targets",
+        "A symbolic link does not replace its own target, because it would lead to itself and the data would be lost. \
+         The entry fails.",
     ),
     (
-        "Hard links to what cannot be made",
-        "Where the first name of a file cannot be made, its other names fail as well: its data is copied once.",
+        "Hard links to files that cannot be created",
+        "If the first name of a file cannot be created, its other names fail as well, because its data is copied once.",
     ),
     (
-        "Two sources of one name",
-        "Where two sources would become the same entry, nothing is copied; cp takes the first, or merges directories.",
+        "Two sources of the same name",
+        "If two sources would become the same entry, nothing is copied; cp takes the first, or merges directories.",
     ),
     (
         "A source onto itself",
-        "A source that is its own destination by way of another host's name is left as it is, and has not failed, as with scp. \
-         Within a host it fails, as with cp.",
+        "A source that is its own destination under another host's name is left unchanged and does not fail, as with \
+         scp. Within a host it fails, as with cp.",
     ),
     ("A directory into itself", "Nothing of it is copied; cp begins, and fails when it meets its own copy."),
     (
         "Temporary names",
-        "Entries named .HASH.rd-part, .HASH.rd-link and .HASH.rd-half, which interrupted copies leave, are reported and not copied.",
+        "Entries named .HASH.rd-part, .HASH.rd-link or .HASH.rd-half, left by interrupted copies, are reported and not \
+         copied.",
     ),
 ];
 
@@ -256,7 +261,7 @@ fn pages() -> Vec<Page> {
             command: AgentArguments::command(),
             examples: examples::AGENT,
             environment: vec![
-                &[("HOME", "Where relative paths start; else that of the system's accounts.")],
+                &[("HOME", "Where relative paths start; by default the home directory of the user database.")],
                 CACHE,
                 TEMPORARY,
                 SSH_CONNECTION,
@@ -336,9 +341,9 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
         }
         roff.control("SH", ["LETTERS OF SCP AND RSYNC"]);
         roff.text([roman(
-            "What hands are used to type is accepted, where rdcp can do it. -P and -l take the next word as a number only \
-             if it is all digits and no file has that name; -o takes it only with a \"=\" in it. scp://[USER@]HOST[:PORT][/PATH] \
-             is accepted too.",
+            "rdcp accepts the letters of scp and rsync if it can do what they mean. -P and -l take the next word as a \
+             number only if it is all digits and no file has that name; -o takes it only if it contains \"=\". \
+             scp://[USER@]HOST[:PORT][/PATH] is accepted too.",
         )]);
         for letter in LETTERS {
             let there = [("scp", letter.scp), ("rsync", letter.rsync)];
@@ -396,7 +401,7 @@ fn sentence(command: &str, code: &str, meaning: &str) -> String {
     let Some((_, words)) = row else { return meaning.to_owned() };
     let words = words.trim_end_matches(" |").replace('`', "");
     let words = words.split("; for rdperf").next().unwrap_or(&words);
-    let agent = if meaning.contains("agent") { "; a host without an agent that could be started" } else { "" };
+    let agent = if meaning.contains("agent") { "; no agent could be started on a host" } else { "" };
     let words = if command == "rdcp" { words } else { words.split("; for a copy by").next().unwrap_or(words) };
     format!("{words}{agent}")
 }

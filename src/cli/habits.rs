@@ -74,22 +74,22 @@ impl Letter {
     pub fn meaning(&self) -> String {
         match self.here {
             Here::Own if self.letter == 'R' => {
-                "with --sync the directories that lead to SRC are made in DST, as with rsync; between two other hosts accepted, as \
-                 the data goes directly anyway; else refused"
+                "with --sync, the directories that lead to SRC are created in DST, as with rsync; between two other hosts, \
+                 accepted, because the data goes directly anyway; else refused"
                     .to_owned()
             }
-            Here::Own if self.letter == 'h' => "by itself --help; with other letters, or --sync, --human-readable".to_owned(),
+            Here::Own if self.letter == 'h' => "alone, --help; with other letters or --sync, --human-readable".to_owned(),
             Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
-            Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
-            Here::Means(_) if self.letter == 'a' => "--recursive; with --files-from nothing, as with rsync".to_owned(),
+            Here::Kept => "accepted: done anyway, or not applicable".to_owned(),
+            Here::Means(_) if self.letter == 'a' => "--recursive; no effect with --files-from, as with rsync".to_owned(),
             Here::Means(words) => words.join(" "),
-            Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
-            Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
-            Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else --checksum".to_owned(),
-            Here::Word(Behind::Program) => "with the path of a program --rsh PATH; else accepted".to_owned(),
-            Here::Word(Behind::Sftp) => "accepted: done anyway, or of no use here".to_owned(),
-            Here::Filter => "with '- PATTERN' --exclude PATTERN, with '+ PATTERN' --include PATTERN".to_owned(),
-            Here::Synced(word, instead) => format!("with --sync {word}; else refused: {instead}"),
+            Here::Number(Number::Port) => "with a number, ssh's port; else --progress".to_owned(),
+            Here::Number(Number::Limit) => "with a number, --bwlimit in Kbit/s; else accepted".to_owned(),
+            Here::Word(Behind::Cipher) => "with a cipher, -o Ciphers=CIPHER; else --checksum".to_owned(),
+            Here::Word(Behind::Program) => "with the path of a program, --rsh PATH; else accepted".to_owned(),
+            Here::Word(Behind::Sftp) => "accepted: done anyway, or not applicable".to_owned(),
+            Here::Filter => "with '- PATTERN', --exclude PATTERN; with '+ PATTERN', --include PATTERN".to_owned(),
+            Here::Synced(word, instead) => format!("with --sync, {word}; else refused: {instead}"),
             Here::Refused(instead) => format!("refused: {instead}"),
         }
     }
@@ -99,26 +99,26 @@ const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here
     Letter { letter, scp, rsync, here }
 }
 
-const NO_GROUP: &str = "--no-owner leaves both owner and group out";
+const NO_GROUP: &str = "--no-owner leaves out both owner and group";
 
 const NO_OWNER: &str = "--no-owner leaves out the group as well; --chown :GROUP sets one";
 
 const NO_DIRLINKS: &str =
-    "a directory replaces a symbolic link, or is refused; --no-implied-dirs keeps those on the way to what -R names";
+    "a directory replaces a symbolic link, or is refused; with -R, --no-implied-dirs keeps links that lead to SRC";
 
-const NO_DIRS: &str = "rdcp copies directories with what is in them (-r) or not at all";
+const NO_DIRS: &str = "rdcp copies directories with their contents (-r) or not at all";
 
-const NO_BLOCKS: &str = "the size of blocks follows that of the file: leave it out";
+const NO_BLOCKS: &str = "the block size depends on the file size: leave it out";
 
 const COMPRESSES: &str = "use --compress zstd or --compress lz4";
 
-const STOPS: &str = "timeout(1) ends it when you like; run again, the copy goes on";
+const STOPS: &str = "use timeout(1) to end it; run again, the copy resumes";
 
-const NO_BATCH: &str = "what differs is sent, and not kept in a file";
+const NO_BATCH: &str = "differences are sent, and cannot be kept in a file";
 
-const NO_DAEMON: &str = "daemons of rsync are not reached: name HOST:PATH, which is reached by ssh";
+const NO_DAEMON: &str = "rsync daemons are not supported: name HOST:PATH, to connect by ssh";
 
-const DELETES_LATER: &str = "--delete deletes in each directory after all that comes into it has been copied";
+const DELETES_LATER: &str = "--delete deletes in each directory after all its entries have been copied";
 
 /// Every letter of scp and of rsync.
 #[rustfmt::skip]
@@ -129,8 +129,8 @@ pub const LETTERS: &[Letter] = &[
     letter('6', "IPv6", "IPv6", Here::Means(&["-o", "AddressFamily=inet6"])),
     letter('8', "", "--8-bit-output", Here::Kept),
     letter('@', "", "--modify-window", Here::Refused("use --modify-window SECONDS")),
-    letter('A', "forward the agent", "--acls", Here::Kept),
-    letter('B', "no questions", "--block-size", Here::Means(&["-o", "BatchMode=yes"])),
+    letter('A', "agent forwarding", "--acls", Here::Kept),
+    letter('B', "no password prompts", "--block-size", Here::Means(&["-o", "BatchMode=yes"])),
     letter('C', "compress", "--cvs-exclude", Here::Means(&["--compress=auto"])),
     letter('D', "SFTP server", "--devices --specials", Here::Kept),
     letter('E', "", "--executability", Here::Kept),
@@ -140,13 +140,13 @@ pub const LETTERS: &[Letter] = &[
     letter('J', "jump host", "--omit-link-times", Here::OwnValue),
     letter('K', "", "--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
     letter('L', "", "--copy-links", Here::Own),
-    letter('M', "", "--remote-option", Here::Refused("options go to both ends by themselves")),
-    letter('N', "", "--crtimes", Here::Refused("Linux cannot set when a file was made")),
-    letter('O', "the old protocol", "--omit-dir-times", Here::Synced("--omit-dir-times", "there is no older protocol to choose: leave it out")),
+    letter('M', "", "--remote-option", Here::Refused("options apply to both ends anyway")),
+    letter('N', "", "--crtimes", Here::Refused("Linux cannot set the creation time of a file")),
+    letter('O', "the old protocol", "--omit-dir-times", Here::Synced("--omit-dir-times", "rdcp has only one protocol: leave it out")),
     letter('P', "port", "--partial --progress", Here::Number(Number::Port)),
     letter('R', "directly between hosts", "--relative", Here::Own),
     letter('S', "program for ssh", "--sparse", Here::Word(Behind::Program)),
-    letter('T', "no checks of names", "--temp-dir", Here::Own),
+    letter('T', "no checks of file names", "--temp-dir", Here::Own),
     letter('U', "", "--atimes", Here::Kept),
     letter('V', "", "--version", Here::Own),
     letter('W', "", "--whole-file", Here::Kept),
@@ -195,7 +195,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--whole-file", Here::Kept),
     ("--partial", Here::Kept),
     ("--ignore-times", Here::Means(&["--checksum"])),
-    ("--force", Here::Refused("--delete replaces directories that have something in them")),
+    ("--force", Here::Refused("--delete replaces directories that are not empty")),
     ("--super", Here::Kept),
     ("--drop-D", Here::Means(&["--no-specials"])),
     ("--open-noatime", Here::Kept),
@@ -219,7 +219,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-whole-file", Here::Kept),
     ("--no-W", Here::Kept),
     ("--modify-window=-1", Here::Means(&["--modify-window=0"])),
-    ("--delay-updates", Here::Refused("each file appears when it is whole; --snapshot shows a tree as a whole")),
+    ("--delay-updates", Here::Refused("each file appears when complete; with --snapshot, the tree appears as a whole")),
     ("--fuzzy", Here::Kept),
     ("--executability", Here::Kept),
     ("--preallocate", Here::Kept),
@@ -245,16 +245,16 @@ const WORDS: &[(&str, Here)] = &[
     ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
     ("--no-group", Here::Refused(NO_GROUP)),
     ("--no-g", Here::Refused(NO_GROUP)),
-    ("--ignore-errors", Here::Refused("nothing is deleted where something could not be read; mend that first")),
+    ("--ignore-errors", Here::Refused("nothing is deleted where something could not be read; fix that first")),
     ("--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
-    ("--copy-dest=", Here::Refused("--link-dest links what is unchanged; --find-moves copies what was renamed")),
-    ("--compare-dest=", Here::Refused("--link-dest links what is unchanged, so that DST is whole")),
-    ("--remote-option=", Here::Refused("options go to both ends by themselves")),
+    ("--copy-dest=", Here::Refused("--link-dest links unchanged files; --find-moves links or copies renamed files")),
+    ("--compare-dest=", Here::Refused("--link-dest links unchanged files, so that DST is complete")),
+    ("--remote-option=", Here::Refused("options apply to both ends anyway")),
     ("--usermap=", Here::Refused("owners are mapped by name; --chown USER:GROUP sets one")),
     ("--groupmap=", Here::Refused("groups are mapped by name; --chown USER:GROUP sets one")),
-    ("--delete-missing-args", Here::Refused("name the directory that they were in, with --delete")),
-    ("--ignore-missing-args", Here::Refused("what is missing is named, and the others are copied; exit code 8 tells")),
-    ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
+    ("--delete-missing-args", Here::Refused("name the directory that contained them, with --delete")),
+    ("--ignore-missing-args", Here::Refused("missing sources are reported (exit code 8), and the others are copied")),
+    ("--append", Here::Refused("an interrupted copy resumes when it is run again")),
     ("--compress-level=", Here::Refused(COMPRESSES)),
     ("--compress-choice=", Here::Refused(COMPRESSES)),
     ("--zl=", Here::Refused(COMPRESSES)),
@@ -263,22 +263,22 @@ const WORDS: &[(&str, Here)] = &[
     ("--dirs", Here::Refused(NO_DIRS)),
     ("--old-dirs", Here::Refused(NO_DIRS)),
     ("--old-d", Here::Refused(NO_DIRS)),
-    ("--suffix=", Here::Refused("what was there is kept under its own name, by --backup-dir DIR")),
+    ("--suffix=", Here::Refused("--backup-dir DIR keeps old files under their own names")),
     (
         "--munge-links",
         Here::Refused("links are copied as they are; --safe-links leaves out those that lead out of SRC"),
     ),
-    ("--insecure-links", Here::Refused("no link is followed at DST")),
+    ("--insecure-links", Here::Refused("links are never followed at DST")),
     ("--confine-root=", Here::Refused("nothing is written outside of DST")),
-    ("--copy-devices", Here::Refused("a device is read where it is SRC itself")),
-    ("--write-devices", Here::Refused("--in-place writes to the block device that DST is")),
-    ("--fake-super", Here::Refused("only root can give files away; --no-owner leaves owners out")),
+    ("--copy-devices", Here::Refused("a device is read only if it is SRC itself")),
+    ("--write-devices", Here::Refused("--in-place writes to DST if it is a block device")),
+    ("--fake-super", Here::Refused("only root can set owners; --no-owner leaves owners out")),
     ("--copy-as=", Here::Refused("log in as that user: USER@HOST:PATH")),
-    ("--crtimes", Here::Refused("Linux cannot set when a file was made")),
-    ("--omit-link-times", Here::Refused("links get their times with all else; --no-times leaves all times out")),
-    ("--iconv=", Here::Refused("names are bytes, which are copied as they are")),
-    ("--list-only", Here::Refused("-n says what would be copied, ssh HOST ls -l what is there")),
-    ("--contimeout=", Here::Refused("ssh's is -o ConnectTimeout=SECONDS")),
+    ("--crtimes", Here::Refused("Linux cannot set the creation time of a file")),
+    ("--omit-link-times", Here::Refused("links get their times as other entries do; --no-times leaves out all times")),
+    ("--iconv=", Here::Refused("names are copied byte for byte")),
+    ("--list-only", Here::Refused("-n shows what would be copied, ssh HOST ls -l what exists")),
+    ("--contimeout=", Here::Refused("for ssh, use -o ConnectTimeout=SECONDS")),
     ("--stop-after=", Here::Refused(STOPS)),
     ("--time-limit=", Here::Refused(STOPS)),
     ("--stop-at=", Here::Refused(STOPS)),
@@ -287,17 +287,17 @@ const WORDS: &[(&str, Here)] = &[
     ("--read-batch=", Here::Refused(NO_BATCH)),
     ("--password-file=", Here::Refused(NO_DAEMON)),
     ("--early-input=", Here::Refused(NO_DAEMON)),
-    ("--address=", Here::Refused("--via ADDRESS is what the data goes by")),
-    ("--log-file-format=", Here::Refused("--json=FILE tells programs what happens")),
-    ("--partial-dir=", Here::Refused("what has arrived is kept beside its place, and the same copy goes on with it")),
-    ("--temp-dir=", Here::Refused("files are made beside their place, so that they can be renamed")),
-    ("--out-format=", Here::Refused("--json tells programs what happens")),
-    ("--log-file=", Here::Refused("--json=FILE tells programs what happens")),
+    ("--address=", Here::Refused("use --via ADDRESS to choose the network")),
+    ("--log-file-format=", Here::Refused("use --json=FILE, which is for programs")),
+    ("--partial-dir=", Here::Refused("received data is kept beside the file, and the same copy resumes with it")),
+    ("--temp-dir=", Here::Refused("files are written beside their destination, so that they can be renamed")),
+    ("--out-format=", Here::Refused("use --json, which is for programs")),
+    ("--log-file=", Here::Refused("use --json=FILE, which is for programs")),
     ("--del", Here::Means(&["--delete"])),
     ("--delete-before", Here::Refused(DELETES_LATER)),
     ("--delete-during", Here::Means(&["--delete"])),
     ("--delete-delay", Here::Means(&["--delete"])),
-    ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
+    ("--rsync-path=", Here::Refused("use --agent PATH for the program on other hosts")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
 ];
 
@@ -494,7 +494,7 @@ fn filter(rule: &OsStr) -> Result<OsString, String> {
     };
     let pattern = pattern.ok_or_else(|| {
         let rule = escaped(rule);
-        format!("--filter '{rule}': of rules there are '- PATTERN', '+ PATTERN' and '!'; --exclude-from reads them from a file")
+        format!("--filter '{rule}': rules are '- PATTERN', '+ PATTERN' or '!'; --exclude-from reads them from a file")
     })?;
     // As one word, because "- x" by itself would be taken for an option.
     Ok(OsString::from_vec([b"--exclude=", &pattern[..]].concat()))
@@ -510,7 +510,7 @@ fn information(flags: &str, is_sync: bool) -> Result<Vec<&'static str>, String> 
             "stats" => words.push("--stats"),
             "name" | "del" if is_sync && words.contains(&"--verbose") => {}
             "name" | "del" if is_sync => words.push("--verbose"),
-            _ => return Err(format!("--info={flag}: --progress, --stats and --itemize-changes say what happens")),
+            _ => return Err(format!("--info={flag}: use --progress, --stats or --itemize-changes")),
         }
     }
     Ok(words)
@@ -564,7 +564,7 @@ fn cluster(
                 let rule = rule.unwrap_or_default();
                 let is_operand = exists(&rule) || rule.as_bytes().contains(&b':');
                 if !attached && is_operand && filter(&rule).is_err() {
-                    return Err("-f is rsync's --filter; nothing is needed to overwrite".to_owned());
+                    return Err("-f is rsync's --filter; overwriting needs no option".to_owned());
                 }
                 done.words.push(filter(&rule)?);
                 return Ok(());
@@ -602,7 +602,7 @@ fn cluster(
                     && !attached
                     && let Some(directory) = value
                 {
-                    let note = "-t takes it as the directory to copy into; rsync's -t is done without it";
+                    let note = "-t takes this as the directory to copy into; rsync's -t is done anyway";
                     done.notes.push(format!("{}: {note}", escaped(directory)));
                 }
                 if byte == b'i' {
@@ -694,11 +694,11 @@ impl Behind {
 pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-changes";
 
 /// Advice for `-C` with `--sync`, which may be meant as rsync's.
-const NO_CVS: &str = "rsync's -C leaves out what CVS would: use --exclude or --exclude-from; to compress, use -z";
+const NO_CVS: &str = "rsync's -C excludes what CVS ignores: use --exclude or --exclude-from; to compress, use -z";
 
 /// Advice for `-t` with `--sync`, which may be meant as rsync's.
 const NO_TIMES: &str =
-    "rsync's -t is done anyway: leave it out; the directory to copy into is --target-directory DIR, or the last word";
+    "rsync's -t is done anyway: leave it out; name the directory to copy into with --target-directory DIR, or last";
 
 /// Whether a word is the path of a key for ssh.
 fn is_key(word: &OsStr) -> bool {

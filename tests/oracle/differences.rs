@@ -26,7 +26,7 @@ pub struct Lines {
 
 pub const LINES: &[Lines] = &[
     Lines {
-        heading: "Two sources of one name",
+        heading: "Two sources of the same name",
         patterns: &["*d d > *", "*f f > *", "*f deep/f > *", "*d deep/d > *"],
         instead: Instead::Refused,
     },
@@ -136,7 +136,7 @@ fn kind(snapshot: &Snapshot, path: &[u8]) -> &'static str {
 
 pub const ENTRIES: &[Entries] = &[
     Entries {
-        heading: "Attributes of directories that are there",
+        heading: "Attributes of existing directories",
         is_meant: |finding, seen| {
             let has = |snapshot: &Snapshot| {
                 snapshot.get(&finding.path).is_some_and(|entry| entry.attributes.contains_key(&finding.what))
@@ -175,14 +175,14 @@ pub const ENTRIES: &[Entries] = &[
         },
     },
     Entries {
-        heading: "Links onto what they lead to",
+        heading: "Links onto their targets",
         is_meant: |finding, seen| {
             let [source, got, before] = [seen.source, seen.got, seen.before].map(|it| kind(it, &finding.path));
             finding.what == "kind" && source == "link" && before != "link" && got == before
         },
     },
     Entries {
-        heading: "Hard links to what cannot be made",
+        heading: "Hard links to files that cannot be created",
         is_meant: |finding, seen| {
             let source = seen.source.get(&finding.path).and_then(|entry| entry.first_name.as_ref());
             let is_kept = seen.got.get(&finding.path).map(|entry| &entry.content)

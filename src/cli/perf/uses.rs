@@ -15,7 +15,7 @@ pub(super) const USES: &[Use<Task>] = &[
         "bw, lat, ping, rails and disk",
     ),
     (&["iterations"], |task| matches!(task, Wire(..)), "bw, lat, ping, qps and rails"),
-    (&["duration"], |task| !matches!(task, Serve(_) | Model | Compare), "what takes time"),
+    (&["duration"], |task| !matches!(task, Serve(_) | Model | Compare), "tasks that take time"),
     (
         &["qp"],
         |task| matches!(task, Limits(..) | Wire(_, Both | Bandwidth | Connections | Rails)),
@@ -25,8 +25,8 @@ pub(super) const USES: &[Use<Task>] = &[
     (&["bidirectional", "reverse"], |task| matches!(task, Wire(_, Both | Bandwidth | Rails)), "bw and rails"),
     (&["poll", "transport"], |task| matches!(task, Wire(..) | Limits(..)), "HOST"),
     (&["source"], |task| matches!(task, Limits(..)), "limits"),
-    (&["json"], |task| !matches!(task, Serve(_) | Compare), "what measures"),
-    (&["plot", "compare"], |task| !matches!(task, Serve(_)), "what measures"),
+    (&["json"], |task| !matches!(task, Serve(_) | Compare), "tasks that measure"),
+    (&["plot", "compare"], |task| !matches!(task, Serve(_)), "tasks that measure"),
     (&["clients", "sram", "left"], |task| matches!(task, Model), "model"),
     (&["once"], |task| matches!(task, Serve(_)), "serve"),
     (&["port_range"], |task| matches!(task, Serve(_)) || is_launched(task), "serve, and HOST without PORT"),
@@ -39,9 +39,9 @@ pub(super) const USES: &[Use<Task>] = &[
     (
         &["via"],
         |task| is_launched(task) && !matches!(task, Wire(_, Rails)),
-        "HOST without PORT, by one network: rails measures every one",
+        "HOST without PORT, except rails, which measures every network",
     ),
-    (&["relay"], |_| false, "copies: what goes through ssh says nothing of the wire"),
+    (&["relay"], |_| false, "copies: a stream through ssh does not measure the network"),
 ];
 
 /// Whether the launcher starts the other end.
@@ -103,15 +103,18 @@ mod tests {
             ("h:7 limits --agent x", "--agent does not go with HOST:PORT limits; it is for HOST without PORT"),
             (
                 "h rails --via e0",
-                "--via does not go with HOST rails; it is for HOST without PORT, by one network: rails measures every one",
+                "--via does not go with HOST rails; it is for HOST without PORT, except rails, which measures every network",
             ),
             (
                 "h:7 --relay",
-                "--relay does not go with HOST:PORT; it is for copies: what goes through ssh says nothing of the wire",
+                "--relay does not go with HOST:PORT; it is for copies: a stream through ssh does not measure the network",
             ),
             ("h qps --all", "--all does not go with HOST qps; it is for bw, lat, ping and rails"),
-            ("serve --json", "--json does not go with serve; it is for what measures"),
-            ("--plot x.svg --compare x --json", "--json does not go with --compare alone; it is for what measures"),
+            ("serve --json", "--json does not go with serve; it is for tasks that measure"),
+            (
+                "--plot x.svg --compare x --json",
+                "--json does not go with --compare alone; it is for tasks that measure",
+            ),
         ] {
             assert_eq!(said(&format!("rdperf {line}")).as_deref(), Some(expected), "{line}");
         }

@@ -563,8 +563,8 @@ pub enum Message {
     /// Progress of the node.
     #[n(54)]
     BroadcastState(#[n(0)] BroadcastState),
-    /// Proof of the stream. The source's node says what the stream was. The node of a copy is told what the stream must
-    /// have been, and finishes nothing before that.
+    /// Proof of the stream. The source's node reports what the stream was. The node of a copy receives what the stream
+    /// must have been, and finishes nothing before that.
     #[n(55)]
     BroadcastProof(#[n(0)] BroadcastProof),
     /// Whether there is another host behind this one from now on.

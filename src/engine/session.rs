@@ -48,7 +48,7 @@ pub struct Session<'a> {
     pub post: Sender<Event>,
     /// The receiving end of `post`.
     pub events: Receiver<Event>,
-    /// Is told what happens.
+    /// Receives the events of the session.
     pub observer: Box<dyn Observer>,
     /// Whether the session takes the signals of this process. Otherwise the caller posts them as events.
     pub takes_signals: bool,

@@ -171,7 +171,7 @@ pub struct Transfer {
     pub compress: Compress,
     /// Rate limit of the sender in bytes per second.
     pub bwlimit: Option<u64>,
-    /// Is told what happens.
+    /// Receives the events of the transfer.
     pub observer: Box<dyn Observer>,
 }
 

@@ -44,8 +44,8 @@ const MARK_MAX: Duration = Duration::from_secs(30);
 /// How often waiting threads check whether they should still wait.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The previous host is told how far data is no longer needed whenever this fraction (1/8) of the spool has been
-/// added, or after this time.
+/// This host reports to the previous one how far data is no longer needed, whenever this fraction (1/8) of the spool
+/// has been added, or after this time.
 const MARK_SHARE: u64 = 8;
 const MARK_EVERY: Duration = Duration::from_millis(50);
 
@@ -346,7 +346,7 @@ impl Spool {
         self.state.lock().expect("no panics under it")
     }
 
-    /// Lets go of data that is no longer needed.
+    /// Frees data that is no longer needed.
     fn let_go(&self, state: &mut State) {
         let floor = state.places.floor();
         while state.segments.front().is_some_and(|segment| segment.end() <= floor) {

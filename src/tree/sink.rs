@@ -567,7 +567,7 @@ impl TreeSink {
         self.discard();
     }
 
-    /// Sets the function that is told what is kept when the transfer is given up.
+    /// Sets the function that hears what is kept when the transfer is given up.
     pub fn on_kept(&mut self, tell: Kept) {
         self.tell_kept = Some(tell);
     }

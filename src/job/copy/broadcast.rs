@@ -70,7 +70,7 @@ struct Target {
     /// Why this host and another could not connect.
     unmet: Option<String>,
     done_after: Option<Duration>,
-    /// Command that requested this host, and is told the outcome.
+    /// Command that requested this host, and receives the outcome.
     joiner: Option<Joiner>,
     /// Whether the host was added again, as another target, after this one failed.
     is_replaced: bool,

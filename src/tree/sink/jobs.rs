@@ -28,7 +28,7 @@ pub struct Local {
     pub range: FileRange,
     /// Ends the copy when set.
     pub stop: Arc<AtomicBool>,
-    /// Is told when the range has been copied, or why it could not be read.
+    /// The source, which learns when the range has been copied, or why it could not be read.
     pub source: Arc<TreeSource>,
 }
 

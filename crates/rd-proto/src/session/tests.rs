@@ -268,7 +268,7 @@ fn a_session_ends_that_nobody_watches_at_either_end() {
         }
         assert_eq!(outcome(&mut receiver), Some(Outcome::Aborted(Cause::Signal(1))));
     }
-    // All lanes are told, including a lane that comes up later.
+    // The frame goes out on all lanes, including one that comes up later.
     let mut receiver = accepting();
     receiver.handle_unwatched(now);
     receiver.handle_lane_up(LaneId { index: 1, generation: 0 }, now);

@@ -35,15 +35,17 @@ pub enum Victim {
 
 impl Victim {
     pub fn of(process: &Marked, caller: u32) -> Self {
-        match process.name.as_str() {
+        match process.program.as_str() {
             _ if process.pid == caller => Self::Caller,
             _ if process.arguments.contains("--guard") => Self::Guard,
-            name if name.starts_with("faults-") => Self::Launcher,
-            "rdma-pipe-agent" => Self::Agent,
-            // The shell that becomes the agent.
-            "sh" if process.arguments.ends_with("/rdma-pipe-agent") => Self::Agent,
-            // A copy of the caller that is about to become another program.
+            program if program.starts_with("faults-") => Self::Launcher,
+            "rdma-pipe-agent" if process.name == process.program => Self::Agent,
+            // A copy of the agent that is about to become a guard.
+            "rdma-pipe-agent" => Self::Guard,
+            // A copy of the caller that is about to become a launcher or a guard.
             "rdma-pipe" => Self::Launcher,
+            // The shell that becomes the agent.
+            _ if process.name == "sh" && process.arguments.ends_with("/rdma-pipe-agent") => Self::Agent,
             _ => Self::Command,
         }
     }
@@ -114,6 +116,16 @@ pub fn codes(struck: Option<(Victim, Blow)>) -> Vec<i32> {
         Some((Victim::Caller, Blow::Terminate)) => vec![0, 143],
         // The caller may report late that a link was lost or never made.
         Some(_) => vec![0, 3, 4],
+    }
+}
+
+/// Returns the exit code of a command that was struck.
+pub fn code_of_command(blow: Blow) -> i32 {
+    match blow {
+        Blow::Kill | Blow::Freeze(_) => 137,
+        Blow::Interrupt => 130,
+        Blow::Terminate => 143,
+        Blow::Pause(_) => 0,
     }
 }
 

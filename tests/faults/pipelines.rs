@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
 use crate::copies::{REFUSALS, command, disturb};
-use crate::kills::{Blow, RECONNECT, Victim, codes, outcome, strike};
+use crate::kills::{RECONNECT, Victim, code_of_command, codes, outcome, strike};
 use crate::rig::*;
 use crate::story::Story;
 use crate::sweep::{Runs, sweep};
@@ -133,14 +133,11 @@ impl Pipeline {
         let within = story.pick(&[30, 150, 600, 1500]);
         let hit = strike(story, &mut running.process, &wanted, within);
         let mut allowed = codes(hit);
-        if let Some((Victim::Command, blow)) = hit {
-            let code = match blow {
-                Blow::Kill | Blow::Freeze(_) => 137,
-                Blow::Interrupt => 130,
-                Blow::Terminate => 143,
-                Blow::Pause(_) => 0,
-            };
-            allowed = vec![0, code];
+        match hit {
+            Some((Victim::Command, blow)) => allowed = vec![0, code_of_command(blow)],
+            // A guard's copy that is about to become the command.
+            Some((Victim::Guard, blow)) => allowed.push(code_of_command(blow)),
+            _ => {}
         }
         let code = self.judge(story, running, &allowed);
         story.outcome = outcome(hit, code);

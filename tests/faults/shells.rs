@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use crate::copies::{command, disturb};
-use crate::kills::{Blow, RECONNECT, Victim, codes, outcome, strike};
+use crate::kills::{RECONNECT, Victim, code_of_command, codes, outcome, strike};
 use crate::rig::*;
 use crate::story::Story;
 use crate::sweep::{Runs, sweep};
@@ -53,9 +53,8 @@ fn one(story: &mut Story, is_by_network: bool) {
     fed.join().expect("no panic");
     let mut allowed = match hit {
         Some((Victim::Caller, _)) | None => codes(hit),
-        Some((Victim::Command, Blow::Kill | Blow::Freeze(_))) => vec![0, 137],
-        Some((Victim::Command, Blow::Interrupt)) => vec![0, 130],
-        Some((Victim::Command, Blow::Terminate)) => vec![0, 143],
+        // The guard may be a copy that is about to become the command.
+        Some((Victim::Command | Victim::Guard, blow)) => vec![0, code_of_command(blow)],
         Some(_) => vec![0],
     };
     allowed.push(FAILED);

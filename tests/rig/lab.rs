@@ -108,7 +108,10 @@ pub fn is_alive(pid: u32) -> bool {
 #[derive(Debug)]
 pub struct Marked {
     pub pid: u32,
-    /// Name of the process in the kernel.
+    /// Name of the program's file.
+    pub program: String,
+    /// Name of the process in the kernel. A copy that has not yet become another program has the name of the thread
+    /// that made it.
     pub name: String,
     pub arguments: String,
 }
@@ -123,8 +126,10 @@ pub fn marked(mark: &Path) -> Vec<Marked> {
         // `environ` is empty for a process that has exited.
         file("environ")?.split(|&byte| byte == 0).find(|&variable| variable == wanted.as_bytes())?;
         let name = String::from_utf8_lossy(&file("comm")?).trim().to_owned();
+        let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let program = program.file_name()?.to_string_lossy().into_owned();
         let arguments = String::from_utf8_lossy(&file("cmdline")?).replace('\0', " ").trim().to_owned();
-        is_alive(pid).then_some(Marked { pid, name, arguments })
+        is_alive(pid).then_some(Marked { pid, program, name, arguments })
     })
     .collect()
 }

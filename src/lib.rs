@@ -13,6 +13,9 @@ mod job;
 mod limits;
 pub mod log;
 pub mod measure;
+#[cfg(test)]
+#[path = "../tests/rig/not_run.rs"]
+mod not_run;
 pub mod options;
 mod signals;
 mod standard_error;

@@ -266,7 +266,7 @@ fn a_cache_that_others_could_change_is_not_used() {
         far.refuses(&[".cache/rdma-pipe", "must belong to the user that logs in"]);
         std::os::unix::fs::chown(&cache, Some(0), None).expect("root");
     } else {
-        eprintln!("not run: a cache of another user's, which takes root");
+        partly_run("needs root, for a cache of another user");
     }
     far.finds();
     fs::rename(&cache, far.join("elsewhere")).expect("ours");
@@ -439,7 +439,7 @@ fn any_shell_does() {
     for shell in ["dash", "bash", "busybox"] {
         let Some(path) = ["/bin", "/usr/bin"].map(|bin| Path::new(bin).join(shell)).into_iter().find(|it| it.exists())
         else {
-            eprintln!("not run: {shell} is not here");
+            partly_run(format_args!("{shell} is not installed"));
             continue;
         };
         let far = Far::with("PATH=$PATH:DIR", "");

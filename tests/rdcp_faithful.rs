@@ -134,7 +134,8 @@ fn in_place_spares_what_has_other_names() {
         let inode = fs::metadata(target.join("alone")).expect("it").ino();
         let contents = side(&lab, from, &format!("from{number}/."));
         let ended = rdcp(&lab, &["-r".into(), "--in-place".into(), contents, side(&lab, to, &format!("to{number}"))]);
-        for name in ["one", "other", "shared", "large"] {
+        // Nothing would be written to what is large and the same, so it is no failure.
+        for name in ["one", "other", "shared"] {
             let line = ended.stderr.lines().find(|line| line.contains(&format!("/{name}")));
             assert!(line.is_some_and(|line| line.contains("name") || line.contains("same file")), "{}", ended.stderr);
         }
@@ -151,7 +152,7 @@ fn in_place_spares_what_has_other_names() {
 #[test]
 fn what_is_no_file_keeps_no_acl_of_the_destination() {
     if !is_root() {
-        return;
+        return not_run("needs root, to make devices");
     }
     let lab = Lab::new();
     let from = lab.join("from");

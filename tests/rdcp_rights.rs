@@ -47,8 +47,8 @@ fn side(lab: &Lab, host: &str, name: &str) -> OsString {
 /// users, so only root can run it.
 #[test]
 fn metadata_that_is_lost_is_told() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return not_run("needs root, to become another user");
     }
     let lab = Lab::new();
     fs::create_dir(lab.join("from")).expect("a directory");
@@ -93,8 +93,8 @@ fn metadata_that_is_lost_is_told() {
 /// A writable file in a read-only directory: no marker can be made there to say that the file is half-written.
 #[test]
 fn what_cannot_be_marked_is_written_in_place_only_where_the_next_copy_would_see_that() {
-    if !rustix::process::geteuid().is_root() {
-        return;
+    if !is_root() {
+        return not_run("needs root, to become another user");
     }
     let lab = Lab::new();
     fs::create_dir(lab.join("into")).expect("a directory");
@@ -448,7 +448,7 @@ fn rights(lab: &Lab, directory: &str, more: &str) -> Vec<String> {
 #[test]
 fn groups_of_which_the_user_is_a_member_are_kept() {
     if !is_root() {
-        return;
+        return not_run("needs root, to become another user");
     }
     let plant = format!(
         "umask 022 && mkdir -p from/d from/own from/foreign && cd from && echo 1 >file && echo 1 >set && echo 1 >d/below \
@@ -599,7 +599,7 @@ fn directories_that_may_only_be_entered_lead_to_what_is_listed() {
 #[test]
 fn what_another_user_has_left_blocks_no_name() {
     if !is_root() {
-        return;
+        return not_run("needs root, to become another user");
     }
     let lab = Lab::new();
     lab.0.file("file", b"whole");

@@ -384,8 +384,7 @@ fn rsync_both_ways() {
 #[test]
 fn borg_through_it() {
     if Command::new("borg").arg("--version").stdout(Stdio::null()).status().is_err() {
-        eprintln!("not run: there is no borg here");
-        return;
+        return not_run("borg is not installed");
     }
     let lab = Lab::new();
     lab.plant("from");

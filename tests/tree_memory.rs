@@ -11,7 +11,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rig::lab::*;
-use rig::seeds::is_long;
 use rig::*;
 
 /// Maximum memory in KiB that a larger tree may take beyond a small one, at either end. Without a bound the larger
@@ -113,10 +112,8 @@ fn memory_does_not_grow_with_a_tree() {
 
 /// A hundred times as many files in one directory as in the small tree. Needs two million inodes in /dev/shm.
 #[test]
+#[ignore = "makes two million files: make test-long"]
 fn memory_does_not_grow_with_a_million_entries() {
-    if !is_long() {
-        return eprintln!("not run: only with RD_LONG, it makes two million files");
-    }
     for push in [true, false] {
         let (small, large) = (peaks(flat, 10_000, push), peaks(flat, 1_000_000, push));
         println!("push {push}: {small:?} KiB, then {large:?} KiB");
@@ -154,10 +151,8 @@ fn peak_among(hosts: usize) -> u64 {
 
 /// An agent's memory does not grow with the number of hosts that get a tree.
 #[test]
+#[ignore = "starts 64 agents: make test-long"]
 fn memory_of_an_agent_does_not_grow_with_hosts() {
-    if !is_long() {
-        return eprintln!("not run: only with RD_LONG, it starts 64 agents");
-    }
     let (few, many) = (peak_among(8), peak_among(64));
     println!("8 hosts: {few} KiB, 64 hosts: {many} KiB");
     assert!(few > 1000 && many * 10 <= few * 11, "{few} KiB with 8 hosts, {many} KiB with 64");

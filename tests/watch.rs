@@ -66,7 +66,7 @@ fn lab() -> Lab {
 #[test]
 fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("not run: becoming a user who may not read all takes root");
+        return not_run("needs root, to become another user");
     }
     let lab = lab();
     for path in ["from/a/b", "from/closed", "from/z/open"] {
@@ -250,6 +250,21 @@ fn without_a_terminal_nothing_is_said() {
     }
     // The second change was made after the first had arrived.
     assert_eq!(process.stderr(), "");
+}
+
+#[test]
+fn a_remark_is_not_repeated_with_every_copy() {
+    let lab = lab();
+    fs::write(lab.join("from/.0123456789abcdef0123456789abcdef.rd-part"), "left").expect("a file");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--watch", "from/", "to"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut process = Process::spawn(&mut command);
+    for text in ["one", "two", "three"] {
+        fs::write(lab.join("from/first"), text).expect("a file");
+        until(text, &mut process, || holds(&lab.join("to/first"), text));
+    }
+    let said = process.stderr();
+    assert_eq!(said.matches("rd-part").count(), 1, "{said}");
 }
 
 #[test]

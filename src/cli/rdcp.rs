@@ -661,7 +661,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         ("--hosts-failed", arguments.targets.hosts_failed.as_deref()),
     ];
     moved.extend(named.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
-    let failed = RefCell::new(Vec::new());
+    let (failed, remarks) = (RefCell::new(Vec::new()), RefCell::default());
     let mut copy = |touched: Option<Only>| {
         // Changed paths do not restrict a copy with a manifest, which covers everything, or a copy of listed paths
         // (-R).
@@ -674,7 +674,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             let is_shown = plan.destination == Spec::Standard && !is_file_or_null();
             let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
-            let mut console = Console::new("rdcp", reporter, may_draw, style);
+            let mut console = Console::new("rdcp", reporter, may_draw, style, &remarks);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
             ended.failure = ended.failure.map(unshown);
             failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));

@@ -12,6 +12,7 @@ mod record;
 mod stats;
 mod trace;
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -157,12 +158,40 @@ pub(crate) struct Console<'a> {
     may_draw: bool,
     style: Style,
     hosts: Hosts,
+    remarks: &'a RefCell<Remarks>,
+}
+
+/// Remarks of a copy and of the one before it, each kept up to a limit: `--watch` does not repeat them with every copy.
+#[derive(Default)]
+pub(crate) struct Remarks {
+    before: Vec<String>,
+    now: Vec<String>,
+}
+
+impl Remarks {
+    const KEPT_MAX: usize = 64;
+
+    /// Whether this line is new since the copy before.
+    fn is_new(&mut self, line: &str) -> bool {
+        if self.now.len() < Self::KEPT_MAX {
+            self.now.push(line.to_owned());
+        }
+        !self.before.iter().any(|before| before == line)
+    }
 }
 
 impl<'a> Console<'a> {
     /// Makes a console. `may_draw`: nothing else writes to the terminal. `style`: how entries are printed, if at all.
-    pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool, style: Style) -> Self {
-        Self { name, reporter, terminal: None, may_draw, style, hosts: Hosts::default() }
+    /// `remarks` is what the copy before has left there.
+    pub(crate) fn new(
+        name: &'static str,
+        reporter: &'a Reporter<'a>,
+        may_draw: bool,
+        style: Style,
+        remarks: &'a RefCell<Remarks>,
+    ) -> Self {
+        remarks.replace_with(|old| Remarks { before: std::mem::take(&mut old.now), now: Vec::new() });
+        Self { name, reporter, terminal: None, may_draw, style, hosts: Hosts::default(), remarks }
     }
 }
 
@@ -177,8 +206,9 @@ impl job::Observer for Console<'_> {
 
     fn remark(&mut self, line: &str) {
         self.reporter.happened(Weight::Plain, line);
+        let is_new = self.remarks.borrow_mut().is_new(line) || self.reporter.options.is_verbose();
         match &mut self.terminal {
-            _ if self.reporter.options.quiet => {}
+            _ if self.reporter.options.quiet || !is_new => {}
             Some(terminal) => terminal.area.say(line),
             None => super::say(&format!("{}: {line}", self.name)),
         }

@@ -146,9 +146,15 @@ fn in_place_a_file_with_other_names_is_refused_as_it_is() {
     copy(&from, &to, &sync(), false);
     fs::hard_link(&to, scratch.path().join("other")).expect("a link");
     let before = fs::read(&to).expect("it");
+    // Nothing would be written into it.
+    let checksum = TreeOptions { in_place: true, checksum: true, ..sync() };
+    let (sent, report) = copy(&from, &to, &checksum, false);
+    assert_eq!((sent.bytes, report.failed), (0, 0), "{report:?}");
+    let time = fs::metadata(&to).expect("it").modified().expect("it");
     change(&from, &mut maker, 3);
     touch(&from, &mut maker);
     let (_, report) = copy(&from, &to, &TreeOptions { in_place: true, ..sync() }, false);
     assert_eq!(report.failed, 1, "{report:?}");
     assert!(fs::read(&to).expect("it") == before);
+    assert_eq!(fs::metadata(&to).expect("it").modified().expect("it"), time);
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{XattrFlags, lsetxattr};
 
 use super::sync_tests::{copy, copy_as_dst, scratch, sync};
+use crate::not_run::{not_run, partly_run};
 use crate::options::TreeOptions;
 
 /// Variable that names the place of a test that is run as another user.
@@ -49,7 +50,7 @@ fn what_differs_in_its_mode_alone_keeps_a_time_within_the_window() {
 #[test]
 fn owner_and_group_are_decided_each_by_itself() {
     if !is_root() {
-        return eprintln!("not run: it takes root");
+        return not_run("needs root");
     }
     // The options, the owner of a new file, and the owner of a file of 5:6 that is otherwise the same.
     let cases = [
@@ -146,8 +147,11 @@ fn set_id_bits_that_are_left_out_do_not_differ() {
 
 #[test]
 fn what_only_root_may_set_does_not_differ_for_others() {
-    if !is_root() || std::env::var_os(PLACE).is_some() {
+    if std::env::var_os(PLACE).is_some() {
         return;
+    }
+    if !is_root() {
+        return not_run("needs root");
     }
     let scratch = scratch();
     let from = scratch.path().join("from");
@@ -155,11 +159,12 @@ fn what_only_root_may_set_does_not_differ_for_others() {
     chown(from.join("f"), Some(12), Some(34)).expect("another's");
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("ours");
     if let Err(error) = lsetxattr(from.join("f"), "security.test", b"1", XattrFlags::empty()) {
-        return eprintln!("not run: no such attribute: {error}");
+        return not_run(format_args!("no such attribute: {error}"));
     }
     let output = Command::new(std::env::current_exe().expect("a name"))
         .args(["--exact", "tree::rights_tests::as_another_user"])
         .env(PLACE, scratch.path())
+        .env_remove("RD_NOT_RUN")
         .current_dir("/")
         .uid(65534)
         .gid(65534)
@@ -169,7 +174,7 @@ fn what_only_root_may_set_does_not_differ_for_others() {
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success() && text.contains("1 passed"), "{text}");
         }
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => eprintln!("not run: {error}"),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => not_run(error),
         Err(error) => panic!("{error}"),
     }
 }
@@ -188,6 +193,7 @@ fn as_another_user() {
 fn attributes_that_are_set_are_compared() {
     for (name, is_roots) in [("user.test", false), ("security.test", true)] {
         if is_roots && !is_root() {
+            partly_run("needs root, for security.test");
             continue;
         }
         for is_local in [true, false] {
@@ -196,7 +202,7 @@ fn attributes_that_are_set_are_compared() {
             make(&from);
             copy(&from, &to, &sync(), is_local);
             if let Err(error) = lsetxattr(from.join("f"), name, b"1", XattrFlags::empty()) {
-                return eprintln!("not run: no such attribute: {error}");
+                return not_run(format_args!("no such attribute: {error}"));
             }
             copy(&from, &to, &sync(), is_local);
             let mut value = [0; 8];

@@ -5,15 +5,6 @@ use std::process::{Command, Stdio};
 use crate::rig::others::{NOBODY, as_user_by};
 use crate::rig::*;
 
-/// Whether the test can run. Namespaces and other users need root.
-fn is_root(name: &str) -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        eprintln!("not run: {name}, which needs root");
-    }
-    is_root
-}
-
 /// With `ulimit -v`, as batch systems set it, the C library, stacks and a pool for a long line must
 /// leave room for each other.
 #[test]
@@ -35,8 +26,8 @@ fn a_limit_on_addresses_leaves_room_for_all() {
 /// Signals for which process 1 has no handler never reach it.
 #[test]
 fn a_receiver_that_is_all_of_a_container_ends_when_it_is_asked_to() {
-    if !is_root("process 1") {
-        return;
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, for process 1");
     }
     let mut command = Command::new("unshare");
     command.args(["--fork", "--pid", "--kill-child", "--mount-proc", PROGRAM, "rdrecv", "0", KEY]);
@@ -53,8 +44,8 @@ fn a_receiver_that_is_all_of_a_container_ends_when_it_is_asked_to() {
 
 #[test]
 fn without_room_for_threads_it_says_so() {
-    if !is_root("a user without room for threads") {
-        return;
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, for a user without room for threads");
     }
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.join("tree")).expect("a directory");

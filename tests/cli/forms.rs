@@ -125,7 +125,7 @@ fn key_from_the_environment() {
 fn the_memory_of_an_end_is_its_own() {
     use std::os::unix::fs::MetadataExt;
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("not run: needs root, to become another user whose processes would be theirs");
+        return not_run("needs root, to become another user");
     }
     let scratch = Scratch::new();
     let line = format!("ulimit -c 4096; {}", others::as_user(others::NOBODY, scratch.path()));

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::forms::settle;
 use crate::rig::lab::Lab;
-use crate::rig::{AGENT, Process, Random, rdcp};
+use crate::rig::{AGENT, Process, Random, not_run, rdcp};
 use crate::snapshot::{Finding, Snapshot, differences, snapshot};
 
 /// Number of trees in `make test`, and in `make test-long`.
@@ -121,8 +121,7 @@ fn a_link_to_a_directory_above_is_named_and_not_followed() {
 #[test]
 fn what_is_mounted_below_is_not_entered() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root mounts");
-        return;
+        return not_run("needs root, to mount");
     }
     let lab = Lab::new();
     fs::create_dir_all(lab.join("src/mounted")).expect("a directory");

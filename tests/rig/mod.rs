@@ -21,9 +21,12 @@ pub mod holder;
 pub mod hosts;
 pub mod lab;
 pub mod network;
+mod not_run;
 pub mod others;
 pub mod proxy;
 pub mod seeds;
+
+pub use not_run::{not_run, partly_run};
 
 /// Session key that a user might choose.
 pub const KEY: &str = "correct horse";

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::copies::limited;
 use crate::modes::BASE;
 use crate::rig::lab::{Lab, marked};
-use crate::rig::{AGENT, Ended, Process, Random, noise, rdcp};
+use crate::rig::{AGENT, Ended, Process, Random, noise, not_run, rdcp};
 use crate::snapshot::{Finding, differences, snapshot};
 use crate::tree::USER;
 
@@ -145,7 +145,7 @@ impl Drop for Small {
 #[test]
 fn a_full_disk_deletes_nothing_where_it_failed() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("not run: needs root to mount a small file system");
+        return not_run("needs root, to mount a small file system");
     }
     for way in WAYS {
         let lab = Lab::new();
@@ -169,7 +169,7 @@ fn a_full_disk_deletes_nothing_where_it_failed() {
 #[test]
 fn a_disk_that_can_hold_no_more_files_ends_the_copy() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("not run: needs root to mount a small file system");
+        return not_run("needs root, to mount a small file system");
     }
     for way in WAYS {
         let lab = Lab::new();

@@ -9,7 +9,7 @@ use crate::itemize::printed;
 use crate::modes::BASE;
 use crate::rig::lab::Lab;
 use crate::rig::others::{MEMBER, TEAM, as_member};
-use crate::rig::{AGENT, Process, in_shell, rdcp};
+use crate::rig::{AGENT, Process, in_shell, not_run, rdcp};
 use crate::snapshot::{Finding, differences, snapshot};
 
 /// Options of both programs, and the shell command that changes both copies before.
@@ -26,7 +26,7 @@ const CASES: &[(&[&str], &str)] = &[
 #[test]
 fn groups_of_a_member_are_kept_and_told_as_by_rsync() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: only root becomes others");
+        return not_run("needs root, to become another user");
     }
     let plant = format!(
         "umask 022 && mkdir -p from/d from/own from/foreign && cd from && echo 1 >file && echo 1 >d/below && mkfifo fifo \

@@ -135,7 +135,12 @@ impl Partial {
         }
         // Another name may be the source, if both hosts have the same files; or an entry that is still to come here.
         if stat.st_nlink > 1 {
-            return Err(Fault::Detail(HAS_OTHER_NAMES));
+            let refused = Fault::Detail(HAS_OTHER_NAMES);
+            if !keeps_data {
+                return Err(refused);
+            }
+            // Only an error if a byte differs: then the mark, without which nothing is written, cannot be made.
+            let _ = marker.set(Err(refused));
         }
         let target = Self { file, way: Way::InPlace { is_new, marker } };
         if !keeps_data {

@@ -14,6 +14,7 @@ use rustix::fs::{CWD, Mode, XattrFlags, mkfifoat, setxattr};
 
 use super::super::walk::hook::set_before_read;
 use super::*;
+use crate::not_run::not_run;
 use crate::options::{Rule, Rules};
 
 mod planned;
@@ -545,7 +546,7 @@ fn extended_attributes() {
     scratch.write("d/f", "contents");
     let set = |path: &str, name: &str, value: &[u8]| setxattr(scratch.0.join(path), name, value, XattrFlags::empty());
     if set("d", "user.a", b"1") == Err(Errno::OPNOTSUPP) {
-        return eprintln!("skipped: no extended attributes in {}", scratch.0.display());
+        return not_run(format_args!("no extended attributes in {}", scratch.0.display()));
     }
     set("d/f", "user.b", b"").expect("set");
     set("d/f", "user.c", &[0, 1]).expect("set");

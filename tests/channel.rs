@@ -181,7 +181,7 @@ fn a_caller_whose_messages_are_too_long_is_left_at_once() {
         let mut stdin = agent.stdin();
         stdin.write_all(&[first, &too_long()].concat()).expect("it reads");
         let ended = agent.wait();
-        ended.expect(9).one_line("rdma-pipe-agent", &["does not keep to the protocol", "262145 bytes"]).within(SOON);
+        ended.expect(9).one_line("rdma-pipe-agent", &["the caller broke the protocol", "262145 bytes"]).within(SOON);
     }
 }
 

@@ -244,7 +244,7 @@ fn a_wrong_key_no_server_and_another_program() {
     // rdsend and rdperf refuse each other's servers.
     let mut send = rdsend();
     let sent = run(send.args(["127.0.0.1", &server.port.to_string(), KEY, "/dev/null"]));
-    sent.ended.expect(3).one_line("rdsend", &["does not accept"]);
+    sent.ended.expect(3).one_line("rdsend", &["rejected this end's offer"]);
     let mut receiver = rdrecv();
     let receiver = Process::spawn(receiver.args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::null()));
     measure_at(receiver.port(), &["lat"]).ended.expect(9).one_line("rdperf", &["does not measure"]);

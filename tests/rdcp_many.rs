@@ -357,7 +357,7 @@ fn hosts_are_added_while_it_runs() {
     [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
     let gone = add("h6:/x".into()).wait();
     gone.expect(3);
-    assert!(gone.stderr.contains("no copy with this name runs here"), "{}", gone.stderr);
+    assert!(gone.stderr.contains("no copy with this name is running here"), "{}", gone.stderr);
 }
 
 /// Returns the name of a running job.

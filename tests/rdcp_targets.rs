@@ -44,7 +44,7 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
         (&["--hosts", "slurm", "source", "x"], "no allocation of Slurm's"),
         (&["--hosts", "-", "-", "x"], "either the list of --hosts or something else"),
         (&["--hosts-failed", "none/failed", "source", "h1:x"], "--hosts-failed none/failed"),
-        (&["--launcher", "on %x", "source", "h1:x"], "neither %h"),
+        (&["--launcher", "on %x", "source", "h1:x"], "not part of %h"),
         (&["--launcher", "slurm", "-P", "22", "source", "h1:x"], "are for ssh"),
     ] {
         // A second launcher would be refused.

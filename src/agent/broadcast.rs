@@ -273,7 +273,7 @@ impl Shared {
         self.entries.end_when(move || stopped.load(Ordering::Relaxed));
         let done = match role {
             BroadcastRole::Source { settings, .. } | BroadcastRole::Copy { settings, .. } if settings.dry_run => {
-                Err(Fault::plain(Exit::Usage.code(), "a broadcast cannot be tried out"))
+                Err(Fault::plain(Exit::Usage.code(), "a broadcast cannot be a dry run"))
             }
             BroadcastRole::Source { roots, settings } => self.read(roots, plain(settings), &mut summary),
             BroadcastRole::Copy { directory, names, settings } => {
@@ -303,7 +303,7 @@ impl Shared {
     fn given_up(&self) -> Fault {
         match self.signal.load(Ordering::Relaxed) {
             0 if self.spool.status().is_behind => {
-                Fault::plain(Exit::Partial.code(), "was too slow for the others: the rest is to be copied later")
+                Fault::plain(Exit::Partial.code(), "too slow for the other hosts; the rest has to be copied later")
             }
             0 => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
             number => Fault::plain(Exit::Signal(number).code(), ""),
@@ -401,13 +401,13 @@ impl Shared {
         let received = self.spool.status().received;
         if (received, hasher.finalize().as_bytes()) != (proof.bytes, &proof.digest) {
             sink.iter_mut().for_each(TreeSink::discard_forged);
-            let detail = "what a host before this one has passed on is not what the source has sent: \
-                          what has no final name yet gets none";
+            let detail = "data from an earlier host does not match the source; unpublished files are discarded";
             return Err(Fault::misled(detail));
         }
         let sink = sink.as_mut().filter(|_| unpacker.has_ended());
         let Some(sink) = sink else {
-            let refused = broken.map_or_else(|| "the stream has no end".to_owned(), |refused| refused.to_string());
+            let refused =
+                broken.map_or_else(|| "the stream has no end record".to_owned(), |refused| refused.to_string());
             return Err(Fault::plain(Exit::Protocol.code(), refused));
         };
         match sink.finish() {

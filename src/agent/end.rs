@@ -149,7 +149,7 @@ impl End {
         };
         let is_standard = matches!(begin.job, Job::SendStandard | Job::ReceiveStandard);
         let (Some(moves), false) = (moves, is_standard && is_remote) else {
-            end.fail(Fault::plain(Exit::Protocol.code(), "a job that cannot be done"));
+            end.fail(Fault::plain(Exit::Protocol.code(), "invalid job"));
             return end;
         };
         let run: Box<dyn FnOnce() + Send> = match begin.job {
@@ -215,7 +215,7 @@ impl End {
                     };
                     match endpoints::foreign(&endpoints, &via).filter(|_| may_be_foreign) {
                         None => Err(why),
-                        Some(foreign) => reach(&[foreign]).map_err(|error| format!("{why}; and at {foreign}: {error}")),
+                        Some(foreign) => reach(&[foreign]).map_err(|error| format!("{why}; {foreign}: {error}")),
                     }
                 });
             }
@@ -305,7 +305,9 @@ impl End {
         let listener = Listener::start(0, self.ports.clone(), key, self.shared.post.clone()).map_err(|error| {
             let errno = os(errno_of(&error));
             match &self.ports {
-                Some(ports) => fault(format!("no port of {}-{} to listen on: {errno}", ports.start(), ports.end())),
+                Some(ports) => {
+                    fault(format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end()))
+                }
                 None => fault(format!("cannot listen: {errno}")),
             }
         })?;
@@ -322,7 +324,7 @@ impl End {
         // A channel serves one session, so this end must not begin another beside one that it has accepted.
         let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
         if registry.is_some_and(|mut registry| !registry.close()) {
-            return self.say(Message::DialFailed("the other end has connected already".to_owned()));
+            return self.say(Message::DialFailed("the other end has already connected".to_owned()));
         }
         drop(listener.take());
         drop(listener);
@@ -361,7 +363,7 @@ fn path_of(bytes: Vec<u8>) -> PathBuf {
 }
 
 fn gone() -> Fault {
-    Fault::plain(Exit::LinkLost.code(), "the other end has gone before it connected")
+    Fault::plain(Exit::LinkLost.code(), "the other end exited before it connected")
 }
 
 /// Returns the work of receiving into a file that a stage has opened. Data are written in order unless the file is

@@ -108,8 +108,7 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
             let plain = bare(&path);
             let is_dangling = std::fs::symlink_metadata(plain).is_ok_and(|found| found.is_symlink());
             if is_dangling && (asked.directory || is_link) {
-                let fact =
-                    plain_fact(path.as_os_str(), "it is a link that leads nowhere; remove it or name what it leads to");
+                let fact = plain_fact(path.as_os_str(), "it is a dangling symbolic link; remove it or name its target");
                 return Err(Fault::unwritable(&fact));
             }
             let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
@@ -185,10 +184,11 @@ fn check_generation(path: &Path) -> Result<(), Fault> {
     let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST)));
     let name = escaped(bare(path).as_os_str());
     let detail = if latest.is_ok_and(|latest| identity(&latest) == identity(&itself)) {
-        format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME")
+        format!("{name} is complete (latest points to it) and is not changed; choose another NAME")
     } else if itself.is_dir() && has_entries(bare(path)) && !is_unfinished(path) {
         format!(
-            "{name} is there and not marked as unfinished, so it is whole and is not changed: choose another NAME, or remove it"
+            "{name} exists and is not marked as unfinished, so it counts as complete and is not changed; \
+             choose another NAME, or remove it"
         )
     } else {
         return Ok(());
@@ -210,7 +210,7 @@ fn above(path: &Path) -> &Path {
 }
 
 /// Why a name with a trailing slash cannot be the name of a file.
-const NO_NAME: &str = "the slash behind it means a directory, and SRC is none";
+const NO_NAME: &str = "a trailing slash means a directory, and SRC is not one";
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
     let errno = errno_of(error);
@@ -221,7 +221,8 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
 /// ancestor.
 fn no_directory(path: &Path, other: &Path) -> Fault {
     let other = bare(other);
-    let detail = if other == bare(path) { String::new() } else { format!("{} is not one", escaped(other.as_os_str())) };
+    let detail =
+        if other == bare(path) { String::new() } else { format!("{} is not a directory", escaped(other.as_os_str())) };
     let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(bare(path).as_os_str(), &detail) };
     Fault::unwritable(&fact)
 }
@@ -391,8 +392,8 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             continue;
         }
         let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
-            (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
-            (false, true) => (Errno::ISDIR, "a file does not replace it"),
+            (true, false) => (Errno::NOTDIR, "cannot be replaced by a directory"),
+            (false, true) => (Errno::ISDIR, "cannot be replaced by a file"),
             _ => continue,
         };
         let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
@@ -414,7 +415,7 @@ pub(crate) fn listed_around(source: &Path, listed: &[ByteVec], target: &Path) ->
         canonical(&source.join(OsStr::from_bytes(below))).is_ok_and(|listed| real.starts_with(listed))
     };
     let path = escaped(OsStr::from_bytes(listed.iter().find(holds)?));
-    Some(format!("{path}, which is listed, has DST in it, and would be copied into itself"))
+    Some(format!("{path}, which is listed, contains DST and would be copied into itself"))
 }
 
 /// Whether the directory in which a target will be made is the source or lies below it.

@@ -61,7 +61,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
         return Err(Failure::new(
             Exit::Usage,
-            "rdcp, rdpipe, rdsh, rdperf and rddoctor start this program on other hosts; it has no use by hand",
+            "rdcp, rdpipe, rdsh, rdperf and rddoctor start this program on other hosts; do not run it by hand",
         ));
     }
     let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
@@ -162,13 +162,13 @@ pub(crate) fn serve() -> Result<(), Failure> {
 }
 
 fn broken(error: &MessageError) -> Failure {
-    Failure::new(Exit::Protocol, format!("what started this program does not keep to the protocol: {error}"))
+    Failure::new(Exit::Protocol, format!("the caller broke the protocol: {error}"))
 }
 
 /// Sends a message. If it is too long, the caller gets a failure instead, because it may be waiting for an answer.
 fn send(outbox: &Outbox, message: Message) {
     if !outbox.try_send(message) {
-        outbox.send(Message::Failed(Fault::plain(Exit::Protocol.code(), "an answer that is too long for a message")));
+        outbox.send(Message::Failed(Fault::plain(Exit::Protocol.code(), "the answer is too long for one message")));
     }
 }
 

@@ -140,7 +140,7 @@ pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
     // It is not known here which entries failed there.
     let unmade = summary.figures.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.failed);
     if unmade > 0 {
-        emit(Message::Say("nothing is removed from SRC, since not all of it has come to DST".to_owned()));
+        emit(Message::Say("nothing is removed from SRC, because not all of it was copied to DST".to_owned()));
         return;
     }
     let removed = spent.remove();
@@ -177,13 +177,13 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
         let entries =
             if without_xattrs == 1 { "1 entry has".to_owned() } else { format!("{without_xattrs} entries have") };
         emit(Message::Say(format!(
-            "{entries} lost ACLs or other extended attributes, which the file system of DST does not keep"
+            "{entries} lost ACLs or other extended attributes, which the file system of DST does not support"
         )));
     }
     // Entries that are not copied, without being failures.
     for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {
         let path = Path::new(OsStr::from_bytes(&leftover.path));
-        emit(Message::Say(format!("skipped {}, which an interrupted copy left", path.display())));
+        emit(Message::Say(format!("skipped {}, left by an interrupted copy", path.display())));
     }
 }
 

@@ -62,7 +62,7 @@ fn watch(paths: Vec<PathBuf>, asked: &Receiver<()>, emit: &Emit) -> Result<(), W
 fn fault(error: &WatchError) -> Fault {
     let reason = match &error.reason {
         WatchReason::TooManyDirectories => {
-            "it has more directories than may be watched; raise it with `sysctl fs.inotify.max_user_watches=1048576`"
+            "too many directories to watch; raise the limit with `sysctl fs.inotify.max_user_watches=1048576`"
                 .to_owned()
         }
         // This fault has an error number, because the path may come back.
@@ -72,5 +72,5 @@ fn fault(error: &WatchError) -> Fault {
         WatchReason::System(error) => printable(&error.to_string()),
         WatchReason::Other(words) => printable(words),
     };
-    Fault::plain(Exit::Source.code(), format!("{}: cannot be watched: {reason}", escaped(error.path.as_os_str())))
+    Fault::plain(Exit::Source.code(), format!("cannot watch {}: {reason}", escaped(error.path.as_os_str())))
 }

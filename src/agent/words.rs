@@ -15,14 +15,14 @@ use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path}
 
 /// Advice for a small limit on locked memory.
 const MEMLOCK_ADVICE: &str =
-    "to raise it, put the line `* - memlock unlimited` into /etc/security/limits.d/rdma.conf and log in again";
+    "to raise it, add the line `* - memlock unlimited` to /etc/security/limits.d/rdma.conf and log in again";
 
 /// Returns a session's remark as a line.
 pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
     match event {
         SessionEvent::NoDevice { host } => {
             let host = host.as_deref().unwrap_or("this host");
-            Some(format!("no RDMA device at {host}; using TCP"))
+            Some(format!("no RDMA device on {host}; using TCP"))
         }
         SessionEvent::LockedMemory { pool_mib: Some([used, wanted]), .. } => {
             Some(format!("the limit on locked memory lets RDMA use {used} MiB of {wanted} MiB; {MEMLOCK_ADVICE}"))
@@ -40,12 +40,14 @@ pub(crate) fn notice(notice: Notice, reason: Option<&str>, peer: Option<&str>) -
     let because = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
     let to = peer.map(|peer| format!(" to {peer}")).unwrap_or_default();
     match notice {
-        Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
-        Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
+        Notice::FellBack => format!("cannot use RDMA{because}; continuing over TCP"),
+        Notice::BackOnRdma => "RDMA is back; using it again".to_owned(),
         Notice::LinkLost => format!("lost the link{to}{because}"),
-        Notice::LinkRestored => format!("connected{to} again; going on"),
-        Notice::RailLeft(..) => format!("no answer by one of several networks{because}; going on by the others"),
-        Notice::RailBack(..) => format!("a network is back{because}; going on by it too"),
+        Notice::LinkRestored => format!("reconnected{to}; resuming"),
+        Notice::RailLeft(..) => {
+            format!("one of several networks stopped answering{because}; continuing over the others")
+        }
+        Notice::RailBack(..) => format!("a network is back{because}; using it again"),
         Notice::LaneLost(lane) => format!("lost connection {}.{}{because}", lane.index, lane.generation),
     }
 }
@@ -74,7 +76,8 @@ pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
 /// Returns the failure for `--transport rdma` without a device. `lacking` is the host without a device, as named to the
 /// user.
 pub(crate) fn no_device(lacking: &str) -> Failure {
-    let message = format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
+    let message =
+        format!("--transport rdma, but {lacking} has no RDMA device with an address; run rddoctor for details");
     Failure::new(Exit::Connect, message)
 }
 
@@ -98,8 +101,8 @@ pub(crate) fn not_agreed(error: &LinkError, peer: &str) -> Failure {
         LinkError::Control(ControlError::Forged) => Failure::new(
             Exit::Integrity,
             format!(
-                "what {peer} sent was damaged on the way, or sealed with another KEY; try again, and if it stays so \
-                 see what is between the hosts"
+                "data from {peer} was damaged on the way, or encrypted with another KEY; try again, and if it recurs, \
+                 check what is between the hosts"
             ),
         ),
         LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
@@ -107,10 +110,10 @@ pub(crate) fn not_agreed(error: &LinkError, peer: &str) -> Failure {
         }
         LinkError::Closed => Failure::new(
             Exit::Connect,
-            format!("{peer} closed the connection before the transfer began; see what it says, and try again"),
+            format!("{peer} closed the connection before the transfer began; see its messages, and try again"),
         ),
         LinkError::TimedOut => {
-            Failure::new(Exit::Connect, format!("{peer} has connected but says nothing more; try again"))
+            Failure::new(Exit::Connect, format!("{peer} connected, but sends nothing more; try again"))
         }
         LinkError::Os { error, .. } => Failure::new(
             Exit::Connect,
@@ -132,13 +135,13 @@ fn broken_protocol(peer: &str, reason: Option<&str>) -> Failure {
 pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
     let message = match refusal {
         Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
-        Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
+        Refusal::Role => format!("{peer} has the same role as this end; one must send, the other receive"),
         Refusal::Transport => {
-            format!("no transport that this host and {peer} both allow and have; see --transport")
+            format!("this host and {peer} have no transport in common; see --transport")
         }
         Refusal::Encrypt => format!("{peer} and this end disagree on --encrypt: one says always, the other never"),
         Refusal::Lane | Refusal::Offer => {
-            format!("{peer} does not accept this end's offer; check that rdrecv runs there, of the same release")
+            format!("{peer} rejected this end's offer; check that rdrecv of the same release runs there")
         }
     };
     Failure::new(Exit::Connect, message)
@@ -149,7 +152,7 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
     let because = reason.map(|reason| format!(": {}", printable(reason))).unwrap_or_default();
     let damaged = |what: &str| {
         let line = format!(
-            "what {what} does not match its checksums, again and again: the network, an adapter or memory damages it; \
+            "data {what} failed its checksums repeatedly: the network, an adapter or memory damages it; \
              rdperf ping shows whether it still does"
         );
         Failure::new(Exit::Integrity, line)
@@ -166,7 +169,8 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
         Outcome::LinkLost { unanswered: true } => Failure::new(
             Exit::LinkLost,
             format!(
-                "lost the link to {peer} before its answer: all was sent, the outcome is unknown; running it again is safe"
+                "lost the link to {peer} before its answer: all data was sent, but the outcome is unknown; \
+                 running it again is safe"
             ),
         ),
         Outcome::LinkLost { unanswered: false } => {
@@ -174,7 +178,9 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
         }
         Outcome::NoRdma | Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => Failure::new(
             Exit::Connect,
-            format!("no RDMA connection to {peer}{because}; rddoctor tells more, --transport auto would use TCP"),
+            format!(
+                "no RDMA connection to {peer}{because}; run rddoctor for details, or use TCP with --transport auto"
+            ),
         ),
         Outcome::Aborted(Cause::SinkClosed) | Outcome::PeerAborted(Cause::SinkClosed) => {
             Failure::silent(Exit::SinkClosed)
@@ -182,7 +188,7 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
         Outcome::Aborted(Cause::Signal(number)) => Failure::silent(Exit::Signal(*number)),
         Outcome::Aborted(Cause::Source(fact)) => source(fact),
         Outcome::Aborted(Cause::Sink(fact)) => destination(fact),
-        Outcome::Aborted(Cause::Integrity) => damaged(&format!("came from {peer}")),
+        Outcome::Aborted(Cause::Integrity) => damaged(&format!("from {peer}")),
         Outcome::Aborted(Cause::Protocol) => broken_protocol(peer, reason),
         Outcome::PeerAborted(Cause::Signal(number)) => {
             Failure::new(Exit::LinkLost, format!("{peer} {}", ended_by(*number)))
@@ -192,7 +198,7 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
         }
         Outcome::PeerAborted(Cause::Source(fact)) => theirs(Exit::Source, "cannot read", fact),
         Outcome::PeerAborted(Cause::Sink(fact)) => theirs(Exit::Destination, "cannot write", fact),
-        Outcome::PeerAborted(Cause::Integrity) => damaged(&format!("reached {peer}")),
+        Outcome::PeerAborted(Cause::Integrity) => damaged(&format!("sent to {peer}")),
         Outcome::PeerAborted(Cause::Protocol) => Failure::new(
             Exit::Protocol,
             format!("{peer} says that this end broke the protocol; install the same release at both ends"),

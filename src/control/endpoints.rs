@@ -171,7 +171,7 @@ fn why_none(offered: &[Endpoint], here: &[InterfaceAddress], via: &[u8]) -> Stri
     if via.is_empty() {
         "the other end has no address".to_owned()
     } else if here.iter().any(|own| names(via, own)) {
-        format!("no address of the other end is on a network of {name}")
+        format!("the other end has no address on a network of {name}")
     } else {
         let addresses = offered.iter().filter_map(|endpoint| Some(endpoint.socket_address()?.ip().to_string()));
         let there = sample(addresses.collect());
@@ -277,7 +277,7 @@ mod tests {
     fn what_leaves_nothing_to_try_is_told() {
         let ours = [here("eth0", "10.1.0.1", 16)];
         assert_eq!(why_none(&[], &ours, b""), "the other end has no address");
-        assert_eq!(why_none(&[], &ours, b"10.1.0.1"), "no address of the other end is on a network of 10.1.0.1");
+        assert_eq!(why_none(&[], &ours, b"10.1.0.1"), "the other end has no address on a network of 10.1.0.1");
         let ours = [here("eth0", "10.1.0.1", 16), here("ib0", "10.2.0.1", 16), here("eth0", "fd00::1", 64)];
         let theirs = [offered("10.1.2.2", 16, 1)];
         let expected = format!(

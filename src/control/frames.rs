@@ -68,10 +68,10 @@ pub const MINOR: u32 = 0;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// The message is longer than [`MESSAGE_BYTES_MAX`].
-    #[error("a message of {0} bytes")]
+    #[error("message too long ({0} bytes)")]
     TooLong(usize),
     /// The bytes are not CBOR, or not a message of this version.
-    #[error("a message that cannot be read")]
+    #[error("malformed message")]
     Malformed,
 }
 

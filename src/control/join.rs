@@ -80,16 +80,16 @@ pub struct JoinOutcome {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// No copy has this name, or the copy is over.
-    #[error("no copy with this name runs here")]
+    #[error("no copy with this name is running here")]
     NoJob,
     /// The copy has ended, or does not accept this user.
-    #[error("the copy has ended without saying what became of the host")]
+    #[error("the copy ended without reporting the outcome for the host")]
     Closed,
     /// The copy has been silent for too long.
-    #[error("the copy has said nothing for {} s", SILENT_MAX.as_secs())]
+    #[error("no sign of life from the copy for {} s", SILENT_MAX.as_secs())]
     Silent,
     /// The copy's answer is not a valid message.
-    #[error("what answers is no copy of this version")]
+    #[error("the answer is not from a copy of this version")]
     Protocol,
     /// A system call failed.
     #[error("{0}")]
@@ -119,7 +119,7 @@ fn made(path: &Path) -> Result<(), String> {
         openat(CWD, path, flags, Mode::empty()).and_then(fstat).map_err(|error| printable(&error.to_string()))?;
     match stat.st_uid == geteuid().as_raw() && stat.st_mode & 0o077 == 0 {
         true => Ok(()),
-        false => Err("it must be yours, with mode 0700: others could reach what is there".to_owned()),
+        false => Err("it must belong to you and have mode 0700, so that nobody else can reach its contents".to_owned()),
     }
 }
 

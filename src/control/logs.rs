@@ -123,10 +123,10 @@ impl LogOfHost {
         });
         if is_first {
             let text = match ahead {
-                0 => format!("its clock is ours, +-{}", millis(half)),
+                0 => format!("its clock matches ours, +-{}", millis(half)),
                 _ => {
                     let (differs, way) = (millis(ahead.unsigned_abs()), if ahead < 0 { "ahead of" } else { "behind" });
-                    format!("its clock is {differs} {way} ours, +-{}: its times are ours", millis(half))
+                    format!("its clock is {differs} {way} ours, +-{}; its times are converted", millis(half))
                 }
             };
             let (host, about) = (Some(self.host.clone()), String::new());
@@ -134,7 +134,7 @@ impl LogOfHost {
         }
         let lost = dropped.saturating_add(std::mem::take(&mut self.refused));
         if lost > 0 {
-            text = format!("({lost} lines before this one are lost) {text}");
+            text = format!("({lost} lines before this one were lost) {text}");
         }
         // Whatever time the line claims, it was sent between the question and now.
         let at = at.wrapping_add(ahead as u64).clamp(asked, now.max(asked));
@@ -174,7 +174,7 @@ mod tests {
         // A difference within the uncertainty counts as none.
         let mut heard = heard(1_000_000);
         let said = heard.entry(line(1_001_000, 0), 1_004_000).expect("its clock");
-        assert_eq!(said.text, "its clock is ours, +-2.0 ms");
+        assert_eq!(said.text, "its clock matches ours, +-2.0 ms");
         assert_eq!(heard.entry(line(1_006_000, 1_005_000), 1_007_000).expect("a line").at, 1_005_000);
     }
 

@@ -107,7 +107,7 @@ impl Stages {
             && (1..=SHELL_WORDS_MAX).contains(&stage.shell.len())
             && !(standard && self.is_agent);
         if !fits {
-            let fault = Some(Fault::plain(Exit::Protocol.code(), "a stage that cannot be"));
+            let fault = Some(Fault::plain(Exit::Protocol.code(), "invalid stage"));
             let report = StageReport { fault, ..StageReport::default() };
             return (self.emit)(Message::StageEnded { stage: number, report });
         }
@@ -364,7 +364,7 @@ impl Run {
             None => {
                 // Dropping the guard ends the command, which would otherwise go on moving bytes.
                 drop(self.guard.lock().expect("no panic with it locked").take());
-                Err(Fault::plain(Exit::Connect.code(), "what guards the command was killed"))
+                Err(Fault::plain(Exit::Connect.code(), "the guard process of the command was killed"))
             }
         }
     }

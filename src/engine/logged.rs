@@ -71,18 +71,18 @@ impl Logged {
 
     fn detail(&mut self, detail: Detail) {
         match detail {
-            Detail::Dialing(lane) => self.say(|| format!("dials lane {}", name(lane))),
-            Detail::DialFailed(lane, why) => self.say(|| format!("cannot make lane {}: {why}", name(lane))),
+            Detail::Dialing(lane) => self.say(|| format!("dialing lane {}", name(lane))),
+            Detail::DialFailed(lane, why) => self.say(|| format!("cannot open lane {}: {why}", name(lane))),
             Detail::Rail(path, rail, text) => self.say(|| format!("{}rail {rail}: {text}", of_path(path))),
             // Frames that begin a step are repeated when lanes are lost.
             Detail::Begin(step) if self.steps.contains(&step) => {}
             Detail::Begin(step) => {
                 self.steps.push(step);
                 let text = match (step, self.is_sender) {
-                    (Step::Verify, true) => "all is taken; its digest is with the receiver",
-                    (Step::Verify, false) => "all has come; the digests are compared",
-                    (Step::Connect, _) => "offers go both ways",
-                    (Step::Transfer, _) => "the transfer begins",
+                    (Step::Verify, true) => "all data was accepted; the receiver has the digest",
+                    (Step::Verify, false) => "all data has arrived; comparing the digests",
+                    (Step::Connect, _) => "exchanging offers",
+                    (Step::Transfer, _) => "starting the transfer",
                     (Step::Publish, _) => "publishing",
                     (step, _) => step.name(),
                 };
@@ -91,7 +91,7 @@ impl Logged {
             Detail::End(step) => {
                 let text = match step {
                     Step::Connect => "both ends are ready",
-                    Step::Verify => "the digests are the same",
+                    Step::Verify => "the digests match",
                     Step::Publish => "published",
                     step => step.name(),
                 };
@@ -103,13 +103,13 @@ impl Logged {
     fn notice(&self, notice: Notice, reason: Option<&str>) {
         let because = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         self.say(|| match notice {
-            Notice::FellBack => format!("RDMA cannot be used, TCP carries the data{because}"),
-            Notice::BackOnRdma => "RDMA carries the data".to_owned(),
-            Notice::LinkLost => format!("lost the link, no lane is left{because}"),
-            Notice::LinkRestored => "the link is there again".to_owned(),
+            Notice::FellBack => format!("cannot use RDMA, switching to TCP{because}"),
+            Notice::BackOnRdma => "switching back to RDMA".to_owned(),
+            Notice::LinkLost => format!("lost the link, no lane left{because}"),
+            Notice::LinkRestored => "the link is restored".to_owned(),
             Notice::LaneLost(lane) => format!("lost lane {}{because}", name(lane)),
-            Notice::RailLeft(path, rail) => format!("{}rail {rail} has failed{because}", of_path(path)),
-            Notice::RailBack(path, rail) => format!("{}rail {rail} is well again{because}", of_path(path)),
+            Notice::RailLeft(path, rail) => format!("{}rail {rail} failed{because}", of_path(path)),
+            Notice::RailBack(path, rail) => format!("{}rail {rail} is back{because}", of_path(path)),
         });
     }
 
@@ -147,7 +147,7 @@ impl Observer for Logged {
             SessionEvent::Progress(counters, waits) => self.look(*counters, *waits),
             SessionEvent::NoDevice { host } => {
                 let host = host.as_deref().unwrap_or("this host");
-                self.say(|| format!("no RDMA device at {host}: TCP carries the data"));
+                self.say(|| format!("no RDMA device on {host}; using TCP"));
             }
             SessionEvent::LockedMemory { limit_bytes, .. } => {
                 self.say(|| format!("the limit on locked memory is {} KiB", limit_bytes >> 10));
@@ -185,9 +185,9 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
             RdmaKind::Hardware => "hardware",
         });
         let transport = match (try_rdma, policy) {
-            (true, _) => format!("RDMA by {rdma_lanes} lanes, else TCP by {tcp_lanes}"),
-            (false, Policy::Tcp) => format!("TCP by {tcp_lanes} lanes, as asked for"),
-            (false, _) => format!("TCP by {tcp_lanes} lanes, since RDMA here is {}, there {}", devices[0], devices[1]),
+            (true, _) => format!("RDMA over {rdma_lanes} lanes, or else TCP over {tcp_lanes}"),
+            (false, Policy::Tcp) => format!("TCP over {tcp_lanes} lanes, as requested"),
+            (false, _) => format!("TCP over {tcp_lanes} lanes (RDMA here: {}, there: {})", devices[0], devices[1]),
         };
         let sealed = match (seal_tcp, seal_rdma) {
             (true, true) => "encrypted",
@@ -196,7 +196,8 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
             (false, true) => "encrypted over RDMA only",
         };
         format!(
-            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB, a pool of {pool_mib} MiB to begin with; a lost link has {} s",
+            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB, an initial pool of {pool_mib} MiB; \
+             {} s to restore a lost link",
             reconnect.as_secs()
         )
     });
@@ -206,7 +207,7 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
 pub(super) fn ended(about: &str, ended: Result<&Summary, &NotBegun>) {
     log::end(Step::Session, about, || match ended {
         Ok(Summary { outcome: Outcome::Done, figures: Figures { counters, seconds, .. }, .. }) => {
-            format!("done: {} bytes in {seconds:.3} s, and the receiver has answered for them", counters.bytes)
+            format!("done: {} bytes in {seconds:.3} s, confirmed by the receiver", counters.bytes)
         }
         Ok(Summary { outcome, reason, .. }) => {
             let because = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -219,6 +220,6 @@ pub(super) fn ended(about: &str, ended: Result<&Summary, &NotBegun>) {
             };
             format!("failed: {how}{because}")
         }
-        Err(NotBegun { obstacle, .. }) => format!("not begun: {obstacle}"),
+        Err(NotBegun { obstacle, .. }) => format!("not started: {obstacle}"),
     });
 }

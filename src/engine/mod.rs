@@ -773,7 +773,7 @@ impl Engine {
     /// Passes an answer of the peer to the source.
     fn take_answer(&mut self, bytes: &[u8]) {
         let taken = match (&self.spool, Answer::decode(bytes), &self.shared.source) {
-            (Some(SpoolEnd::Output(output)), ..) => output.take_mark(bytes).map_err(|_| "offset of a broadcast"),
+            (Some(SpoolEnd::Output(output)), ..) => output.take_mark(bytes).map_err(|_| "broadcast offset"),
             (_, Ok(answer), Some(Parts::Tree(tree))) => tree.handle_answer(answer),
             _ => Err("answer"),
         };

@@ -92,7 +92,7 @@ pub enum PerfError {
         reason: Vec<u8>,
     },
     /// The other end asked for more than is available.
-    #[error("no more than {most} {what} at a time")]
+    #[error("at most {most} {what} at a time")]
     TooMany {
         /// The resource.
         what: &'static str,
@@ -311,7 +311,7 @@ impl Driver {
     /// Makes the first RDMA connection over the best pair of addresses that works.
     fn open_rdma(&mut self, seed: [u8; 16], endpoints: &[Offered]) -> Result<Bundle, PerfError> {
         if self.policy == Policy::Tcp {
-            return Err(LinkError::Transport("not asked for".to_owned()).into());
+            return Err(LinkError::Transport("not requested".to_owned()).into());
         }
         let mut local = candidates(self.policy)?;
         let mut endpoints = endpoints.to_vec();
@@ -319,7 +319,7 @@ impl Driver {
             local.retain(|own| own.address == rail.local);
             endpoints.retain(|offered| unmapped(offered.address).ip() == rail.peer);
             if local.is_empty() || endpoints.is_empty() {
-                return Err(LinkError::Transport(format!("{rail} is not between two RDMA devices")).into());
+                return Err(LinkError::Transport(format!("{rail} does not connect two RDMA devices")).into());
             }
         }
         if endpoints.is_empty() {
@@ -712,7 +712,7 @@ impl Responder<'_> {
             return Err(LinkError::Unexpected.into());
         }
         if bytes > MESSAGES_BYTES_MAX {
-            let what = "bytes of messages, one for each connection,";
+            let what = "bytes of messages (one per connection)";
             return Err(PerfError::TooMany { what, most: MESSAGES_BYTES_MAX });
         }
         let (outcome, _) = go(&mut groups, part, run, None, link, false, |link| link.send(&Frame::Go))?;

@@ -52,7 +52,7 @@ pub fn candidates(policy: Policy) -> Result<Vec<Endpoint>, LinkError> {
         endpoints.retain(|endpoint| endpoint.medium == Medium::RdmaHardware);
     }
     if endpoints.is_empty() {
-        return Err(LinkError::Transport("no RDMA device that --transport auto counts".to_owned()));
+        return Err(LinkError::Transport("only software RDMA devices, which --transport auto does not use".to_owned()));
     }
     Ok(endpoints)
 }
@@ -114,11 +114,13 @@ impl Dialing {
             let patience = if self.policy == Policy::Rdma { TOLD_MAX } else { DIAL_MAX };
             let waited = self.remote_known.wait_timeout_while(known, patience, |remote| remote.is_none());
             let told = waited.expect("no panic with it locked").0.clone();
-            told.ok_or_else(|| LinkError::Transport("the other end has not told its RDMA devices in time".to_owned()))?
+            told.ok_or_else(|| {
+                LinkError::Transport("the other end did not report its RDMA devices in time".to_owned())
+            })?
         };
         let deadline = Instant::now() + DIAL_MAX;
         let mut failure = LinkError::Transport(match rail {
-            Some(rail) => format!("no RDMA device stands behind {rail}"),
+            Some(rail) => format!("{rail} does not connect two RDMA devices"),
             None => "the other end has no RDMA device".to_owned(),
         });
         let mut pairs = rdma::pairs(&local, &remote, Some(self.reached));

@@ -36,7 +36,7 @@ fn look_up<T: Send + 'static>(
     match found.recv_timeout(within) {
         // Keeps only the resolver's words after the library's heading, such as "Name or service not known".
         Ok(found) => found.map_err(|error| error.to_string().rsplit(": ").next().unwrap_or_default().to_owned()),
-        Err(_) => Err(format!("the resolver does not answer within {} s", within.as_secs())),
+        Err(_) => Err(format!("the resolver did not answer within {} s", within.as_secs())),
     }
 }
 
@@ -173,7 +173,7 @@ mod tests {
             std::thread::sleep(Duration::from_secs(60));
             Ok(())
         });
-        assert_eq!(found, Err("the resolver does not answer within 1 s".to_owned()));
+        assert_eq!(found, Err("the resolver did not answer within 1 s".to_owned()));
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         let found = look_up(Duration::from_secs(10), || Err::<(), _>(std::io::Error::other("failed to look up: why")));
         assert_eq!(found, Err("why".to_owned()));

@@ -82,7 +82,7 @@ pub enum Obstacle {
     #[error("ended by signal {0}")]
     Signal(u8),
     /// There is not enough memory for a pool of this size.
-    #[error("no memory for a pool of {mib} MiB: {error}")]
+    #[error("cannot allocate a pool of {mib} MiB: {error}")]
     Memory {
         /// Size of the pool in MiB.
         mib: u64,
@@ -145,7 +145,7 @@ impl Session<'_> {
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
         let about = logged::about(self.role, &first.peer_name);
-        log::begin(Step::Session, &about, || "the ends have met".to_owned());
+        log::begin(Step::Session, &about, || "both ends are connected".to_owned());
         self.observer = Logged::before(&about, self.role, self.observer);
         let ended = self.run_as(&about, first, make_work);
         logged::ended(&about, ended.as_ref().map(|ended| &ended.summary));
@@ -231,7 +231,7 @@ impl Session<'_> {
         if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
             let silent = LinkError::TimedOut.to_string();
             summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {
-                Some(reason) => format!("{reason}; tried again for {seconds} s (--reconnect)"),
+                Some(reason) => format!("{reason}; retried for {seconds} s (--reconnect)"),
                 None => format!("no answer for {seconds} s (--reconnect)"),
             });
         }

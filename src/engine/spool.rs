@@ -24,7 +24,7 @@ pub(super) enum SpoolEnd {
 }
 
 /// Message with ESTALE if the sending end does not keep the requested offset.
-const NOT_KEPT: &str = "what the host asked for of the stream is not kept here any more";
+const NOT_KEPT: &str = "the part of the stream that the host asked for is no longer kept";
 
 /// Returns the next chunk of the stream, `None` at its end. An error without a fact means that the session is over.
 pub(super) fn next(output: &SpoolOutput, bytes_max: usize, over: &AtomicBool) -> Result<Option<Chunk>, Option<IoFact>> {
@@ -35,7 +35,7 @@ pub(super) fn next(output: &SpoolOutput, bytes_max: usize, over: &AtomicBool) ->
         Outgoing::Ended => Ok(None),
         Outgoing::NotKept => Err(Some(fact(Errno::STALE, NOT_KEPT))),
         Outgoing::Silent => {
-            Err(Some(fact(Errno::TIMEDOUT, "the host behind does not say from where it wants the stream")))
+            Err(Some(fact(Errno::TIMEDOUT, "the next host does not say where it wants the stream to start")))
         }
         Outgoing::Gone => Err(unless_over(over)),
     }
@@ -50,7 +50,7 @@ fn gone() -> IoFact {
     IoFact {
         path: Vec::new(),
         errno: Errno::CANCELED.raw_os_error(),
-        detail: b"another hop has taken its place, or the broadcast has ended here".to_vec(),
+        detail: b"replaced by another hop, or the broadcast has ended here".to_vec(),
     }
 }
 

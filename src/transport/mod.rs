@@ -103,7 +103,7 @@ pub type Report = Arc<dyn Fn(LaneEvent) + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaneError {
     /// Closed by its owner.
-    #[error("closed here")]
+    #[error("closed by this end")]
     Closed,
     /// Closed by the peer.
     #[error("closed by the peer")]
@@ -117,7 +117,7 @@ pub enum LaneError {
         error: rustix::io::Errno,
     },
     /// The peer broke the framing: a length out of bounds, or a chunk without a receive posted for it.
-    #[error("bad framing: {0}")]
+    #[error("framing error: {0}")]
     Framing(&'static str),
     /// The RDMA device failed or was removed.
     #[error("RDMA device {0} is gone")]

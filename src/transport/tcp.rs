@@ -178,7 +178,7 @@ impl Lane for TcpLane {
         debug_assert!(!sealed.is_empty() && sealed.len() <= CONTROL_BYTES_MAX);
         let mut state = self.shared.lock();
         if state.control.len() == CONTROL_QUEUE_MAX {
-            self.shared.fail(state, LaneError::Framing("the peer takes no control frames"));
+            self.shared.fail(state, LaneError::Framing("the peer does not read its control frames"));
             return;
         }
         state.control.push_back(control_record(sealed));

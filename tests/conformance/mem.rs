@@ -99,7 +99,7 @@ impl Lane for MemLane {
         let due = Instant::now() + state.delays.all;
         let end = &mut state.ends[self.end];
         if end.control.len() == CONTROL_QUEUE_MAX {
-            end.fail(LaneError::Framing("the peer takes no control frames"));
+            end.fail(LaneError::Framing("the peer does not read its control frames"));
         } else if end.closing_until.is_none() {
             end.control.push_back((due, sealed.to_vec()));
         }

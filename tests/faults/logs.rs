@@ -58,7 +58,7 @@ pub fn tells_of_a_lane_that_is_cut_once_from_each_end() {
         let up = one("lane 1.1 is up");
         let lost = one("lost lane 1.1: ");
         let again = one("lane 1.2 is up");
-        let answered = one("the receiver has answered for them");
+        let answered = one("confirmed by the receiver");
         assert!(up < lost && lost < again && again < answered, "{lines:#?}");
     }
     for part in ["runs ", "an agent answers", "the two ends are to meet", "they have met"] {
@@ -66,7 +66,7 @@ pub fn tells_of_a_lane_that_is_cut_once_from_each_end() {
     }
     let clock = places(&lines, true, "its clock is");
     assert!(clock.len() == 1 && places(&lines, true, "")[0] == clock[0], "{lines:#?}");
-    assert_eq!(places(&lines, true, "the digests are the same").len(), 1);
+    assert_eq!(places(&lines, true, "the digests match").len(), 1);
 }
 
 /// A log contains no key, wherever it came from, and no password given to a launcher.

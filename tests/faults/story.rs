@@ -11,7 +11,7 @@ use crate::rig::{Ended, Process, Random};
 /// Parts of lines that do not say how a session ended: notices about lanes during the session, and about what is left.
 const NOTICES: [&str; 7] = [
     "; trying for ",
-    " again; going on",
+    "; resuming",
     "waiting on port ",
     " data goes through ",
     "interrupted; ",

@@ -227,7 +227,7 @@ fn a_killed_guard_ends_the_pipeline() {
     kill(guards.map(|guard| guard.pid).min().expect("a guard"), Signal::KILL);
     let ended = process.wait_for(GONE);
     assert_eq!(ended.code, 3, "{}", ended.stderr);
-    assert!(ended.stderr.contains("what guards the command was killed"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the guard process of the command was killed"), "{}", ended.stderr);
     lab.deserted(GONE.saturating_sub(start.elapsed()));
 }
 

@@ -161,10 +161,10 @@ fn files_that_cannot_be_opened() {
         (["h1:> no/dir", "h2:cat"], 6, &["h1", "no/dir"]),
         (["h1:cat in", "h2:> dir"], 6, &["h2", "dir: Is a directory (errno 21)"]),
         (["h1:cat in", "> /no/such/dir/x"], 6, &["/no/such/dir/x"]),
-        (["h1:< in; cat in", "h2:cat"], 5, &["h1", "a command, behind the operator"]),
-        (["h1:cat in", "h2:> /dev/null && echo made"], 6, &["h2", "a command, behind the operator"]),
-        (["h1:cat in", "h2:> /dev/stderr"], 6, &["h2", "/dev/stderr", "no standard error"]),
-        (["h1:cat in", "h2:>> /dev/fd/2"], 6, &["h2", "/dev/fd/2", "no standard error"]),
+        (["h1:< in; cat in", "h2:cat"], 5, &["h1", "a command, after the operator"]),
+        (["h1:cat in", "h2:> /dev/null && echo made"], 6, &["h2", "a command, after the operator"]),
+        (["h1:cat in", "h2:> /dev/stderr"], 6, &["h2", "/dev/stderr", "cannot write to standard error"]),
+        (["h1:cat in", "h2:>> /dev/fd/2"], 6, &["h2", "/dev/fd/2", "cannot write to standard error"]),
     ] {
         let ran = lab.pipe_with(&stages, b"some input");
         ran.fails(code, parts).ended.within(FAILED);
@@ -301,7 +301,7 @@ fn more_stages_than_a_host_has_room_for() {
         let stages = vec![stage; 1000];
         let mut command = in_shell("ulimit -n 2000; exec \"$@\"", lab.rdpipe_by("rsh").args(&stages));
         let ran = run(command.stdin(Stdio::null()).stdout(Stdio::piped()));
-        ran.fails(1, &["1000 of them", "open files", "ulimit -n"]);
+        ran.fails(1, &["1000 stages", "open files", "ulimit -n"]);
         assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
         ran.ended.within(PATIENCE);
     }

@@ -26,10 +26,10 @@ const END_ITEM: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BroadcastError {
     /// A length is out of bounds.
-    #[error("a length out of bounds")]
+    #[error("length out of bounds")]
     Length,
     /// An offset goes back or lies beyond what was sent, or a position overflows 64 bits.
-    #[error("an impossible offset")]
+    #[error("invalid offset")]
     Offset,
     /// Records do not follow each other without a gap, or a packet follows the end.
     #[error("packets out of order")]

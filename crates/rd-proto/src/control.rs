@@ -328,7 +328,7 @@ pub enum FrameError {
     #[error("frame with trailing bytes")]
     Trailing,
     /// A field holds a value out of its bounds.
-    #[error("bad {0}")]
+    #[error("invalid {0}")]
     Value(&'static str),
     /// The frame has an unknown type that must be understood.
     #[error("unknown frame type {0:#04x}")]

@@ -91,13 +91,13 @@ pub struct PayloadKeys {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// Payload or covered header were changed, or belong to another transfer.
-    #[error("chunk {sequence} does not authenticate")]
+    #[error("chunk {sequence} failed authentication")]
     Forged {
         /// Sequence in the chunk's header.
         sequence: u64,
     },
     /// Payload or covered header were damaged.
-    #[error("chunk {sequence} fails its checksum")]
+    #[error("chunk {sequence} failed its checksum")]
     Damaged {
         /// Sequence in the chunk's header.
         sequence: u64,
@@ -109,7 +109,7 @@ pub enum RecordError {
         sequence: u64,
     },
     /// The length of the payload differs from the length in the header.
-    #[error("chunk {sequence} has {payload_bytes} bytes for {wire_bytes}")]
+    #[error("chunk {sequence} has {payload_bytes} bytes instead of {wire_bytes}")]
     Length {
         /// Sequence in the chunk's header.
         sequence: u64,

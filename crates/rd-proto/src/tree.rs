@@ -296,38 +296,38 @@ pub enum Record<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// A record ends before its fields do.
-    #[error("a record is cut off")]
+    #[error("truncated record")]
     Short,
     /// A record's kind is unknown to this version.
-    #[error("unknown kind of record {0}")]
+    #[error("unknown record kind {0}")]
     Kind(u8),
     /// A length exceeds its limit.
-    #[error("a length out of bounds")]
+    #[error("length out of bounds")]
     Length,
     /// A name is empty, `.` or `..`, or contains a slash or a zero.
-    #[error("a name that cannot be one")]
+    #[error("invalid name")]
     Name,
     /// A number or flag is out of its range.
-    #[error("a value out of bounds")]
+    #[error("value out of bounds")]
     Value,
     /// A name comes twice, or the names in a directory do not ascend.
     #[error("names out of order")]
     Order,
     /// Directories are nested deeper than [`DEPTH_MAX`], or a directory is left that was not entered.
-    #[error("directories badly nested")]
+    #[error("directories nested incorrectly")]
     Depth,
     /// The number of a large file is not the next one, or the file is not open, or more than [`OPEN_MAX`] files are
     /// open.
-    #[error("bad number of a large file")]
+    #[error("invalid number of a large file")]
     Item,
     /// The types of one entry's extensions do not ascend.
     #[error("extensions out of order")]
     Extension,
     /// The record after [`Record::Wanted`] is not a file.
-    #[error("a listed file without its contents")]
+    #[error("listed file without its contents")]
     Wanted,
     /// A record follows the end.
-    #[error("a record after the end")]
+    #[error("record after the end")]
     End,
 }
 

@@ -11,7 +11,7 @@ use crate::ffi;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// A library is not installed, or cannot be loaded.
-    #[error("{library} cannot be loaded: {reason}")]
+    #[error("cannot load {library}: {reason}")]
     Missing {
         /// File name of the library.
         library: &'static str,

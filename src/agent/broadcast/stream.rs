@@ -176,7 +176,7 @@ impl Shared {
         let proof = self.await_proof()?;
         let received = self.spool.status().received;
         if (received, hasher.finalize().as_bytes()) != (proof.bytes, &proof.digest) {
-            let detail = "what a host before this one has passed on is not what the source has sent";
+            let detail = "data from an earlier host does not match the source";
             return Err(Fault::plain(Exit::Integrity.code(), detail));
         }
         Ok(())
@@ -232,7 +232,7 @@ impl Shared {
         if self.is_stopped() {
             return self.given_up();
         }
-        Fault::plain(Exit::Partial.code(), "the others do not wait for it any more")
+        Fault::plain(Exit::Partial.code(), "the other hosts no longer wait for it")
     }
 }
 
@@ -244,5 +244,5 @@ fn is_ready(file: &File, flags: PollFlags) -> bool {
 }
 
 fn impossible() -> Fault {
-    Fault::plain(Exit::Protocol.code(), "a job that cannot be done")
+    Fault::plain(Exit::Protocol.code(), "invalid job")
 }

@@ -65,7 +65,7 @@ pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         Outcome::Aborted(Cause::Source(fact)) => Fault::unreadable(fact),
         Outcome::Aborted(Cause::Sink(fact)) => Fault::unwritable(fact),
         Outcome::Aborted(Cause::Integrity) if summary.is_forged => {
-            Fault::misled(format!("what {peer} has given is not what the source has"))
+            Fault::misled(format!("data from {peer} does not match the source"))
         }
         Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
         _ => plain(failure),

@@ -71,12 +71,12 @@ const SRUN_NOISE: [&str; 2] = ["Exited with exit code", "cluster configuration l
 
 /// Programs that run commands on hosts but cannot carry the agent's messages, with the reason.
 const UNFIT: [(&str, &str); 2] =
-    [("clush", "passes on whole lines only, without their carriage returns"), ("pdsh", "passes no input on")];
+    [("clush", "forwards only whole lines, without carriage returns"), ("pdsh", "forwards no input")];
 
 /// Splits a command into words as a shell would.
 pub(super) fn words_of(command: &OsStr) -> Result<Vec<OsString>, String> {
     let text = command.to_str().ok_or("is not UTF-8")?;
-    let words = shell_words::split(text).map_err(|_| "has a quote that is not closed".to_owned())?;
+    let words = shell_words::split(text).map_err(|_| "has an unclosed quote".to_owned())?;
     let program = words.first().ok_or("is empty")?.rsplit('/').next().unwrap_or_default();
     if let Some((name, flaw)) = UNFIT.iter().find(|(name, _)| *name == program) {
         return Err(format!(
@@ -84,7 +84,7 @@ pub(super) fn words_of(command: &OsStr) -> Result<Vec<OsString>, String> {
         ));
     }
     if program == "srun" && !words.iter().any(|word| word == "-u" || word == "--unbuffered") {
-        return Err("is srun without --unbuffered, which keeps what is no whole line; use --launcher slurm".to_owned());
+        return Err("is srun without --unbuffered, which holds back incomplete lines; use --launcher slurm".to_owned());
     }
     Ok(words.into_iter().map(OsString::from).collect())
 }
@@ -166,7 +166,7 @@ impl Launch for Shell {
         let is_key = self.is_ssh() && cause.starts_with(SSH_KEY_REFUSED);
         let reason = is_key.then(|| find(SSH_KEY_REASON)).flatten()?.trim_end_matches('.');
         Some(match find(SSH_OLD_KEY) {
-            Some(old) => format!("{reason} ({old}); if the host was set up anew, remove that key"),
+            Some(old) => format!("{reason} ({old}); if the host was reinstalled, remove that key"),
             None => reason.to_owned(),
         })
     }
@@ -238,14 +238,14 @@ impl Template {
                     Some(b'%') => {}
                     _ => {
                         return Err(
-                            "has a % that is neither %h, the host, nor %c, what is run there, nor %%".to_owned()
+                            "has a % that is not part of %h (the host), %c (the command to run there) or %%".to_owned()
                         );
                     }
                 }
             }
         }
         if !has_host {
-            return Err("names no host: it is ssh, slurm, or a command in which %h stands for the host".to_owned());
+            return Err("names no host; give ssh, slurm, or a command in which %h stands for the host".to_owned());
         }
         if !has_command {
             words.push("%c".into());

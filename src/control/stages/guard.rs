@@ -158,7 +158,7 @@ impl Guard {
         match running.hear() {
             Some(Answer::Started) => Ok(Ok((guard, running))),
             Some(Answer::Failed(error)) => Ok(Err(error)),
-            _ => Err(std::io::Error::other("the guard has ended")),
+            _ => Err(std::io::Error::other("the guard process exited")),
         }
     }
 

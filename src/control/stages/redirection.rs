@@ -93,13 +93,13 @@ impl Opening {
         let _ = running.wait();
         // The descriptor is the pipe for the shell's messages, whose reader is about to go.
         if received.as_ref().is_some_and(|descriptor| is_one(descriptor, &stderr)) {
-            return Err("a redirection has no standard error; 'cat >&2' has".to_owned());
+            return Err("a redirection cannot write to standard error; use 'cat >&2'".to_owned());
         }
         let Some(descriptor) = received else {
             let complaint = complaint?.recv().unwrap_or_default();
             let text = String::from_utf8_lossy(&complaint);
             let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-            return Err(line.unwrap_or("the shell opened nothing").to_owned());
+            return Err(line.unwrap_or("the shell opened no file").to_owned());
         };
         let file = File::from(descriptor);
         let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
@@ -128,7 +128,7 @@ pub fn main(arguments: &[OsString]) -> bool {
         [number, last] if number == "1" && last == LAST => (stdout.as_fd(), stdin.as_fd()),
         _ => {
             use std::io::Write;
-            let _ = std::io::stderr().write_all(b"more than one file, or a command, behind the operator\n");
+            let _ = std::io::stderr().write_all(b"more than one file, or a command, after the operator\n");
             return false;
         }
     };

@@ -66,15 +66,15 @@ impl Share {
             (need > left / SHARE.1 * SHARE.0).then_some((what, name, need, left))
         })?;
         Some(format!(
-            "too many stages on one host: {stages} of them, with {ends} ends of connections, take up to {need} {what}, and \
-             {name} leaves {left}; spread them over more hosts, run several by one shell, or raise that"
+            "too many stages on one host: {stages} stages with {ends} connection ends need up to {need} {what}, but \
+             {name} leaves {left}; spread them over more hosts, run several in one shell, or raise the limit"
         ))
     }
 
     fn need(&self, kind: Kind) -> (&'static str, u64) {
         let (stages, ends, threads) = (self.stages as u64, self.ends as u64, self.threads as u64);
         match kind {
-            Kind::Mappings => ("mappings of memory", (ends * threads + stages) * THREAD_MAPPINGS + ends * END_MAPPINGS),
+            Kind::Mappings => ("memory mappings", (ends * threads + stages) * THREAD_MAPPINGS + ends * END_MAPPINGS),
             Kind::Tasks => ("threads and processes", ends * threads + stages * STAGE_TASKS),
             Kind::Files => ("open files", ends * END_FILES + stages),
         }
@@ -150,10 +150,7 @@ mod tests {
         let share = |stages| Share { stages, ends: 2 * stages, threads: 12 };
         assert_eq!(share(500).refusal(&maps), None);
         let line = share(1000).refusal(&maps).expect("refused");
-        assert!(
-            line.contains("1000 of them") && line.contains("108000") && line.contains("vm.max_map_count"),
-            "{line}"
-        );
+        assert!(line.contains("1000 stages") && line.contains("108000") && line.contains("vm.max_map_count"), "{line}");
         for (kind, enough) in [(Kind::Tasks, 40_000), (Kind::Files, 25_000)] {
             assert_eq!(share(1000).refusal(&[("l", kind, enough)]), None);
             assert!(share(1000).refusal(&[("l", kind, enough / 2)]).is_some());

@@ -164,11 +164,11 @@ impl Frame {
     ///
     /// [`FrameError`], also for an unknown frame: no frame of a measurement may be skipped.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
-        let [KIND, rest @ ..] = bytes else { return Err(FrameError::Value("kind of frame")) };
+        let [KIND, rest @ ..] = bytes else { return Err(FrameError::Value("frame kind")) };
         let mut decoder = Decoder::new(rest);
         match decoder.decode() {
             Ok(frame) if decoder.position() == rest.len() && Self::is_within_bounds(&frame) => Ok(frame),
-            _ => Err(FrameError::Value("frame of a measurement")),
+            _ => Err(FrameError::Value("measurement frame")),
         }
     }
 

@@ -34,8 +34,8 @@ const INBOX_MAX: usize = 64;
 fn words(status: i32) -> String {
     match status {
         ..0 => std::io::Error::from_raw_os_error(status.saturating_neg()).to_string(),
-        8 => "nobody listens there".to_owned(),
-        28 => "it does not want this connection".to_owned(),
+        8 => "nothing is listening there".to_owned(),
+        28 => "connection not accepted".to_owned(),
         _ => format!("reason {status}"),
     }
 }
@@ -44,7 +44,7 @@ fn words(status: i32) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// The deadline passed.
-    #[error("timed out: {0}")]
+    #[error("timed out {0}")]
     Timeout(&'static str),
     /// The peer refused, or no program listens there.
     #[error("refused by the peer ({})", words(*.0))]
@@ -64,7 +64,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Register(#[from] RegisterError),
     /// The device cannot do what the pool requires.
-    #[error("the RDMA device allows {most} {what}, {wanted} are needed")]
+    #[error("the RDMA device allows {most} {what}; {wanted} are needed")]
     Limit {
         /// The limited resource.
         what: &'static str,

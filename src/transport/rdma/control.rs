@@ -274,7 +274,7 @@ impl ControlQueue {
             return self.post(KIND_FRAME, frame);
         }
         if self.backlog.len() == CONTROL_QUEUE_MAX {
-            return Err(LaneError::Framing("the peer takes no control frames"));
+            return Err(LaneError::Framing("the peer does not read its control frames"));
         }
         self.backlog.push_back(frame.to_vec());
         Ok(())
@@ -344,7 +344,7 @@ impl ControlQueue {
             KIND_READY => Message::Ready,
             _ => Message::Frame(region.read(slot, PREFIX_BYTES, length - PREFIX_BYTES)),
         };
-        self.flow.arrived(prefix.total).ok_or(LaneError::Framing("control message with an impossible total"))?;
+        self.flow.arrived(prefix.total).ok_or(LaneError::Framing("control message with an invalid total"))?;
         if !self.ending {
             queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;
             self.posted += 1;

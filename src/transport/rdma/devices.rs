@@ -76,7 +76,7 @@ pub enum Unavailable {
     #[error("no RDMA device has an IP address")]
     NoAddress,
     /// Something else failed.
-    #[error("RDMA cannot be used: {0}")]
+    #[error("cannot use RDMA: {0}")]
     Failed(VerbsError),
 }
 
@@ -314,7 +314,7 @@ fn watch(registry: &Registry) {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// The limit on locked memory is too low.
-    #[error("registering {wanted_bytes} bytes with the RDMA device passes the locked-memory limit of {limit_bytes}")]
+    #[error("registering {wanted_bytes} bytes with the RDMA device exceeds the locked-memory limit of {limit_bytes}")]
     MemoryLock {
         /// The soft RLIMIT_MEMLOCK, in bytes.
         limit_bytes: u64,

@@ -360,7 +360,7 @@ impl Poller {
                 let message = lock(&self.shared.control).completed(completion)?;
                 match message {
                     Some(Message::Frame(frame)) => (self.report)(LaneEvent::Control(frame)),
-                    Some(Message::Ready) => return Err(LaneError::Framing("ready, a second time")),
+                    Some(Message::Ready) => return Err(LaneError::Framing("a second READY message")),
                     Some(Message::Announcement) | None => {}
                 }
             }

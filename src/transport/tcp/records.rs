@@ -66,7 +66,7 @@ pub(super) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>
             let Some(prefix) = staged.first_chunk::<CONTROL_PREFIX_BYTES>() else { return Ok(None) };
             let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
             if length == 0 || length > CONTROL_BYTES_MAX {
-                return Err(LaneError::Framing("a control frame of a bad length"));
+                return Err(LaneError::Framing("a control frame of invalid length"));
             }
             if prefix[1] != chunks {
                 // Nothing else would reveal this: the lane is alive, but the session would wait for

@@ -18,10 +18,10 @@ pub const CONTROL_PLAIN_BYTES_MAX: usize = CONTROL_BYTES_MAX - TAG_BYTES;
 pub enum ControlError {
     /// The frame is longer than a control frame may be. When sealing this is a bug of the caller, and the channel stays
     /// open.
-    #[error("control frame of {0} bytes")]
+    #[error("control frame of invalid length ({0} bytes)")]
     Length(usize),
     /// The frame is not the next one that the peer sealed: it is damaged, repeated, out of order or not the peer's.
-    #[error("control frame does not authenticate")]
+    #[error("control frame failed authentication")]
     Forged,
     /// An earlier frame failed, so no more frames are sealed or opened.
     #[error("control channel is closed")]

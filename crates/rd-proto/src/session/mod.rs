@@ -281,7 +281,7 @@ pub enum Violation {
     #[error("unexpected {0} frame")]
     Unexpected(&'static str),
     /// An acknowledgement, credit or position contradicts what is known.
-    #[error("impossible {0}")]
+    #[error("invalid {0}")]
     Impossible(&'static str),
 }
 

@@ -60,10 +60,10 @@ impl Blocks {
         size: u64,
     ) -> Result<(), &'static str> {
         if self.is_whole {
-            return Err("digests behind the last");
+            return Err("digests after the last block");
         }
         if block_bytes < BLOCK_BYTES_MIN || self.block_bytes != 0 && block_bytes != self.block_bytes {
-            return Err("length of a block");
+            return Err("block length");
         }
         let end = self.first + (self.digests.len() + digests.len()) as u64;
         if end > size.div_ceil(block_bytes).min(BLOCKS_MAX) {
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn what_no_receiver_says_is_refused() {
         let (length, more, behind) =
-            ("length of a block", "digests of more blocks than the file has", "digests behind the last");
+            ("block length", "digests of more blocks than the file has", "digests after the last block");
         for (said, error) in [
             (vec![(0, 1, false)], length),
             (vec![(BLOCK / 2, 1, false)], length),

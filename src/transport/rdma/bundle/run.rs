@@ -410,7 +410,7 @@ impl RdmaGroup {
                 match Work::of(completion) {
                     Work::Send { place } => drop(self.pairs[place as usize].sent()),
                     Work::Receive { .. } if completion.bytes() as usize != plan.message_bytes => {
-                        return Err(LaneError::Framing("a message of another length"));
+                        return Err(LaneError::Framing("a message of unexpected length"));
                     }
                     Work::Receive { place, slot } => {
                         late.push_back((place, slot));
@@ -536,7 +536,7 @@ impl RdmaGroup {
                             self.pairs[place as usize].owed += 1;
                             self.pay(place, credit_bytes)?;
                         } else {
-                            return Err(LaneError::Framing("a message of another length"));
+                            return Err(LaneError::Framing("a message of unexpected length"));
                         }
                         place
                     }

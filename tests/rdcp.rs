@@ -472,7 +472,11 @@ fn bad_input_changes_nothing() {
         (vec!["-r".into(), path("dir"), there("")], 0, vec!["same file", "left unchanged"]),
         (vec!["-r".into(), there("dir"), there("dir/below")], 1, vec!["into itself"]),
         (vec![path("source"), there("source"), there("dir")], 1, vec!["two sources"]),
-        (vec![path("source"), path("noted"), there("none/x")], 6, vec!["h1:", "errno 2", "on h1, mkdir -p"]),
+        (
+            vec![path("source"), path("noted"), there("none/x")],
+            6,
+            vec!["h1:", "errno 2", "create it on h1 with: mkdir -p"],
+        ),
         (vec![path("source"), ":x".into()], 1, vec!["no host"]),
         (vec![path("source"), "-oProxyCommand=x:y".into()], 1, vec!["-o"]),
     ];

@@ -343,7 +343,8 @@ impl Hop {
         let [one, other] = [listener.other(), listener].map(|side| &self.names[side as usize]);
         let within = CONNECT_MAX.as_secs();
         self.fail(format!(
-            "no connection from {one} to {other} within {within} s; run rddoctor to see which ports are reachable, or use --relay"
+            "no connection from {one} to {other} within {within} s; run rddoctor to see which ports are reachable, or \
+             use --relay"
         ))
     }
 

@@ -607,8 +607,8 @@ fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
         Failure::new(
             Exit::Protocol,
             format!(
-                "incompatible versions: {label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host {ours} \
-                 ({MAJOR}.{MINOR}); install the same release, or choose another with --agent"
+                "incompatible versions: {label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host \
+                 {ours} ({MAJOR}.{MINOR}); install the same release, or choose another with --agent"
             ),
         )
     })

@@ -168,8 +168,8 @@ impl Copy<'_> {
             Some("merging works for one destination host at a time, so name only one")
         } else if !is_one_host || bytes > BATCH_BYTES_MAX {
             Some(
-                "only a few directories of one host can be merged; copy one at a time, and last the one whose files are to \
-                 win",
+                "only a few directories of one host can be merged; copy one at a time, and last the one whose files \
+                 are to win",
             )
         } else {
             None
@@ -207,7 +207,8 @@ impl Copy<'_> {
     fn too_much_found(&self, side: usize) -> Failure {
         let (label, most) = (self.label(side), FOUND_BYTES_MAX >> 20);
         let message = format!(
-            "the patterns match too much on {label} (more than {most} MiB of names); copy the directory instead, with -r and --exclude"
+            "the patterns match too much on {label} (more than {most} MiB of names); copy the directory instead, \
+             with -r and --exclude"
         );
         Failure::new(Exit::Usage, message)
     }

@@ -92,7 +92,7 @@ impl Copy<'_> {
         }
         for &at in &late {
             let label = escaped(run.targets[at].spec.host());
-            self.say(&format!("{label} has not answered yet; starting without it, it gets its copy once it answers"));
+            self.say(&format!("{label} has not answered yet; the others start, and it gets its copy once it answers"));
         }
         run.chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Duration::ZERO);
         run.chain.expect(late.len());

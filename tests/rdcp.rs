@@ -477,7 +477,7 @@ fn bad_input_changes_nothing() {
             6,
             vec!["h1:", "errno 2", "create it on h1 with: mkdir -p"],
         ),
-        (vec![path("source"), ":x".into()], 1, vec!["no host"]),
+        (vec![path("source"), ":x".into()], 1, vec!["host or user is missing"]),
         (vec![path("source"), "-oProxyCommand=x:y".into()], 1, vec!["-o"]),
     ];
     fs::write(lab.join("noted"), "").expect("a file");

@@ -263,7 +263,7 @@ fn a_cache_that_others_could_change_is_not_used() {
     fs::set_permissions(&cache, fs::Permissions::from_mode(0o700)).expect("ours");
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&cache, Some(65534), None).expect("root");
-        far.refuses(&[".cache/rdma-pipe", "must belong to the user that logs in"]);
+        far.refuses(&[".cache/rdma-pipe", "must be owned by the login user"]);
         std::os::unix::fs::chown(&cache, Some(0), None).expect("root");
     } else {
         partly_run("needs root, for a cache of another user");
@@ -271,7 +271,7 @@ fn a_cache_that_others_could_change_is_not_used() {
     far.finds();
     fs::rename(&cache, far.join("elsewhere")).expect("ours");
     symlink(far.join("elsewhere"), &cache).expect("a link");
-    far.refuses(&[".cache/rdma-pipe there is a symbolic link; remove it"]);
+    far.refuses(&[".cache/rdma-pipe is a symbolic link; remove it"]);
     fs::remove_file(&cache).expect("ours");
     fs::write(&cache, "").expect("ours");
     far.refuses(&["File exists", "--agent"]);
@@ -291,9 +291,9 @@ fn mounted(options: &str) -> String {
 #[test]
 fn homes_in_which_no_program_can_be_kept() {
     for (options, parts) in [
-        ("noexec", &["DIR/home there is mounted noexec", "install rdma-pipe there", "--agent"][..]),
+        ("noexec", &["DIR/home is mounted noexec", "install rdma-pipe there", "--agent"][..]),
         ("ro", &["Read-only file system", "--agent"]),
-        ("rw", &["/rdma-pipe there: No space left on device", "--agent"]),
+        ("rw", &["/rdma-pipe: No space left on device", "--agent"]),
     ] {
         let far = Far::with(&mounted(options), "");
         let directory = far.0.path().to_str().expect("UTF-8").to_owned();
@@ -317,9 +317,9 @@ fn hosts_that_it_does_not_fit() {
         ("uname", "case $1 in -s) echo FreeBSD;; *) echo x86_64;; esac", &["it runs FreeBSD", "install"]),
         ("getconf", "echo glibc 2.3", &["glibc is 2.3,", "or later", "install"]),
         ("getconf", "exit 1", &["it has no glibc", "install"]),
-        ("sha256sum", "exit 127", &["did not arrive whole"]),
-        ("head", "exec /usr/bin/head -c 1000", &["did not arrive whole", "try again"]),
-        ("head", "echo head: Disk quota exceeded >&2; exit 1", &["rdma-pipe there: Disk quota exceeded", "--agent"]),
+        ("sha256sum", "exit 127", &["it arrived incomplete"]),
+        ("head", "exec /usr/bin/head -c 1000", &["it arrived incomplete", "try again"]),
+        ("head", "echo head: Disk quota exceeded >&2; exit 1", &["rdma-pipe: Disk quota exceeded", "--agent"]),
         ("mktemp", "echo no names; exit 1", &["no names", "--agent"]),
     ] {
         let far = Far::new();
@@ -365,7 +365,7 @@ fn what_was_asked_for_otherwise() {
     };
     nothing(&["--no-bootstrap"], &["far has no rdma-pipe-agent; install", "--agent"]);
     nothing(&["--bootstrap", "--no-bootstrap"], &["far has no rdma-pipe-agent"]);
-    nothing(&["-n"], &["far has no rdma-pipe-agent", "without -n it would be copied"]);
+    nothing(&["-n"], &["far has no rdma-pipe-agent", "-n does not copy it there"]);
     nothing(&["--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", "--agent"]);
     // `--bootstrap` is still accepted, as it was when sending had to be requested.
     far.copy(&["--agent", "/nonexistent/agent", "--no-bootstrap", "--bootstrap"]).expect(0);
@@ -374,7 +374,7 @@ fn what_was_asked_for_otherwise() {
     far.copy(&["-n"]).expect(0).one_line("rdcp", &["would copy source to far:"]);
     far.copy(&["--no-bootstrap"]).expect(3);
     fs::write(far.agent(), "damaged").expect("ours");
-    far.copy(&["-n"]).expect(3).one_line("rdcp", &["without -n it would be copied"]);
+    far.copy(&["-n"]).expect(3).one_line("rdcp", &["-n does not copy it there"]);
     assert_eq!(fs::read(&far.cached()[0]).expect("it"), b"damaged");
 }
 
@@ -551,7 +551,7 @@ fn a_shell_that_refuses_the_login_says_why() {
     let ended = Process::spawn(&mut far.command("refusing/ssh", &[])).wait();
     ended.expect(3).one_line(
         "rdcp",
-        &["no agent answers on far", "exit code 1: it last wrote: This account is \\u{1b}[1mnot available."],
+        &["no agent answered on far", "exit code 1: last output: This account is \\u{1b}[1mnot available."],
     );
 }
 
@@ -595,7 +595,7 @@ fn a_signal_that_reaches_the_launcher_first() {
     Process::spawn(&mut far.command("killed", &[]))
         .wait()
         .expect(3)
-        .one_line("rdcp", &["no agent answers on far", "exit code 143"]);
+        .one_line("rdcp", &["no agent answered on far", "exit code 143"]);
 }
 
 /// The agent beside the program is read only when a host needs it. If it is missing, a line says so.

@@ -277,7 +277,7 @@ fn hosts_that_cannot_be_examined() {
         ("dead", AGENT, "agent-unreachable", &["cannot reach h by dead", "No route to host"][..]),
         ("rsh", "/nonexistent/agent", "agent-missing", &["h has no /nonexistent/agent", "--agent"]),
         ("nonexistent", AGENT, "agent-unreachable", &["cannot run", "/nonexistent: "]),
-        ("mute", AGENT, "agent-unreachable", &["no agent answers on h", "exit code 0"]),
+        ("mute", AGENT, "agent-unreachable", &["no agent answered on h", "exit code 0"]),
         ("quits", AGENT, "agent-lost", &["h"]),
     ] {
         let said = lab.run(launcher, &["--agent", agent, "--json", "h"]);

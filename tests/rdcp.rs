@@ -124,7 +124,7 @@ fn patterns_and_homes_are_expanded_there() {
     holds(&lab.join("into/a b"), b"blank");
     fs::write(lab.join("home/*.txt"), "itself").expect("a file");
     let itself = lab.rdcp(&["h:*.txt", "itself"]);
-    itself.expect(0).one_line("rdcp", &["h:*.txt is the name of an entry"]);
+    itself.expect(0).one_line("rdcp", &["h:*.txt is an existing name"]);
     holds(&lab.join("itself"), b"itself");
     fs::remove_file(lab.join("home/*.txt")).expect("ours");
     lab.rdcp(&["h:*.none", "into"]).expect(5).one_line("rdcp", &["h: no file matches *.none"]);
@@ -279,7 +279,7 @@ fn entries_that_fail_are_named_and_do_not_keep_the_others() {
             let ended = lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]);
             ended.expect(8);
             let mut lines: Vec<&str> = ended.stderr.lines().collect();
-            assert_eq!(lines.pop(), Some(&*format!("rdcp: {told} not copied in full; the others are there")));
+            assert_eq!(lines.pop(), Some(&*format!("rdcp: {told} not copied in full; the others were copied")));
             let host = if to.is_empty() { String::new() } else { format!("{to}:") };
             let mut expected: Vec<String> = (0..count).map(|at| format!("{host}{}: ", file(at).display())).collect();
             lines.retain(|line| {
@@ -470,14 +470,18 @@ fn bad_input_changes_nothing() {
         (vec![there("dir"), path("x")], 1, vec!["h1:", "dir", "is a directory", "-r"]),
         (vec![path("source"), path("source")], 1, vec!["same file"]),
         (vec![there("source"), there("source")], 1, vec!["same file"]),
-        (vec![path("source"), there("source")], 0, vec!["same file", "left as it is"]),
-        (vec![there("source"), path("source")], 0, vec!["same file", "left as it is"]),
-        (vec![there("source"), there_too("dir/../source")], 0, vec!["same file", "left as it is"]),
-        (vec!["-r".into(), path("dir"), there("")], 0, vec!["same file", "left as it is"]),
+        (vec![path("source"), there("source")], 0, vec!["same file", "left unchanged"]),
+        (vec![there("source"), path("source")], 0, vec!["same file", "left unchanged"]),
+        (vec![there("source"), there_too("dir/../source")], 0, vec!["same file", "left unchanged"]),
+        (vec!["-r".into(), path("dir"), there("")], 0, vec!["same file", "left unchanged"]),
         (vec!["-r".into(), there("dir"), there("dir/below")], 1, vec!["into itself"]),
         (vec![path("source"), there("source"), there("dir")], 1, vec!["two sources"]),
-        (vec![path("source"), path("noted"), there("none/x")], 6, vec!["h1:", "errno 2", "on h1, mkdir -p"]),
-        (vec![path("source"), ":x".into()], 1, vec!["no host"]),
+        (
+            vec![path("source"), path("noted"), there("none/x")],
+            6,
+            vec!["h1:", "errno 2", "create it on h1 with: mkdir -p"],
+        ),
+        (vec![path("source"), ":x".into()], 1, vec!["host or user is missing"]),
         (vec![path("source"), "-oProxyCommand=x:y".into()], 1, vec!["-o"]),
     ];
     fs::write(lab.join("noted"), "").expect("a file");
@@ -535,7 +539,7 @@ fn launchers_that_fail() {
     for (launcher, parts) in [
         ("refuses", &["cannot reach h by refuses", "no route to h"][..]),
         ("fails", &["no agent", "h", "3", "odd"]),
-        ("babbles", &["no rdma-pipe agent"]),
+        ("babbles", &["not an rdma-pipe agent"]),
         ("none", &["cannot run", "none: ", "errno 2", "--rsh"]),
     ] {
         let ended = Process::spawn(lab.rdcp_by(launcher).arg("source").arg(lab.there("h", "x"))).wait();

@@ -169,7 +169,7 @@ fn where_only_ssh_gets_through() {
         let ports = ["--port-range", "45000-45009"].map(OsString::from);
         let ended = network.rdcp(&[&["-J".into(), "h2".into(), "-v".into()], &ports[..], &[from, to]].concat());
         ended.expect(0);
-        assert_eq!(ended.stderr.matches("cannot reach a port").count(), 1, "{}", ended.stderr);
+        assert_eq!(ended.stderr.matches("cannot reach each other's ports").count(), 1, "{}", ended.stderr);
         assert!(ended.stderr.contains(", through ssh"), "{}", ended.stderr);
         network.holds(name, &bytes);
     }
@@ -275,7 +275,7 @@ fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
     // Host 3 does not forward this port.
     let mut arguments = options()[1..].to_vec();
     arguments.extend(["45009".into(), here("source"), network.at("h2", "relayed")]);
-    network.rdcp(&arguments).expect(0).one_line("rdcp", &["cannot reach a port of each other", "through ssh"]);
+    network.rdcp(&arguments).expect(0).one_line("rdcp", &["cannot reach each other's ports", "through ssh"]);
     network.holds("relayed", &bytes);
     drop(translator);
     all_gone(SOON);

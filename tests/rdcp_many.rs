@@ -245,13 +245,13 @@ fn the_source_among_the_hosts_and_a_missing_source() {
     let mut run = lab.start_many::<OsString>(&itself);
     let ended = run.wait();
     ended.expect(0);
-    assert!(ended.stderr.contains("are the same file; left as it is"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("are the same file; left unchanged"), "{}", ended.stderr);
     lab.is_equal("src", "h2/src");
     let sources = [lab.join("src/small1"), lab.join("nosuch")].map(OsString::from);
     let rest = [lab.there("h1", "h1/"), "--to".into(), there];
     let ended = lab.start_many::<OsString>(&[&sources[..], &rest].concat()).wait();
     ended.expect(8);
-    assert!(ended.stderr.contains("1 entry not copied in full; the others are there"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 entry not copied in full; the others were copied"), "{}", ended.stderr);
 }
 
 /// The only host hangs. The host that the copy waits for is named once, and not with --quiet.
@@ -268,7 +268,7 @@ fn a_host_that_does_not_answer_is_named() {
     for (mut run, count) in runs.into_iter().zip([1, 0]) {
         let ended = run.wait();
         ended.expect(3);
-        let said = "h1 has not answered yet; a host is given up after 120 s";
+        let said = "h1 has not answered yet; giving up on a host after 120 s";
         assert_eq!(ended.stderr.matches(said).count(), count, "{}", ended.stderr);
     }
 }
@@ -293,7 +293,7 @@ fn hosts_that_are_late_hold_nobody() {
     }
     let ended = process.wait();
     ended.expect(8);
-    for said in ["h2 has not answered yet", "h3: connection timed out", "1 of 4 hosts failed; 3 have it all"] {
+    for said in ["h2 has not answered yet", "h3: connection timed out", "1 of 4 hosts failed; 3 succeeded"] {
         assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
     }
     [1, 2, 4].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
@@ -322,7 +322,7 @@ fn hosts_that_are_all_late_are_named() {
     let mut command = lab.command(rdcp(), "late", AGENT);
     let ended = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null())).wait();
     ended.expect(0);
-    assert_eq!(ended.stderr.matches("h1, h2 have not answered yet; ssh gives").count(), 1, "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("h1, h2 have not answered yet; with ssh, -o").count(), 1, "{}", ended.stderr);
     [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
@@ -345,7 +345,7 @@ fn hosts_are_added_while_it_runs() {
     // Without a path, the first host's path is used.
     let again = add("h1".into()).wait();
     again.expect(1);
-    assert!(again.stderr.contains("h1 is one of its hosts already"), "{}", again.stderr);
+    assert!(again.stderr.contains("h1 is already one of its hosts"), "{}", again.stderr);
     let unreached = unreached.wait();
     unreached.expect(3);
     assert!(unreached.stderr.contains("h7: no route to host"), "{}", unreached.stderr);
@@ -353,7 +353,7 @@ fn hosts_are_added_while_it_runs() {
     lab.is_equal("src", "h5/copy");
     let ended = process.wait();
     ended.expect(8);
-    assert!(ended.stderr.contains("1 of 4 hosts failed; 3 have it all"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 of 4 hosts failed; 3 succeeded"), "{}", ended.stderr);
     [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
     let gone = add("h6:/x".into()).wait();
     gone.expect(3);
@@ -485,7 +485,7 @@ fn a_host_that_gives_something_else_is_found_out() {
     kill_process(agent, Signal::CONT).expect("it runs");
     let ended = process.wait();
     ended.expect(0);
-    assert!(ended.stderr.contains("is not what the source has"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("does not match the source"), "{}", ended.stderr);
     lab.is_equal("src", "h2/copy");
 }
 
@@ -538,7 +538,7 @@ fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64) {
     process.signal(Signal::INT);
     let ended = process.wait();
     let parts =
-        ["interrupted; 0 of 2 hosts have it all; ", " kept on the others together, run again with --sync to resume"];
+        ["interrupted; 0 of 2 hosts are complete; ", " kept on the others in total, run again with --sync to resume"];
     ended.expect(130).one_line("rdcp", &parts);
     arguments.splice(..3, ["-rv".into(), "--sync".into(), lab.join("src/").into_os_string()]);
     let ended = lab.start_many(&arguments).wait();

@@ -285,7 +285,7 @@ fn one_bad_source_does_not_keep_the_others() {
             let named = lines.iter().filter(|line| words.iter().all(|word| line.contains(word)));
             assert_eq!(named.count(), 1, "{words:?} in {}", ended.stderr);
         }
-        assert_eq!(lines[4], "rdcp: 4 entries were not copied in full; the others are there");
+        assert_eq!(lines[4], "rdcp: 4 entries were not copied in full; the others were copied");
         holds(&lab.join("dst/a"), b"1");
         holds(&lab.join("dst/b"), b"2");
         // Even if the other source is missing, the file counts as one of several sources.
@@ -701,7 +701,7 @@ fn an_interrupted_copy_within_a_host_says_what_it_leaves() {
     let until = Instant::now() + PATIENCE;
     while left().next().is_none() && Instant::now() < until {}
     process.signal(Signal::INT);
-    process.wait().expect(130).one_line("rdcp", &["interrupted; nothing of use kept in into/.", ".rd-part, run again"]);
+    process.wait().expect(130).one_line("rdcp", &["interrupted; nothing usable kept in into/.", ".rd-part, run again"]);
     assert!(!lab.join("into/new").exists() && left().count() == 1);
     lab.rdcp(&["-r", "tree", "into/new"]).expect(0);
     assert_eq!(left().collect::<Vec<_>>(), [lab.join("into/new")], "nothing else is left");

@@ -20,7 +20,7 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
     lab.0.file("hosts", b"h1\nh2 slots=4\n");
     let several = "h[1-2]:x";
     for (arguments, words) in [
-        (&["source", "h[2-1]:x"][..], "h[2-1]: a range begins with its smaller number"),
+        (&["source", "h[2-1]:x"][..], "h[2-1]: a range must begin with its smaller number"),
         (&["source", "h[1-x]:x"], "numbers and ranges"),
         (&["source", "h[1-:x"], "not closed"),
         (&["source", "h[0-99999]:x"], "100000 hosts"),
@@ -38,7 +38,7 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
         (&["--in-place", "source", several], "--in-place"),
         (&["-r", "--manifest", "m", "source", several], "manifest"),
         (&["--relay", "source", several], "--relay"),
-        (&["--hosts", "hosts", "source", "x"], "line 2: h2 slots=4: a line has one host"),
+        (&["--hosts", "hosts", "source", "x"], "line 2: h2 slots=4: only one host is allowed per line"),
         (&["--hosts", "none", "source", "x"], "--hosts none: No such file"),
         (&["--hosts", "hosts", "source", "h1:x"], "without HOST:"),
         (&["--hosts", "slurm", "source", "x"], "no allocation of Slurm's"),

@@ -125,7 +125,7 @@ fn a_command_that_fails_fails_alone() {
                 "{}",
                 ended.stderr
             );
-            assert!(ended.stderr.contains("1 of 3 hosts failed; 2 have it all"), "{}", ended.stderr);
+            assert!(ended.stderr.contains("1 of 3 hosts failed; 2 succeeded"), "{}", ended.stderr);
             (1..=3).filter(|&host| host != at).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
         }
     }
@@ -133,7 +133,7 @@ fn a_command_that_fails_fails_alone() {
     lab.source(1 << 20);
     let ended = lab.start(&["src:cat DIR/source", "h[1-3]:cat >/dev/null; exit 3"]).wait();
     ended.expect(3);
-    assert!(ended.stderr.contains("none of 3 hosts"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("all 3 hosts failed"), "{}", ended.stderr);
     let ended = lab.start(&["src:cat DIR/source; exit 7", "h[1-2]:cat >/dev/null"]).wait();
     ended.expect(7);
 }
@@ -174,9 +174,9 @@ fn one_that_never_answers_is_given_up() {
     let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
     ended.expect(8);
     for said in [
-        "h2, h3 have not answered yet; a host is given up after 8 s (--connect-timeout)",
-        "no agent answers on h3 after 8 s (--connect-timeout)",
-        "1 of 4 hosts failed; 3 have it all",
+        "h2, h3 have not answered yet; giving up on a host after 8 s (--connect-timeout)",
+        "no agent answered on h3 within 8 s (--connect-timeout)",
+        "1 of 4 hosts failed; 3 succeeded",
     ] {
         assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
     }
@@ -267,9 +267,9 @@ fn rdsend_has_one_receiver() {
 fn a_list_is_the_last_stage_and_is_given_something() {
     for (arguments, part) in [
         (&["h[1-2]:cat", "h3:cat"][..], "only the last stage"),
-        (&["h[1-2]:cat"], "nothing goes into it"),
-        (&["h1:cat", "h2:> DIR/f", "h[1-2]:cat"], "nothing goes into it"),
-        (&["h1:cat f", "h[1-2]:cat"], "h1 makes the stream"),
+        (&["h[1-2]:cat"], "no input; put a command before it"),
+        (&["h1:cat", "h2:> DIR/f", "h[1-2]:cat"], "no input; put a command before it"),
+        (&["h1:cat f", "h[1-2]:cat"], "h1 produces the stream"),
         (&["h3:cat f", "h[1-2]:< f"], "'<' begins a stream"),
         (&["h3:cat f", "h[1-9999]:cat"], "9999 hosts"),
     ] {

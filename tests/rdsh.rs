@@ -264,7 +264,7 @@ fn what_writes_much_and_is_no_agent_is_left_to_ssh() {
     assert_eq!((ended.code, text(&got)), (0, "echo mine\n".to_owned()), "{}", ended.stderr);
     let mut copy = lab.command(rdcp(), "bound", AGENT);
     copy.arg("h:/etc/hostname").arg(lab.join("copy"));
-    Process::spawn(copy.stdin(Stdio::null())).wait().expect(3).one_line("rdcp", &["h is no rdma-pipe agent"]);
+    Process::spawn(copy.stdin(Stdio::null())).wait().expect(3).one_line("rdcp", &["h is not an rdma-pipe agent"]);
 }
 
 #[test]

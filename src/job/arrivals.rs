@@ -184,7 +184,7 @@ impl Job {
                 let late = if is_echo_off() { None } else { job.not_answered(hosts) };
                 if let (Some(late), Some(say)) = (late, remark.take()) {
                     let seconds = HELLO_MAX.as_secs();
-                    say(&format!("{command}: {late}; a host is given up after {seconds} s"));
+                    say(&format!("{command}: {late}; giving up on a host after {seconds} s"));
                 }
             }
         };
@@ -209,7 +209,7 @@ impl Job {
             let seconds = limit.as_secs();
             if !has_said && let Some(late) = job.not_answered(0..job.hosts.len()) {
                 has_said = true;
-                say(&format!("{late}; a host is given up after {seconds} s (--connect-timeout)"));
+                say(&format!("{late}; giving up on a host after {seconds} s (--connect-timeout)"));
             }
             if job.is_any_asking() {
                 return;
@@ -217,7 +217,7 @@ impl Job {
             for &host in hosts {
                 if job.is_silent_for(host, limit) {
                     let label = job.hosts[host].label();
-                    let line = format!("no agent answers on {label} after {seconds} s (--connect-timeout)");
+                    let line = format!("no agent answered on {label} within {seconds} s (--connect-timeout)");
                     job.give_up_arriving(host, Failure::new(Exit::Connect, line));
                 }
             }
@@ -360,6 +360,5 @@ fn is_echo_off() -> bool {
 /// Returns the failure for a copy that failed on some of several hosts. The others have everything that was sent.
 pub(super) fn some_failed(failed: usize, count: usize) -> Failure {
     let left = count - failed;
-    let have = if left == 1 { "has" } else { "have" };
-    Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} {have} it all"))
+    Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} succeeded"))
 }

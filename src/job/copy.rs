@@ -34,8 +34,8 @@ mod progress;
 
 use progress::Progress;
 
-const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not wait for several hosts or so \
-     long a list: copy one after the other, or use --delete";
+const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not support several hosts or so \
+     long a list; copy one at a time, or use --delete";
 
 /// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -411,7 +411,10 @@ impl<'a> Copy<'a> {
     ) -> Result<Outcomes, Failure> {
         if found.kind == Kind::Directory {
             let name = self.name(from, &found.path);
-            return Err(Failure::new(Exit::Usage, format!("{name} is a directory, which only a directory can take")));
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{name} is a directory; it can be copied only to a directory"),
+            ));
         }
         let send = if self.is_standard(from, found) {
             frames::Job::SendStandard
@@ -469,7 +472,7 @@ impl<'a> Copy<'a> {
             && figures.counters.bytes > 0
             && line.contains("lost the link to ")
         {
-            *line += "; what has arrived is kept there, run again to resume";
+            *line += "; the data received is kept there, run again to resume";
         }
         Ok((figures, failure))
     }
@@ -487,11 +490,11 @@ impl<'a> Copy<'a> {
         let count = entries(failed);
         let message = match (self.arrived, failed) {
             (1.., _) if self.plan.tree.remove_source_files => {
-                format!("not copied in full, or still at SRC: {count}; the others are there")
+                format!("not copied in full, or still at SRC: {count}; the others were copied")
             }
             (0, _) => format!("nothing was copied: {count} failed"),
-            (_, 1) => format!("{count} was not copied in full; the others are there"),
-            _ => format!("{count} were not copied in full; the others are there"),
+            (_, 1) => format!("{count} was not copied in full; the others were copied"),
+            _ => format!("{count} were not copied in full; the others were copied"),
         };
         Some(Failure::new(Exit::Partial, message))
     }

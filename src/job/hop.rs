@@ -328,7 +328,7 @@ impl Hop {
             (State::Tunneling(listener), Message::Dialed) if *listener == side.other() => self.meet(),
             (State::Tunneling(listener), Message::DialFailed(why)) if *listener == side.other() => {
                 let why = escaped(OsStr::new(&why));
-                self.fail(format!("no connection through {}: {why}", setup.launcher_name()))
+                self.fail(format!("cannot connect through {}: {why}", setup.launcher_name()))
             }
             _ => Next::default(),
         }
@@ -343,7 +343,8 @@ impl Hop {
         let [one, other] = [listener.other(), listener].map(|side| &self.names[side as usize]);
         let within = CONNECT_MAX.as_secs();
         self.fail(format!(
-            "no connection from {one} to {other} within {within} s; rddoctor shows which ports can be reached, or use --relay"
+            "no connection from {one} to {other} within {within} s; run rddoctor to see which ports are reachable, or \
+             use --relay"
         ))
     }
 
@@ -366,7 +367,7 @@ impl Hop {
             return self.begin(setup);
         }
         if !setup.via.is_empty() {
-            let reason = format!("no connection by --via: {}", self.reason);
+            let reason = format!("no connection with --via: {}", self.reason);
             return self.fail(reason);
         }
         self.tunnel(setup)
@@ -379,7 +380,7 @@ impl Hop {
         };
         let say = (!setup.relay).then(|| {
             format!(
-                "{} and {} cannot reach a port of each other ({}); their data goes through {}, slower",
+                "{} and {} cannot reach each other's ports ({}); data goes through {}, which is slower",
                 self.names[0],
                 self.names[1],
                 self.reason,

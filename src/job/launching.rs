@@ -302,10 +302,10 @@ impl Remote {
         // The failure of a host that was given up is known already.
         let Some(Running { outbox, .. }) = self.running.as_ref().filter(|_| !self.is_given_up) else { return };
         let failure = if outbox.waiting_bytes() > WAITING_BYTES_MAX {
-            Failure::new(Exit::LinkLost, format!("{} does not take what is sent to it", self.label()))
+            Failure::new(Exit::LinkLost, format!("{} does not read the messages sent to it", self.label()))
         } else if !outbox.try_send(message) {
             let (label, most) = (self.label(), MESSAGE_BYTES_MAX >> 10);
-            let line = format!("what {label} is asked to do takes more than {most} KiB to say; ask for less at a time");
+            let line = format!("the request to {label} exceeds {most} KiB; request less at a time");
             Failure::new(Exit::Usage, line)
         } else {
             return;
@@ -358,7 +358,10 @@ impl Remote {
     pub(super) fn late(&mut self) -> Result<(), Failure> {
         if self.released {
             let seconds = HELLO_MAX.as_secs();
-            return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
+            return Err(Failure::new(
+                Exit::Connect,
+                format!("no agent answered on {} within {seconds} s", self.label()),
+            ));
         }
         self.released = true;
         self.running.iter().for_each(|running| running.process.let_ask());
@@ -375,7 +378,7 @@ impl Remote {
             log::end(Step::Launch, &self.label(), || {
                 let Hello { program, system, machine, host, .. } = &hello;
                 let (host, after) = (escaped(OsStr::from_bytes(host)), self.answered_after.as_millis());
-                format!("an agent answers after {after} ms: rdma-pipe {program}, {system} {machine}, host {host}")
+                format!("an agent answered after {after} ms: rdma-pipe {program}, {system} {machine}, host {host}")
             });
         }
         self.hello = Some(hello);
@@ -419,7 +422,7 @@ impl Remote {
             }
             // That line may be the reason, or a greeting.
             let noise = || beginning.noise.lock().expect("no panic with it locked").take();
-            let noise = || noise().map(|line| format!("it last wrote: {line}"));
+            let noise = || noise().map(|line| format!("last output: {line}"));
             complaint = process.last_complaint().or_else(noise);
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
@@ -434,8 +437,8 @@ impl Remote {
                 return NotBegun::NoUse(self.choice.missing(&label, &because));
             }
             Some(SSH_FAILED) => format!("cannot reach {label} by {launcher}{because}"),
-            Some(code) => format!("no agent answers on {label}: {launcher} ended with exit code {code}{because}"),
-            None => format!("what answers on {label} is no rdma-pipe agent{because}"),
+            Some(code) => format!("no agent answered on {label}: {launcher} ended with exit code {code}{because}"),
+            None => format!("the program on {label} is not an rdma-pipe agent{because}"),
         };
         NotBegun::Failed(Failure::new(Exit::Connect, message))
     }
@@ -561,8 +564,7 @@ fn begin(
             }
         };
         if let Err(ChannelError::NoMagic) = begun {
-            let line =
-                format!("what answers on {label} is no rdma-pipe agent: it writes something else, and much of it");
+            let line = format!("the program on {label} is not an rdma-pipe agent: too much unexpected output");
             return give_up(NotBegun::Failed(Failure::new(Exit::Connect, line)));
         }
         let mut received = begun.and_then(|()| receive(&mut stdout));
@@ -586,7 +588,7 @@ fn begin(
         };
         let last = match error {
             ChannelError::Message(error) => {
-                let line = format!("the agent on {label} does not keep to the protocol: {error}");
+                let line = format!("the agent on {label} violated the protocol: {error}");
                 Heard::Broken(Failure::new(Exit::Protocol, line))
             }
             _ => Heard::Gone,
@@ -605,8 +607,8 @@ fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
         Failure::new(
             Exit::Protocol,
             format!(
-                "{label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host {ours} ({MAJOR}.{MINOR}), \
-                 and the two do not understand each other; install the same release, or choose another with --agent"
+                "incompatible versions: {label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host \
+                 {ours} ({MAJOR}.{MINOR}); install the same release, or choose another with --agent"
             ),
         )
     })

@@ -76,7 +76,7 @@ impl Launched {
         let (endpoints, via) = endpoints::offered(endpoints, &via, self.job.is_one_kernel(HERE, self.host));
         let label = self.label();
         let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
-            let by = if self.job.setup.via.is_empty() { "" } else { " by --via" };
+            let by = if self.job.setup.via.is_empty() { "" } else { " with --via" };
             Failure::new(Exit::Connect, format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
         })?;
         let key = Key::from_random(key.0);
@@ -86,7 +86,7 @@ impl Launched {
                 Exit::Connect,
                 format!(
                     "cannot reach a port of {label}: {error}; open one and name it with --port-range, or run rdperf \
-                     serve at the end that can be reached"
+                     serve at the reachable end"
                 ),
             )
         })?;

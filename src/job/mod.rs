@@ -311,7 +311,7 @@ impl Job {
         match message.for_end(self.hops[hop].ends[side as usize]) {
             Ok(message) => self.send(host, message),
             Err(error) => {
-                let failure = Failure::new(Exit::Usage, format!("what is to be done takes too long to say ({error})"));
+                let failure = Failure::new(Exit::Usage, format!("the request is too large ({error})"));
                 self.updates.push_back(Update::Gone(host, Some(failure)));
             }
         }
@@ -334,7 +334,7 @@ impl Job {
         let ends = [self.ends_begun, self.ends_begun + 1];
         let route = Route { hosts, names, stages, ends, is_within: false, waits_for_go: waits };
         let hop = self.add(Hop::new(route, HERE, is_one_kernel, &self.setup));
-        log::begin(Step::Meet, &self.hops[hop].label(), || "the two ends are to meet".to_owned());
+        log::begin(Step::Meet, &self.hops[hop].label(), || "connecting the two ends".to_owned());
         let key = session_key();
         self.begin(hop, Side::From, from.job, &key, to.name, options);
         self.begin(hop, Side::To, to.job, &key, from.name, options);
@@ -526,7 +526,7 @@ impl Job {
                 let had_met = self.hops[hop].has_met();
                 let next = self.hops[hop].handle(side, message, &self.setup);
                 if self.hops[hop].has_met() && !had_met {
-                    log::end(Step::Meet, &self.hops[hop].label(), || "they have met".to_owned());
+                    log::end(Step::Meet, &self.hops[hop].label(), || "the two ends are connected".to_owned());
                 }
                 self.advance(hop, next);
             }
@@ -630,7 +630,7 @@ impl Job {
                 Some(update) => job.check(update).err().map(Err),
                 None => {
                     let (label, within) = (job.hosts[host].label(), limit.as_secs());
-                    let line = format!("{label} does not answer within {within} s; try again");
+                    let line = format!("{label} did not answer within {within} s; try again");
                     Some(Err(Failure::new(Exit::Connect, line).on(&job.hosts[host].name)))
                 }
             },
@@ -672,13 +672,13 @@ impl Job {
 
     fn lost(&self, host: usize) -> Failure {
         let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
-        let line = format!("lost the agent on {label}: it ended, or {launcher} did");
+        let line = format!("lost the agent on {label}: it or {launcher} exited");
         Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
     }
 
     fn unexpected(&self, host: usize) -> Failure {
         let label = self.hosts[host].label();
-        Failure::new(Exit::Protocol, format!("the agent on {label} does not keep to the protocol"))
+        Failure::new(Exit::Protocol, format!("the agent on {label} violated the protocol"))
     }
 
     /// Stops this process until it is continued. Sessions tell their other ends first.

@@ -556,7 +556,7 @@ impl<'a> Pipeline<'a> {
             self.observer.complain(line);
         }
         if let (Some(line), Some(cut)) = (&mut last.message, self.cut_off()) {
-            *line += &format!("; {cut} was ended, having moved nothing for {} s", REST_MAX.as_secs());
+            *line += &format!("; {cut} was ended after {} s without data", REST_MAX.as_secs());
         }
         Some(last)
     }

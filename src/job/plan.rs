@@ -34,7 +34,7 @@ fn unbracketed(text: &OsStr) -> Option<String> {
     let end = rest.rmatch_indices(':').map(|(at, _)| at).find(is_address)?;
     let (address, path) = (&rest[..end], &rest[end + 1..]);
     let words = [user, "[", address, "]:", path].concat();
-    Some(format!("an address is written in brackets: {}", escaped(OsStr::new(&words))))
+    Some(format!("write an IPv6 address in brackets: {}", escaped(OsStr::new(&words))))
 }
 
 /// One side of a command line: `path`, `host:path`, `-`.
@@ -70,12 +70,12 @@ impl Spec {
             return Ok(Self::Standard);
         }
         if bytes.is_empty() {
-            return Err("an empty path; HOST: is the home on HOST, . this directory".to_owned());
+            return Err("empty path; use HOST: for the home directory on HOST, . for this directory".to_owned());
         }
         if let Some(rest) = bytes.strip_prefix(b"rsync://") {
             let host = rest.split(|&byte| b":/".contains(&byte)).next().unwrap_or_default();
             let (text, host) = (escaped(text), escaped(OsStr::from_bytes(host)));
-            return Err(format!("{text} is an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"));
+            return Err(format!("{text}: rsync daemons are not supported; over ssh, write {host}:PATH"));
         }
         let at = user_bytes(bytes);
         let (host, path) = if bytes[at..].starts_with(b"[") {
@@ -94,17 +94,15 @@ impl Spec {
         }
         if path.starts_with(b"//") && SCHEMES.iter().any(|scheme| host == scheme.as_bytes()) {
             let text = escaped(text);
-            return Err(format!("{text} is a URL that rdcp does not take; write HOST:PATH, or scp://HOST/PATH"));
+            return Err(format!("{text}: unsupported URL; write HOST:PATH or scp://HOST/PATH"));
         }
         if path.starts_with(b":") {
             let (text, host) = (escaped(text), escaped(OsStr::from_bytes(&host)));
-            return Err(format!(
-                "{text} names a module of an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"
-            ));
+            return Err(format!("{text}: rsync daemon modules are not supported; over ssh, write {host}:PATH"));
         }
         if host.is_empty() || host.ends_with(b"@") || host.starts_with(b"@") {
             return Err(format!(
-                "no host, or no user, in {}; a local name with a colon is written ./NAME",
+                "the host or user is missing in {}; write a local name with a colon as ./NAME",
                 escaped(text)
             ));
         }
@@ -114,7 +112,7 @@ impl Spec {
         }
         if host.len() > HOST_BYTES_MAX || path.len() > PATH_BYTES_MAX {
             let text = escaped(OsStr::from_bytes(&bytes[..64]));
-            let most = format!("a host of {HOST_BYTES_MAX} bytes and a path of {PATH_BYTES_MAX} at most");
+            let most = format!("at most {HOST_BYTES_MAX} bytes of host and {PATH_BYTES_MAX} of path");
             return Err(format!("{text}... is too long: {most}"));
         }
         Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))

@@ -47,7 +47,7 @@ pub(crate) fn expand(list: &OsStr) -> Result<Vec<OsString>, String> {
     let parts = parse(list.as_bytes()).map_err(failed)?;
     let count = parts.iter().map(Part::count).fold(1, usize::saturating_mul);
     if count > HOSTS_MAX {
-        return Err(failed(&format!("it names {count} hosts, and a copy goes to {HOSTS_MAX} at most")));
+        return Err(failed(&format!("names {count} hosts; the limit is {HOSTS_MAX}")));
     }
     let mut hosts = vec![Vec::new()];
     for part in &parts {
@@ -139,7 +139,7 @@ fn ranges(numbers: &[String]) -> String {
 }
 
 fn too_many() -> String {
-    format!("more than {HOSTS_MAX} hosts are named, which is the most that a copy goes to")
+    format!("more than {HOSTS_MAX} hosts, which is the limit")
 }
 
 /// A part of a list.
@@ -168,7 +168,7 @@ struct Range {
 impl Range {
     fn parse(text: &[u8]) -> Result<Self, &'static str> {
         const USAGE: &str =
-            "between brackets stand numbers and ranges, such as [01-08,12]; a local name is written ./NAME";
+            "brackets must contain numbers and ranges, such as [01-08,12]; write a local name as ./NAME";
         let digits = |text: &[u8]| {
             let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty() && text.len() <= DIGITS_MAX)?;
             text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten()
@@ -185,15 +185,15 @@ impl Range {
         };
         let is_padded = |text: &[u8]| text.len() > 1 && text[0] == b'0';
         if first.len() > last.len() && is_padded(first) || is_padded(last) && first.len() != last.len() {
-            return Err("both ends of a range have as many digits where one of them begins with 0");
+            return Err("with a leading 0, both ends of a range must have the same number of digits");
         }
         let width = if is_padded(first) { first.len() } else { 1 };
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
-            return Err("a range begins with its smaller number");
+            return Err("a range must begin with its smaller number");
         }
         if step == 0 {
-            return Err("a step is 1 or more");
+            return Err("a step must be 1 or more");
         }
         Ok(Self { first, last, step, width })
     }
@@ -213,17 +213,17 @@ fn parse(list: &[u8]) -> Result<Vec<Part<'_>>, &'static str> {
     let mut rest = list;
     while let Some(open) = rest.iter().position(|&byte| byte == b'[' || byte == b']') {
         if rest[open] == b']' {
-            return Err("a bracket is closed that was not opened");
+            return Err("unmatched closing bracket");
         }
         let close = rest[open..].iter().position(|&byte| byte == b']').map(|at| open + at);
-        let close = close.ok_or("a bracket is not closed; a local name with a colon is written ./NAME")?;
+        let close = close.ok_or("a bracket is not closed; write a local name with a colon as ./NAME")?;
         let ranges = rest[open + 1..close].split(|&byte| byte == b',').map(Range::parse);
         parts.push(Part::Text(&rest[..open]));
         parts.push(Part::Numbers(ranges.collect::<Result<_, _>>()?));
         rest = &rest[close + 1..];
     }
     if !parts.is_empty() && list.iter().scan(0, outside).any(|byte| byte == Some(b',')) {
-        return Err("commas stand between brackets only; further hosts are named by --to HOST:PATH");
+        return Err("commas are allowed only inside brackets; name more hosts with --to HOST:PATH");
     }
     parts.push(Part::Text(rest));
     Ok(parts)
@@ -253,7 +253,7 @@ pub(crate) fn at(host: &OsStr, path: &OsStr) -> Result<Spec, String> {
     };
     match Spec::parse(&OsString::from_vec(text))? {
         there @ Spec::There(..) => Ok(there),
-        _ => Err(format!("{} is no host", escaped(host))),
+        _ => Err(format!("{} is not a host", escaped(host))),
     }
 }
 
@@ -286,7 +286,7 @@ pub(crate) fn read(text: &[u8], path: &OsStr) -> Result<Vec<Spec>, String> {
             return Err(too_many());
         }
     }
-    if targets.is_empty() { Err("it names no host".to_owned()) } else { Ok(targets) }
+    if targets.is_empty() { Err("it names no hosts".to_owned()) } else { Ok(targets) }
 }
 
 fn without_comment(line: &[u8]) -> &[u8] {
@@ -315,16 +315,16 @@ fn read_line(line: &[u8], path: &OsStr) -> Result<Vec<Spec>, String> {
     let colon = line.iter().position(|&byte| byte == b':');
     let is_number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     if colon.is_some_and(|at| is_number(&line[at + 1..])) {
-        return Err(format!("{}: what follows the colon is a PATH, not a number of slots", escaped(text)));
+        return Err(format!("{}: a PATH must follow the colon, not a number of slots", escaped(text)));
     }
     if colon.is_some() {
         return match Spec::parse(text)? {
             target @ Spec::There(..) => each(target),
-            _ => Err(format!("{} is no host", escaped(text))),
+            _ => Err(format!("{} is not a host", escaped(text))),
         };
     }
     if line.iter().any(|byte| BLANKS.contains(byte)) {
-        return Err(format!("{}: a line has one host", escaped(text)));
+        return Err(format!("{}: only one host is allowed per line", escaped(text)));
     }
     expand(text)?.iter().map(|host| at(host, path)).collect()
 }
@@ -367,7 +367,9 @@ pub(crate) fn without_doubles(targets: Vec<Spec>) -> Result<(Vec<Spec>, usize), 
             Some(path) if path == target.path() => continue,
             Some(path) => {
                 let (host, path, other) = (escaped(target.host()), escaped(path), escaped(target.path()));
-                return Err(format!("{host} is named with two paths, {path} and {other}; copy to one after the other"));
+                return Err(format!(
+                    "{host} is named with two paths, {path} and {other}; use a separate copy for each"
+                ));
             }
             None => drop(kept.insert(target.host().to_owned(), target.path().to_owned())),
         }

@@ -388,7 +388,7 @@ fn launchers_that_fail() {
     lab.script("babbles", "yes | head -c 200000; exec sleep 20");
     for (launcher, parts) in [
         ("fails", &["no agent", "h", "3", "odd"][..]),
-        ("babbles", &["no rdma-pipe agent"]),
+        ("babbles", &["not an rdma-pipe agent"]),
         ("none", &["cannot run", "none: ", "errno 2", "--rsh"]),
     ] {
         run(lab.rdpipe_by(launcher).arg("h:cat")).fails(3, parts).ended.within(FAILED);

@@ -147,7 +147,7 @@ fn what_is_wrong_is_one_line_with_its_place() {
         ("buffer = true\n", ":1: buffer takes a value, in quotes if it is no number"),
         ("quiet = 'yes'\n", ":1: quiet is true or false"),
         ("lanes = [1, 2]\n", ":1: lanes takes no list"),
-        ("[host.'g[2-1]']\nlanes = 1\n", ":2: g[2-1]: a range begins with its smaller number"),
+        ("[host.'g[2-1]']\nlanes = 1\n", ":2: g[2-1]: a range must begin with its smaller number"),
     ] {
         assert_eq!(Files::wrong(text), expected, "{text}");
     }

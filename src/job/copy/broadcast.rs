@@ -43,7 +43,7 @@ use links::Links;
 const SPOOL_BYTES: u64 = 32 << 20;
 
 /// End of the message that reports a host as lost for good.
-const OTHERS_GO_ON: &str = "the others go on without it";
+const OTHERS_GO_ON: &str = "the others continue without it";
 
 /// How often the chain checks the time.
 const TICK: Duration = Duration::from_millis(100);
@@ -113,7 +113,7 @@ impl Copy<'_> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let source = sources[0];
         if sources.iter().any(|&host| host != source) {
-            return Err(Failure::new(Exit::Usage, "several hosts get what one host has: name sources of one host"));
+            return Err(Failure::new(Exit::Usage, "to copy to several hosts, all sources must be on one host"));
         }
         self.job.fails_alone = true;
         let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source, false)).collect();
@@ -124,7 +124,7 @@ impl Copy<'_> {
             found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
         {
             let name = self.name(source, &found.path);
-            let line = format!("{name} is no file or directory, and only those go to several hosts");
+            let line = format!("{name} is not a file or directory; only those can be copied to several hosts");
             return Err(Failure::new(Exit::Usage, line));
         }
         let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
@@ -170,7 +170,7 @@ impl Copy<'_> {
         let host = if is_again { self.job.host_anew(spec.host()) } else { self.host_of(spec) };
         let (host, failure) = match host {
             Ok(host) if host == source => {
-                let line = format!("{} is where the sources are: copy there by itself", self.label(host));
+                let line = format!("{} has the sources; copy there with a separate command", self.label(host));
                 (None, Some(Failure::new(Exit::Usage, line)))
             }
             Ok(host) => (Some(host), None),
@@ -328,11 +328,11 @@ impl Copy<'_> {
         run.targets[at].why = Some(why);
         let has_all = run.targets[at].state.has_all;
         let reason = match why {
-            Why::Misled => format!("{label} was given something else than the source has sent"),
+            Why::Misled => format!("data sent to {label} does not match the source"),
             Why::Lied | Why::Forged => {
                 let line = match why {
-                    Why::Lied => "says what cannot be: it is not to be trusted",
-                    _ => "has passed on something else than it got: it is not to be trusted",
+                    Why::Lied => "reports impossible values; not trusting it",
+                    _ => "passed on altered data; not trusting it",
                 };
                 run.targets[at].failure = Some(Failure::new(Exit::Integrity, format!("{label} {line}")));
                 return;
@@ -344,10 +344,12 @@ impl Copy<'_> {
         };
         let then = match why {
             Why::Lost => OTHERS_GO_ON,
-            Why::Misled => "it gets its copy from there",
-            _ if has_all => "it has all that it needs",
-            Why::CutOff | Why::StoodStill => "the others go on, and it gets its copy from one of them once it answers",
-            _ => "the others go on, and it gets its copy from one of them",
+            Why::Misled => "it gets its copy from the source",
+            _ if has_all => "it already has all data",
+            Why::CutOff | Why::StoodStill => {
+                "the others continue, and it gets its copy from one of them once it answers"
+            }
+            _ => "the others continue, and it gets its copy from one of them",
         };
         self.say(&format!("{reason}; {then}"));
     }
@@ -495,13 +497,15 @@ impl Copy<'_> {
         if is_forged {
             let [from, to] = &names;
             self.say(&format!(
-                "what {from} has given {to} is not what the source has sent: {to} gets it from the source"
+                "data from {from} to {to} does not match the source; {to} gets its copy from the source"
             ));
         }
         if received.as_ref().is_some_and(|report| report.tree.is_other) {
             run.chain.keep_to_itself(to);
-            let line = "has changed since the others got it";
-            self.say(&format!("{}: what {} has {line}; it has got it as it is now", names[1], names[0]));
+            let [from, to] = &names;
+            self.say(&format!(
+                "{to}: the data on {from} changed after the others received it; {to} has the new version"
+            ));
         }
         if received.as_ref().is_some_and(|report| report.tree.failed > 0) {
             run.chain.keep_to_itself(to);
@@ -564,9 +568,9 @@ impl Copy<'_> {
         let with = if self.plan.tree.sync { "" } else { " with --sync" };
         let kept = match kept_bytes {
             0 => "; nothing kept on the others to resume".to_owned(),
-            bytes => format!("; {} kept on the others together, run again{with} to resume", size_words(bytes)),
+            bytes => format!("; {} kept on the others in total, run again{with} to resume", size_words(bytes)),
         };
-        self.say(&format!("interrupted; {done} of {all} hosts have it all{kept}"));
+        self.say(&format!("interrupted; {done} of {all} hosts are complete{kept}"));
     }
 
     fn show_hosts(&mut self, run: &Run) {
@@ -648,11 +652,11 @@ impl Copy<'_> {
         let failure = match (failed_hosts, self.first_failed) {
             (0, None) => None,
             (0, Some(_)) => {
-                let line = format!("{} not copied in full; the others are there", entries(unmade));
+                let line = format!("{} not copied in full; the others were copied", entries(unmade));
                 Some(Failure::new(Exit::Partial, line))
             }
             (failed, _) if failed == count => {
-                Some(Failure::new(first.unwrap_or(Exit::Partial), format!("none of {count} hosts has got it")))
+                Some(Failure::new(first.unwrap_or(Exit::Partial), format!("all {count} hosts failed")))
             }
             (failed, _) => Some(some_failed(failed, count)),
         };
@@ -746,10 +750,10 @@ impl Run {
 fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
     match (why, has_any) {
         (Some(Why::DiskStill), _) => "its disk has written nothing for too long",
-        (Some(Why::Endless), _) => "it had no more to do than to finish, and has not in a long time",
-        (Some(Why::SourceLost), false) => "the host with the sources is lost, and no other has all of it",
-        (_, true) => "it does not answer any more: it is cut off, stopped, or down",
-        (_, false) => "nobody that is left has all of it to give",
+        (Some(Why::Endless), _) => "it took too long to finish",
+        (Some(Why::SourceLost), false) => "the host with the sources is lost, and no other host has all data",
+        (_, true) => "it no longer answers: it is cut off, stopped, or down",
+        (_, false) => "no remaining host has all the data it needs",
     }
 }
 

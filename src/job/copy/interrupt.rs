@@ -17,7 +17,7 @@ impl Copy<'_> {
         if self.hop.is_some() && self.plan.destination != Spec::Standard && !self.tell_kept("interrupted") {
             self.say(match have_ended {
                 true => "interrupted; nothing kept to resume",
-                false => "interrupted; not all ends have answered: run again to resume what they have kept",
+                false => "interrupted; not all hosts answered; run again to resume from what they kept",
             });
         }
         Failure::silent(Exit::Signal(number))
@@ -31,7 +31,7 @@ impl Copy<'_> {
         let path = self.name(self.job.hops[hop].host(Side::To), &path);
         let others = if others > 0 { format!(" and {others} more") } else { String::new() };
         self.say(&match bytes {
-            0 => format!("{how}; nothing of use kept in {path}{others}, run again to start over"),
+            0 => format!("{how}; nothing usable kept in {path}{others}, run again to start over"),
             _ => format!("{how}; {} kept in {path}{others}, run again to resume", size_words(bytes)),
         });
         true

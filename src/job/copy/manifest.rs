@@ -41,7 +41,7 @@ impl Copy<'_> {
         let targets = &self.plan.manifests;
         let Some(placed) = placed.filter(|_| !targets.is_empty()) else { return Ok(None) };
         if found.is_empty() {
-            return Err(Failure::new(Exit::Usage, "nothing is copied, of which there could be a manifest"));
+            return Err(Failure::new(Exit::Usage, "nothing is copied, so there is nothing to list in a manifest"));
         }
         let is_tree = found.iter().any(|(_, one)| one.kind == Kind::Directory);
         let root = self.only_root(found).filter(|_| is_tree).map(|one| target(placed, one));
@@ -88,7 +88,7 @@ impl Copy<'_> {
     ) -> Result<(), Failure> {
         let refused = |host: usize, path: &Path| {
             let (file, tree) = (escaped(file.as_os_str()), self.name(host, path.as_os_str().as_bytes()));
-            Err(Failure::new(Exit::Usage, format!("{what} {file} would be in {tree}, {why}; name another place")))
+            Err(Failure::new(Exit::Usage, format!("{what} {file} would be in {tree}, {why}; choose another path")))
         };
         let identity = |stat: std::fs::Metadata| (stat.dev(), stat.ino());
         let fact = |error: &std::io::Error| unwritable(&crate::fs::std_fact(file.as_os_str(), error));
@@ -135,7 +135,7 @@ impl Copy<'_> {
         if let Some(failure) = failure {
             if failure.exit == Exit::Partial {
                 let files: Vec<_> = self.plan.manifests.iter().map(|file| escaped(file.path.as_os_str())).collect();
-                self.complain(&format!("not all was copied: no manifest is written to {}", files.join(" and ")));
+                self.complain(&format!("incomplete copy; no manifest is written to {}", files.join(" and ")));
             }
             return Some(failure);
         }
@@ -153,7 +153,7 @@ impl Copy<'_> {
             Err(fact) => {
                 let mut failure = unwritable(&fact);
                 if let Some(line) = failure.message.as_mut().filter(|_| self.plan.tree.remove_source_files) {
-                    *line += "; all was copied, and what was copied is gone from SRC";
+                    *line += "; all files were copied and removed from SRC";
                 }
                 Some(failure)
             }
@@ -175,7 +175,7 @@ impl Manifest {
         if let Some(root) = &self.root {
             let below = entry.path.strip_prefix(&root[..]).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
             let Some(below) = below else {
-                return Err(Failure::new(Exit::Protocol, "an end tells of an entry that is not part of the copy"));
+                return Err(Failure::new(Exit::Protocol, "a host reported an entry that is not part of the copy"));
             };
             entry.path = below.strip_prefix(b"/").unwrap_or_default().to_vec();
         }

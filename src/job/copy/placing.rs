@@ -48,7 +48,7 @@ impl Copy<'_> {
         for found in found.iter().filter(|found| side != HERE && looks_like_one(&found.path)) {
             if asked.iter().any(|pattern| **pattern == *found.path) {
                 let name = self.name(side, &found.path);
-                self.say(&format!("{name} is the name of an entry, so it stands for that one alone"));
+                self.say(&format!("{name} is an existing name, so it is not used as a pattern"));
             }
         }
     }
@@ -155,21 +155,21 @@ impl Copy<'_> {
         let twice = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty() && !are_contents);
         let what = match twice {
             Some(twice) => {
-                Some(format!("two sources would both become {} in one directory", escaped(OsStr::from_bytes(twice[0]))))
+                Some(format!("two sources would both become {} in DST", escaped(OsStr::from_bytes(twice[0]))))
             }
             None => (are_contents && found.len() > 1)
-                .then(|| "what is in several SRC/ would come into one directory".to_owned()),
+                .then(|| "the contents of several SRC/ would be merged in DST".to_owned()),
         };
         let is_one_host = found.windows(2).all(|two| two[0].0 == two[1].0);
         let bytes: usize = found.iter().map(|(_, found)| message_bytes(found)).sum();
         let advice = if !self.plan.tree.sync {
-            Some("--sync merges directories")
+            Some("use --sync to merge directories")
         } else if !self.plan.targets.is_empty() {
-            Some("that is done for one host at a time: name it alone")
+            Some("merging works for one destination host at a time, so name only one")
         } else if !is_one_host || bytes > BATCH_BYTES_MAX {
             Some(
-                "a few directories of one host are merged, and no others: copy one after the other, the one whose files are \
-                 to stay last",
+                "only a few directories of one host can be merged; copy one at a time, and last the one whose files \
+                 are to win",
             )
         } else {
             None
@@ -185,7 +185,7 @@ impl Copy<'_> {
         if self.left_out > 0 && self.plan.tree.delete && self.plan.sources.len() > 1 && are_merged {
             return Err(Failure::new(
                 Exit::Source,
-                "nothing is copied: --delete would delete what came from the missing SRC, with which others are merged",
+                "nothing copied: with merged sources, --delete would delete what came from the missing SRC",
             ));
         }
         Ok(())
@@ -207,7 +207,8 @@ impl Copy<'_> {
     fn too_much_found(&self, side: usize) -> Failure {
         let (label, most) = (self.label(side), FOUND_BYTES_MAX >> 20);
         let message = format!(
-            "the patterns match more on {label} than fits {most} MiB; copy the directory instead, with -r and --exclude"
+            "the patterns match too much on {label} (more than {most} MiB of names); copy the directory instead, \
+             with -r and --exclude"
         );
         Failure::new(Exit::Usage, message)
     }
@@ -226,7 +227,7 @@ impl Copy<'_> {
         let Some(other) = found.iter().find(|found| !is_asked(&found.name)) else { return Ok(()) };
         let label = self.label(side);
         let name = escaped(OsStr::from_bytes(&other.name));
-        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
+        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offered {name}, which was not requested")))
     }
 
     /// Reports whether more than one source was named, existing or not. Only a single source can get DST as its name.
@@ -256,7 +257,7 @@ impl Copy<'_> {
         let above = if path.is_empty() || path.ends_with(b"/") { path.to_vec() } else { [path, b"/"].concat() };
         let name = [&above[..], &found.name].concat();
         self.say(&format!(
-            "{source} goes into {destination} as {}, as with cp; rdcp --sync puts its contents there, as rsync does",
+            "{source} is copied into {destination} as {}, like cp; rdcp --sync copies its contents there, like rsync",
             escaped(OsStr::from_bytes(&name))
         ));
     }
@@ -273,7 +274,7 @@ impl Copy<'_> {
         let several = self.are_several(found) && !self.are_contents(found);
         if self.destination == Spec::Standard {
             if several {
-                return Err(Failure::new(Exit::Usage, "standard output takes one file"));
+                return Err(Failure::new(Exit::Usage, "only one file can be copied to standard output"));
             }
             return Ok(None);
         }
@@ -307,7 +308,7 @@ impl Copy<'_> {
             }
             Err(Objection { failure, is_itself: true }) if matches!(some, [(from, _)] if *from != side) => {
                 // As with scp, the data is already where it should be.
-                self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
+                self.say(&format!("{}; left unchanged", failure.message.unwrap_or_default()));
                 return Ok(());
             }
             Err(objection) if !several => return Err(objection.failure),
@@ -372,10 +373,7 @@ impl Copy<'_> {
         let is_synced = self.plan.tree.sync && is_directory;
         let is_contents = is_synced && some.iter().any(|(_, found)| self.plan.is_contents(found));
         if is_contents && several {
-            return Err(Failure::new(
-                Exit::Usage,
-                "SRC/ with --sync goes only with others like it: give all SRC the slash, or none",
-            ));
+            return Err(Failure::new(Exit::Usage, "with --sync, either all SRC must end in a slash or none"));
         }
         let exact = self.plan.exact || standard || is_contents;
         let path = self.destination.path().as_bytes();
@@ -415,19 +413,19 @@ impl Copy<'_> {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         let mut failure = self.failure(side, fault);
         let advice = match fault.errno {
-            libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
+            libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no such user there".to_owned(),
             libc::EISDIR if standard => {
                 let directory = self.destination.typed();
                 let slash = if directory.ends_with([':', '/']) { "" } else { "/" };
-                let line = format!("standard input has no name: let DST name a file, {directory}{slash}FILE");
+                let line = format!("standard input has no name; name a file in DST: {directory}{slash}FILE");
                 return Failure { message: Some(line), ..failure };
             }
             libc::ENOENT => {
                 let path = escaped(OsStr::from_bytes(&fault.path));
-                let host = if side == HERE { String::new() } else { format!("on {}, ", self.label(side)) };
-                format!("{host}mkdir -p {} makes it", shell_words::quote(&path))
+                let host = if side == HERE { String::new() } else { format!(" on {}", self.label(side)) };
+                format!("create it{host} with: mkdir -p {}", shell_words::quote(&path))
             }
-            libc::ENOTDIR if fault.detail.is_empty() && several => "several sources need a directory".to_owned(),
+            libc::ENOTDIR if fault.detail.is_empty() && several => "several sources need a directory as DST".to_owned(),
             _ => return failure,
         };
         if let Some(line) = &mut failure.message {
@@ -488,7 +486,7 @@ impl Copy<'_> {
                 let (given, other) = if tree.sync { ("--sync", "--in-place") } else { ("--in-place", "--sync") };
                 format!("{given} writes to the block device {device} only with {other}")
             }
-            None => format!("{option} is for files and trees, and {name} is copied as a stream"),
+            None => format!("{option} is for files and trees, but {name} is copied as a stream"),
         };
         Err(Failure::new(Exit::Usage, message))
     }

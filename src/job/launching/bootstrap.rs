@@ -73,12 +73,10 @@ impl AgentChoice {
                 format!("{label} has no {program}; install rdma-pipe there, or name an agent with --agent")
             }
             Otherwise::Fail => {
-                format!(
-                    "{label} has no {program}; name another with --agent, or leave --agent out and one is copied there"
-                )
+                format!("{label} has no {program}; name another with --agent, or omit --agent to have one copied there")
             }
             Otherwise::Cached => {
-                format!("{label} has no {program}; without -n it would be copied there, as by: rdsh {label} true")
+                format!("{label} has no {program}; -n does not copy it there, but this does: rdsh {label} true")
             }
             Otherwise::Send => format!("{label} has no {program}, and it cannot be copied there{because}; {CURE}"),
         };
@@ -115,7 +113,7 @@ impl Own {
             let path = std::env::current_exe().map_err(|error| error.to_string())?.with_file_name(AGENT);
             let bytes = std::fs::read(&path).map_err(|error| {
                 let errno = os(errno_of(&error));
-                format!("{} here: {errno}", escaped(path.as_os_str()))
+                format!("cannot read {} here: {errno}", escaped(path.as_os_str()))
             })?;
             Ok(Own { hash: hash(&bytes), bytes })
         };
@@ -208,7 +206,7 @@ impl Request {
              grep -q \" $m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$m\"; no exec \"$d\"; }}; \
              echo \"{MARK}want $(uname -s) $(uname -m) $(getconf GNU_LIBC_VERSION 2>/dev/null)\"; \
              e=$( (head -c $n >$t) 2>&1) || {{ e=${{e##*: }}; \
-             no write \"$d there: ${{e:-cut off, perhaps by a limit on the size of files (ulimit -f)}}\"; }}; \
+             no write \"$d: ${{e:-cut off, perhaps by a file size limit (ulimit -f)}}\"; }}; \
              is_right $t || no cut; \
              e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
              [ -L $f ] && rm -f $f; [ -d $f ] && rm -rf ./$f; \
@@ -310,15 +308,15 @@ impl Request {
         self.failed(&match code {
             "none" => return self.choice.missing(&self.label, ""),
             "home" => format!("HOME is not set there; {CURE}"),
-            "link" => format!("{about} there is a symbolic link; remove it and try again"),
-            "enter" => format!("{about} there cannot be entered; {CURE}"),
-            "open" => format!(
-                "{about} there must belong to the user that logs in and have mode 0700; remove it and try again"
-            ),
-            "sum" => format!("there is no sha256sum (coreutils); {CURE}"),
-            "noexec" => format!("{about} there is mounted noexec; {CURE}"),
-            "exec" => format!("programs in {about} there cannot be run; {CURE}"),
-            "cut" => "it did not arrive whole; try again".to_owned(),
+            "link" => format!("{about} is a symbolic link; remove it and try again"),
+            "enter" => format!("cannot enter {about}; {CURE}"),
+            "open" => {
+                format!("{about} must be owned by the login user and have mode 0700; remove it and try again")
+            }
+            "sum" => format!("sha256sum (coreutils) is missing there; {CURE}"),
+            "noexec" => format!("{about} is mounted noexec; {CURE}"),
+            "exec" => format!("cannot run programs in {about}; {CURE}"),
+            "cut" => "it arrived incomplete; try again".to_owned(),
             "run" => format!("it does not run there ({about}); {CURE}"),
             _ => format!("{about}; {CURE}"),
         })

@@ -183,7 +183,7 @@ impl Pipeline<'_> {
         match failures.len() {
             0 => None,
             failed if failed == count => {
-                let line = format!("none of {count} hosts has taken it all");
+                let line = format!("all {count} hosts failed");
                 Some(Failure::new(failures[0].exit, line))
             }
             failed => Some(some_failed(failed, count)),
@@ -195,7 +195,7 @@ impl Pipeline<'_> {
         let stage = &self.stages[number];
         let label = grammar::label(&stage.spec.host);
         let named = |failure: Failure| {
-            let line = line_of(&label, failure.message.as_deref().unwrap_or("has failed"));
+            let line = line_of(&label, failure.message.as_deref().unwrap_or("failed"));
             Failure { message: Some(line), ..failure }
         };
         if let Some(failure) = &stage.failure {
@@ -209,7 +209,7 @@ impl Pipeline<'_> {
             Standing::Failed(Ok(fault)) => Some(named(told(&stage.spec.host, &fault))),
             Standing::Failed(Err(reason)) => Some(named(Failure::new(Exit::LinkLost, reason))),
             Standing::Done | Standing::Open => {
-                Some(named(Failure::new(Exit::LinkLost, "it was not waited for".to_owned())))
+                Some(named(Failure::new(Exit::LinkLost, "had not finished when the pipeline ended".to_owned())))
             }
         }
     }

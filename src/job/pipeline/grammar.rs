@@ -41,12 +41,12 @@ impl Spec {
         let operator = spec.text.trim_ascii().iter().take_while(|byte| b"<>|".contains(byte)).count();
         if spec.text.trim_ascii().len() == operator {
             return Err(match operator {
-                0 if spec.host.is_empty() => "an empty command".to_owned(),
+                0 if spec.host.is_empty() => "empty command".to_owned(),
                 0 => {
                     let host = spec.label();
-                    format!("no command behind {host}: in the same word; write {host}:'COMMAND'")
+                    format!("no command after {host}: in the same argument; write {host}:'COMMAND'")
                 }
-                _ => format!("no file behind the operator in {}", escaped(argument)),
+                _ => format!("no file after the operator in {}", escaped(argument)),
             });
         }
         Ok(spec)
@@ -256,7 +256,7 @@ pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool, branches: Opt
 pub(crate) fn branches(specs: &mut Vec<Spec>, has_input: bool) -> Result<Option<usize>, String> {
     let last = specs.len() - 1;
     if let Some(spec) = specs[..last].iter().find(|spec| targets::is_list(&spec.host)) {
-        return Err(format!("{} is a list of hosts, which only the last stage can have", spec.label()));
+        return Err(format!("{} is a list of hosts; only the last stage can have one", spec.label()));
     }
     if !targets::is_list(&specs[last].host) {
         return Ok(None);
@@ -275,16 +275,16 @@ pub(crate) fn branches(specs: &mut Vec<Spec>, has_input: bool) -> Result<Option<
     let label = spec.label();
     let feeder = last.checked_sub(1).map(|at| &specs[at]);
     if spec.is_read() {
-        return Err(format!("{label}: '<' begins a stream, and several hosts can only end one"));
+        return Err(format!("{label}: '<' begins a stream, but several hosts can only end one"));
     }
     if feeder.map_or(!has_input, Spec::is_write) {
-        return Err(format!("{label}: nothing goes into it; put a command in front of it, or give standard input"));
+        return Err(format!("{label}: no input; put a command before it, or redirect standard input"));
     }
     if let Some(feeder) = feeder
         && specs[last..].iter().any(|branch| branch.host == feeder.host)
     {
         let host = feeder.label();
-        return Err(format!("{host} makes the stream, and cannot be one of {label} as well: put it into a tee there"));
+        return Err(format!("{host} produces the stream and cannot also be one of {label}; use tee there"));
     }
     Ok(Some(last))
 }

@@ -61,7 +61,7 @@ fn text(targets: &[Spec], failed: &[(&Spec, &str)]) -> Vec<u8> {
                 text.extend(format!("# {cause}\n").into_bytes());
                 text.extend(line);
             }
-            None => text.extend(format!("# {host}, whose path no line can name: {cause}").into_bytes()),
+            None => text.extend(format!("# {host}, whose path cannot be written here: {cause}").into_bytes()),
         }
         text.push(b'\n');
     }
@@ -104,7 +104,10 @@ mod tests {
         let failed: Vec<_> = targets.iter().map(|target| (target, "lost")).collect();
         let text = text(&targets, &failed);
         let shown = text.escape_ascii().to_string();
-        assert!(shown.contains("# c, whose path no line can name: lost") && shown.contains("# d, whose"), "{shown}");
+        assert!(
+            shown.contains("# c, whose path cannot be written here: lost") && shown.contains("# d, whose"),
+            "{shown}"
+        );
         assert_eq!(read(&text, "/other".as_ref()), Ok([&targets[..2], &targets[4..]].concat()));
     }
 

@@ -40,7 +40,7 @@ fn what_is_no_list_is_refused_in_a_sentence() {
     for (list, word) in [
         ("n[", "not closed"),
         ("n[1-2", "not closed"),
-        ("n]1", "not opened"),
+        ("n]1", "unmatched closing bracket"),
         ("n[]", "numbers"),
         ("n[1,]", "numbers"),
         ("n[a-c]", "numbers"),
@@ -90,12 +90,12 @@ fn a_file_has_a_host_a_line() {
     for (text, words) in [
         ("", "no host"),
         ("# a\n\n", "no host"),
-        ("a\nb slots=4\n", "line 2: b slots=4: a line has one host"),
+        ("a\nb slots=4\n", "line 2: b slots=4: only one host is allowed per line"),
         ("a:4", "slots"),
-        ("./x", "no host"),
+        ("./x", "not a host"),
         ("n[2-1]", "line 1: n[2-1]"),
         ("-oProxyCommand=x", "dash"),
-        ("./x:y", "no host"),
+        ("./x:y", "not a host"),
         ("n[1-1024]\nm", "more than 1024"),
     ] {
         let reason = read(text.as_bytes(), "/m".as_ref()).expect_err(text);

@@ -235,12 +235,12 @@ impl<'a> Branches<'a> {
 
     fn note_out(&mut self, job: &Job, node: Node, why: Why) {
         if node == SOURCE {
-            return self.said.push(format!("lost {}, where the stream is made", job.hosts[self.source].label()));
+            return self.said.push(format!("lost {}, the source of the stream", job.hosts[self.source].label()));
         }
         let branch = &mut self.branches[node - 1];
         branch.why.get_or_insert(why);
         let Some(reason) = links::passed_over(why, &branch.name, self.stall) else { return };
-        let then = if branch.state.has_all && why != Why::Lost { "it has all that it needs" } else { OTHERS_GO_ON };
+        let then = if branch.state.has_all && why != Why::Lost { "it already has all data" } else { OTHERS_GO_ON };
         self.said.push(format!("{reason}; {then}"));
     }
 
@@ -299,19 +299,17 @@ impl<'a> Branches<'a> {
     fn why_failed(&self, why: Option<Why>) -> String {
         let stall = self.stall.as_secs();
         match why {
-            Some(Why::Lost) => "its agent was lost in the middle".to_owned(),
-            Some(Why::CutOff) => "it cannot be reached by its neighbours".to_owned(),
-            Some(Why::StoodStill) => format!("it had taken nothing for {stall} s, and was dropped (--stall)"),
-            Some(Why::Slow) => {
-                format!("it was slower than all others for {stall} s, and was dropped (--slow=drop)")
-            }
-            Some(Why::TooFar) => "two hosts were lost at once, and what it lacks is kept by nobody".to_owned(),
-            Some(Why::SourceLost) => "where the stream is made was lost, and no host has all of it".to_owned(),
-            Some(Why::Lied) => "it says what cannot be: it is not to be trusted".to_owned(),
+            Some(Why::Lost) => "its agent was lost before it finished".to_owned(),
+            Some(Why::CutOff) => "its neighbours cannot reach it".to_owned(),
+            Some(Why::StoodStill) => format!("accepted no data for {stall} s and was dropped (--stall)"),
+            Some(Why::Slow) => format!("was slower than all others for {stall} s and was dropped (--slow=drop)"),
+            Some(Why::TooFar) => "two hosts were lost at once, and no other host has the data it needs".to_owned(),
+            Some(Why::SourceLost) => "the source of the stream was lost, and no host has all of it".to_owned(),
+            Some(Why::Lied) => "reports impossible values; not trusting it".to_owned(),
             Some(Why::Failed | Why::DiskStill | Why::Endless | Why::Misled | Why::Forged) => {
-                "its node could not go on".to_owned()
+                "its agent could not continue".to_owned()
             }
-            None => "the stream has not come to its end".to_owned(),
+            None => "the stream did not reach its end".to_owned(),
         }
     }
 

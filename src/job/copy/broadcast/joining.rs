@@ -64,7 +64,7 @@ impl Copy<'_> {
         let open = run.targets.iter().filter(|target| target.is_open());
         let late = self.job.not_answered(open.filter_map(|target| target.host));
         if let Some(late) = &late {
-            self.say(&format!("{late}; ssh gives one up sooner with -o ConnectTimeout=SECONDS"));
+            self.say(&format!("{late}; with ssh, -o ConnectTimeout=SECONDS gives up sooner"));
         }
         late.is_some()
     }
@@ -92,7 +92,7 @@ impl Copy<'_> {
         }
         for &at in &late {
             let label = escaped(run.targets[at].spec.host());
-            self.say(&format!("{label} has not answered yet; the others begin, and it gets its copy once it does"));
+            self.say(&format!("{label} has not answered yet; the others start, and it gets its copy once it answers"));
         }
         run.chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Duration::ZERO);
         run.chain.expect(late.len());
@@ -139,7 +139,7 @@ impl Copy<'_> {
             Message::Failed(fault) if is_itself(&fault) => {
                 // As in a copy to a single host: the data is already where it should be.
                 let failure = self.unplaceable(host, &run.found, several, &fault);
-                self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
+                self.say(&format!("{}; left unchanged", failure.message.unwrap_or_default()));
                 run.targets[at].done_after = Some(Duration::ZERO);
                 if run.has_begun {
                     run.chain.will_not_join();
@@ -196,7 +196,7 @@ impl Copy<'_> {
             }
             Err(reason) => {
                 if self.plan.verbose || self.observer.is_watched() {
-                    self.say(&format!("no host can be added with --join: {reason}"));
+                    self.say(&format!("--join cannot add hosts: {reason}"));
                 }
                 None
             }
@@ -210,10 +210,10 @@ impl Copy<'_> {
             // A host that has failed may be added again.
             let is_there = |target: &Target| target.spec.host() == spec.host() && !run.has_failed(target);
             match run.targets.len() {
-                _ if run.chain.has_ended() => Err("the copy is over".to_owned()),
-                HOSTS_MAX.. => Err(format!("a copy goes to {HOSTS_MAX} hosts at most")),
+                _ if run.chain.has_ended() => Err("the copy has already ended".to_owned()),
+                HOSTS_MAX.. => Err(format!("the copy already has {HOSTS_MAX} hosts, which is the limit")),
                 _ if run.targets.iter().any(is_there) => {
-                    Err(format!("{} is one of its hosts already", escaped(spec.host())))
+                    Err(format!("{} is already one of its hosts", escaped(spec.host())))
                 }
                 _ => Ok(spec),
             }
@@ -225,7 +225,7 @@ impl Copy<'_> {
                 return joiner.tell(&JoinState { bytes: 0, outcome });
             }
         };
-        self.say(&format!("{} is added", escaped(spec.host())));
+        self.say(&format!("added {}", escaped(spec.host())));
         let mut is_again = false;
         for before in run.targets.iter_mut().filter(|target| target.spec.host() == spec.host()) {
             is_again |= before.host.is_some();
@@ -284,7 +284,7 @@ impl Copy<'_> {
         for at in 0..run.targets.len() {
             if run.targets[at].placing.as_ref().is_some_and(|placing| placing.due <= now) {
                 let (label, within) = (escaped(run.targets[at].spec.host()), ANSWER_MAX.as_secs());
-                let line = format!("{label} does not answer within {within} s; try again");
+                let line = format!("{label} did not answer within {within} s; try again");
                 self.fail_target(run, at, Failure::new(Exit::Connect, line));
             }
         }
@@ -303,7 +303,7 @@ impl Copy<'_> {
                 self.fail_target(run, at, failure);
             } else if self.job.is_silent_for(host, LATE_MAX) {
                 let (label, seconds) = (self.label(host), LATE_MAX.as_secs());
-                let line = format!("no agent answers on {label} after {seconds} s, and all others are done");
+                let line = format!("no agent answered on {label} within {seconds} s, and all other hosts are done");
                 self.job.give_up_arriving(host, Failure::new(Exit::Connect, line));
             }
         }
@@ -353,7 +353,7 @@ impl Run {
                 }
             }
             (None, Some(_), Some(_)) => {
-                let line = format!("{label}: {} not copied in full; the others are there", entries(failed));
+                let line = format!("{label}: {} not copied in full; the others were copied", entries(failed));
                 JoinOutcome { exit: Exit::Partial.code(), line }
             }
             (failure, ..) => {

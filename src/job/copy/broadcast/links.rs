@@ -22,8 +22,8 @@ const OTHER_END_MAX: Duration = Duration::from_millis(1800);
 pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<String> {
     Some(match why {
         Why::Lost => format!("lost {host}"),
-        Why::CutOff => format!("{host} cannot be reached by its neighbours"),
-        Why::StoodStill => format!("{host} has taken nothing for {} s", stall.as_secs()),
+        Why::CutOff => format!("{host} is unreachable from its neighbours"),
+        Why::StoodStill => format!("{host} has accepted no data for {} s", stall.as_secs()),
         Why::Slow => format!("{host} is much slower than the others"),
         Why::TooFar => format!("{host} is too far behind the others"),
         Why::DiskStill | Why::Endless | Why::Failed | Why::SourceLost | Why::Misled | Why::Lied | Why::Forged => {

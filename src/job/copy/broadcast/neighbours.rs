@@ -23,7 +23,7 @@ impl Copy<'_> {
         };
         let first = run.targets.iter().find(is_same)?.host?;
         let (one, other) = (self.label(first), self.label(host));
-        let line = format!("{other} is the same machine as {one}, with the same place: name it once");
+        let line = format!("{other} is the same machine as {one}, with the same destination; name only one of them");
         Some(Failure::new(Exit::Usage, line))
     }
 }

@@ -205,7 +205,7 @@ fn only_files_are_replaced() {
     for (other, option) in others.iter().flat_map(|other| [(other, "--manifest"), (other, "--manifest-b3sum")]) {
         let before = fs::symlink_metadata(lab.join(other)).expect("it").file_type();
         let told = run(&lab, &["-r", option, &name(other), &from, &to], 1);
-        assert!(told.contains("is no regular file") && told.contains(other), "{told}");
+        assert!(told.contains("not a regular file") && told.contains(other), "{told}");
         assert!(!lab.join("to").exists(), "{option} {other}");
         assert_eq!(fs::symlink_metadata(lab.join(other)).expect("it").file_type(), before);
     }

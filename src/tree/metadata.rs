@@ -27,7 +27,7 @@ pub(super) const UNKNOWN: u32 = u32::MAX;
 
 /// Why extended attributes do not fit into a record.
 const TOO_LARGE: &str =
-    "has extended attributes of more than 128 KiB, too many to be copied; --no-xattrs leaves them out";
+    "has more than 128 KiB of extended attributes, too much to copy; use --no-xattrs to skip them";
 
 /// File capabilities: the rights of set-user-ID root, in parts.
 const CAPABILITY: &[u8] = b"security.capability";

@@ -355,7 +355,8 @@ fn without_a_temporary_directory_nothing_is_deleted_at_the_end() {
         let arguments = ["-r", "--sync", "--delete-after", "from/"].map(OsString::from);
         let ended = rdcp(&lab, &line, &[&arguments[..], &[side(&lab, to, "into")]].concat());
         let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
-        let expected = format!("{}: No such file or directory (errno 2): the list of entries to delete", temporary.display());
+        let expected =
+            format!("{}: No such file or directory (errno 2): the list of entries to delete", temporary.display());
         assert!(lines.len() == 2 && lines[0].contains(&expected), "{lines:?}");
         assert!(lab.join("into/a/gone").exists() && lab.join("into/b/gone").exists());
     }

@@ -212,7 +212,8 @@ impl Entry {
         let (seconds, nanoseconds) = text(modified)?.split_once('.').ok_or(NO_TIME)?;
         let seconds = seconds.parse().map_err(|_| NO_TIME)?;
         let nanoseconds = nanoseconds.parse().map_err(|_| NO_TIME)?;
-        let path = if path == b"." { Vec::new() } else { unescape(path).ok_or("has a path that is not properly escaped")? };
+        let path =
+            if path == b"." { Vec::new() } else { unescape(path).ok_or("has a path that is not properly escaped")? };
         let entry = Self { path, mode, modified: (seconds, nanoseconds), kind };
         entry.check()?;
         let mut again = Vec::with_capacity(line.len() + 1);

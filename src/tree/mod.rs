@@ -137,8 +137,7 @@ const IS_LEFTOVER: &str = "is a partial file of an interrupted copy, skipped; co
 const HAS_OTHER_NAMES: &str = "has other hard links, which --in-place would change too; copy without --in-place";
 
 /// Why an entry with an unknown critical extension is not made.
-const IS_UNKNOWN: &str =
-    "has required metadata that this version does not support; install the sender's version here";
+const IS_UNKNOWN: &str = "has required metadata that this version does not support; install the sender's version here";
 
 /// Why nothing is deleted.
 const SOURCE_IS_EMPTY: &str = "was not emptied: the source is empty (not mounted?); use --force-empty to delete anyway";

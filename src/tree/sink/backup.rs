@@ -23,13 +23,12 @@ use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside, sync_d
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
-const IS_OTHER_SYSTEM: &str =
-    "--backup-dir must be on the file system of DST, since older files are renamed into it";
+const IS_OTHER_SYSTEM: &str = "--backup-dir must be on the file system of DST, since older files are renamed into it";
 const NO_BACKUP: &str = "cannot make its backup";
-const IS_DIRECTORY_THERE: &str = "cannot make its backup: --backup-dir has a directory of an earlier copy under this path; \
-                                  move it away, or use another --backup-dir";
-const IS_NONE_THERE: &str = "cannot make its backup: --backup-dir has a file of an earlier copy where this path needs a directory; \
-                             move it away, or use another --backup-dir";
+const IS_DIRECTORY_THERE: &str = "cannot make its backup: --backup-dir has a directory of an earlier copy \
+                                  under this path; move it away, or use another --backup-dir";
+const IS_NONE_THERE: &str = "cannot make its backup: --backup-dir has a file of an earlier copy \
+                             where this path needs a directory; move it away, or use another --backup-dir";
 
 /// The state of DIR.
 pub(super) struct Backup {

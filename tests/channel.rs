@@ -76,10 +76,10 @@ fn patterns_that_could_never_match_are_refused() {
     let lab = Lab::new();
     lab.0.file("source", b"1");
     for (option, parts) in [
-        ("--include=", &["--include ''", "names nothing"][..]),
-        ("--exclude=", &["--exclude ''", "names nothing"]),
+        ("--include=", &["--include ''", "contains no name"][..]),
+        ("--exclude=", &["--exclude ''", "contains no name"]),
         ("--exclude=[[:nothing:]]", &["[[:nothing:]]", "class"]),
-        ("--exclude=[abc", &["[abc", "not closed"]),
+        ("--exclude=[abc", &["[abc", "unclosed ["]),
         ("--exclude=./a", &["./a", ". or .."]),
     ] {
         let ended = copy(&lab, &[option.into(), "source".into(), lab.there("h", "x")]);

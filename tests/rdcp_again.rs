@@ -393,7 +393,7 @@ fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
         begin(&[], "two")
             .wait()
             .expect(6)
-            .one_line("rdcp", &["new was not there when this copy began, and another one"]);
+            .one_line("rdcp", &["new was not there when this copy began, and another copy"]);
         first.wait().expect(0);
         assert_eq!(fs::read(lab.join("new/same")).expect("a copy"), fs::read(lab.join("one/same")).expect("it"));
         assert_eq!(fs::read_dir(lab.join("new")).expect("a directory").count(), 1);

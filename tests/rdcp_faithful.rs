@@ -427,7 +427,8 @@ fn hard_links_that_are_lost_are_a_failure() {
             let later = fs::read_dir(lab.join(&name).join("later")).expect("it").map(|entry| entry.expect("it"));
             let linked = later.filter(|entry| entry.metadata().expect("it").nlink() == 2).count();
             assert_eq!(linked == FILES, code == 0, "{linked}");
-            let lines = ended.stderr.lines().filter(|line| line.contains("hard links are copied as files")).count();
+            let lines =
+                ended.stderr.lines().filter(|line| line.contains("hard links are copied as separate files")).count();
             assert_eq!(lines, usize::from(code != 0), "{}", ended.stderr);
             let is_named = ended.stderr.contains("/none: No such file or directory") && ended.stderr.contains("TMPDIR");
             assert_eq!(is_named, code != 0, "{}", ended.stderr);

@@ -241,7 +241,7 @@ fn deletion_at_the_end_needs_all_sources() {
         };
         let ended = copy(&[lab.at(from, "a"), lab.at(from, "nope")]);
         let lines = &ended.expect(8).stderr;
-        assert!(lines.contains("nope") && lines.contains("nothing has been deleted"), "{lines}");
+        assert!(lines.contains("nope") && lines.contains("nothing was deleted"), "{lines}");
         holds(&lab.join("dst/a/new"), b"1");
         holds(&lab.join("dst/a/extra"), b"3");
         copy(&[lab.at(from, "a"), lab.at("other", "b")])

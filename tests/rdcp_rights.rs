@@ -355,7 +355,8 @@ fn without_a_temporary_directory_nothing_is_deleted_at_the_end() {
         let arguments = ["-r", "--sync", "--delete-after", "from/"].map(OsString::from);
         let ended = rdcp(&lab, &line, &[&arguments[..], &[side(&lab, to, "into")]].concat());
         let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
-        let expected = format!("{}: No such file or directory (errno 2): what is to be deleted", temporary.display());
+        let expected =
+            format!("{}: No such file or directory (errno 2): the list of entries to delete", temporary.display());
         assert!(lines.len() == 2 && lines[0].contains(&expected), "{lines:?}");
         assert!(lab.join("into/a/gone").exists() && lab.join("into/b/gone").exists());
     }
@@ -635,6 +636,6 @@ fn what_another_user_has_left_blocks_no_name() {
         left(&format!("/{NOBODY}"), name);
         let to = lab.join("shared").join(name);
         if name == "tree" { fs::remove_dir_all(to) } else { fs::remove_file(to) }.expect("there");
-        copy(name).expect(6).one_line("rdcp", &[".rd-part: ", "it belongs to 4000001: have it removed"]);
+        copy(name).expect(6).one_line("rdcp", &[".rd-part: ", "it belongs to 4000001; have it removed"]);
     }
 }

@@ -123,7 +123,7 @@ pub(crate) const UNFINISHED: &str = "rd-half";
 const HASH_DIGITS: usize = 32;
 
 /// Error message for a destination whose own name is a temporary one.
-pub(crate) const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choose another one";
+pub(crate) const IS_TEMPORARY: &str = "the name is reserved for unfinished copies; choose another";
 
 /// Returns the temporary name under which `name` is made. It contains a hash instead of `name`, so that it is never too
 /// long. It differs between users: in a shared directory, a user can neither resume nor remove what another user has

@@ -31,8 +31,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 pub(crate) const HELD: &str = "another copy is writing to it";
 
 /// Explanation for an entry under a partial name that is kept because nothing tells whether a copy is writing to it.
-const NO_LOCKS: &str = "this file system has no locks, and it was written to a moment ago: if no copy runs, try again in a \
-                        minute or remove it";
+const NO_LOCKS: &str = "this file system has no locks, and it was modified a moment ago; \
+                        if no copy is running, try again in a minute or remove it";
 
 /// How many seconds an entry must be left untouched before it is taken for a killed copy's.
 const QUIET_SECONDS: i64 = if cfg!(test) { 2 } else { 60 };
@@ -63,7 +63,7 @@ impl Blocked {
             _ if error == Errno::NOLCK => NO_LOCKS.to_owned(),
             Ok(found) if found.st_uid != rustix::process::geteuid().as_raw() => {
                 let user = shown_user(found.st_uid).unwrap_or_else(|| found.st_uid.to_string());
-                format!("it belongs to {user}: have it removed if no copy is writing to it")
+                format!("it belongs to {user}; have it removed if no copy is writing to it")
             }
             _ => String::new(),
         };

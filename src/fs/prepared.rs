@@ -35,7 +35,7 @@ impl Prepared {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let name = path.file_name().filter(|_| !path.exists() || path.is_file());
-        let name = name.ok_or_else(|| io::Error::other("it is no regular file"))?;
+        let name = name.ok_or_else(|| io::Error::other("not a regular file"))?;
         let directory = File::open(directory_of(&path))?;
         let beside = name_beside(name.as_bytes(), PARTIAL);
         let (file, _) =

@@ -53,7 +53,7 @@ impl DiskQueue {
         match fallocate(&file, FallocateFlags::empty(), 0, bytes_max) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             Err(error) => {
-                let detail = "it has no room for what --spool asks for: let TMPDIR name one that has, or ask for less";
+                let detail = "not enough space for --spool; set TMPDIR to a directory with more, or spool less";
                 return Err(IoFact { errno: error.raw_os_error(), ..plain_fact(OsStr::new(NAME), detail) });
             }
         }

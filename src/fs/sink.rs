@@ -227,7 +227,7 @@ pub struct StreamSink {
 }
 
 /// Error message if what is to be written to a terminal is not text.
-pub const NO_TEXT: &str = "it is a terminal, and what comes is no text";
+pub const NO_TEXT: &str = "it is a terminal, and the data is not text";
 
 /// A second destination of a stream, which gets all data after the file. As with `tee`, it gets the data even if the
 /// file cannot be opened or written. The stream then fails at its end.

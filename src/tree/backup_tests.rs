@@ -64,7 +64,7 @@ fn a_directory_of_an_earlier_backup_is_named_where_it_is_in_the_way() {
         write(top.join("from/x"), "new contents");
         let report = copy(top, &options(), is_local);
         let reason = String::from_utf8_lossy(&report.failures[0].detail);
-        assert!(reason.contains("--backup-dir has a directory") && reason.contains("name another"), "{reason}");
+        assert!(reason.contains("--backup-dir has a directory") && reason.contains("use another"), "{reason}");
         assert_eq!(
             (read(top.join("kept/x/file")), read(top.join("to/x"))),
             ("precious".to_owned(), "older".to_owned())

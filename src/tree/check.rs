@@ -169,7 +169,7 @@ pub fn check(
                 });
             };
             if let Err(error) = std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
-                let fact = plain_fact(directory.as_os_str(), &format!("no thread to read with: {error}"));
+                let fact = plain_fact(directory.as_os_str(), &format!("cannot start a thread to read with: {error}"));
                 checker.has_failed.store(true, Relaxed);
                 return Err(CheckError::Directory(fact));
             }

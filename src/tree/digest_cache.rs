@@ -96,11 +96,11 @@ pub(super) type Digest = [u8; 16];
 pub(super) enum Unusable {
     #[error("is not used: {}", printable(&.0.to_string()))]
     System(#[from] io::Error),
-    #[error("is not used: it is no file of our own that nobody else may write to")]
+    #[error("is not used: it must be a regular file that you own, with one link, writable only by you")]
     Unsafe,
-    #[error("is not used: it is no digest cache; name another file")]
+    #[error("is not used: it is not a digest cache; name another file")]
     Foreign,
-    #[error("is not used: another copy is making it anew")]
+    #[error("is not used: another copy is rebuilding it")]
     Busy,
 }
 
@@ -501,9 +501,9 @@ mod tests {
         fs::write(at("two"), "").expect("a file");
         fs::hard_link(at("two"), at("names")).expect("a link");
         for (name, expected) in [
-            ("letter", "is not used: it is no digest cache; name another file"),
-            ("open", "is not used: it is no file of our own that nobody else may write to"),
-            ("two", "is not used: it is no file of our own that nobody else may write to"),
+            ("letter", "is not used: it is not a digest cache; name another file"),
+            ("open", "is not used: it must be a regular file that you own, with one link, writable only by you"),
+            ("two", "is not used: it must be a regular file that you own, with one link, writable only by you"),
         ] {
             let (path, unusable) = DigestCache::open(&at(name)).expect_err("refused");
             assert_eq!((path, unusable.to_string()), (at(name), expected.to_owned()));

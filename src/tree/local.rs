@@ -76,7 +76,7 @@ fn give(
     let mut target = chunks.recv().expect("we hold a sender ourselves");
     loop {
         if stop.load(Ordering::Relaxed) {
-            return Err(Refused::Data("the tree was given up"));
+            return Err(Refused::Data("the copy of the tree was aborted"));
         }
         tick();
         target.resize(CHUNK_BYTES, 0);

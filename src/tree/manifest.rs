@@ -36,8 +36,8 @@ pub const FIRST_LINE: &[u8] = b"rdcp manifest 1";
 /// Maximum length of a line: each byte of path and target may take four bytes.
 const LINE_BYTES_MAX: usize = 4 * ((DEPTH_MAX + 1) * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX) + 256;
 
-const NO_MODE: &str = "has no mode";
-const NO_TIME: &str = "has no time";
+const NO_MODE: &str = "has an invalid mode";
+const NO_TIME: &str = "has an invalid time";
 
 /// Kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -96,10 +96,10 @@ pub enum ManifestError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// The first line is not that of a manifest.
-    #[error("it does not begin with the line 'rdcp manifest 1'")]
+    #[error("the first line is not 'rdcp manifest 1'")]
     NoManifest,
     /// The last line is missing.
-    #[error("it ends after line {0} without its last line: it was cut")]
+    #[error("truncated after line {0}, the 'end' line is missing")]
     Cut(u64),
     /// A line is not valid.
     #[error("line {0} {1}")]
@@ -160,12 +160,12 @@ impl Entry {
         let mut names = 0;
         let mut is_path = || self.path.split(|&byte| byte == b'/').inspect(|_| names += 1).all(is_name);
         if !self.path.is_empty() && !is_path() || names > DEPTH_MAX + 1 {
-            return Err("has a path that leads elsewhere or cannot be one");
+            return Err("has an invalid path, or one that leads out of the tree");
         }
         if let Kind::Symlink(target) = &self.kind
             && (target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains(&0))
         {
-            return Err("has a target that cannot be one");
+            return Err("has an invalid link target");
         }
         match (self.mode, self.modified.1) {
             (..=0o7777, ..1_000_000_000) => Ok(()),
@@ -187,38 +187,39 @@ impl Entry {
     /// Fails with what is wrong with the line.
     pub fn parse(line: &[u8]) -> Result<Self, &'static str> {
         let fields: Vec<&[u8]> = line.split(|&byte| byte == b'\t').collect();
-        let [letter, mode, size, modified, contents, path] = fields[..] else { return Err("has not six fields") };
-        let text = |field| std::str::from_utf8(field).map_err(|_| "has a number that is none");
-        let number = |field| text(field)?.parse::<u64>().map_err(|_| "has a number that is none");
+        let [letter, mode, size, modified, contents, path] = fields[..] else { return Err("does not have six fields") };
+        let text = |field| std::str::from_utf8(field).map_err(|_| "has an invalid number");
+        let number = |field| text(field)?.parse::<u64>().map_err(|_| "has an invalid number");
         let device = || -> Result<(u32, u32), &'static str> {
-            let (major, minor) = text(contents)?.split_once(':').ok_or("has no device's numbers")?;
-            let parse = |part: &str| part.parse().map_err(|_| "has no device's numbers");
+            let (major, minor) = text(contents)?.split_once(':').ok_or("has invalid device numbers")?;
+            let parse = |part: &str| part.parse().map_err(|_| "has invalid device numbers");
             Ok((parse(major)?, parse(minor)?))
         };
         let kind = match letter {
             b"f" => {
-                let digest = blake3::Hash::from_hex(contents).map_err(|_| "has no digest")?;
+                let digest = blake3::Hash::from_hex(contents).map_err(|_| "has an invalid digest")?;
                 Kind::File { size: number(size)?, digest: *digest.as_bytes() }
             }
             b"d" => Kind::Directory,
-            b"l" => Kind::Symlink(unescape(contents).ok_or("has a target that is not escaped as it must be")?),
+            b"l" => Kind::Symlink(unescape(contents).ok_or("has a link target that is not properly escaped")?),
             b"p" => Kind::Fifo,
             b"s" => Kind::Socket,
             b"c" => device().map(|(major, minor)| Kind::Character(major, minor))?,
             b"b" => device().map(|(major, minor)| Kind::Block(major, minor))?,
-            _ => return Err("has a type that is not known"),
+            _ => return Err("has an unknown type"),
         };
         let mode = u32::from_str_radix(text(mode)?, 8).map_err(|_| NO_MODE)?;
         let (seconds, nanoseconds) = text(modified)?.split_once('.').ok_or(NO_TIME)?;
         let seconds = seconds.parse().map_err(|_| NO_TIME)?;
         let nanoseconds = nanoseconds.parse().map_err(|_| NO_TIME)?;
-        let path = if path == b"." { Vec::new() } else { unescape(path).ok_or("has a path that is not escaped")? };
+        let path =
+            if path == b"." { Vec::new() } else { unescape(path).ok_or("has a path that is not properly escaped")? };
         let entry = Self { path, mode, modified: (seconds, nanoseconds), kind };
         entry.check()?;
         let mut again = Vec::with_capacity(line.len() + 1);
         entry.write(&mut again);
         // Each entry has exactly one form, so none can be there twice, and a line has nothing that was not read.
-        if again.strip_suffix(b"\n") == Some(line) { Ok(entry) } else { Err("is not written as it must be") }
+        if again.strip_suffix(b"\n") == Some(line) { Ok(entry) } else { Err("is not in canonical form") }
     }
 }
 
@@ -311,17 +312,17 @@ impl<R: BufRead> Reader<R> {
         let wrong = |what| ManifestError::Line(number, what);
         if self.line.starts_with(b"end ") {
             if self.line != format!("end {}", self.entries).as_bytes() {
-                return Err(wrong("does not name the number of entries before it"));
+                return Err(wrong("does not give the number of entries before it"));
             }
             if self.next_line()? {
-                return Err(ManifestError::Line(self.number, "comes after the last"));
+                return Err(ManifestError::Line(self.number, "comes after the 'end' line"));
             }
             self.is_over = true;
             return Ok(None);
         }
         let entry = Entry::parse(&self.line).map_err(wrong)?;
         if self.last.as_ref().is_some_and(|last| order(last, &entry.path) != Ordering::Less) {
-            return Err(wrong("is not in order"));
+            return Err(wrong("is out of order"));
         }
         self.entries += 1;
         self.last = Some(entry.path.clone());
@@ -451,30 +452,30 @@ mod tests {
     fn lines_that_are_none_are_named() {
         let file = |path: &str| format!("d\t0755\t-\t0.000000000\t-\t{path}");
         for (lines, reason) in [
-            (vec![file("../a")], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file("/a")], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file("a//b")], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file("a/./b")], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file(&"n".repeat(256))], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file(&"n/".repeat(600)) + "n"], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file("a\\x00b")], "line 2 has a path that leads elsewhere or cannot be one"),
-            (vec![file("a"), file("a")], "line 3 is not in order"),
-            (vec![file("b"), file("a")], "line 3 is not in order"),
-            (vec![file("a.b"), file("a/b")], "line 3 is not in order"),
-            (vec![file("\\x61")], "line 2 is not written as it must be"),
-            (vec![file("a").replace("0755", "00755")], "line 2 is not written as it must be"),
-            (vec![file("a").replace("0755", "17777")], "line 2 has no mode"),
-            (vec![file("a").replace("\t-\t", "\t7\t")], "line 2 is not written as it must be"),
-            (vec!["f".to_owned()], "line 2 has not six fields"),
+            (vec![file("../a")], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file("/a")], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file("a//b")], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file("a/./b")], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file(&"n".repeat(256))], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file(&"n/".repeat(600)) + "n"], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file("a\\x00b")], "line 2 has an invalid path, or one that leads out of the tree"),
+            (vec![file("a"), file("a")], "line 3 is out of order"),
+            (vec![file("b"), file("a")], "line 3 is out of order"),
+            (vec![file("a.b"), file("a/b")], "line 3 is out of order"),
+            (vec![file("\\x61")], "line 2 is not in canonical form"),
+            (vec![file("a").replace("0755", "00755")], "line 2 is not in canonical form"),
+            (vec![file("a").replace("0755", "17777")], "line 2 has an invalid mode"),
+            (vec![file("a").replace("\t-\t", "\t7\t")], "line 2 is not in canonical form"),
+            (vec!["f".to_owned()], "line 2 does not have six fields"),
             (vec!["n".repeat(LINE_BYTES_MAX + 9)], "line 2 is too long"),
         ] {
             let text = format!("rdcp manifest 1\n{}\nend {}\n", lines.join("\n"), lines.len());
             assert_eq!(read(text.as_bytes()), Err(reason.to_owned()), "{lines:?}");
         }
         for (text, reason) in [
-            ("rdcp manifest 2\nend 0\n", "it does not begin with the line 'rdcp manifest 1'"),
-            ("rdcp manifest 1\nend 1\n", "line 2 does not name the number of entries before it"),
-            ("rdcp manifest 1\nend 0\nend 0\n", "line 3 comes after the last"),
+            ("rdcp manifest 2\nend 0\n", "the first line is not 'rdcp manifest 1'"),
+            ("rdcp manifest 1\nend 1\n", "line 2 does not give the number of entries before it"),
+            ("rdcp manifest 1\nend 0\nend 0\n", "line 3 comes after the 'end' line"),
         ] {
             assert_eq!(read(text.as_bytes()), Err(reason.to_owned()));
         }

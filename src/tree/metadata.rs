@@ -26,8 +26,7 @@ const SET_GID: u32 = 0o2000;
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
 /// Why extended attributes do not fit into a record.
-const TOO_LARGE: &str =
-    "has extended attributes of more than 128 KiB, too many to be copied; --no-xattrs leaves them out";
+const TOO_LARGE: &str = "has more than 128 KiB of extended attributes, too much to copy; use --no-xattrs to skip them";
 
 /// File capabilities: the rights of set-user-ID root, in parts.
 const CAPABILITY: &[u8] = b"security.capability";

@@ -120,10 +120,10 @@ impl Fault {
             }
             Self::Detail(detail) => plain_fact(path, detail),
             Self::TakenFor(other) => {
-                let other = other.map_or("another name that is copied".to_owned(), |name| shown_path(&name));
+                let other = other.map_or("another name in this copy".to_owned(), |name| shown_path(&name));
                 plain_fact(
                     path,
-                    &format!("this file system does not tell it from {other}: rename one of them at the source"),
+                    &format!("this file system cannot distinguish it from {other}; rename one of them at the source"),
                 )
             }
         }
@@ -131,17 +131,16 @@ impl Fault {
 }
 
 /// What is reported of a temporary name that the user asked for.
-const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: copy the file itself again";
+const IS_LEFTOVER: &str = "is a partial file of an interrupted copy, skipped; copy the file itself again";
 
 /// Why a file is not written in place.
-const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would change as well: copy without it";
+const HAS_OTHER_NAMES: &str = "has other hard links, which --in-place would change too; copy without --in-place";
 
 /// Why an entry with an unknown critical extension is not made.
-const IS_UNKNOWN: &str =
-    "has metadata that must be kept and that this version does not know: install the sender's here";
+const IS_UNKNOWN: &str = "has required metadata that this version does not support; install the sender's version here";
 
 /// Why nothing is deleted.
-const SOURCE_IS_EMPTY: &str = "was not emptied: the source is empty (not mounted?); --force-empty deletes all the same";
+const SOURCE_IS_EMPTY: &str = "was not emptied: the source is empty (not mounted?); use --force-empty to delete anyway";
 
 /// Why a further name of an entry is not made.
-const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";
+const FIRST_NAME_FAILED: &str = "is a hard link to an entry that was not copied";

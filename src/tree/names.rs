@@ -19,7 +19,7 @@ const UPCOMING_MAX: usize = 512;
 
 /// Explains the error number.
 const NO_ROOM: &str =
-    "its names do not fit in memory, and cannot be sorted in the temporary directory: let TMPDIR name one with room";
+    "too many names to sort in memory or in the temporary directory; set TMPDIR to one with more space";
 
 /// The names of one directory, each with its kind as the directory reports it. They are sorted, and need no allocation
 /// each. Memory is bounded, however many names there are.

@@ -74,10 +74,10 @@ impl Owners {
         match owners {
             _ if own.is_root() => Ok(owners),
             Self { user: Some(user), .. } if user != own.as_raw() => {
-                Err("--chown: only root can give files to others: log in as root there, or leave the user out")
+                Err("--chown: only root can give files to another user; log in as root there, or omit the user")
             }
             Self { group: Some(group), .. } if !accounts::is_own_group(group) => Err(
-                "--chown: only root can give files to a group that this user is not in: name one of the user's (id -Gn)",
+                "--chown: only root can give files to a group that this user is not in; use one of the user's groups (id -Gn)",
             ),
             _ => Ok(owners),
         }

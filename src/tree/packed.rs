@@ -178,7 +178,7 @@ impl Default for Expects {
 }
 
 /// Error for a stream that is not a packed tree.
-const BROKEN: Refused = Refused::Data("the stream of the broadcast is no tree");
+const BROKEN: Refused = Refused::Data("the broadcast stream is not a valid tree");
 
 /// A range of a shared buffer.
 struct Piece {

@@ -115,10 +115,10 @@ impl Pattern {
         let (rest, only_directories) = text.strip_suffix(b"/").map_or((text, false), |rest| (rest, true));
         let (rest, is_anchored) = rest.strip_prefix(b"/").map_or((rest, false), |rest| (rest, true));
         if rest.is_empty() {
-            return Err("names nothing");
+            return Err("contains no name");
         }
         if rest.split(|&byte| byte == b'/').any(|name| [&b""[..], b".", b".."].contains(&name)) {
-            return Err("has an empty name, . or .. in it, which no path below a source has");
+            return Err("contains an empty name, . or .., so it can never match");
         }
         let begins_with_stars = !is_anchored && rest.starts_with(b"**");
         let ends_with_stars = rest.ends_with(b"***");
@@ -145,7 +145,7 @@ fn parse(text: &[u32], tokens: &mut Vec<Token>) -> Result<(), &'static str> {
             Ok(b'[') => parse_class(text, &mut at)?,
             Ok(b'\\') => {
                 at += 1;
-                Token::One(*text.get(at - 1).ok_or("ends with a backslash; write \\\\ for the character")?)
+                Token::One(*text.get(at - 1).ok_or("ends with a backslash; write \\\\ for a literal one")?)
             }
             Ok(b'*') => {
                 let further = text[at..].iter().take_while(|&&next| is(next, b'*')).count();
@@ -159,7 +159,7 @@ fn parse(text: &[u32], tokens: &mut Vec<Token>) -> Result<(), &'static str> {
     Ok(())
 }
 
-const UNCLOSED: &str = "has a [ that is not closed; write \\[ for the character";
+const UNCLOSED: &str = "has an unclosed [; write \\[ for a literal one";
 
 /// Parses what is in brackets, from after the opening bracket on.
 fn parse_class(text: &[u32], at: &mut usize) -> Result<Token, &'static str> {
@@ -170,7 +170,7 @@ fn parse_class(text: &[u32], at: &mut usize) -> Result<Token, &'static str> {
         let character = first(text, *at + usize::from(is_escaped))?;
         *at += 1 + usize::from(is_escaped);
         if character == SLASH {
-            Err("has a slash in brackets, which none matches")
+            Err("has a slash in brackets, which never matches")
         } else {
             Ok((character, !is_escaped))
         }
@@ -201,12 +201,12 @@ fn parse_class(text: &[u32], at: &mut usize) -> Result<Token, &'static str> {
             low
         };
         if low > high {
-            return Err("has a range in brackets whose end comes before its beginning");
+            return Err("has a reversed range in brackets");
         }
         ranges.push((low, high));
     }
     if let [b':', .., b':'] = &text[start..*at - 1].iter().map(|&one| one.min(255) as u8).collect::<Vec<_>>()[..] {
-        return Err("has a class without its second brackets; write [[:digit:]]");
+        return Err("has a character class without outer brackets; write [[:digit:]]");
     }
     Ok(Token::Class { negated, ranges })
 }
@@ -227,7 +227,7 @@ fn named_class(name: &[u32]) -> Result<&'static [(u8, u8)], &'static str> {
         "space" => &[(b' ', b' '), (b'\t', b'\r')],
         "upper" => &[(b'A', b'Z')],
         "xdigit" => &[(b'0', b'9'), (b'A', b'F'), (b'a', b'f')],
-        _ => return Err("has an unknown class, such as [[:word:]]"),
+        _ => return Err("has an unknown character class, such as [[:word:]]"),
     })
 }
 
@@ -392,22 +392,22 @@ mod tests {
     #[test]
     fn what_could_never_match_is_refused() {
         for (pattern, part) in [
-            (&b""[..], "names nothing"),
-            (b"/", "names nothing"),
+            (&b""[..], "contains no name"),
+            (b"/", "contains no name"),
             (b"a//b", "empty name"),
             (b"a//", "empty name"),
             (b"./a", ". or .."),
             (b"../a", ". or .."),
             (b"..", ". or .."),
-            (b"[ab", "not closed"),
-            (b"[", "not closed"),
-            (b"[]", "not closed"),
-            (b"[a\\", "not closed"),
-            (b"[[:digit:]", "not closed"),
+            (b"[ab", "unclosed ["),
+            (b"[", "unclosed ["),
+            (b"[]", "unclosed ["),
+            (b"[a\\", "unclosed ["),
+            (b"[[:digit:]", "unclosed ["),
             (b"[z-a]", "range"),
             (b"[a/b]", "slash"),
-            (b"[[:word:]]", "unknown class"),
-            (b"[:digit:]", "second brackets"),
+            (b"[[:word:]]", "unknown character class"),
+            (b"[:digit:]", "outer brackets"),
             (b"*a\\", "backslash"),
         ] {
             let reason = Patterns::default().push(pattern, false).expect_err("no pattern");

@@ -116,7 +116,7 @@ pub enum Refused {
     #[error("{0}")]
     Data(&'static str),
     /// The tree is not the expected one.
-    #[error("what it has sent is not what the source has")]
+    #[error("data does not match the source")]
     Forged,
     /// A failure that every further entry would meet as well, such as a full disk.
     #[error("{0:?}")]
@@ -273,7 +273,7 @@ impl TreeSink {
                 .name("tree-write".to_owned())
                 .stack_size(256 << 10)
                 .spawn(move || work(&shared, &queue))
-                .map_err(|_| plain_fact(directory.as_os_str(), "no thread to write with"))?;
+                .map_err(|_| plain_fact(directory.as_os_str(), "cannot start a thread to write with"))?;
             sink.threads.push(thread);
         }
         Ok(sink)
@@ -313,7 +313,7 @@ impl TreeSink {
     pub fn finish(&mut self) -> Result<Report, Refused> {
         self.shared.check()?;
         if !self.order.is_ended() {
-            return Err(Refused::Data("the tree has no end"));
+            return Err(Refused::Data("the tree is incomplete"));
         }
         if !self.slots.is_empty() {
             return Err(Refused::Data("data of a large file is missing"));
@@ -327,7 +327,7 @@ impl TreeSink {
             self.shared.wait_drained();
         }
         if self.wanted.is_some() || !self.shared.wanted().is_empty() {
-            return Err(Refused::Data("a listed file without its contents"));
+            return Err(Refused::Data("the contents of a listed file are missing"));
         }
         self.stop_threads();
         let top = self.levels.first().cloned().flatten();
@@ -387,7 +387,7 @@ impl TreeSink {
             self.order.check(&record)?;
             let brings = matches!(record, Record::Wanted { .. } | Record::File { .. } | Record::Large { .. });
             if brings && self.shared.options.dry_run {
-                return Err(Refused::Data("contents, in a dry run"));
+                return Err(Refused::Data("contents in a dry run"));
             }
             let wanted = self.wanted.take();
             if wanted.is_none() {
@@ -397,7 +397,7 @@ impl TreeSink {
             let number = if is_listed { self.next_listed()? } else { 0 };
             let directory = match &wanted {
                 Some(wanted) if Some(&wanted.name[..]) != record.name() => {
-                    return Err(Refused::Data("contents of another file than was asked for"));
+                    return Err(Refused::Data("contents of a file that was not requested"));
                 }
                 Some(wanted) => Some(Arc::clone(&wanted.directory)),
                 None => self.levels.last().cloned().flatten(),

@@ -378,7 +378,7 @@ impl TreeSource {
             return if was_announced { Ok(()) } else { Err("digests of a file that was not announced") };
         };
         let size = reading.file.stat.st_size as u64;
-        let blocks = reading.blocks.as_mut().ok_or("digests of a file that waits for none")?;
+        let blocks = reading.blocks.as_mut().ok_or("digests of a file that needs none")?;
         if self.cache.is_some() {
             reading.of_blocks.add(block_bytes, &digests);
         }

@@ -135,7 +135,10 @@ fn a_name_that_is_left_at_dst_is_not_removed_from_src() {
         let all = ["text"; 3].map(|text| Some(text.to_owned()));
         let (_, code, stderr) = run();
         assert!(code == 8 && stderr.contains("nothing is removed from SRC"), "{way:?} {code}: {stderr}");
-        assert!(stderr.contains("rdcp/b") && stderr.contains("is newer, and stays"), "{way:?}: {stderr}");
+        assert!(
+            stderr.contains("rdcp/b") && stderr.contains("is newer than the source and was kept"),
+            "{way:?}: {stderr}"
+        );
         assert_eq!(there("src"), all, "{way:?}");
         assert_eq!(there("rdcp"), ["text", "newer", "text"].map(|text| Some(text.to_owned())), "{way:?}");
         fs::remove_file(lab.join("rdcp/b")).expect("removed");

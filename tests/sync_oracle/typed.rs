@@ -458,7 +458,7 @@ fn a_source_that_is_the_destination_stays() {
         let output = command.current_dir(lab.0.path()).stdin(Stdio::null()).output().expect("rdcp");
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(8), "{what}: {stderr}");
-        assert!(stderr.contains("is the source itself by another path: nothing is removed"), "{what}: {stderr}");
+        assert!(stderr.contains("is the source itself under another path; nothing is removed"), "{what}: {stderr}");
         let lines: Vec<String> =
             differences(&before, &found(&lab.join("src")), &[]).iter().map(Finding::shown).collect();
         assert!(lines.is_empty(), "{what}\n{}", lines.join("\n"));

@@ -49,7 +49,7 @@ impl Target {
         };
         // Only a regular file is replaced, whatever has been put there by now.
         match self.path.symlink_metadata() {
-            Ok(found) if !found.is_file() => Err(plain_fact(self.path.as_os_str(), "it is no regular file")),
+            Ok(found) if !found.is_file() => Err(plain_fact(self.path.as_os_str(), "not a regular file")),
             _ => Ok((directory_of(&self.path), name.as_bytes())),
         }
     }

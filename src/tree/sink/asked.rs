@@ -11,7 +11,7 @@ use crate::fs::{IS_TEMPORARY, is_temporary_name};
 use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
 
 /// Detail of the failure of an entry that would be copied onto itself.
-const IS_ITSELF: &str = "is the source itself by another path: nothing is removed";
+const IS_ITSELF: &str = "is the source itself under another path; nothing is removed";
 
 /// Whether the existing entry is the source entry itself, which the sender will remove. Two hosts can tell that only by
 /// the inode number and its time of change, because one file server may stand behind both. Within one host, a link or a
@@ -31,15 +31,15 @@ impl TreeSink {
         if !self.shared.options.recursive
             && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
         {
-            return Err(Refused::Data("something else than a file, where files were asked for"));
+            return Err(Refused::Data("an entry that is not a file, though only files were requested"));
         }
         let (1, Some(name)) = (self.levels.len(), record.name()) else { return Ok(()) };
         match &self.shared.names {
             Names::Among(names) if !names.contains(name) => {
-                Err(Refused::Data("an entry at the top that was not asked for"))
+                Err(Refused::Data("a top-level entry that was not requested"))
             }
             Names::Only(_) if self.root.replace(name.to_vec()).is_some() => {
-                Err(Refused::Data("a second entry at the top, where one was announced"))
+                Err(Refused::Data("a second top-level entry, though only one was announced"))
             }
             _ => Ok(()),
         }

@@ -23,13 +23,12 @@ use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside, sync_d
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
-const IS_OTHER_SYSTEM: &str =
-    "--backup-dir has to be on the file system of DST, where an older file is renamed into it";
-const NO_BACKUP: &str = "its backup cannot be made";
-const IS_DIRECTORY_THERE: &str = "its backup cannot be made: under this path, --backup-dir has a directory of an earlier copy, \
-                                  which stays; move that away, or name another --backup-dir";
-const IS_NONE_THERE: &str = "its backup cannot be made: on the way to this path, --backup-dir has a file of an earlier copy, \
-                             which stays; move that away, or name another --backup-dir";
+const IS_OTHER_SYSTEM: &str = "--backup-dir must be on the file system of DST, since older files are renamed into it";
+const NO_BACKUP: &str = "cannot make its backup";
+const IS_DIRECTORY_THERE: &str = "cannot make its backup: --backup-dir has a directory of an earlier copy \
+                                  under this path; move it away, or use another --backup-dir";
+const IS_NONE_THERE: &str = "cannot make its backup: --backup-dir has a file of an earlier copy \
+                             where this path needs a directory; move it away, or use another --backup-dir";
 
 /// The state of DIR.
 pub(super) struct Backup {
@@ -158,7 +157,7 @@ impl Backup {
         }
         let Some(directory) = found else { return Ok(None) };
         if identity(&here) == identity(&stat) {
-            return Err(Fault::Detail("--backup-dir is DST itself: name another directory"));
+            return Err(Fault::Detail("--backup-dir is DST itself; use another directory"));
         }
         if reached.is_new {
             resemble(&directory, &stat);
@@ -232,7 +231,7 @@ impl Backup {
     /// the owners and modes that they have in DST.
     fn directory<'a>(&self, path: &'a [u8]) -> Result<(OwnedFd, &'a [u8]), Fault> {
         let opened = self.open(true).map_err(|fault| match fault {
-            Fault::System(error) => Fault::Explained(error, "the directory of --backup-dir cannot be made"),
+            Fault::System(error) => Fault::Explained(error, "cannot create the --backup-dir directory"),
             fault => fault,
         })?;
         let opened = opened.ok_or(Errno::NOENT)?;

@@ -144,7 +144,7 @@ impl Remover<'_> {
         let deleted = self.remove(at, name, self.shared.below_destination(path));
         let fault = match deleted {
             Ok(is_gone) => return is_gone,
-            Err(Fault::System(error)) => Fault::Explained(error, "it is to be deleted"),
+            Err(Fault::System(error)) => Fault::Explained(error, "cannot delete it"),
             Err(fault) => fault,
         };
         self.shared.report(&[top, path].concat(), fault);
@@ -367,7 +367,7 @@ impl Shared {
         let is_last = self.options.generations.session.is_last || !self.options.delete_after;
         let has_all = is_last && unsent == 0 && self.failures().count == 0;
         let deleted = match !has_all {
-            true => Err(Fault::Detail("nothing has been deleted, since not all was copied")),
+            true => Err(Fault::Detail("nothing was deleted, because not everything was copied")),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
         };
         if let Err(fault) = deleted {
@@ -409,7 +409,7 @@ impl Deferred {
 
 fn fault_of(error: &std::io::Error) -> Fault {
     let path = temporary_directory().into_os_string().into_vec();
-    let why = "what is to be deleted is remembered in the temporary directory (TMPDIR names another)";
+    let why = "the list of entries to delete is stored there; set TMPDIR to another directory";
     Fault::At(errno_of(error), path, why.to_owned())
 }
 
@@ -452,7 +452,7 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
         Ok(())
     });
     if let Err(error) = restored {
-        shared.report(&top.path(&path), Fault::Explained(error, "what is to be deleted is in it"));
+        shared.report(&top.path(&path), Fault::Explained(error, "cannot delete extraneous entries in it"));
     }
     Ok(true)
 }

@@ -45,7 +45,7 @@ pub(super) fn open(
         return Err(Errno::STALE.into());
     }
     if (stat.st_size as u64) < size {
-        return Err(Fault::Detail("the device is smaller than what is to be written to it"));
+        return Err(Fault::Detail("the device is smaller than the data"));
     }
     Ok(Some(device))
 }

@@ -126,7 +126,7 @@ struct Place {
 
 /// Why a directory at the top is not merged: it was to become DST, but DST has come into being meanwhile.
 const HAS_APPEARED: &str =
-    "was not there when this copy began, and another one may have made it; run it again to copy into it";
+    "was not there when this copy began, and another copy may have created it; run this one again to copy into it";
 
 impl OpenDirectory {
     /// Opens the directory in which a missing destination would be made, if that directory exists.
@@ -437,7 +437,7 @@ impl OpenDirectory {
         }
         let unlisted = |fault| {
             let fault = match fault {
-                Fault::System(error) => Fault::Explained(error, "what is in it is to be deleted"),
+                Fault::System(error) => Fault::Explained(error, "cannot delete extraneous entries in it"),
                 fault => fault,
             };
             self.shared.report(&self.own_path(), fault);
@@ -620,7 +620,7 @@ impl Drop for OpenDirectory {
     }
 }
 
-const MADE_MEANWHILE: &str = "somebody has made it meanwhile, and what has come is beside it as .HASH.rd-part";
+const MADE_MEANWHILE: &str = "created by someone else in the meantime; the copied data is beside it in .HASH.rd-part";
 
 fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     partial::remove(directory, &CString::new(name).map_err(|_| Errno::INVAL)?)

@@ -552,7 +552,7 @@ impl Large {
     fn fail(&self, fault: impl Into<Fault>) {
         let mut fault = match fault.into() {
             Fault::System(Errno::STALE) => {
-                Fault::Explained(Errno::STALE, "what was there changed while it was compared; run it again")
+                Fault::Explained(Errno::STALE, "the destination changed while it was compared; run it again")
             }
             fault => fault,
         };
@@ -561,7 +561,7 @@ impl Large {
             && matches!(self.partial.way, Way::Named(_))
         {
             self.is_worthless.store(true, Relaxed);
-            fault = Fault::Explained(error, "what had come of it was removed");
+            fault = Fault::Explained(error, "its partial file was removed");
         }
         self.shared.fail(&self.path(), fault);
     }

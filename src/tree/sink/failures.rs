@@ -34,7 +34,7 @@ pub(super) struct Failures {
 
 /// Meaning of EBUSY where no lock was asked for.
 const IS_MOUNTED: &str =
-    "it is a mount point (--in-place writes into a file that is one), or another copy is writing to it";
+    "it is a mount point (--in-place can write to a mounted file), or another copy is writing to it";
 
 impl Shared {
     pub(super) fn check(&self) -> Result<(), Refused> {
@@ -42,7 +42,7 @@ impl Shared {
             return Ok(());
         }
         let fatal = self.failures().fatal.clone();
-        Err(fatal.map_or(Refused::Data("the tree was given up"), Refused::Io))
+        Err(fatal.map_or(Refused::Data("the copy of the tree was aborted"), Refused::Io))
     }
 
     pub(super) fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {

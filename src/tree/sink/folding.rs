@@ -27,7 +27,7 @@ const KEYS_MAX: usize = 4 << 20;
 /// From this number of keys in a directory on, it is worth making a file to learn whether the keys are needed.
 const KEYS_UNASKED_MAX: usize = 1024;
 
-const TOO_MANY: &str = "is one too many in a directory that takes some names for one: copy fewer at once";
+const TOO_MANY: &str = "too many names for a directory that treats some as equal; copy fewer at once";
 
 /// `FS_CASEFOLD_FL`, and the file system types (statfs(2)) on which each directory either has that flag or not, and
 /// passes it on to directories made in it: ext4, f2fs, bcachefs, tmpfs.
@@ -345,7 +345,7 @@ mod tests {
             let at = |name: &str| top.join(name).to_str().expect("UTF-8").to_owned();
             assert_eq!(failed(&report), ["d", "file", "file.", "\u{e4}"].map(at));
             let detail = String::from_utf8_lossy(&report.failures[1].detail).into_owned();
-            assert_eq!(detail, "this file system does not tell it from File: rename one of them at the source");
+            assert_eq!(detail, "this file system cannot distinguish it from File; rename one of them at the source");
             assert_eq!(fs::read(top.join("File")).expect("there"), b"File");
         }
     }

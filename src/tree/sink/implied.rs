@@ -55,7 +55,7 @@ impl OpenDirectory {
                 let path = names[root.depth..].join(&b'/');
                 match open_beneath(&root.directory, &path, DIRECTORY.difference(OFlags::NOFOLLOW)) {
                     Err(Errno::XDEV) => {
-                        Err(Fault::Detail("is a link that leads out of DST, or has an absolute target"))
+                        Err(Fault::Detail("is a symbolic link that leads out of DST or has an absolute target"))
                     }
                     opened => Ok(opened?),
                 }

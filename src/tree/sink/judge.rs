@@ -88,7 +88,7 @@ impl TreeSink {
     /// Returns the number of a listed file whose record has arrived.
     pub(super) fn next_listed(&mut self) -> Result<u64, Refused> {
         if !self.shared.options.lists() {
-            return Err(Refused::Data("a file without its contents, where they were asked for"));
+            return Err(Refused::Data("a file without its contents, though they were requested"));
         }
         if self.shared.wanted().is_too_much() {
             return Err(Refused::Data("too many files without their contents"));
@@ -99,14 +99,14 @@ impl TreeSink {
 
     /// Removes a listed file from the wanted ones and returns it.
     pub(super) fn take_wanted(&mut self, number: u64) -> Result<Wanted, Refused> {
-        self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not asked for"))
+        self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not requested"))
     }
 
     /// In a dry run, takes note that a listed file differs in contents from the existing one.
     pub(super) fn rehearse_wanted(&mut self, number: u64) -> Result<(), Refused> {
         let Wanted { directory, name, metadata, size, .. } = self.take_wanted(number)?;
         if !self.shared.options.dry_run {
-            return Err(Refused::Data("contents that are left out, where they were asked for"));
+            return Err(Refused::Data("requested contents were left out"));
         }
         self.shared.rehearse_file(&directory, directory.final_name(&name), &metadata.borrow(), size);
         Ok(())

@@ -74,7 +74,7 @@ impl TreeSink {
         // The sum cannot overflow, because it is checked each time and a chunk is small.
         let is_within = position.checked_add(length).is_some_and(|end| end <= slot.size);
         if !is_within || slot.received_bytes > slot.data_bytes_max {
-            return Err(Refused::Data("more data of a file than announced"));
+            return Err(Refused::Data("more data for a file than announced"));
         }
         Ok(slot)
     }
@@ -83,7 +83,7 @@ impl TreeSink {
         let slot = self.slots.get_mut(&item).ok_or(Refused::Tree(TreeError::Item))?;
         let is_less = data_bytes < slot.received_bytes && !self.shared.is_local;
         if data_bytes > slot.data_bytes_max || is_less {
-            return Err(Refused::Data("more data of a file than announced"));
+            return Err(Refused::Data("more data for a file than announced"));
         }
         if self.shared.is_local {
             // Ranges are announced before they are copied. By now all have been copied, or could not be read.

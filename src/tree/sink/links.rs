@@ -20,7 +20,7 @@ use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
 /// Why a further name counts as failed: the newer file here stays, and the sender would remove the name at the source.
-const IS_NEWER: &str = "is newer, and stays; the source has another name of a file there, which must not be removed";
+const IS_NEWER: &str = "is newer than the source and was kept, so its hard link at the source must not be removed";
 
 impl TreeSink {
     /// Makes a further name of the entry that came under the path `first`, or puts it off until that entry is whole.

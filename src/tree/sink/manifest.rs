@@ -116,7 +116,7 @@ impl Shared {
 }
 
 /// The step that failed, to which the reason is added.
-const UNREAD: &str = "it is to be read for its digest";
+const UNREAD: &str = "cannot read it for its digest";
 
 impl Manifest {
     fn send(&self, entry: Entry) {
@@ -166,7 +166,7 @@ impl Manifest {
                 Ok(thread) => threads.push(thread),
                 // Fewer threads are enough.
                 Err(_) if !threads.is_empty() => break,
-                Err(_) => return Err(Fault::Detail("no thread to read with")),
+                Err(_) => return Err(Fault::Detail("cannot start a thread to read with")),
             }
         }
         *reading = Some(Reading { jobs: jobs.clone(), threads });

@@ -359,7 +359,7 @@ impl Shared {
 }
 
 /// Why some moved files may not be found.
-const IS_CUT: &str = "has too many files for --find-moves: some are not looked for";
+const IS_CUT: &str = "has too many files for --find-moves; some moves may not be found";
 
 fn levels_left(levels: &[Level]) -> bool {
     levels.len() < DEPTH_MAX

@@ -31,15 +31,15 @@ use crate::fs::{
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::Fault;
 
-const NO_MARKER: &str = "what marks the generation as unfinished cannot be made beside it";
+const NO_MARKER: &str = "cannot create the marker of an unfinished generation beside it";
 
-const FINISHED: &str = "another run has finished this generation meanwhile, so it is not changed: choose another NAME";
+const FINISHED: &str = "another run has just completed this generation, so it is not changed; choose another NAME";
 
-const NOT_CLEARED: &str = "what an interrupted run has left in it, and SRC has no more, cannot be removed";
+const NOT_CLEARED: &str = "cannot remove entries that an interrupted run left and SRC no longer has";
 
-const LEADS_OUT: &str = "leads out of the directory of generations; nothing is linked to what is there";
+const LEADS_OUT: &str = "leads out of the directory of generations; nothing is linked to it";
 
-const IS_NO_LINK: &str = "is not a symbolic link: --snapshot needs the name for one that leads to the last generation";
+const IS_NO_LINK: &str = "is not a symbolic link; --snapshot needs this name for its link to the latest generation";
 
 /// The directory of generations, and the name of the generation that is made.
 pub(super) struct Snapshot {
@@ -58,7 +58,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// Fails if the name cannot be the name of a generation, or if `latest` is not a link.
+    /// Fails if the name not a valid name for a generation, or if `latest` is not a link.
     pub fn open(
         top: &OwnedFd,
         above: Option<&OwnedFd>,
@@ -69,7 +69,7 @@ impl Snapshot {
         let Some(name) = generations.snapshot.as_ref().map(|name| name.to_vec()) else { return Ok(None) };
         let path = OsStr::from_bytes(generations.snapshot.as_deref().map_or(b"", |name| &name[..]));
         if !is_name(&name) || name == LATEST || is_temporary_name(&name) {
-            return Err(plain_fact(path, "cannot be the name of a generation"));
+            return Err(plain_fact(path, "not a valid name for a generation"));
         }
         let is_dst = generations.session.is_dst;
         let opened = match above {
@@ -87,7 +87,7 @@ impl Snapshot {
             }),
         };
         if !is_here {
-            return Err(plain_fact(path, "is a link: a generation is a directory"));
+            return Err(plain_fact(path, "is a symbolic link; a generation must be a directory"));
         }
         snapshot.check_latest().map_err(|error| match error {
             Errno::EXIST => plain_fact(OsStr::from_bytes(LATEST), IS_NO_LINK),

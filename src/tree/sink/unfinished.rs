@@ -21,7 +21,7 @@ use crate::fs::{HASH_READ_BYTES, UNFINISHED, is_temporary_name, name_beside, par
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
-const NO_MARKER: &str = "what would mark it as unfinished while it is written in place cannot be made beside it";
+const NO_MARKER: &str = "cannot create the marker of an unfinished file beside it";
 
 /// The marker of a file, held by this transfer.
 #[derive(Debug)]

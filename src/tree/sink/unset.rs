@@ -78,6 +78,6 @@ fn lacking(unset: Unset, path: &[u8]) -> Lacking {
     if !fact.detail.is_empty() {
         fact.detail.extend(b"; ");
     }
-    fact.detail.extend(format!("{whose}its data is all there; {} leaves this out", options.join(" ")).bytes());
+    fact.detail.extend(format!("{whose}its data was copied; use {} to skip this", options.join(" ")).bytes());
     Lacking { what: format!("cannot set {} of", words.join(" and ")), fact }
 }

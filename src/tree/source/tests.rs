@@ -581,7 +581,7 @@ fn files_that_lie_about_their_size() {
         assert!(matches!(&found, Some(What::File(bytes)) if bytes.ends_with(b"\n")) && faults.is_empty(), "{faults:?}");
     }
     if fs::read("/proc/kallsyms").is_ok_and(|symbols| symbols.len() > INLINE_BYTES) {
-        let fault = "kallsyms: says that it is empty, and is too large for a file that does";
+        let fault = "kallsyms: reports a size of 0 but has too much data to copy";
         assert_eq!(take("/proc/kallsyms"), (None, vec![fault.to_owned()]));
     }
 }

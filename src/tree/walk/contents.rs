@@ -39,7 +39,7 @@ impl Recorder {
             self.sent.bytes += bytes;
             return Ok((step, 0));
         }
-        let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
+        let item = self.items.checked_add(1).ok_or(Fault::Detail("too many large files"))?;
         let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
         if let Step::Wrote(_) = step {
             self.items = item;
@@ -83,7 +83,7 @@ fn small_file(
             return Ok((Step::Full, 0));
         }
         if size == room {
-            return Err(Fault::Detail("says that it is empty, and is too large for a file that does"));
+            return Err(Fault::Detail("reports a size of 0 but has too much data to copy"));
         }
         Record::encode_file_head(entry.name, metadata, size, target).expect("it has been read there");
     }

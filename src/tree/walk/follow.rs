@@ -14,7 +14,7 @@ use crate::tree::{Fault, depth_of_link, leads_out};
 
 /// Why a directory is not entered through a link.
 pub const IS_LOOP: Fault =
-    Fault::Detail("leads to a directory that it lies in: followed, the copy would have no end; exclude it");
+    Fault::Detail("leads to a directory that contains it, so following it would never end; exclude it");
 
 /// What is done with a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use crate::tree::Fault;
 const ENTRY_BYTES: usize = 128;
 
 /// Why further names become separate files.
-const LINKS_ARE_LOST: &str = "hard links are copied as files of their own, since all of them do not fit in memory, and the \
-     temporary directory takes no more: let TMPDIR name one with room";
+const LINKS_ARE_LOST: &str = "hard links are copied as separate files: too many to track in memory or in the temporary \
+     directory; set TMPDIR to one with more space";
 
 /// Files of which further names are to come. They are in memory up to a bound, and beyond it in a temporary file.
 #[derive(Default)]

@@ -184,7 +184,7 @@ impl Recorder {
                         Err(_) if !place.is_listed(entry.name) && self.is_left_out_as(place, entry.name, None) => {
                             return Ok(None);
                         }
-                        Err(error) => return Err(Fault::Explained(error, "where the link leads")),
+                        Err(error) => return Err(Fault::Explained(error, "the target of the symbolic link")),
                     };
                     let stat = fstat(&file)?;
                     seen = Some((file, stat));
@@ -384,7 +384,7 @@ impl Recorder {
         let mut leads_to = [0; PATH_BYTES_MAX + 1];
         let record = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Symlink => match readlinkat_raw(file, c"", &mut leads_to[..])? {
-                0 => return Err(Fault::Detail("leads nowhere")),
+                0 => return Err(Fault::Detail("has an empty target")),
                 length if length > PATH_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),
                 length => Record::Symlink { name, metadata, target: &leads_to[..length] },
             },
@@ -392,7 +392,7 @@ impl Recorder {
             FileType::Socket => special(Special::Socket, 0),
             FileType::CharacterDevice => special(Special::Character, stat.st_rdev),
             FileType::BlockDevice => special(Special::Block, stat.st_rdev),
-            _ => return Err(Fault::Detail("is of a kind that is not known")),
+            _ => return Err(Fault::Detail("is of an unknown type")),
         };
         let step = wrote(record.encode(target));
         if let Step::Wrote(_) = step {

@@ -87,7 +87,7 @@ impl Selected {
             let names: Vec<_> = names.collect();
             let is_bad = |name: &&[u8]| *name == b".." || name.len() > NAME_BYTES_MAX || name.contains(&0);
             if names.iter().any(is_bad) {
-                return Err(plain_fact(OsStr::from_bytes(path), "leads out of SRC, or has a name that none can have"));
+                return Err(plain_fact(OsStr::from_bytes(path), "leads out of SRC or contains an invalid name"));
             }
             let wants_contents = names.is_empty() || path.ends_with(b"/") || path.ends_with(b"/.");
             paths.push(Selection { path: names.join(&b'/'), wants_contents });

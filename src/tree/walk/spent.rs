@@ -29,8 +29,8 @@ use crate::tree::first::First;
 const NUMBERS_BYTES: usize = 10 * 8;
 
 /// Why an entry stays, for messages.
-const HAS_CHANGED: &str = "it is not what was sent any more";
-const IS_ELSEWHERE: &str = "a link leads to it, or its directory is not where it was";
+const HAS_CHANGED: &str = "it has changed since it was sent";
+const IS_ELSEWHERE: &str = "it is reached through a symbolic link, or its directory was moved";
 
 /// Identity, size and times of an entry when it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl Spent {
         let mut removed = Removed::default();
         if let Err(error) = self.remove_each(&mut removed) {
             removed.failed += 1;
-            removed.failures.keep(std_fact(OsStr::new("what is left of SRC"), &error));
+            removed.failures.keep(std_fact(OsStr::new("the rest of SRC"), &error));
         }
         removed
     }

@@ -13,14 +13,14 @@ fn what_cannot_be_a_tree_is_refused() {
     type Step<'a> = (u32, u64, Vec<Record<'a>>, &'a [u8]);
     let records = |records: &[Record<'static>]| -> Step<'static> { (0, 0, records.to_vec(), b"") };
     let range = |item, position, bytes| -> Step<'static> { (item, position, Vec::new(), bytes) };
-    let too_much = data("more data of a file than announced");
+    let too_much = data("more data for a file than announced");
     let cases = [
         (vec![records(&[file(b"a", b""), file(b"a", b"")])], order(TreeError::Order)),
         (vec![records(&[file(b"b", b"")]), records(&[file(b"a", b"")])], order(TreeError::Order)),
         (vec![records(&[Record::Leave])], order(TreeError::Depth)),
         (vec![records(&vec![directory(b"d"); DEPTH_MAX + 1])], order(TreeError::Depth)),
         (vec![records(&[END, file(b"a", b"")])], order(TreeError::End)),
-        (vec![records(&[file(b"a", b"")])], data("the tree has no end")),
+        (vec![records(&[file(b"a", b"")])], data("the tree is incomplete")),
         (vec![records(&[directory(b"a"), END])], order(TreeError::Depth)),
         (vec![records(&[large(b"a", 1, 4), closed(1, 4), closed(1, 4)])], order(TreeError::Item)),
         (vec![records(&[large(b"a", 1, 4), END])], order(TreeError::Item)),

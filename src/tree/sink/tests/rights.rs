@@ -38,7 +38,7 @@ fn in_place_refuses_a_file_with_other_names() {
     let options = TreeOptions { in_place: true, ..TreeOptions::default() };
     let report = scratch.run(options, &[file(b"a", b"x"), large(b"b", 1, 0), closed(1, 0), END]).expect("whole");
     assert_eq!((report.failed, report.files), (2, 0));
-    assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"has other names")), "{report:?}");
+    assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"has other hard links")), "{report:?}");
     for name in ["a", "b"] {
         fs::remove_file(scratch.dst().join(name)).expect("ours");
     }

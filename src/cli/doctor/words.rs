@@ -756,7 +756,7 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
             format!("could not be measured: {reason}"),
             "a copy would fail the same way",
             "see the checks above; if `ping -M do -s SIZE HOST` works only up to some SIZE, large packets are lost; \
-             set the same MTU on all interfaces, switches and tunnels along the path (`ip link set INTERFACE mtu 1500`)",
+             set the same MTU on all interfaces, switches and tunnels of the path (`ip link set INTERFACE mtu 1500`)",
         ),
         _ => return None,
     })

@@ -225,10 +225,10 @@ fn a_drill() {
         found.unwrap_or_else(|| panic!("no {about} in {report:#}"))["found"].as_str().expect("text").to_owned()
     };
     for (about, parts) in [
-        ("lane", &["lost connection", "the copy arrived, and is equal"][..]),
-        ("bit", &["n1: lost connection", "the copy arrived, and is equal"]),
-        ("disk", &["exit 6: cannot write n1:", "errno 28", "the next copy arrived, and is equal"]),
-        ("agent", &["exit 4: lost the agent on n1", "the next copy arrived, and is equal"]),
+        ("lane", &["lost connection", "the copy succeeded and is identical"][..]),
+        ("bit", &["n1: lost connection", "the copy succeeded and is identical"]),
+        ("disk", &["exit 6: cannot write n1:", "errno 28", "the next copy succeeded and is identical"]),
+        ("agent", &["exit 4: lost the agent on n1", "the next copy succeeded and is identical"]),
     ] {
         for part in parts {
             assert!(seen(about).contains(part), "{part}: {}", seen(about));
@@ -339,8 +339,8 @@ fn the_script_of_fixes() {
 fn command_lines_that_make_no_sense() {
     let lab = Lab::new();
     for (arguments, part) in [
-        (&["a:b"][..], "HOST is a name"),
-        (&["a", "b"], "several hosts are one list"),
+        (&["a:b"][..], "HOST must be a name"),
+        (&["a", "b"], "give several hosts as one list"),
         (&["--seconds", "601", "h"], "601"),
         (&["n[2-1]"], "smaller"),
         (&["--drill"], "one HOST"),
@@ -356,7 +356,7 @@ fn command_lines_that_make_no_sense() {
         (&["--within", "5", "[fd00::1]"], "--within does not go with one HOST"),
         (&["--drill", "--seconds", "3", "h"], "--seconds does not go with --drill"),
         (&["--drill", "--port-range", "7000-7001", "h"], "--port-range does not go with --drill"),
-        (&["--", "-oProxyCommand=x"], "HOST is a name"),
+        (&["--", "-oProxyCommand=x"], "HOST must be a name"),
         (&["--rsh", "ssh 'x", "h"], "quote"),
     ] {
         let said = said(rddoctor().args(arguments));

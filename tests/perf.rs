@@ -213,7 +213,7 @@ fn ping_compares_what_comes_back() {
     let server = Server::start();
     let measured = server.measure(&["ping", "--iterations", "20", "--size", "10000"]);
     measured.ended.expect(0);
-    assert!(measured.text.contains("20 of 20 messages came back as they were sent"), "{}", measured.text);
+    assert!(measured.text.contains("20 of 20 messages came back unchanged"), "{}", measured.text);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_damaged_echo_is_caught() {
         let proxy = Proxy::start(server.port, Plan { damage: vec![(spot, Damage::Flip(3))], ..Plan::default() });
         let measured = measure_at(proxy.port(), &["ping", "--iterations", "4", "--size", "64K"]);
         measured.ended.expect(7).one_line("rdperf", &["1 messages came back", "other contents"]);
-        assert!(measured.text.contains("3 of 4 messages came back as they were sent"), "{way:?}: {}", measured.text);
+        assert!(measured.text.contains("3 of 4 messages came back unchanged"), "{way:?}: {}", measured.text);
     }
 }
 
@@ -409,7 +409,7 @@ fn every_kind_of_measurement_can_be_drawn() {
     for (words, parts) in [
         (vec![&address[..]], &["99.9 %", "average", "peak"][..]),
         (vec![&address, "ping"], &["shortest", "longest"]),
-        (vec![&address, "qps", "--qp", "2"], &["Round trips of 32 bytes", "Messages of 64 KiB"]),
+        (vec![&address, "qps", "--qp", "2"], &["32-byte round trips", "64 KiB messages"]),
         (vec![&address, "limits"], &["source: ", "memory: ", "wire: "]),
         (vec!["disk", &directory], &["write 1M, in order", "read 4K, random"]),
         (vec!["mem"], &["MiB/s"]),

@@ -108,7 +108,7 @@ const USES: &[Use<Task>] = &[
     (
         &["seconds", "transport", "port_range", "via"],
         |task| matches!(task, Task::Host | Task::Hosts),
-        "measuring the way to HOST",
+        "measuring the path to HOST",
     ),
     (&["within"], |task| matches!(task, Task::Hosts), "several hosts"),
     (&["relay"], |task| !matches!(task, Task::Here), "HOST"),
@@ -142,7 +142,7 @@ impl Arguments for DoctorArguments {
     fn explain(error: &clap::Error) -> Option<Failure> {
         let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
         let is_second = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');
-        let line = "several hosts are one list, such as rddoctor 'h[2-3]', or the lines of --hosts FILE";
+        let line = "give several hosts as one list, such as rddoctor 'h[2-3]', or with --hosts FILE";
         is_second.then(|| Failure::new(Exit::Usage, line))
     }
 }
@@ -281,7 +281,7 @@ fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
         Ok(Spec::There(host, path)) if path.is_empty() => Ok(host),
         // An IPv6 address without brackets.
         _ if text.to_str().is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()) => Ok(text.to_owned()),
-        _ => Err(usage(format!("HOST is a name or an address, not {:?}; see --help", escaped(text)))),
+        _ => Err(usage(format!("HOST must be a name or an address, not {:?}; see --help", escaped(text)))),
     }
 }
 
@@ -312,14 +312,14 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
             let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
             let mut sections = vec![there, path_of(path.there.host.clone(), lines(theirs))];
             if !ours.is_empty() {
-                let title = format!("this host, on the way to {label}");
+                let title = format!("this host, on the path to {label}");
                 let node = path.here.host.clone();
                 sections.push(Section { title, part: "path", node, name: label, lines: lines(ours) });
             }
             sections
         }
         Err(no_way) => {
-            let found = no_way.failure.message.unwrap_or_else(|| "it could not be examined".to_owned());
+            let found = no_way.failure.message.unwrap_or_else(|| "cannot examine it".to_owned());
             let code = match (no_way.lacks_agent, no_way.failure.exit) {
                 (true, _) => "agent-missing",
                 (false, Exit::Protocol) => "agent-of-another-version",

@@ -144,7 +144,7 @@ impl Examiner {
             Ok(figures) => Ok(Ok(speed(&figures, is_tunneled))),
             Err(failure) => match failure.exit {
                 Exit::Signal(_) => Err(failure),
-                _ => Ok(Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()))),
+                _ => Ok(Err(failure.message.unwrap_or_else(|| "the measurement was stopped".to_owned()))),
             },
         }
     }

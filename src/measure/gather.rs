@@ -74,8 +74,8 @@ pub fn here() -> Facts {
     match answer.recv_timeout(VERBS_MAX) {
         Ok(Ok(verbs)) => verbs.into_iter().for_each(|known| add_verbs(&mut facts, known)),
         Ok(Err(reason)) => facts.no_rdma = reason,
-        Err(_) if asked.is_err() => facts.no_rdma = "no thread for it".to_owned(),
-        Err(_) => facts.no_rdma = format!("no answer in {} s", VERBS_MAX.as_secs()),
+        Err(_) if asked.is_err() => facts.no_rdma = "cannot start a thread".to_owned(),
+        Err(_) => facts.no_rdma = format!("no answer within {} s", VERBS_MAX.as_secs()),
     }
     ask_ethtool(&mut facts.counters);
     facts.bounded()

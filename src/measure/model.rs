@@ -178,8 +178,8 @@ impl Adapter {
                 let left = 100.0 * self.mops(clients, Scheme::Plain) / self.peak().1;
                 let grouped = 100.0 * self.mops(clients, GROUPED) / self.peak().1;
                 format!(
-                    "{clients} clients: 1 queue pair each is {clients}, more than the {capacity} that the adapter caches; \
-                     about {left:.0} % of the peak is left, {grouped:.0} % where groups of {capacity} take turns"
+                    "{clients} clients: even 1 queue pair each is more than the {capacity} that the adapter caches; \
+                     about {left:.0} % of the peak is left, {grouped:.0} % if groups of {capacity} take turns"
                 )
             }
             each => format!(
@@ -205,13 +205,13 @@ impl Adapter {
             ("SRAM, bytes", self.sram_bytes, "known: about 2 MB".to_owned()),
             ("connection state, bytes", self.state_bytes, "known".to_owned()),
             ("work queue entries kept", self.work_entries, "fitted: 450 connections fill the SRAM".to_owned()),
-            ("work queue entry, bytes", self.work_entry_bytes, "usual".to_owned()),
-            ("MTT, MPT, CQ lines of 64 bytes", self.other_lines, "usual".to_owned()),
-            ("bytes of one connection", self.connection_bytes(), "sum of these".to_owned()),
-            ("connections that fit", self.capacity().floor(), "SRAM by that".to_owned()),
+            ("work queue entry, bytes", self.work_entry_bytes, "typical".to_owned()),
+            ("MTT, MPT, CQ lines of 64 bytes", self.other_lines, "typical".to_owned()),
+            ("bytes of one connection", self.connection_bytes(), "sum of the above".to_owned()),
+            ("connections that fit", self.capacity().floor(), "SRAM divided by that".to_owned()),
             ("pipeline, ns", self.service_ns, "assumed: scales the curve".to_owned()),
-            ("round trip, ns", self.round_trip_ns, "assumed: how steeply it rises".to_owned()),
-            ("PCIe read, ns", self.pcie_ns, "usual".to_owned()),
+            ("round trip, ns", self.round_trip_ns, "assumed: sets how fast it rises".to_owned()),
+            ("PCIe read, ns", self.pcie_ns, "typical".to_owned()),
             ("PCIe reads of a miss", self.pcie_reads, "state, work queue, MTT, MPT".to_owned()),
             ("PCIe reads side by side", self.pcie_parallel, "fitted: share left at 3000".to_owned()),
         ];

@@ -61,7 +61,7 @@ pub fn draw(reports: &[(String, &Report)]) -> Option<String> {
         let Some(limits) = &report.limits else { continue };
         let bars = limits.stages.iter().map(|stage| (format!("{}: {}", stage.name, stage.what), stage.mib_s));
         let name = if reports.len() == 1 { String::new() } else { format!("{name}: ") };
-        let title = format!("{name}What a copy passes through, MiB/s (the {} limits)", limits.limit);
+        let title = format!("{name}Stages of a copy, MiB/s (limited by the {})", limits.limit);
         parts.push(Part::Bars(Bars { title, bars: bars.collect() }));
     }
     if parts.is_empty() {
@@ -151,7 +151,7 @@ impl Charts<'_> {
 }
 
 /// Horizontal label of charts over message lengths.
-const BYTES: &str = "bytes of a message";
+const BYTES: &str = "message size in bytes";
 
 /// Returns a function that makes a point from each row of a table of a report.
 fn points<R: 'static>(
@@ -186,19 +186,19 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
     let both = reports.iter().any(|(_, report)| report.bandwidth.iter().any(|row| row.bidirectional));
     let title = if both { "Bandwidth, both directions together" } else { "Bandwidth" };
     charts.add(title, BYTES, "MiB/s", true, if alone { &lines } else { &lines[1..] });
-    charts.add("Messages", BYTES, "million/s", true, &[Line("", &bandwidth(|row| row.rate_mpps))]);
+    charts.add("Message rate", BYTES, "million/s", true, &[Line("", &bandwidth(|row| row.rate_mpps))]);
 
     let connections = |up| points(|report| &report.connections, |row: &Connections| row.connections.into(), up);
     let operations = connections(|row| row.operations_s / 1e6);
-    charts.add("Round trips of 32 bytes", "connections", "million/s", false, &[Line("", &operations)]);
+    charts.add("32-byte round trips", "connections", "million/s", false, &[Line("", &operations)]);
     let time = connections(|row| row.operation_us);
-    charts.add("Median of these round trips", "connections", "µs", true, &[Line("", &time)]);
+    charts.add("Median time of a 32-byte round trip", "connections", "µs", true, &[Line("", &time)]);
     let large = connections(|row| row.large_mib_s);
-    charts.add("Messages of 64 KiB", "connections", "MiB/s", false, &[Line("", &large)]);
+    charts.add("64 KiB messages", "connections", "MiB/s", false, &[Line("", &large)]);
     add_model(&mut charts);
 
     let memory = points(|report| &report.memory, |row| row.threads.into(), |row| row.mib_s);
-    charts.add("Copies of memory", "threads", "MiB/s", false, &[Line("", &memory)]);
+    charts.add("Memory copies", "threads", "MiB/s", false, &[Line("", &memory)]);
     add_disk(&mut charts);
     charts.charts
 }
@@ -231,8 +231,8 @@ fn add_disk(charts: &mut Charts<'_>) {
     let figures: [Figure; 4] = [
         ("Storage: bandwidth", "MiB/s", |row| row.mib_s),
         ("Storage: operations", "thousand/s", |row| row.iops / 1e3),
-        ("Storage: median time of a block", "µs", |row| row.p50_us),
-        ("Storage: 99 of 100 blocks are faster", "µs", |row| row.p99_us),
+        ("Storage: median time per block", "µs", |row| row.p50_us),
+        ("Storage: 99th percentile time per block", "µs", |row| row.p99_us),
     ];
     for (title, unit, which) in figures {
         let points = kinds.iter().map(|kind| {
@@ -246,7 +246,7 @@ fn add_disk(charts: &mut Charts<'_>) {
         });
         let points: Vec<_> = points.collect();
         let lines: Vec<Line<'_>> = points.iter().map(|(name, points)| Line(name, points)).collect();
-        charts.add(title, "blocks on their way", unit, true, &lines);
+        charts.add(title, "blocks in flight", unit, true, &lines);
     }
 }
 

@@ -299,8 +299,8 @@ fn connect_tcp(address: SocketAddr, ticket: &[u8; TICKET_BYTES]) -> Outcome {
     let read = stream.set_read_timeout(Some(CONNECT_MAX)).and_then(|()| stream.read_exact(&mut told));
     match read {
         Ok(()) if told == *ticket => Outcome::Connected,
-        Ok(()) => Outcome::Other("another program answers there".to_owned()),
-        Err(error) => Outcome::Other(format!("connected, but nothing comes through: {error}")),
+        Ok(()) => Outcome::Other("another program answered".to_owned()),
+        Err(error) => Outcome::Other(format!("connected, but received no data: {error}")),
     }
 }
 

@@ -393,9 +393,9 @@ impl Report {
     /// A sentence, if `text` is not a report, or is a report of another format.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let report: Self =
-            serde_json::from_str(text).map_err(|error| format!("is not a report of rdperf --json: {error}"))?;
+            serde_json::from_str(text).map_err(|error| format!("is not a report from rdperf --json: {error}"))?;
         if report.rdperf != FORMAT {
-            return Err(format!("is a report of format {}, but this release reads format {FORMAT}", report.rdperf));
+            return Err(format!("has report format {}, but this release reads format {FORMAT}", report.rdperf));
         }
         Ok(report)
     }
@@ -416,7 +416,7 @@ impl Report {
             table(&mut text, LATENCY_HEADING, &LATENCY, &[ping.latency]);
             let _ = writeln!(
                 text,
-                "{} of {} messages came back as they were sent",
+                "{} of {} messages came back unchanged",
                 ping.latency.iterations - ping.damaged.min(ping.latency.iterations),
                 ping.latency.iterations
             );

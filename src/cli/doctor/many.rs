@@ -60,7 +60,7 @@ pub(super) fn examine(
     }
     if surveyed.untried > 0 {
         super::super::say(&format!(
-            "rddoctor: ports of {} hosts were not tried: others took too long",
+            "rddoctor: ports of {} hosts were not tested: other hosts took too long",
             surveyed.untried
         ));
     }
@@ -85,8 +85,8 @@ pub(super) fn examine(
 /// Returns a line that says how far the survey has come.
 fn step_line(step: Step) -> String {
     match step {
-        Step::Hosts { done, all } => format!("{done} of {all} hosts have answered"),
-        Step::Ports { done, all } => format!("ports of {done} of {all} hosts tried"),
+        Step::Hosts { done, all } => format!("{done} of {all} hosts contacted"),
+        Step::Ports { done, all } => format!("ports of {done} of {all} hosts tested"),
         Step::Rounds { done, all, left } => format!("round {} of {all}, {} s left", done + 1, left.as_secs().max(1)),
     }
 }
@@ -160,7 +160,7 @@ fn some_of_each(painter: Painter, lines: Vec<(&Line, String, String)>) -> String
         }
     }
     for (code, count) in shown.into_iter().filter(|(_, count)| *count > ALIKE_MAX) {
-        let _ = writeln!(out, "        … and {} more {code}; --json has all", count - ALIKE_MAX);
+        let _ = writeln!(out, "        … and {} more {code}; --json lists all", count - ALIKE_MAX);
     }
     out
 }

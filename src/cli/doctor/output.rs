@@ -231,8 +231,8 @@ pub(super) fn script(sections: &[Section]) -> String {
         }
     }
     let mut out = format!(
-        "#!/bin/sh\n# Fixes for what rddoctor {} found. Read it, then run it as root on each host named here:\n\
-         # every host runs its own part. Nothing outside of these lines is changed.\nset -eu\n",
+        "#!/bin/sh\n# Fixes for the problems that rddoctor {} found. Read this script, then run it as root\n\
+         # on each host named below: each host runs only its own part. Nothing else is changed.\nset -eu\n",
         env!("CARGO_PKG_VERSION")
     );
     if nodes.is_empty() {

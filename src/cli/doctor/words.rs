@@ -70,16 +70,18 @@ pub(super) fn no_way(found: String, code: &'static str, host: &OsStr) -> Words {
     let host = escaped(host);
     let (why, fix) = match code {
         "agent-missing" => (
-            "HOST's own state and the way there cannot be examined without it, and rdcp cannot copy",
+            "without it, neither HOST nor the path to it can be examined, and rdcp cannot copy",
             format!("install rdma-pipe on {host}"),
         ),
         "agent-of-another-version" => {
-            ("the two programs do not understand each other", format!("install the same release on {host}"))
+            ("the two programs are not compatible", format!("install the same release on {host}"))
         }
-        "agent-lost" => ("the agent or the way to it ended in the middle", format!("run rddoctor {host} again")),
+        "agent-lost" => {
+            ("the agent exited early, or the connection to it was lost", format!("run rddoctor {host} again"))
+        }
         _ => (
-            "rddoctor and rdcp reach another host through ssh; the data's own way is found afterwards",
-            format!("make `ssh {host} true` work without a question; -P, -i, -J, -F and -o are handed to ssh"),
+            "rddoctor and rdcp reach other hosts through ssh; the route for the data is chosen afterwards",
+            format!("make `ssh {host} true` work without a prompt; -P, -i, -J, -F and -o are passed to ssh"),
         ),
     };
     advise(code, found, why, fix)
@@ -90,8 +92,8 @@ pub(super) fn no_drill(found: String, host: &OsStr) -> Words {
     advise(
         "drill-not-done",
         found,
-        "nothing is known of what it would have shown",
-        format!("rddoctor {} says what is in the way", escaped(host)),
+        "it is unknown whether faults are detected and survived",
+        format!("run rddoctor {} to see what is wrong", escaped(host)),
     )
 }
 
@@ -193,13 +195,13 @@ fn missed(not: &[(String, Outcome)]) -> String {
 fn in_the_way(not: &[(String, Outcome)]) -> &'static str {
     let all = |is: fn(&Outcome) -> bool| not.iter().all(|(_, outcome)| is(outcome));
     if all(|outcome| matches!(outcome, Outcome::Silent)) {
-        "a firewall drops what comes"
+        "a firewall drops the packets"
     } else if all(|outcome| matches!(outcome, Outcome::Refused)) {
-        "the port was open, so that a firewall refuses what comes"
+        "the port was open, so a firewall refuses connections"
     } else if all(|outcome| matches!(outcome, Outcome::Unreachable(_))) {
-        "there is no route, or a firewall says so"
+        "there is no route, or a firewall rejects the packets"
     } else {
-        "a firewall, or a route that is missing"
+        "a firewall or a missing route"
     }
 }
 
@@ -237,7 +239,7 @@ fn host_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
                 ),
             )
         }
-        What::NoDevice => well("no-device", "no RDMA device; data goes by TCP"),
+        What::NoDevice => well("no-device", "no RDMA device; data goes over TCP"),
         What::Interfaces(all) => {
             let one = |(name, mbps, mtu): &(String, u32, u32)| {
                 let mtu = if *mtu > 0 { format!("MTU {mtu}") } else { String::new() };
@@ -248,7 +250,7 @@ fn host_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         What::NoInterface => advise(
             "no-interface",
             "no network interface is up",
-            "nothing can be reached from here",
+            "no other host can be reached",
             "ip link set dev INTERFACE up, and give it an address; `ip link` lists the interfaces",
         ),
         What::Libraries { release } if release.is_empty() => well("libraries", "rdma-core is installed"),
@@ -259,66 +261,66 @@ fn host_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         What::LibrariesMissing { missing } => Words {
             code: "libraries-missing",
             found: format!("{} not found", missing.join(" and ")),
-            why: "the RDMA device cannot be used without rdma-core, and data goes by TCP".to_owned(),
+            why: "without rdma-core, the RDMA device cannot be used, and data goes over TCP".to_owned(),
             fix: Some(install(facts, "libibverbs1 librdmacm1 ibverbs-providers", "libibverbs librdmacm rdma-core")),
         },
         What::ProviderMissing { provider } => Words {
             code: "provider-missing",
-            found: format!("libibverbs has no driver {provider}"),
-            why: "the device is invisible to programs, and data goes by TCP".to_owned(),
+            found: format!("libibverbs has no {provider} driver"),
+            why: "programs do not see the device, and data goes over TCP".to_owned(),
             fix: Some(install(facts, "ibverbs-providers", "libibverbs rdma-core")),
         },
         What::Modules => well("modules", "ib_uverbs and rdma_ucm are loaded"),
         What::ModuleMissing { module } => run(
             "module-missing",
             format!("{module} is not loaded"),
-            "programs reach the RDMA device through it",
+            "programs need it to use the RDMA device",
             load(module),
         ),
         What::AdapterWithoutModule { interface, driver, module } => run(
             "adapter-without-module",
             format!("{interface} ({driver}) can do RDMA, but {module} is not loaded"),
-            "data goes by TCP, which costs processor time and rate",
+            "data goes over TCP, which is slower and takes more processor time",
             load(module),
         ),
-        What::Nodes { count } => well("nodes", format!("{count} device files, all can be opened")),
+        What::Nodes { count } => well("nodes", format!("{count} device files, all accessible")),
         What::NodeMissing { path, is_container: true } => advise(
             "node-missing",
-            format!("{path} is not there"),
-            "the container was not given the device",
+            format!("{path} does not exist"),
+            "the container was started without the device",
             container(path),
         ),
         What::NodeMissing { path, .. } => run(
             "node-missing",
-            format!("{path} is not there"),
-            "programs reach the RDMA device through it",
+            format!("{path} does not exist"),
+            "programs need it to use the RDMA device",
             "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc && udevadm settle",
         ),
         What::NodeDenied { path, is_container: true } => advise(
             "node-denied",
-            format!("{path} may not be opened"),
-            "the container has no right to the device",
+            format!("no permission to open {path}"),
+            "the container is not allowed to use the device",
             container(path),
         ),
         What::NodeDenied { path, .. } => run(
             "node-denied",
-            format!("{path} may not be opened by this user"),
-            "RDMA works for root alone",
+            format!("this user has no permission to open {path}"),
+            "only root can use RDMA",
             format!(
                 "chmod 0666 {path} && printf 'KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"\\n' >/etc/udev/rules.d/90-rdma.rules"
             ),
         ),
         What::NodeBroken { path, errno } => advise(
             "node-broken",
-            format!("{path} cannot be opened: {}", os_number(*errno)),
+            format!("cannot open {path}: {}", os_number(*errno)),
             "RDMA cannot be used",
-            "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
+            "check the kernel log: dmesg | grep -i -e infiniband -e mlx",
         ),
         What::VerbsFailed { reason } => advise(
             "verbs-failed",
             format!("RDMA cannot be used: {reason}"),
-            "there is a device with an address, but verbs do not work on it",
-            "ibv_devinfo -v shows what the library sees, dmesg what the driver says",
+            "there is a device with an address, but verbs fail on it",
+            "ibv_devinfo -v shows what the library detects, dmesg what the driver reports",
         ),
         What::Cpu { governors, most_khz } => well(
             "cpu",
@@ -330,17 +332,23 @@ fn host_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
                 ", ",
             ),
         ),
-        What::CpuUnknown => well("cpu-unknown", "the system sets the frequency by itself"),
+        What::CpuUnknown => well("cpu-unknown", "the system manages the frequency itself"),
         What::GovernorSaves { governors, driver } => run(
             "governor-saves",
-            joined([format!("governor {}", governors.join(", ")), on(driver).replacen("on ", "of ", 1)], " "),
-            "processors that have to wake up first cost latency, and rate on fast links",
+            joined(
+                [
+                    format!("governor {}", governors.join(", ")),
+                    if driver.is_empty() { String::new() } else { format!("(driver {driver})") },
+                ],
+                " ",
+            ),
+            "processors in power-saving states add latency, and limit the rate of fast links",
             "echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor >/dev/null",
         ),
         What::CpuCapped { allowed_khz, most_khz } => run(
             "cpu-capped",
-            format!("held at {:.1} of {:.1} GHz", *allowed_khz as f64 / 1e6, *most_khz as f64 / 1e6),
-            "sealing and copying data is as slow as the processors",
+            format!("limited to {:.1} of {:.1} GHz", *allowed_khz as f64 / 1e6, *most_khz as f64 / 1e6),
+            "encrypting and copying data is only as fast as the processors",
             "for d in /sys/devices/system/cpu/cpu*/cpufreq; do cat \"$d/cpuinfo_max_freq\" >\"$d/scaling_max_freq\"; done",
         ),
         _ => return None,
@@ -369,23 +377,23 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
         What::GuidZero { is_virtual_function: true } => advise(
             "guid-zero",
             "the virtual function has no GUID",
-            "InfiniBand addresses are made of it, and two without one cannot be told apart",
-            "on the host of the adapter: ip link set dev INTERFACE vf N node_guid GUID, with a GUID of its own",
+            "InfiniBand addresses are derived from it, and devices without one cannot be told apart",
+            "on the adapter's host: ip link set dev INTERFACE vf N node_guid GUID, with a unique GUID",
         ),
         What::GuidZero { .. } => advise(
             "guid-zero",
             "the device has no GUID",
-            "InfiniBand addresses are made of it, and two without one cannot be told apart",
-            format!("its firmware has lost it: mstflint -d {device} query shows what is there"),
+            "InfiniBand addresses are derived from it, and devices without one cannot be told apart",
+            format!("the firmware has lost it: mstflint -d {device} query shows what is stored"),
         ),
         What::GuidTwice { guid, other } => advise(
             "guid-twice",
-            format!("GUID {guid} is that of {other}, too"),
-            "the fabric sends what is for one to the other",
-            format!("give one of them a GUID of its own: mstflint -d {device} -guid GUID sg"),
+            format!("{other} has the same GUID {guid}"),
+            "the fabric delivers packets for one to the other",
+            format!("give one of them a unique GUID: mstflint -d {device} -guid GUID sg"),
         ),
         What::Port { link_layer, rate: mbps, interface, guid, is_roce } => {
-            let tools = "ibnodes and other subnet tools fail on it by design";
+            let tools = "ibnodes and other subnet tools do not work on it, by design";
             well(
                 "port",
                 joined(
@@ -401,12 +409,12 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
         What::PortWaits { state } => run(
             "port-waits",
             format!("the link is up, but the port is {state}"),
-            "no subnet manager has given it an address; a fabric needs one",
+            "no subnet manager has configured it; an InfiniBand fabric needs one",
             "systemctl enable --now opensm # on one host of the fabric, if no switch runs one",
         ),
         What::PortDown { physical, interface, is_ethernet } => {
             let found = joined(["down".to_owned(), on(interface), format!("({physical})")], " ");
-            let why = "RDMA goes through no other port of this host";
+            let why = "no other RDMA port of this host is up";
             if *is_ethernet && !interface.is_empty() && physical == "Disabled" {
                 run("port-down", found, why, format!("ip link set dev {interface} up"))
             } else {
@@ -414,7 +422,7 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
                     "port-down",
                     found,
                     why,
-                    "check cable, transceiver and switch port, and that the interface is up",
+                    "check the cable, transceiver and switch port, and that the interface is up",
                 )
             }
         }
@@ -422,11 +430,12 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
         What::PortNarrow { rate: mbps } => advise(
             "port-narrow",
             format!("the link came up with one lane ({})", rate(u64::from(*mbps))),
-            "three of four lanes do not carry data",
-            "reseat or replace the cable; iblinkinfo shows both ends of it",
+            "three of its four lanes carry no data",
+            "reseat or replace the cable; iblinkinfo shows both ends",
         ),
         What::Mtu { bytes, most, interface, interface_mtu } => {
-            let below = if *interface_mtu > 0 { format!("({interface} has {interface_mtu})") } else { String::new() };
+            let below =
+                if *interface_mtu > 0 { format!("({interface} has MTU {interface_mtu})") } else { String::new() };
             let of = if bytes < most { format!("{bytes} of {most} bytes") } else { format!("{bytes} bytes") };
             well("mtu", joined([of, below], " "))
         }
@@ -435,31 +444,33 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
             if *needed > *interface_mtu && !interface.is_empty() {
                 run(
                     "mtu-small",
-                    format!("{found}, since {interface} has MTU {interface_mtu}"),
-                    "more packets for the same data; switches and the other host must have it as well",
+                    format!("{found}, because {interface} has MTU {interface_mtu}"),
+                    "the same data takes more packets; switches and the other host need the larger MTU too",
                     format!("ip link set dev {interface} mtu {needed}"),
                 )
             } else if *interface_mtu > 0 && *needed > 0 {
                 run(
                     "mtu-small",
                     format!("{found}, although {interface} has MTU {interface_mtu}"),
-                    "the device took the MTU that it was started with",
+                    "the device still uses the MTU from when it was started",
                     format!("ip link set dev {interface} down && ip link set dev {interface} up"),
                 )
             } else {
                 advise(
                     "mtu-small",
                     found,
-                    "more packets for the same data",
-                    "let the subnet manager have 4096: in its partitions.conf, Default=0x7fff, ipoib, mtu=5",
+                    "the same data takes more packets",
+                    "set 4096 in the subnet manager's partitions.conf: Default=0x7fff, ipoib, mtu=5",
                 )
             }
         }
-        What::Gids { routable, all } => well("gids", format!("{all} in use, {routable} of RoCE v2 with an IP address")),
+        What::Gids { routable, all } => {
+            well("gids", format!("{all} in use, {routable} of them RoCE v2 with an IP address"))
+        }
         What::GidsMissing { interface } => run(
             "gids-missing",
-            format!("none of RoCE v2, although {interface} has an address"),
-            "only RoCE v2 goes through routers, and peers expect it",
+            format!("none for RoCE v2, although {interface} has an address"),
+            "only RoCE v2 is routable, and peers expect it",
             format!("cma_roce_mode -d {device} -m 2"),
         ),
         What::Addresses { interface, addresses } => {
@@ -482,14 +493,14 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
         }
         What::InterfaceMissing => run(
             "interface-missing",
-            "there is no network interface on it",
-            "RDMA connections are made to IP addresses; without an interface there is none",
+            "the port has no network interface",
+            "RDMA connections are made to IP addresses; without an interface the port has none",
             load("ib_ipoib"),
         ),
         What::SubnetTwice { one, other, address } => run(
             "subnet-twice",
-            format!("{other} ({address}) is in the subnet of {one}"),
-            "what is for one may be answered or sent by the other",
+            format!("{other} ({address}) is in the same subnet as {one}"),
+            "packets for one may be answered or sent by the other",
             "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 # or give each a subnet of its own",
         ),
         What::Pcie { speed, width, mbps } => well("pcie", pcie(*speed, *width, *mbps)),
@@ -501,7 +512,7 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
             };
             advise(
                 "pcie-slow",
-                format!("{}; the card can {}", pcie(*speed, *width, *mbps), gts(*speed_max, *width_max)),
+                format!("{}; the card supports {}", pcie(*speed, *width, *mbps), gts(*speed_max, *width_max)),
                 bound,
                 format!(
                     "move the card to a slot with {width_max} lanes, or reseat it; lspci -vv -s {address} shows LnkCap and LnkSta"
@@ -509,7 +520,7 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
             )
         }
         What::Numa { node, nodes } => well("numa", format!("attached to node {node} of {nodes}")),
-        What::IommuPassed => well("iommu-passed", "does not translate its accesses"),
+        What::IommuPassed => well("iommu-passed", "does not translate the device's accesses"),
         What::IommuTranslates { mode } => {
             let command = if examined
                 .facts
@@ -525,8 +536,8 @@ fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Wor
             };
             run(
                 "iommu-translates",
-                format!("translates each of its accesses ({mode})"),
-                "registering memory takes longer, and misses of its cache cost rate",
+                format!("translates every access of the device ({mode})"),
+                "registering memory takes longer, and misses in the IOMMU's cache reduce throughput",
                 command,
             )
         }
@@ -563,50 +574,51 @@ fn limit_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         format!("{}{session}{hard}", kilobytes(soft))
     };
     Some(match what {
-        What::MemlockUnlimited { is_root: true } => well("memlock-unlimited", "this user is not held to a limit"),
+        What::MemlockUnlimited { is_root: true } => well("memlock-unlimited", "no limit for this user"),
         What::MemlockUnlimited { .. } => well("memlock-unlimited", "unlimited"),
         What::Memlock { soft, is_needed: true } => well("memlock", kilobytes(*soft)),
         What::Memlock { soft, .. } => well("memlock", format!("{}; only RDMA needs more", kilobytes(*soft))),
-        What::MemlockUnknown => well("memlock-unknown", "the system does not tell the limit"),
+        What::MemlockUnknown => well("memlock-unknown", "the system does not report the limit"),
         What::MemlockSmall { soft, hard, wanted, is_ssh } => Words {
             code: "memlock-small",
-            found: format!("{}; {} are wanted", limits(*soft, *hard, *is_ssh), kilobytes(*wanted)),
+            found: format!("{}; {} recommended", limits(*soft, *hard, *is_ssh), kilobytes(*wanted)),
             why: if *soft < 16_500 << 10 {
-                "below 16500 kB the pool for RDMA gets so small that it costs rate".to_owned()
+                "below 16500 kB, the buffer pool for RDMA is so small that throughput drops".to_owned()
             } else {
-                "the pool for RDMA gets smaller than it should be".to_owned()
+                "the buffer pool for RDMA is smaller than it should be".to_owned()
             },
             fix: Some(memlock(*is_ssh)),
         },
         What::MemlockNone { soft, hard, is_ssh } => Words {
             code: "memlock-none",
             found: limits(*soft, *hard, *is_ssh),
-            why: "too little for RDMA, which locks its memory (16500 kB at least): data goes by TCP".to_owned(),
+            why: "too little for RDMA, which locks its memory (at least 5120 kB, better 16500 kB); data goes over TCP"
+                .to_owned(),
             fix: Some(memlock(*is_ssh)),
         },
         What::Registered { bytes, micros } => well("registered", format!("{} in {}", mebibytes(*bytes), time(*micros))),
         What::RegisteredLess { bytes, wanted, reason } => Words {
             code: "registered-less",
             found: format!("{} of {}: {reason}", mebibytes(*bytes), mebibytes(*wanted)),
-            why: "the pool for RDMA gets as small as that".to_owned(),
+            why: "the buffer pool for RDMA shrinks to that size".to_owned(),
             fix: Some(memlock(!examined.facts.ssh.is_empty())),
         },
         What::NotRegistered { wanted, reason } if reason.contains("locked memory") => Words {
             code: "not-registered",
             found: format!("none of {}: {reason}", mebibytes(*wanted)),
-            why: "RDMA cannot be used, and data goes by TCP".to_owned(),
+            why: "RDMA cannot be used, and data goes over TCP".to_owned(),
             fix: Some(memlock(!examined.facts.ssh.is_empty())),
         },
         What::NotRegistered { wanted, reason } => advise(
             "not-registered",
             format!("none of {}: {reason}", mebibytes(*wanted)),
-            "RDMA cannot be used, and data goes by TCP",
-            "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
+            "RDMA cannot be used, and data goes over TCP",
+            "check the kernel log: dmesg | grep -i -e infiniband -e mlx",
         ),
         What::Mlx4Small { bytes, memory_kib } => run(
             "mlx4-small",
             format!("mlx4 can register {} of {}", gib(bytes >> 10), gib(*memory_kib)),
-            "programs that register much memory fail",
+            "programs that register a lot of memory fail",
             "echo 'options mlx4_core log_num_mtt=24' >/etc/modprobe.d/mlx4_core.conf # then restart",
         ),
         What::HugePages { total, free, size_kib, transparent } => {
@@ -616,8 +628,8 @@ fn limit_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
                 format!("{free} of {total} free, {} each", mebibytes(size_kib << 10))
             };
             let transparent =
-                if transparent.is_empty() { String::new() } else { format!("transparent ones: {transparent}") };
-            well("huge-pages", joined([reserved, transparent, "none are needed".to_owned()], ", "))
+                if transparent.is_empty() { String::new() } else { format!("transparent: {transparent}") };
+            well("huge-pages", joined([reserved, transparent, "none needed".to_owned()], ", "))
         }
         _ => return None,
     })
@@ -628,7 +640,7 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
     let named = if examined.ports.is_some() {
         String::new()
     } else {
-        format!("; then name them: --port-range {}-{}", PORTS.start(), PORTS.end())
+        format!("; after the fix, use --port-range {}-{}", PORTS.start(), PORTS.end())
     };
     let slow = |name: &str, mbps: u32| joined([name.to_owned(), rate(u64::from(mbps))], " ");
     Some(match what {
@@ -638,42 +650,42 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         What::AgentSlow { micros } => advise(
             "agent-slow",
             format!("the agent answered after {}", time(*micros)),
-            "every copy takes that long before it begins",
-            "ssh -v shows what it waits for: often UseDNS or GSSAPIAuthentication, which `no` in sshd_config turns off",
+            "every copy takes that long to start",
+            "ssh -v shows what it waits for: often UseDNS or GSSAPIAuthentication; set them to `no` in sshd_config",
         ),
         What::Versions { here, there } => advise(
             "versions",
             format!("rdma-pipe {here} here, {there} there"),
-            "what only one of them knows cannot be used",
+            "features that only one of them has cannot be used",
             "install the same release on both hosts",
         ),
         What::AddressTwice { address, here, there } => advise(
             "address-twice",
-            format!("{address} is that of {here} here and of {there} there"),
-            "what is sent to it arrives at either of the two, or nowhere",
-            format!("give one of the two another: ip address del {address}/BITS dev INTERFACE, ip address add"),
+            format!("both {here} here and {there} there have {address}"),
+            "packets to it reach either of the two hosts, or neither",
+            format!("give one of the two another address: ip address del {address}/BITS dev INTERFACE, ip address add"),
         ),
         What::SubnetMissing { here, there } => advise(
             "subnet-missing",
             format!("RDMA addresses here: {}; there: {}", here.join(", "), there.join(", ")),
-            "no two are in one subnet, so that data needs a router, and InfiniBand cannot have one",
-            "give both ends of the fast network addresses of one subnet: ip address add ADDRESS/BITS dev INTERFACE",
+            "no two are in the same subnet, so data needs a router, which InfiniBand cannot have",
+            "give both ends of the fast network addresses in one subnet: ip address add ADDRESS/BITS dev INTERFACE",
         ),
-        What::RdmaOneSided { without } => well("rdma-one-sided", format!("{without} has no RDMA; data goes by TCP")),
+        What::RdmaOneSided { without } => well("rdma-one-sided", format!("{without} has no RDMA; data goes over TCP")),
         What::Route { ssh, data } if ssh.0 == data.0 => {
-            well("route", format!("ssh and the data go by {}", slow(&ssh.0, ssh.1)))
+            well("route", format!("ssh and the data use {}", slow(&ssh.0, ssh.1)))
         }
         What::Route { ssh, data } => {
-            well("route", format!("ssh goes by {}, the data by {}", slow(&ssh.0, ssh.1), slow(&data.0, data.1)))
+            well("route", format!("ssh uses {}, the data {}", slow(&ssh.0, ssh.1), slow(&data.0, data.1)))
         }
         What::MtuDiffers { here, there } => {
             let less = here.1.min(there.1);
             let small = if here.1 == less { &here.0 } else { &there.0 };
             advise(
                 "mtu-differs",
-                format!("{} here has {}, {} there {}", here.0, here.1, there.0, there.1),
-                "large packets are lost on the way without a word, and connections stall",
-                format!("ip link set dev {small} mtu {} where it is {less}", here.1.max(there.1)),
+                format!("{} here has MTU {}, {} there has {}", here.0, here.1, there.0, there.1),
+                "large packets are dropped silently, and connections stall",
+                format!("ip link set dev {small} mtu {} on the host where it is {less}", here.1.max(there.1)),
             )
         }
         What::Reached { address, micros, addresses } => {
@@ -682,20 +694,23 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         }
         What::ReachedSome { address, micros, not } => advise(
             "reached-some",
-            format!("{address} over TCP in {}, but not {}", time(*micros), missed(not)),
-            format!("the data may go by a slower network than there is: {}", in_the_way(not)),
-            "look at the firewalls and addresses on that network; `ip route get ADDRESS` shows the way that is taken",
+            format!("{address} over TCP in {}; not reached: {}", time(*micros), missed(not)),
+            format!("the data may take a slower network than necessary: {}", in_the_way(not)),
+            "check the firewalls and addresses on that network; `ip route get ADDRESS` shows the route",
         ),
         What::ReachedBack { not, firewall } => Words {
             code: "reached-back",
-            found: format!("there from here: {}; here from there it works", missed(not)),
-            why: format!("{}; copies work, since the other end connects then, but later{named}", in_the_way(not)),
+            found: format!("from here to there: {}; the other direction works", missed(not)),
+            why: format!(
+                "{}; copies work, because the other end connects instead, but start later{named}",
+                in_the_way(not)
+            ),
             fix: Some(let_in(firewall, &ports, "tcp")),
         },
         What::NotReached { not, firewall } => Words {
             code: "not-reached",
             found: missed(not),
-            why: format!("{}, in both directions: data goes through ssh, slowly{named}", in_the_way(not)),
+            why: format!("{}, in both directions; data goes through ssh, slowly{named}", in_the_way(not)),
             fix: Some(let_in(firewall, &ports, "tcp")),
         },
         What::RdmaReached { address, micros } => {
@@ -704,16 +719,16 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         What::RdmaNotReached { not, is_roce, firewall } => {
             let silent = not.iter().all(|(_, outcome)| matches!(outcome, Outcome::Silent | Outcome::Unreachable(_)));
             let why = if silent {
-                "both hosts have RDMA, but what one sends does not arrive: data goes by TCP"
+                "both hosts have RDMA, but packets do not arrive; data goes over TCP"
             } else {
-                "both hosts have RDMA, but they cannot connect by it: data goes by TCP"
+                "both hosts have RDMA, but they cannot connect with it; data goes over TCP"
             };
             let fix = if *is_roce {
                 // RoCE v2 always uses this UDP port, whatever port rdma_cm reports.
                 let_in(firewall, &(4791..=4791), "udp")
             } else {
                 Fix::Do(
-                    "try `rping -s` there and `rping -c -a ADDRESS` here; on iWARP a firewall must let TCP ports in"
+                    "try `rping -s` there and `rping -c -a ADDRESS` here; for iWARP, firewalls must allow its TCP ports"
                         .to_owned(),
                 )
             };
@@ -721,27 +736,27 @@ fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
         }
         What::ProbeFailed { reason } => advise(
             "probe-failed",
-            format!("no port could be opened to try it: {reason}"),
-            "what could not be tried may not work",
-            "name ports that are free: --port-range FIRST-LAST",
+            format!("cannot open a port for the test: {reason}"),
+            "connections were not tested and may fail",
+            "choose free ports: --port-range FIRST-LAST",
         ),
         What::Bandwidth { speed, ceiling } => well("bandwidth", bandwidth(speed, *ceiling)),
         What::BandwidthLow { speed, ceiling } => {
             let advice = match speed.limiter.as_str() {
-                "cpu" => "processors are the limit: --encrypt never, faster governors, or RDMA",
+                "cpu" => "the processors are the limit; use --encrypt never, a faster governor, or RDMA",
                 "wire" | "credits" => {
-                    "look for loss and congestion: ethtool -S INTERFACE, and flow control (PFC) on a RoCE network"
+                    "look for losses and congestion: ethtool -S INTERFACE, and flow control (PFC) on a RoCE network"
                 }
-                _ => "run rddoctor with a longer --seconds; other traffic or processes may have been in the way",
+                _ => "run rddoctor with a longer --seconds; other traffic or processes may have interfered",
             };
-            advise("bandwidth-low", bandwidth(speed, *ceiling), "the link carries more than that", advice)
+            advise("bandwidth-low", bandwidth(speed, *ceiling), "the link can carry more", advice)
         }
         What::BandwidthFailed { reason } => advise(
             "bandwidth-failed",
             format!("could not be measured: {reason}"),
-            "a copy would fail in the same way",
-            "see the checks above; if `ping -M do -s SIZE HOST` comes through up to some SIZE only, large packets are lost: give all \
-             interfaces, switches and tunnels on the way the same MTU (`ip link set INTERFACE mtu 1500`)",
+            "a copy would fail the same way",
+            "see the checks above; if `ping -M do -s SIZE HOST` works only up to some SIZE, large packets are lost; \
+             set the same MTU on all interfaces, switches and tunnels of the path (`ip link set INTERFACE mtu 1500`)",
         ),
         _ => return None,
     })
@@ -751,7 +766,7 @@ fn bandwidth(speed: &Speed, ceiling: u64) -> String {
     let rate = rate_words(speed.bytes as f64 / speed.micros.max(1) as f64 * 1e6);
     let of = if ceiling > 0 {
         let share = speed.mbps() * 100 / ceiling.max(1);
-        format!("{share} % of the {} that the link carries", rate_words(ceiling as f64 * 1e6 / 8.0))
+        format!("{share} % of the link's {}", rate_words(ceiling as f64 * 1e6 / 8.0))
     } else {
         String::new()
     };

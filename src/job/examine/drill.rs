@@ -39,7 +39,7 @@ const COPY_MAX: Duration = Duration::from_secs(40);
 const COMMAND_MAX: Duration = Duration::from_secs(10);
 
 /// Report of a failed drill: part of a file is visible under its final name.
-const HALF: &str = "half a file stands under its name; ";
+const HALF: &str = "a partial file is left under the final name; ";
 
 /// A file that is always full.
 const FULL: &str = "/dev/full";
@@ -134,7 +134,7 @@ impl Went {
     /// Describes the copy as the next copy after a failed one.
     fn as_next(&self) -> String {
         if self.is_well() {
-            "the next copy arrived, and is equal".to_owned()
+            "the next copy succeeded and is identical".to_owned()
         } else {
             format!("the next copy: {}", self.said())
         }
@@ -145,7 +145,7 @@ impl Went {
         match &self.outcome {
             Ok(()) => "exit 0".to_owned(),
             Err(failure) => {
-                format!("exit {}: {}", failure.exit.code(), failure.message.as_deref().unwrap_or("without a word"))
+                format!("exit {}: {}", failure.exit.code(), failure.message.as_deref().unwrap_or("no message"))
             }
         }
     }
@@ -172,8 +172,9 @@ pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
     let name = format!("rddoctor-drill-{:016x}", rng().next_u64());
     let there_at = std::env::temp_dir().join(format!("{name}-there"));
     let there_at = there_at.to_str().filter(|path| is_plain(path)).map(str::to_owned);
-    let there_at =
-        there_at.ok_or_else(|| Failure::new(Exit::Usage, "TMPDIR has a path that is not plain: unset it"))?;
+    let there_at = there_at.ok_or_else(|| {
+        Failure::new(Exit::Usage, "TMPDIR must be an absolute path without special characters; unset it")
+    })?;
     let mut job = Job::new(Setup { relay: true, ..setup }, false)?;
     let there = job.host(host)?;
     job.greet()?;
@@ -183,8 +184,8 @@ pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
     let cannot = |what: &str, error: std::io::Error| {
         Failure::new(Exit::Source, format!("cannot {what} {}: {error}", escaped(here_at.as_os_str())))
     };
-    fs::DirBuilder::new().mode(0o700).create(&here_at).map_err(|error| cannot("make", error))?;
-    let written = fs::write(here_at.join("source"), &contents).map_err(|error| cannot("write below", error));
+    fs::DirBuilder::new().mode(0o700).create(&here_at).map_err(|error| cannot("create", error))?;
+    let written = fs::write(here_at.join("source"), &contents).map_err(|error| cannot("write in", error));
     let transfer = TransferOptions { bwlimit: Some(RATE_BYTES), reconnect: 10, ..TransferOptions::default() };
     let (here_at, stages) = (here_at.clone(), 0);
     let mut drill = Drill { job, there, host, transfer, here_at, there_at, stages, contents };
@@ -201,7 +202,7 @@ impl Drill<'_> {
     fn all(&mut self) -> Result<Vec<Finding>, Failure> {
         if !self.succeeds(&format!("umask 077 && mkdir {}", self.there_at))? {
             let place = format!("{}:{}", self.job.hosts[self.there].label(), self.there_at);
-            let line = format!("cannot make {place}; set TMPDIR to a directory that both hosts have");
+            let line = format!("cannot create {place}; set TMPDIR to a directory that exists on both hosts");
             return Err(Failure::new(Exit::Destination, line));
         }
         Ok(vec![self.cut()?, self.flip()?, self.full()?, self.kill()?])
@@ -212,11 +213,11 @@ impl Drill<'_> {
     }
 
     fn cut(&mut self) -> Result<Finding, Failure> {
-        self.damaged("lane", Damage::Cut, "a connection was cut in the middle of a copy")
+        self.damaged("lane", Damage::Cut, "a connection was cut during a copy")
     }
 
     fn flip(&mut self) -> Result<Finding, Failure> {
-        self.damaged("bit", Damage::Flip, "a bit was flipped in the middle of a copy")
+        self.damaged("bit", Damage::Flip, "a bit was flipped during a copy")
     }
 
     /// Checks that a copy damaged on its way arrives whole, and that an end has noticed the damage.
@@ -226,12 +227,12 @@ impl Drill<'_> {
         let is_done = self.job.tamper.take().is_some_and(|tamper| tamper.is_done);
         let is_equal = went.is_well() && self.is_equal(about)?;
         let noticed = match &went.noticed[..] {
-            [] => "nobody noticed".to_owned(),
+            [] => "neither end detected it".to_owned(),
             all => all.join(", "),
         };
         let copy = match (went.is_well(), is_equal) {
-            (true, true) => "the copy arrived, and is equal".to_owned(),
-            (true, false) => "the copy is NOT equal".to_owned(),
+            (true, true) => "the copy succeeded and is identical".to_owned(),
+            (true, false) => "the copy is NOT identical".to_owned(),
             (false, _) => went.said(),
         };
         let is_survived = is_done && is_equal && !went.noticed.is_empty();
@@ -243,10 +244,11 @@ impl Drill<'_> {
     fn full(&mut self) -> Result<Finding, Failure> {
         let small = self.small_disk()?;
         let (path, done) = match &small {
-            Some(path) => (format!("{path}/copy"), "a copy went to a file system of 1 MiB".to_owned()),
-            None => {
-                (FULL.to_owned(), format!("a copy went to {FULL}, as a file system of its own is not allowed there"))
-            }
+            Some(path) => (format!("{path}/copy"), "copied to a file system of 1 MiB".to_owned()),
+            None => (
+                FULL.to_owned(),
+                format!("copied to {FULL}, because mounting a small file system is not allowed there"),
+            ),
         };
         let went = self.copy(HERE, self.path("source"), self.there, path.clone().into_bytes())?;
         let failure = went.outcome.as_ref().err();
@@ -285,7 +287,7 @@ impl Drill<'_> {
         let next = self.send("agent")?;
         let is_survived = is_noticed && !is_there && next.is_well() && self.is_equal("agent")?;
         let seen = format!("{}; {}{}", went.said(), if is_there { HALF } else { "" }, next.as_next());
-        Ok(finding("agent", is_survived, "the agent was killed in the middle of a copy", seen))
+        Ok(finding("agent", is_survived, "the agent was killed during a copy", seen))
     }
 
     fn is_there(&mut self, path: &str) -> Result<bool, Failure> {
@@ -331,7 +333,7 @@ impl Drill<'_> {
                 if failure.is_some() {
                     break;
                 }
-                let late = format!("it had not ended after {} s", COPY_MAX.as_secs());
+                let late = format!("the copy was still running after {} s", COPY_MAX.as_secs());
                 failure = Some(Failure::new(Exit::LinkLost, late));
                 self.job.stop(hop, libc::SIGTERM as u8);
                 deadline = now + STOP_MAX;
@@ -408,7 +410,7 @@ impl Drill<'_> {
                 Some(update) => self.job.check(update)?,
                 None => {
                     let (label, within) = (self.job.hosts[self.there].label(), COMMAND_MAX.as_secs());
-                    let line = format!("{label}: `{command}` has not ended within {within} s");
+                    let line = format!("{label}: `{command}` did not finish within {within} s");
                     return Err(Failure::new(Exit::Connect, line));
                 }
             }

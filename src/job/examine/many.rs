@@ -154,7 +154,7 @@ impl Many {
         }
         for number in asked.into_iter().filter(|number| !answers.contains_key(number)) {
             let (label, within) = (self.job().hosts[number].label(), EXAMINE_MAX.as_secs());
-            self.fail(number, Failure::new(Exit::Connect, format!("{label} does not answer within {within} s")));
+            self.fail(number, Failure::new(Exit::Connect, format!("{label} did not answer within {within} s")));
         }
         Ok(answers)
     }
@@ -322,13 +322,13 @@ impl Many {
     fn outcome(&self, hop: usize, is_late: bool) -> Result<Speed, String> {
         let job = &self.examiner.job;
         if is_late && !job.is_settled(hop) {
-            return Err(format!("it had not ended {} s after it should have", PAIR_EXTRA.as_secs()));
+            return Err(format!("still running {} s after it should have ended", PAIR_EXTRA.as_secs()));
         }
         if let Some((host, fault)) = job.hops[hop].first_fault() {
             let failure = told(&job.hosts[host].name, fault);
-            return Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()));
+            return Err(failure.message.unwrap_or_else(|| "the measurement was stopped".to_owned()));
         }
-        let (hop, no_end) = (&job.hops[hop], || "no end has said how it went".to_owned());
+        let (hop, no_end) = (&job.hops[hop], || "neither end reported a result".to_owned());
         let figures = hop.told().map(Report::moved).ok_or_else(no_end)?;
         Ok(speed(&figures, hop.tunneled))
     }

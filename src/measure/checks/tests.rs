@@ -251,8 +251,8 @@ fn two_devices_of_one_guid_on_two_cards() {
 #[test]
 fn verbs_that_fail_for_no_other_reason() {
     let mut recorded = facts("connectx");
-    recorded.no_rdma = "no answer in 3 s".to_owned();
-    assert_eq!(bad(examine(&recorded))[0].what, What::VerbsFailed { reason: "no answer in 3 s".to_owned() });
+    recorded.no_rdma = "no answer within 3 s".to_owned();
+    assert_eq!(bad(examine(&recorded))[0].what, What::VerbsFailed { reason: "no answer within 3 s".to_owned() });
     let mut recorded = facts("container");
     recorded.no_rdma = "no RDMA device".to_owned();
     assert_eq!(bad(examine(&recorded)).len(), 2, "the reason is known");

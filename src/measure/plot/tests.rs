@@ -83,18 +83,18 @@ fn all_that_is_measured_is_drawn() {
         "Bandwidth",
         "average",
         "peak",
-        "Messages",
-        "Round trips of 32 bytes",
-        "Median of these round trips",
-        "Messages of 64 KiB",
-        "Copies of memory",
+        "Message rate",
+        "32-byte round trips",
+        "Median time of a 32-byte round trip",
+        "64 KiB messages",
+        "Memory copies",
         "Storage: bandwidth",
         "Storage: operations",
-        "Storage: median time of a block",
-        "Storage: 99 of 100 blocks are faster",
+        "Storage: median time per block",
+        "Storage: 99th percentile time per block",
         "read 4K, in order",
         "write 4K, in order",
-        "What a copy passes through, MiB/s (the sink limits)",
+        "Stages of a copy, MiB/s (limited by the sink)",
         "sink: h1:/srv",
         "321",
     ] {
@@ -102,7 +102,7 @@ fn all_that_is_measured_is_drawn() {
     }
     let latency = Latency { bytes: 64, p50_us: 12.5, max_us: 99.0, ..Latency::default() };
     let pinged = drawn(&Report { ping: Some(Ping { latency, damaged: 0 }), ..Report::new() });
-    for part in ["median", "12.5", "longest", "99", "Latency (half a round trip), µs (bytes of a message: 64)"] {
+    for part in ["median", "12.5", "longest", "99", "Latency (half a round trip), µs (message size in bytes: 64)"] {
         assert!(pinged.contains(&format!("\n{part}\n")), "{part} in {pinged}");
     }
 }

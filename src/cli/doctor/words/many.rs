@@ -40,31 +40,31 @@ fn others(count: usize) -> String {
 
 pub(super) fn counter_words(what: &What) -> Option<Words> {
     Some(match what {
-        What::NothingLost { again: 0, .. } => well("counters", "nothing was lost while it was measured"),
+        What::NothingLost { again: 0, .. } => well("counters", "no losses during the measurement"),
         What::NothingLost { sent, again } => {
-            let again = format!("TCP sent {again} of {sent} segments again");
-            well("counters", format!("no errors while it was measured; {again}"))
+            let again = format!("TCP retransmitted {again} of {sent} segments");
+            well("counters", format!("no errors during the measurement; {again}"))
         }
         What::HeldBack(counters) => {
-            well("held-back", format!("senders were held back, so that nothing was lost: {}", counts(counters)))
+            well("held-back", format!("flow or congestion control slowed the senders: {}", counts(counters)))
         }
         What::LinkErrors(counters) => advise(
             "link-errors",
             counts(counters),
-            "a cable, a transceiver or a port damages what it carries, or loses its link",
-            "clean, reseat or replace the cable and the transceivers at both its ends; then try another port of the switch",
+            "a cable, transceiver or port corrupts data or loses its link",
+            "clean, reseat or replace the cable and the transceivers at both ends; then try another switch port",
         ),
         What::PacketsLost(counters) => advise(
             "packets-lost",
             counts(counters),
-            "packets were lost or came late, and were sent again: RDMA is far slower with every loss",
-            "make the way lossless for it: PFC or ECN alike on both hosts' adapters and on all switches between them",
+            "packets were lost or late, and retransmitted; every loss makes RDMA far slower",
+            "make the path lossless: set up PFC or ECN alike on both hosts' adapters and all switches between them",
         ),
         What::SegmentsLost { sent, again } => advise(
             "segments-lost",
-            format!("TCP sent {again} of {sent} segments again"),
-            "the network, or a host's own queues, lose what comes faster than they carry",
-            "look for a port of less speed, or half duplex, on the way: ethtool INTERFACE; for its errors: ethtool -S INTERFACE",
+            format!("TCP retransmitted {again} of {sent} segments"),
+            "the network, or a host's own queues, drop packets that arrive too fast",
+            "look for a slow or half-duplex port on the path: ethtool INTERFACE; for its errors: ethtool -S INTERFACE",
         ),
         _ => return None,
     })
@@ -79,15 +79,15 @@ pub(super) fn drill_words(what: &What) -> Option<Words> {
         advise(
             "drill-failed",
             found,
-            "it was not noticed, or not survived, as it should have been",
+            "the fault was not detected, or not survived",
             "run it again; if it fails again, report it with the output of rddoctor --drill --json",
         )
     })
 }
 
 pub(super) fn pair_words(what: &What, about: &str) -> Option<Words> {
-    const CONNECT: &str = "open a port in the firewalls between them and name it with --port-range; rddoctor, run on one of them, \
-        names what is in the way";
+    const CONNECT: &str = "open a port in the firewalls between them and name it with --port-range; run rddoctor on \
+        one of them to see what blocks it";
     Some(match what {
         What::Rates { pairs, least, median, most, media } => {
             let media: Vec<&str> = media.iter().map(|name| medium(name)).collect();
@@ -96,9 +96,7 @@ pub(super) fn pair_words(what: &What, about: &str) -> Option<Words> {
         }
         What::RoundsLeftOut { rounds, all } => well(
             "rounds-left-out",
-            format!(
-                "{rounds} of {all} measured, for --within: every host with {rounds} others at most, and not with the rest"
-            ),
+            format!("{rounds} of {all} measured, limited by --within: each host with at most {rounds} others"),
         ),
         What::HostSlow { sends, receives, median, with } => {
             let way =
@@ -106,9 +104,9 @@ pub(super) fn pair_words(what: &What, about: &str) -> Option<Words> {
             let ways = joined([way("sends", sends), way("receives", receives)], ", ");
             advise(
                 "host-slow",
-                format!("{ways}, the median of all is {}: slow with {}", rate(*median), others(*with)),
-                "it is this host, its cable or its port of the switch that these pairs have in common",
-                format!("look there first: rddoctor {about}; what else runs on it; ethtool INTERFACE there"),
+                format!("{ways}; median of all pairs {}; slow with {}", rate(*median), others(*with)),
+                "what these pairs have in common is this host, its cable or its switch port",
+                format!("check this host first: rddoctor {about}; what else runs on it; ethtool INTERFACE there"),
             )
         }
         What::PairSlow { mbps, median, limiter } => {
@@ -120,45 +118,45 @@ pub(super) fn pair_words(what: &What, about: &str) -> Option<Words> {
             };
             advise(
                 "pair-slow",
-                format!("{}, the median of all is {}{limiter}", rate(*mbps), rate(*median)),
-                "both hosts are as fast as others with the rest: it is the way between these two",
-                "look at what these two alone have between them: a link of the switches, a route, a limit",
+                format!("{}{limiter}; median of all pairs {}", rate(*mbps), rate(*median)),
+                "both hosts are fast with the other hosts, so the path between these two is slow",
+                "check what only these two share: a link between switches, a route, a rate limit",
             )
         }
         What::HostTunneled { with } if about.is_empty() => advise(
             "hosts-not-reached",
-            format!("most of {with} hosts have no connection to each other"),
+            format!("most of {with} hosts cannot connect to each other"),
             "data between them goes through ssh and this host, slowly",
             CONNECT,
         ),
         What::HostTunneled { with } => advise(
             "host-not-reached",
-            format!("no connection with {}", others(*with)),
-            "a firewall, or a route that is missing: data goes through ssh and this host, slowly",
+            format!("no connection to {}", others(*with)),
+            "a firewall or a missing route; data goes through ssh and this host, slowly",
             CONNECT,
         ),
         What::PairTunneled => advise(
             "pair-not-reached",
             "no connection in either direction",
-            "a firewall, or a route that is missing: data goes through ssh and this host, slowly",
+            "a firewall or a missing route; data goes through ssh and this host, slowly",
             CONNECT,
         ),
         What::HostUnmeasured { with, reason } if about.is_empty() => advise(
             "hosts-unmeasured",
             format!("most of {with} hosts could not be measured: {reason}"),
-            "copies between them would fail in the same way",
+            "copies between them would fail the same way",
             "see the checks above",
         ),
         What::HostUnmeasured { with, reason } => advise(
             "host-unmeasured",
             format!("could not be measured with {}: {reason}", others(*with)),
-            "copies would fail in the same way",
-            format!("look there first: rddoctor {about}"),
+            "copies would fail the same way",
+            format!("check this host first: rddoctor {about}"),
         ),
         What::PairUnmeasured { reason } => advise(
             "pair-unmeasured",
             format!("could not be measured: {reason}"),
-            "a copy would fail in the same way",
+            "a copy would fail the same way",
             "see the checks above; or run rddoctor on one of the two with the other as HOST",
         ),
         _ => return None,

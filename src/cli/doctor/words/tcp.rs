@@ -12,31 +12,31 @@ pub(super) fn words(what: &What) -> Option<Words> {
             let mut controls = controls.clone();
             controls.dedup();
             let carry = match connections {
-                1 => "one connection carries the line".to_owned(),
-                several => format!("{several} connections carry the line, and are opened as needed"),
+                1 => "one connection fills the link".to_owned(),
+                several => format!("{several} connections fill the link, opened as needed"),
             };
-            well("tcp", joined([format!("{} away", time(*micros)), carry, controls.join(" and ")], ", "))
+            well("tcp", joined([format!("round trip {}", time(*micros)), carry, controls.join(" and ")], ", "))
         }
         What::TcpWindowSmall { window, micros, mbps, connections, receive, send } => run(
             "tcp-window-small",
             format!(
-                "a connection has {} under way at most: over {} it takes {connections} of them for {}",
+                "a connection has at most {} in flight; at a round trip of {} it takes {connections} of them for {}",
                 size(*window),
                 time(*micros),
                 rate(*mbps)
             ),
-            "copies take seconds to open so many, or do not reach the line; programs with one connection never do",
+            "copies take seconds to open that many, or do not fill the link; programs with one connection never do",
             format!("sysctl -w net.ipv4.tcp_rmem='{}' net.ipv4.tcp_wmem='{}' {KEEP}", triple(receive), triple(send)),
         ),
         What::Congestion { control, micros, lost, has_bbr, qdisc } => {
-            let seen = if *lost { ", and packets are lost on the way" } else { "" };
+            let seen = if *lost { ", and packets are lost" } else { "" };
             // bbr paces what is sent. fq does the pacing at less cost than the kernel's own timers.
             let fair = if qdisc == "fq" { "" } else { " net.core.default_qdisc=fq" };
             let load = if *has_bbr { "" } else { "modprobe tcp_bbr && " };
             run(
                 "congestion-control",
-                format!("{control} over {}{seen}", time(*micros)),
-                "it takes every loss for a full queue, and long to be as fast as before",
+                format!("{control} at a round trip of {}{seen}", time(*micros)),
+                "it treats every loss as congestion, and recovers slowly",
                 format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair} {KEEP}"),
             )
         }

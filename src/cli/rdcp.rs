@@ -240,7 +240,8 @@ impl HostOptions {
         let usage = |reason: String| Failure::new(Exit::Usage, reason);
         let options = [&self.port, &self.jump, &self.configuration].into_iter().flatten();
         if options.chain(&self.identity).chain(&self.option).next().is_some() {
-            let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces; leave them out, or add them to its command";
+            let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces; leave them out, or add them to \
+                its command";
             return Err(usage(line.to_owned()));
         }
         if launcher == "slurm" {
@@ -400,7 +401,8 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     if bytes > RULES_BYTES_MAX {
         let (bytes, limit) = (bytes.div_ceil(1024), RULES_BYTES_MAX >> 10);
         let line = format!(
-            "the patterns of --exclude, --include and their files take {bytes} KiB (limit: {limit} KiB); use fewer, with more wildcards"
+            "the patterns of --exclude, --include and their files take {bytes} KiB (limit: {limit} KiB); use fewer, \
+            with more wildcards"
         );
         return Err(Failure::new(Exit::Usage, line));
     }
@@ -520,7 +522,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         let [first, destination] = [first, &destination].map(Spec::typed);
         let home = escaped(home);
         return Err(usage(&format!(
-            "{home}: is a directory; use -r to copy directories; to copy to several hosts: rdcp {first} {home}: --to {destination}"
+            "{home}: is a directory; use -r to copy directories; to copy to several hosts: rdcp {first} {home}: --to \
+            {destination}"
         )));
     }
     targets::check_input(&arguments, &sources)?;

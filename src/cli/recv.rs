@@ -116,8 +116,8 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
 }
 
 /// Error message for data that is not text when standard output is a terminal.
-const BINARY: &str = "not writing binary data to a terminal: name a FILE or redirect standard output; to write it anyway, give - \
-    as FILE, as in rdrecv 0 - -";
+const BINARY: &str = "not writing binary data to a terminal: name a FILE or redirect standard output; to write it \
+    anyway, give - as FILE, as in rdrecv 0 - -";
 
 fn transfer(
     arguments: &RecvArguments,
@@ -168,8 +168,8 @@ fn transfer(
                 _ => {
                     let who = if strangers == 1 { "one".to_owned() } else { format!("{strangers} connections") };
                     format!(
-                        "no sender with this KEY connected to port {port} within {seconds} s: {who} had a different KEY, \
-                         or was damaged in transit"
+                        "no sender with this KEY connected to port {port} within {seconds} s: {who} had a different \
+                         KEY, or was damaged in transit"
                     )
                 }
             };

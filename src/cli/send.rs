@@ -124,8 +124,8 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     }
     if is_list(&host) && !host.as_bytes().starts_with(b"[") {
         let line = format!(
-            "{0} is a list of hosts, but each rdrecv needs its own sender; to send to several, use rdpipe, which starts both \
-             ends: rdpipe '{0}:> FILE' <FILE",
+            "{0} is a list of hosts, but each rdrecv needs its own sender; to send to several, use rdpipe, which \
+             starts both ends: rdpipe '{0}:> FILE' <FILE",
             escaped(&host)
         );
         return Err(Failure::new(Exit::Usage, line));

@@ -103,11 +103,13 @@ mod tests {
             ("h:7 limits --agent x", "--agent cannot be used with HOST:PORT limits; it is for HOST without PORT"),
             (
                 "h rails --via e0",
-                "--via cannot be used with HOST rails; it is for HOST without PORT, except rails, which measures every network",
+                "--via cannot be used with HOST rails; it is for HOST without PORT, except rails, which measures \
+                every network",
             ),
             (
                 "h:7 --relay",
-                "--relay cannot be used with HOST:PORT; it is for copies: a stream through ssh does not measure the network",
+                "--relay cannot be used with HOST:PORT; it is for copies: a stream through ssh does not measure the \
+                network",
             ),
             ("h qps --all", "--all cannot be used with HOST qps; it is for bw, lat, ping and rails"),
             ("serve --json", "--json cannot be used with serve; it is for tasks that measure"),

@@ -482,7 +482,8 @@ fn footer(html: &mut Html, record: &Record) {
         "footer",
         "",
         &format!(
-            "{} {version}. Times count from the start of the command. Sizes are in powers of 1024, rates in powers of 1000.",
+            "{} {version}. Times count from the start of the command. Sizes are in powers of 1024, rates in powers \
+            of 1000.",
             record.command
         ),
     );

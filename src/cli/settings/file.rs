@@ -108,8 +108,8 @@ fn check(path: &Path, file: &str, found: &std::fs::Metadata, is_directory: bool)
     if ![own, 0].contains(&found.uid()) {
         let uid = found.uid();
         return Err(format!(
-            "{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}, or ignore the file with \
-             RDMA_PIPE_CONFIG=none"
+            "{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}, or ignore the file \
+             with RDMA_PIPE_CONFIG=none"
         ));
     }
     if found.mode() & OTHERS_WRITE != 0 && !(is_directory && found.mode() & STICKY != 0) {

@@ -58,7 +58,8 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
     let lost = record.events.iter().filter(|event| event.weight == Weight::Lost).count();
     if lost > 0 || retries > 0 {
         lines.push(
-            "Connections or chunks were lost: rddoctor HOST checks adapter error counters, cables and MTUs at both hosts."
+            "Connections or chunks were lost: rddoctor HOST checks adapter error counters, cables and MTUs at both \
+            hosts."
                 .to_owned(),
         );
     }
@@ -83,16 +84,16 @@ fn of_failure(record: &Record, came_to: CameTo<'_>, exit: u8) -> Option<String> 
 fn of_wait(wait: Wait, transport: &str, is_encrypted: bool) -> Vec<String> {
     let line = match wait {
         Wait::Source => {
-            "A faster source would help: the disk or program that the data comes from. rdperf HOST:PATH limits measures \
-             source, wire and sink separately."
+            "A faster source would help: the disk or program that the data comes from. rdperf HOST:PATH limits \
+             measures source, wire and sink separately."
         }
         Wait::Sink => {
-            "A faster sink would help: the disk or program that the data goes to. --fsync and --verify=disk also wait for \
-             the disk. rdperf HOST:PATH limits measures the sink separately."
+            "A faster sink would help: the disk or program that the data goes to. --fsync and --verify=disk also \
+             wait for the disk. rdperf HOST:PATH limits measures the sink separately."
         }
         Wait::Cpu if is_encrypted => {
-            "The processors are the limit, for encryption and compression: use --compress off, run fewer other programs, or, \
-             on a network that you trust, use --encrypt never."
+            "The processors are the limit, for encryption and compression: use --compress off, run fewer other \
+             programs, or, on a network that you trust, use --encrypt never."
         }
         Wait::Cpu => "The processors are the limit: use --compress off, or run fewer other programs.",
         Wait::Credits => "The receiver had no room: use a larger --buffer there, or a faster sink.",
@@ -104,7 +105,8 @@ fn of_wait(wait: Wait, transport: &str, is_encrypted: bool) -> Vec<String> {
     let mut lines = vec![line.to_owned()];
     if wait == Wait::Wire && transport == "tcp" {
         lines.push(
-            "The data went over TCP: rddoctor HOST shows whether RDMA could carry it, and what limits TCP on both hosts."
+            "The data went over TCP: rddoctor HOST shows whether RDMA could carry it, and what limits TCP on both \
+            hosts."
                 .to_owned(),
         );
     }

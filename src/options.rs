@@ -539,7 +539,7 @@ impl TreeOptions {
 /// Returns a parser for a path of any bytes, in the form in which it is sent.
 fn path_parser() -> impl TypedValueParser<Value = ByteVec> {
     OsStringValueParser::new().try_map(|text: OsString| match text.as_bytes() {
-        b"" => Err("a path is needed"),
+        b"" => Err("a path is required"),
         path if path.len() > PATH_BYTES_MAX => Err("the path is too long"),
         path => Ok(ByteVec::from(path.to_vec())),
     })
@@ -575,7 +575,7 @@ fn is_chunk(bytes: u64) -> bool {
 /// Parses the size of a chunk, in bytes.
 fn parse_chunk(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
-    u32::try_from(bytes).ok().filter(|_| is_chunk(bytes)).ok_or_else(|| "a chunk has 4K to 1M".to_owned())
+    u32::try_from(bytes).ok().filter(|_| is_chunk(bytes)).ok_or_else(|| "give 4K to 1M".to_owned())
 }
 
 /// Parses a number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000, in either

@@ -224,7 +224,7 @@ fn a_damaged_echo_is_caught() {
         let spot = Spot { way, connection: Some(1), offset: 150_000 };
         let proxy = Proxy::start(server.port, Plan { damage: vec![(spot, Damage::Flip(3))], ..Plan::default() });
         let measured = measure_at(proxy.port(), &["ping", "--iterations", "4", "--size", "64K"]);
-        measured.ended.expect(7).one_line("rdperf", &["1 messages came back", "other contents"]);
+        measured.ended.expect(7).one_line("rdperf", &["1 messages came back", "corrupted"]);
         assert!(measured.text.contains("3 of 4 messages came back unchanged"), "{way:?}: {}", measured.text);
     }
 }
@@ -234,7 +234,7 @@ fn a_wrong_key_no_server_and_another_program() {
     let server = Server::start();
     let address = format!("127.0.0.1:{}", server.port);
     let wrong = run(rdperf().arg(&address).env("RD_KEY", "another"));
-    wrong.ended.expect(2).one_line("rdperf", &["another KEY", &address]);
+    wrong.ended.expect(2).one_line("rdperf", &["a different KEY", &address]);
     let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
     let nobody = measure_at(free, &["lat"]);
     nobody.ended.expect(3).one_line("rdperf", &["cannot reach", "refused", "rdperf serve"]);
@@ -247,7 +247,7 @@ fn a_wrong_key_no_server_and_another_program() {
     sent.ended.expect(3).one_line("rdsend", &["rejected this end's offer"]);
     let mut receiver = rdrecv();
     let receiver = Process::spawn(receiver.args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::null()));
-    measure_at(receiver.port(), &["lat"]).ended.expect(9).one_line("rdperf", &["does not measure"]);
+    measure_at(receiver.port(), &["lat"]).ended.expect(9).one_line("rdperf", &["does not speak rdperf's protocol"]);
     // The server still serves.
     server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
 }
@@ -259,7 +259,7 @@ fn a_server_serves_one_at_a_time_and_once() {
     let address = format!("127.0.0.1:{}", server.port);
     first.args([&address, "bw", "--duration", "30"]).env("RD_KEY", KEY).stdin(Stdio::null()).stdout(Stdio::null());
     let mut first = Process::spawn(&mut first);
-    server.process.line_with("127.0.0.1 measures");
+    server.process.line_with("127.0.0.1 is measuring");
     let second = run(rdperf().args([&address, "lat", "--iterations", "1"]).env("RD_KEY", KEY));
     second.ended.expect(3).one_line("rdperf", &["busy"]);
     // The server notices that its client was killed.
@@ -467,9 +467,9 @@ fn settings_that_mean_nothing_for_it_are_left_out() {
     set(&["mem"]).ended.expect(0);
     let shown = set(&["mem", "--show-config"]);
     shown.ended.expect(0);
-    assert!(shown.text.contains("left out: --port-range does not go with mem"), "{}", shown.text);
+    assert!(shown.text.contains("ignored: --port-range cannot be used with mem"), "{}", shown.text);
     assert!(shown.text.contains("duration = \"0.02\""), "{}", shown.text);
-    set(&["mem", "--size", "4K"]).ended.expect(1).one_line("rdperf", &["--size does not go with mem"]);
+    set(&["mem", "--size", "4K"]).ended.expect(1).one_line("rdperf", &["--size cannot be used with mem"]);
 }
 
 /// No server listens there, so an error about the file shows that the file was checked first.
@@ -485,7 +485,7 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     measure_at(free, &[&format!("--json={}", scratch.path().display())]).ended.expect(1);
     let one = scratch.join("one.svg").display().to_string();
     let measured = measure_at(free, &[&format!("--json={one}"), &format!("--plot={one}")]);
-    measured.ended.expect(1).one_line("rdperf", &["--json and --plot are one file"]);
+    measured.ended.expect(1).one_line("rdperf", &["--json and --plot name the same file"]);
     // An existing file is kept if nothing was measured.
     let file = scratch.file("it.json", b"as it was");
     measure_at(free, &[&format!("--json={}", file.display())]).ended.expect(3);

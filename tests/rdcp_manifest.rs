@@ -138,7 +138,7 @@ fn it_is_not_written_where_it_would_list_itself_or_be_copied() {
         (&["--manifest", "list", "from/small", "copy"][..], "--recursive"),
         (&["-r", "--manifest", "host:list", "from", "copy"], "of this host"),
         (&["-rn", "--manifest", "list", "from", "copy"], "cannot be used with"),
-        (&["-r", "--manifest", "list", "--manifest-b3sum", "list", "from", "copy"], "two files"),
+        (&["-r", "--manifest", "list", "--manifest-b3sum", "list", "from", "copy"], "the same file"),
     ] {
         let told = run(&lab, arguments, 1);
         assert!(told.contains(part), "{told}");
@@ -220,6 +220,6 @@ fn only_files_are_replaced() {
     fs::remove_dir_all(lab.join("to")).expect("it");
     for (one, other) in [("new", "./new"), ("new", "from/../new"), ("manifest", "leads-to-manifest")] {
         let told = run(&lab, &["-r", "--manifest", &name(one), "--manifest-b3sum", &name(other), &from, &to], 1);
-        assert!(told.contains("are two files") && !lab.join("to").exists(), "{told}");
+        assert!(told.contains("name the same file") && !lab.join("to").exists(), "{told}");
     }
 }

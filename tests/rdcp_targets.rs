@@ -29,7 +29,7 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
         (&["source", several, "--to", "h2:y"], "two paths"),
         (&["source", "copy", "--to", "h1:x"], "which copy is not"),
         (&["source", "-", "--to", "h1:x"], "which - is not"),
-        (&["-", several], "standard input (-) can be read once"),
+        (&["-", several], "standard input (-) can be read only once"),
         (&["--sync", "--snapshot", "s", "source", several], "--snapshot"),
         (&["--sync", "--watch", "source", several], "--watch"),
         (&["--sync", "--files-from", "hosts", "source", several], "--files-from"),
@@ -41,8 +41,8 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
         (&["--hosts", "hosts", "source", "x"], "line 2: h2 slots=4: only one host is allowed per line"),
         (&["--hosts", "none", "source", "x"], "--hosts none: No such file"),
         (&["--hosts", "hosts", "source", "h1:x"], "without HOST:"),
-        (&["--hosts", "slurm", "source", "x"], "no allocation of Slurm's"),
-        (&["--hosts", "-", "-", "x"], "either the list of --hosts or something else"),
+        (&["--hosts", "slurm", "source", "x"], "not in a Slurm allocation"),
+        (&["--hosts", "-", "-", "x"], "both the list of --hosts and another input"),
         (&["--hosts-failed", "none/failed", "source", "h1:x"], "--hosts-failed none/failed"),
         (&["--launcher", "on %x", "source", "h1:x"], "not part of %h"),
         (&["--launcher", "slurm", "-P", "22", "source", "h1:x"], "are for ssh"),
@@ -72,7 +72,7 @@ fn one_host_is_a_copy_as_ever() {
     run(&["source[1]", &format!("gpu[08]:{}", to("a"))]);
     run(&["source[1]", &to("b"), "--hosts", "hosts"]);
     let said = run(&["source[1]", &format!("[fd00::1]:{}", to("c")), "--to", &format!("[fd00::1]:{}", to("c"))]);
-    assert!(said.contains("named again"), "{said}");
+    assert!(said.contains("1 duplicate target ignored"), "{said}");
     let hosts: Vec<String> = lab.launches().into_iter().map(|(_, host, _)| host).collect();
     assert_eq!(hosts, ["gpu08", "u@h7", "fd00::1"]);
     for name in ["a", "b", "c"] {

@@ -285,8 +285,8 @@ fn a_lost_line_is_255() {
     let bait = lab.join("bait");
     let option = format!("-oProxyCommand=touch {}", bait.display());
     let ended = Process::spawn(&mut lab.rdsh_by("rsh", &["--no-bootstrap", "--", &option, "true"])).wait();
-    ended.expect(255).one_line("rdsh", &["-oProxyCommand", "begins with a dash"]);
-    for (arguments, part) in [(&["--no-such"][..], "no option --no-such"), (&[], "HOST is needed")] {
+    ended.expect(255).one_line("rdsh", &["-oProxyCommand", "cannot begin with a dash"]);
+    for (arguments, part) in [(&["--no-such"][..], "unknown option --no-such"), (&[], "HOST is required")] {
         let ended = Process::spawn(&mut lab.rdsh_by("rsh", arguments)).wait();
         assert!(ended.expect(255).stderr.starts_with("rdsh: ") && ended.stderr.contains(part), "{}", ended.stderr);
     }

@@ -46,10 +46,10 @@ pub(crate) fn check(
     let usage = |message: &str| Failure::new(Exit::Usage, message);
     let [file, directory] = paths else { return Err(usage("--check takes the manifest FILE and DIR")) };
     let parse = |text| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
-    let Spec::Here(file) = parse(file)? else { return Err(usage("--check takes a FILE of this host")) };
+    let Spec::Here(file) = parse(file)? else { return Err(usage("--check: FILE must be on this host")) };
     let directory = parse(directory)?;
     if directory == Spec::Standard {
-        return Err(usage("--check compares a DIR, which - is not"));
+        return Err(usage("--check: DIR cannot be standard input (-)"));
     }
     let (host, directory) = (directory.host(), directory.path());
     let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
@@ -148,8 +148,8 @@ impl Checking<'_> {
                 Some(Failure::new(Exit::Partial, line))
             }
             (Ok(_), differing) => {
-                let are = if differing == 1 { "is" } else { "are" };
-                let line = format!("{} of {directory} {are} not as in {}", entries_words(differing), escaped(file));
+                let differ = if differing == 1 { "differs" } else { "differ" };
+                let line = format!("{} of {directory} {differ} from {}", entries_words(differing), escaped(file));
                 Some(Failure::new(Exit::Integrity, line))
             }
             (Err(Stopped::Manifest(reason)), _) => {

@@ -66,7 +66,8 @@ fn commands() -> Vec<Command> {
 
 /// Runs `rdma-pipe complete`; `words` are those behind these two names.
 pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
-    let usage = || Failure::new(Exit::Usage, "complete SHELL [NAME LINE [TEXT]], where SHELL is bash, zsh or fish");
+    let usage =
+        || Failure::new(Exit::Usage, "usage: rdma-pipe complete SHELL [NAME LINE [TEXT]]; SHELL is bash, zsh or fish");
     let shell = match words.first().and_then(|word| word.to_str()) {
         Some("bash") => Shell::Bash,
         Some("zsh") => Shell::Zsh,

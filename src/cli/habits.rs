@@ -398,7 +398,7 @@ pub fn translate(
                     && words.peek().is_some_and(|next| is_other_compression(next, &exists)) =>
                 {
                     let name = words.next().unwrap_or_default();
-                    return Err(format!("--compress {}: it takes off, auto, lz4, zstd", escaped(&name)));
+                    return Err(format!("--compress {}: expected one of off, auto, lz4, zstd", escaped(&name)));
                 }
                 None if word == "--verify" && words.peek().is_some_and(|next| *next == "disk" && !exists(next)) => {
                     words.next();
@@ -467,7 +467,7 @@ fn limit(word: &OsStr, next: Option<&OsString>) -> Result<(), String> {
     let rate = if rest.is_empty() { next.and_then(|next| next.to_str()) } else { rest.strip_prefix('=') };
     let is_bare = |rate: &&str| !rate.is_empty() && rate.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let Some(rate) = rate.filter(is_bare) else { return Ok(()) };
-    Err(format!("--bwlimit {rate}: rsync counts in KiB a second, rdcp in bytes: type {rate}K or {rate}B"))
+    Err(format!("--bwlimit {rate}: rsync takes KiB/s, rdcp bytes/s; type {rate}K or {rate}B"))
 }
 
 /// Returns the value of the option, if `word` is that option.
@@ -602,7 +602,7 @@ fn cluster(
                     && !attached
                     && let Some(directory) = value
                 {
-                    let note = "-t takes this as the directory to copy into; rsync's -t is done anyway";
+                    let note = "taken as the directory to copy into, by -t; rsync's -t is done anyway";
                     done.notes.push(format!("{}: {note}", escaped(directory)));
                 }
                 if byte == b'i' {
@@ -644,7 +644,7 @@ fn cluster(
                 if let (Number::Limit, Some(rate)) = (number, value.filter(|value| is_rate(value) && !exists(value))) {
                     let rate = escaped(rate);
                     return Err(format!(
-                        "-l {rate}: it takes Kbit/s without a unit; --bwlimit {rate} takes bytes a second"
+                        "-l {rate}: takes Kbit/s, without a unit; for bytes per second, use --bwlimit {rate}"
                     ));
                 }
                 let value = value.filter(|value| is_number(value) && (attached || !exists(value)));
@@ -745,7 +745,7 @@ fn are_rsync_flags(word: &OsStr) -> bool {
 /// returned unchanged.
 fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> {
     let Some(rest) = word.as_bytes().strip_prefix(b"scp://") else { return Ok(word) };
-    let wrong = || format!("not scp://[USER@]HOST[:PORT][/PATH]: {}", escaped(&word));
+    let wrong = || format!("not of the form scp://[USER@]HOST[:PORT][/PATH]: {}", escaped(&word));
     let slash = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
     let (authority, path) = rest.split_at(slash);
     let path = path.strip_prefix(b"/").unwrap_or(path);
@@ -761,7 +761,7 @@ fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> 
             return Err(wrong());
         }
         if port.as_ref().is_some_and(|port| port != named) {
-            return Err("scp:// names two ports; ssh's configuration can give each host its own".to_owned());
+            return Err("scp:// names two ports; set the port of each host in ssh's configuration".to_owned());
         }
         *port = Some(named.to_owned());
     }

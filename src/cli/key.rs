@@ -124,8 +124,8 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
 /// Exit 1 if there is no terminal, or the key is empty.
 pub fn ask(is_argument: bool) -> Result<Key, Failure> {
     let line = match is_argument {
-        true => "no KEY: give it as an argument, by RD_KEY, --key-file or --key-fd",
-        false => "no KEY: give it by RD_KEY, --key-file or --key-fd",
+        true => "KEY is missing; give it as an argument, or with RD_KEY, --key-file or --key-fd",
+        false => "KEY is missing; give it with RD_KEY, --key-file or --key-fd",
     };
     let no_key = || Failure::new(Exit::Usage, line);
     let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;

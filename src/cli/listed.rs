@@ -29,7 +29,7 @@ pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, 
 
 fn checked(path: &[u8]) -> Result<ByteVec, String> {
     if path.split(|&byte| byte == b'/').any(|name| name == b"..") {
-        return Err(format!("{} has .. in it, which may lead out of SRC", escaped(OsStr::from_bytes(path))));
+        return Err(format!("{} contains .., which could lead out of SRC", escaped(OsStr::from_bytes(path))));
     }
     Ok(path.to_vec().into())
 }
@@ -57,11 +57,12 @@ pub fn relative(sources: &[Spec], recursive: bool) -> Result<(Spec, Only), Strin
             _ => Spec::Here(above),
         };
         if base.get_or_insert_with(|| above.clone()) != &above {
-            return Err("-R: all SRC have to begin with the same directory, which /./ ends".to_owned());
+            return Err("-R: all SRC must have the same directory before /./".to_owned());
         }
         paths.push(checked(below).map_err(|reason| format!("-R: {reason}"))?);
     }
-    base.map(|base| (base, Only { paths, recursive, ..Only::default() })).ok_or_else(|| "-R: SRC is needed".to_owned())
+    base.map(|base| (base, Only { paths, recursive, ..Only::default() }))
+        .ok_or_else(|| "-R: SRC is required".to_owned())
 }
 
 #[cfg(test)]

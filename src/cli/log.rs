@@ -94,13 +94,13 @@ fn asked(value: &OsStr) -> Result<Option<Asked>, String> {
         b"trace" => Level::Trace,
         _ => {
             return Err(format!(
-                "{VARIABLE}={}: it is off, info, debug or trace, or one of these with :FILE",
+                "{VARIABLE}={}: expected off, or info, debug or trace, optionally with :FILE",
                 escaped(value)
             ));
         }
     };
     match file {
-        Some(file) if file.is_empty() => Err(format!("{VARIABLE}={}: no name behind the colon", escaped(value))),
+        Some(file) if file.is_empty() => Err(format!("{VARIABLE}={}: no file name after the colon", escaped(value))),
         file => Ok(Some(Asked { level, file: file.map(OsStr::to_owned) })),
     }
 }
@@ -167,7 +167,9 @@ fn start(command: &str, writes: Option<Level>, out: Out) {
             std::thread::Builder::new().name("log".to_owned()).stack_size(256 << 10).spawn(move || writing.write(out));
     }
     let version = env!("CARGO_PKG_VERSION");
-    log::debug("", || format!("{command} {version}; times are UTC, those of other hosts by their clocks and ours"));
+    log::debug("", || {
+        format!("{command} {version}; times are UTC, those of other hosts converted to this host's clock")
+    });
 }
 
 fn take_up_to(book: &Arc<Book>, level: Option<Level>) {
@@ -245,7 +247,7 @@ impl Book {
                 text += &line(*at, &self.own_host, entry);
             }
             if left_out > 0 {
-                text += &format!("({left_out} lines are left out here: they came faster than they were read)\n");
+                text += &format!("({left_out} lines dropped here: they came faster than they could be written)\n");
             }
             // A log that cannot be written must not stop the command that it describes.
             match &mut out {

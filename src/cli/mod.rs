@@ -87,7 +87,7 @@ fn no_thread(error: &str) -> String {
     let code = error.split_once("code: ").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
     let error = code.map_or_else(|| error.to_owned(), fault::os_number);
     let why = match code {
-        Some(libc::EAGAIN) => ": the limit on processes is reached (ulimit -u, or pids.max of the control group)",
+        Some(libc::EAGAIN) => ": the process limit is reached (ulimit -u, or pids.max of the control group)",
         _ => "",
     };
     format!("cannot start a thread: {error}{why}")
@@ -129,17 +129,17 @@ pub fn main() -> ExitCode {
         Some(word) if word == "complete" => complete::answer(&words[2..]),
         Some(word) => {
             let names = COMMANDS.map(|(name, ..)| name).join(", ");
-            let message = format!("no command {}; the commands are {names}", fault::escaped(word));
+            let message = format!("unknown command {}; the commands are {names}", fault::escaped(word));
             Err(Failure::new(Exit::Usage, message))
         }
-        None => Err(Failure::new(Exit::Usage, format!("which command?\n{}", overview().trim_end()))),
+        None => Err(Failure::new(Exit::Usage, format!("COMMAND is required\n{}", overview().trim_end()))),
     })
 }
 
 fn overview() -> String {
     let rows = COMMANDS.map(|(name, _, about)| format!("  {name:<9} {about}\n"));
     format!(
-        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, which have these names also by themselves:\n{}",
+        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, also installed under their own names:\n{}",
         rows.concat()
     )
 }

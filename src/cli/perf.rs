@@ -239,10 +239,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         && !path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
     {
         let name = escaped(path.as_os_str());
-        return Err(Failure::new(
-            Exit::Usage,
-            format!("--plot {name}: a drawing is SVG, so its name must end in .svg"),
-        ));
+        return Err(Failure::new(Exit::Usage, format!("--plot {name}: plots are SVG, so the name must end in .svg")));
     }
     // Reports are read before anything is measured, so that an unreadable file is found early.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
@@ -272,7 +269,7 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
     let texts: Vec<&str> = words.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     match (&texts[..], words) {
         ([], _) if compares => Ok(Task::Compare),
-        ([], _) => wrong("HOST is needed, or one of serve, disk, mem, model"),
+        ([], _) => wrong("HOST is required, or one of serve, disk, mem, model"),
         (["serve"], _) => Ok(Task::Serve(0)),
         (["serve", _], [_, port]) => {
             Ok(Task::Serve(parse_port(port).map_err(|message| Failure::new(Exit::Usage, message))?))
@@ -291,7 +288,7 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
                 (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
                 (None, None) => {
                     let message =
-                        format!("no mode {}; the modes are bw, lat, ping, qps, rails and limits", escaped(other));
+                        format!("unknown mode {}; the modes are bw, lat, ping, qps, rails and limits", escaped(other));
                     Err(Failure::new(Exit::Usage, message))
                 }
             },
@@ -324,7 +321,7 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
         let host = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
         // Such a name would be an option of the launcher.
         if host.is_empty() || host.starts_with(b"-") || login.starts_with(b"-") {
-            return Err(usage(format!("no host in {:?}", escaped(word))));
+            return Err(usage(format!("invalid HOST {:?}", escaped(word))));
         }
         Ok(OsString::from_vec([login, host].concat()))
     };
@@ -334,10 +331,12 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
     let (login, address) = split_login(bytes);
     if split_login(host).1.contains(&b':') && !address.starts_with(b"[") {
         let [login, address] = [login, address].map(|part| escaped(OsStr::from_bytes(part)));
-        return Err(usage(format!("an address is written in brackets: {login}[{address}]")));
+        return Err(usage(format!("an IPv6 address needs brackets: {login}[{address}]")));
     }
     match parse_port(&port.to_owned()) {
-        Ok(0) | Err(_) => Err(usage(format!("{:?} is no port of an rdperf serve", escaped(port)))),
+        Ok(0) | Err(_) => {
+            Err(usage(format!("invalid port {:?}; give the one that rdperf serve prints", escaped(port))))
+        }
         Ok(port) => Ok(Target::Server(bare(host)?, port)),
     }
 }
@@ -386,7 +385,7 @@ fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> R
     let Some(text) = plot::draw(&all) else {
         return Err(Failure::new(
             Exit::Usage,
-            "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
+            "nothing to plot: nothing was measured, and the reports of --compare are empty",
         ));
     };
     output::write(path, text.as_bytes())

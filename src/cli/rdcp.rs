@@ -240,8 +240,8 @@ impl HostOptions {
         let usage = |reason: String| Failure::new(Exit::Usage, reason);
         let options = [&self.port, &self.jump, &self.configuration].into_iter().flatten();
         if options.chain(&self.identity).chain(&self.option).next().is_some() {
-            let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces: leave them out, or write them into its \
-                command";
+            let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces; leave them out, or add them to \
+                its command";
             return Err(usage(line.to_owned()));
         }
         if launcher == "slurm" {
@@ -328,10 +328,10 @@ impl Arguments for CopyArguments {
         }
         let report = ReportOptions::from_arg_matches(given);
         if key == "itemize-changes" && report.is_ok_and(|report| report.is_json_on_output()) {
-            return Some("--json has standard output".to_owned());
+            return Some("--json uses standard output".to_owned());
         }
         if key == "backup-dir" && given.contains_id("snapshot") {
-            return Some("--snapshot leaves what was there".to_owned());
+            return Some("--snapshot overwrites nothing".to_owned());
         }
         let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
         let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
@@ -373,10 +373,10 @@ fn note_hosts(sources: &[Spec], destination: &Spec) {
     };
     let bare = |host: &str| host.trim_matches('\'').trim_end_matches(':').to_owned();
     for host in sources.iter().filter_map(host) {
-        super::say(&format!("rdcp: no file here is called {0}; did you mean {0}:PATH?", bare(&host)));
+        super::say(&format!("rdcp: no local file is named {0}; did you mean {0}:PATH?", bare(&host)));
     }
     if let Some(host) = host(destination) {
-        super::say(&format!("rdcp: copying to a file {} on this host; did you mean {host}?", bare(&host)));
+        super::say(&format!("rdcp: copying to a local file named {}; did you mean {host}?", bare(&host)));
     }
 }
 
@@ -401,7 +401,8 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     if bytes > RULES_BYTES_MAX {
         let (bytes, limit) = (bytes.div_ceil(1024), RULES_BYTES_MAX >> 10);
         let line = format!(
-            "the patterns of --exclude, --include and their files take {bytes} KiB, {limit} KiB at most; use fewer with more wildcards"
+            "the patterns of --exclude, --include and their files take {bytes} KiB (limit: {limit} KiB); use fewer, \
+            with more wildcards"
         );
         return Err(Failure::new(Exit::Usage, line));
     }
@@ -427,12 +428,12 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
     for (file, option, form) in asked {
         let Some(file) = file else { continue };
         let Ok(Spec::Here(path)) = Spec::parse(file) else {
-            let line = format!("{option} {}: name a file of this host", escaped(file));
+            let line = format!("{option} {}: must be a file on this host", escaped(file));
             return Err(Failure::new(Exit::Usage, line));
         };
         let target = Target::new(path.into(), form);
         if targets.iter().any(|other| other.is_same(&target)) {
-            return Err(Failure::new(Exit::Usage, "--manifest and --manifest-b3sum are two files"));
+            return Err(Failure::new(Exit::Usage, "--manifest and --manifest-b3sum name the same file; name two"));
         }
         target.check().map_err(|fact| {
             let reason = String::from_utf8_lossy(&fact.detail);
@@ -456,7 +457,7 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
         None => return Ok(None),
         Some(file) => {
             let [source] = &mut sources[..] else {
-                return Err(usage("--files-from lists paths in one SRC".to_owned()));
+                return Err(usage("--files-from takes only one SRC".to_owned()));
             };
             // As with rsync, listed paths are inside SRC, whether or not SRC ends in a slash.
             *source = source.clone().below(OsStr::new(""));
@@ -490,9 +491,9 @@ fn place(spec: &Spec) -> (String, String) {
 fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String>) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
     let missing = || match (&typed.key, &of_file) {
-        (_, Some(advice)) => usage(&format!("SRC and DST are needed; {advice}")),
-        (Some(key), None) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
-        (None, None) => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
+        (_, Some(advice)) => usage(&format!("SRC and DST are required; {advice}")),
+        (Some(key), None) => usage(&format!("SRC and DST are required besides -i {}: {NO_KEY}", escaped(key))),
+        (None, None) => super::usage(&CopyArguments::command(), "SRC and DST are required"),
     };
     arguments.report = arguments.report.begun("rdcp");
     if let Some(medium) = arguments.check {
@@ -521,7 +522,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         let [first, destination] = [first, &destination].map(Spec::typed);
         let home = escaped(home);
         return Err(usage(&format!(
-            "{home}: is a directory; -r copies directories; to copy to several hosts: rdcp {first} {home}: --to {destination}"
+            "{home}: is a directory; use -r to copy directories; to copy to several hosts: rdcp {first} {home}: --to \
+            {destination}"
         )));
     }
     targets::check_input(&arguments, &sources)?;
@@ -535,7 +537,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         destination = destination.below(OsStr::from_bytes(name));
     }
     if sources.len() > 1 && arguments.no_target_directory {
-        return Err(usage("-T takes one SRC"));
+        return Err(usage("-T takes only one SRC"));
     }
     if sources.contains(&Spec::Standard) && sources.len() > 1 {
         return Err(usage("standard input (-) cannot be one of several SRC"));
@@ -548,13 +550,13 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     if only.as_ref().is_some_and(|only| only.paths.is_empty()) {
         // As with rsync, an empty list is no failure: the program that makes the list may well have found nothing.
         if !arguments.report.quiet {
-            super::say("rdcp: the list is empty: nothing is copied");
+            super::say("rdcp: the list is empty; nothing to copy");
         }
         let nothing = Ended { figures: Figures::default(), failure: None, copied: None, hosts: Vec::new() };
         return reported("rdcp", &arguments.report, &[], |_| Ok(nothing));
     }
     if only.is_some() && !targets.is_empty() {
-        return Err(usage("-R copies to one host at a time: name one, or leave it out"));
+        return Err(usage("-R copies to one host at a time; name one, or leave it out"));
     }
     if let Some(only) = &only {
         check_lists(only, &sources[0], &destination)?;
@@ -563,7 +565,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     let (is_any_there, are_all_there) = (ends().any(is_there), ends().all(is_there));
     if typed.is_relative && !is_relative && !are_all_there {
         return Err(usage(
-            "-R: with --sync, the directories that lead to SRC are made in DST; else name the last of them in DST",
+            "-R creates the directories that lead to SRC only with --sync; without it, name the last of them in DST",
         ));
     }
     arguments.tree.delete |= arguments.tree.delete_after || arguments.tree.delete_excluded;
@@ -575,19 +577,22 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     }
     if arguments.tree.backup_dir.is_some() && arguments.tree.generations.snapshot.is_some() {
         return Err(usage(
-            "--backup-dir has nothing to keep with --snapshot, which leaves what was there: leave one out",
+            "--backup-dir has nothing to back up with --snapshot, which overwrites nothing; leave one out",
         ));
     }
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
     if arguments.tree.existing && arguments.tree.generations.snapshot.is_some() {
-        return Err(usage("--existing makes nothing new, and each generation of --snapshot is new: leave one out"));
+        return Err(usage(
+            "--existing creates no files, and --snapshot always creates a new generation; leave one out",
+        ));
     }
     if !arguments.report.quiet && !is_any_there {
         note_hosts(&sources, &destination);
     }
     if !arguments.report.quiet && named_again > 0 {
-        let which = if named_again == 1 { "1 target is".to_owned() } else { format!("{named_again} targets are") };
-        super::say(&format!("rdcp: {which} named again, and copied to once"));
+        let which =
+            if named_again == 1 { "1 duplicate target".to_owned() } else { format!("{named_again} duplicate targets") };
+        super::say(&format!("rdcp: {which} ignored"));
     }
     let hosts = sources.iter().chain([&destination]).chain(&targets).map(Spec::host);
     let is_for_slurm = !targets.is_empty() || arguments.targets.is_allocation();
@@ -652,7 +657,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             .collect(),
         _ => Vec::new(),
     };
-    moved.extend(inside.iter().map(|path| Moved::File("what DST gets", path)));
+    moved.extend(inside.iter().map(|path| Moved::File("the copy in DST", path)));
     let named = [
         ("--files-from", arguments.files_from.as_deref().map(Path::new)),
         ("--hosts", arguments.targets.hosts.as_deref().map(Path::new)),
@@ -727,7 +732,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         .collect();
     let waiting = || {
         if arguments.report.is_verbose() || std::io::stderr().is_terminal() {
-            say("waiting for changes; ^C ends it");
+            say("waiting for changes; press ^C to stop");
         }
     };
     watch::run(&watched_by, &sources, &written, say, waiting, copy)

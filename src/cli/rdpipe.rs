@@ -134,7 +134,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
     arguments.report = arguments.report.begun("rdpipe");
     if arguments.stages.is_empty() {
-        return Err(super::usage(&PipeArguments::command(), "COMMAND is needed"));
+        return Err(super::usage(&PipeArguments::command(), "COMMAND is required"));
     }
     let mut specs: Vec<Spec> =
         arguments.stages.iter().map(|stage| Spec::parse(stage)).collect::<Result<_, _>>().map_err(usage)?;
@@ -150,10 +150,10 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let has_input = has_input();
     let first = branches(&mut specs, has_input).map_err(usage)?;
     if first.is_some() && arguments.hosts.relay {
-        return Err(usage("--relay sends all data through this host, once for each: leave it out".to_owned()));
+        return Err(usage("--relay sends all data through this host, once per host; leave it out".to_owned()));
     }
     if specs.len() > STAGES_MAX {
-        return Err(usage(format!("more than {STAGES_MAX} stages")));
+        return Err(usage(format!("too many stages; the limit is {STAGES_MAX}")));
     }
     let BranchOptions { stall, connect_timeout, .. } = arguments.branches;
     let [stall, connect_max] = [stall, connect_timeout].map(|seconds| Duration::from_secs(seconds.into()));
@@ -163,7 +163,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
         let (bytes, most) = ((specs[number].text.len() + shell_bytes).div_ceil(1024), COMMAND_BYTES_MAX >> 10);
         let line =
-            format!("stage {} takes {bytes} KiB with its shell, {most} at most; put it into a script", number + 1);
+            format!("stage {} takes {bytes} KiB with its shell (limit: {most} KiB); put it into a script", number + 1);
         return Err(usage(line));
     }
     let parts = lay_out(&specs, has_input, shell == [SHELL], first);
@@ -236,7 +236,7 @@ fn planned_lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     for (number, part) in planned.parts.iter().enumerate() {
         if planned.parts.len() > 1 {
-            let after = if number > 0 { ", when the one before has finished" } else { "" };
+            let after = if number > 0 { ", after the previous part has finished" } else { "" };
             lines.push(format!("part {}{after}", number + 1));
         }
         for stage in &part.stages {
@@ -293,7 +293,7 @@ fn unquoted(words: &[OsString], specs: &[Spec], is_command: impl Fn(&OsStr) -> b
             Some(format!("no command {word} here; did you mean {}:{}?", before.label(), quoted(&command)))
         }
         (None, []) if hosts::is_known(&word) => {
-            Some(format!("no command {word} here, but a host; {word}:COMMAND runs on it"))
+            Some(format!("no command {word} here, but a host of that name; {word}:COMMAND runs on it"))
         }
         (None, [_, ..]) if number == 0 => {
             Some(format!("no command {word} here; did you mean {word}:{}?", quoted(&joined(&rest[1..]))))

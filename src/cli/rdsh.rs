@@ -118,19 +118,19 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     let launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
         .map_err(|reason| Failure::new(Exit::Usage, format!("the command of --rsh {reason}")))?;
     if launcher.name() == "rdsh" {
-        return Err(Failure::new(Exit::Usage, "rdsh is to start itself; give it an ssh by --rsh"));
+        return Err(Failure::new(Exit::Usage, "rdsh would start itself; name an ssh with --rsh"));
     }
     // The host followed "--", but the program that --rsh starts may not know that.
     if let Some(host) = arguments.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")) {
-        return Err(Failure::new(Exit::Usage, format!("{}: no host's name begins with a dash", escaped(host))));
+        return Err(Failure::new(Exit::Usage, format!("{}: a host name cannot begin with a dash", escaped(host))));
     }
     let command = arguments.command.join(OsStr::new(" ")).into_vec();
     let mut console = Console { is_verbose: arguments.ssh.is_verbose() };
     let asked = arguments.ssh.asks_ssh();
     let reason = match (&asked, &arguments.host) {
         (Some(reason), _) => reason,
-        (None, None) => return Err(super::usage(&ShellArguments::command(), "HOST is needed")),
-        (None, Some(_)) if command.is_empty() => "there is no COMMAND",
+        (None, None) => return Err(super::usage(&ShellArguments::command(), "HOST is required")),
+        (None, Some(_)) if command.is_empty() => "no COMMAND",
         (None, Some(_)) if command.len() + LOGIN_SHELL_BYTES > COMMAND_BYTES_MAX => "COMMAND is too long for an agent",
         (None, Some(host)) => {
             let call = Call {

@@ -90,7 +90,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     if positionals.next().is_some() {
         return Err(super::usage(
             &RecvArguments::command(),
-            "too many arguments: KEY comes from an option, so it is none of them",
+            "too many arguments: KEY comes from an option, so leave it out here",
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
@@ -116,8 +116,8 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
 }
 
 /// Error message for data that is not text when standard output is a terminal.
-const BINARY: &str = "what comes is no text, and standard output is a terminal: name a FILE or redirect it; `-` as FILE, as \
-    in rdrecv 0 - -, writes it to the terminal all the same";
+const BINARY: &str = "not writing binary data to a terminal: name a FILE or redirect standard output; to write it \
+    anyway, give - as FILE, as in rdrecv 0 - -";
 
 fn transfer(
     arguments: &RecvArguments,
@@ -164,12 +164,12 @@ fn transfer(
         let Some(first) = next_sender(&events, deadline, arguments.report.is_verbose(), &mut strangers)? else {
             let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
             let message = match strangers {
-                0 => format!("no sender came to port {port} within {seconds} s; see --wait"),
+                0 => format!("no sender connected to port {port} within {seconds} s; see --wait"),
                 _ => {
                     let who = if strangers == 1 { "one".to_owned() } else { format!("{strangers} connections") };
                     format!(
-                        "no sender with this KEY came to port {port} within {seconds} s: {who} had another KEY, or was \
-                         damaged on the way"
+                        "no sender with this KEY connected to port {port} within {seconds} s: {who} had a different \
+                         KEY, or was damaged in transit"
                     )
                 }
             };
@@ -210,7 +210,7 @@ fn transfer(
 fn unwritable(fact: &IoFact) -> Failure {
     let mut failure = words::destination(fact);
     if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
-        *line += &format!("; mkdir -p {} makes it", shell_words::quote(&shown_path(&fact.path)));
+        *line += &format!("; create it with mkdir -p {}", shell_words::quote(&shown_path(&fact.path)));
     }
     failure
 }
@@ -239,7 +239,7 @@ fn next_sender(
                 return Err(Failure::new(
                     Exit::Authentication,
                     format!(
-                        "{GUESSES_MAX} connections with a wrong KEY: somebody may be guessing it; use a generated one"
+                        "{GUESSES_MAX} connections with a wrong KEY; someone may be guessing it; use a generated one"
                     ),
                 ));
             }
@@ -250,7 +250,7 @@ fn next_sender(
             Some(Event::Incoming(Incoming::Stranger(address))) => {
                 *strangers += 1;
                 if verbose {
-                    super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
+                    super::say(&format!("rdrecv: {} has a different KEY", unmapped(address).ip()));
                 }
             }
             // Until a session has begun, a signal ends this process by itself.

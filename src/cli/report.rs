@@ -331,7 +331,7 @@ pub(crate) fn notice_line(
     let line = words::notice(notice, reason, Some(peer));
     match notice {
         Notice::LinkLost if reconnect_s == 0 => None,
-        Notice::LinkLost => Some(format!("{line}; trying for {reconnect_s} s to get it back")),
+        Notice::LinkLost => Some(format!("{line}; trying to reconnect for {reconnect_s} s")),
         Notice::LaneLost(_) if !verbose => None,
         _ => Some(line),
     }
@@ -403,7 +403,7 @@ impl<'a> Reporter<'a> {
     ) -> Result<Self, Failure> {
         let is_on_output = options.is_json_on_output();
         if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output | Moved::Lines)) {
-            let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
+            let line = "standard output carries data; write the report elsewhere, with --json=FILE or --json-fd FD";
             return Err(Failure::new(Exit::Usage, line));
         }
         outputs::check(options, moved)?;
@@ -545,14 +545,14 @@ impl<'a> Reporter<'a> {
 /// Describes for a person the resources that a line was given. `None` if they are what every line begins with.
 fn line_line(figures: &Figures) -> Option<String> {
     let (lanes, rails) = (figures.lanes, figures.line.rails);
-    let by = if rails > 1 { format!(" by {rails} networks") } else { String::new() };
+    let by = if rails > 1 { format!(" over {rails} networks") } else { String::new() };
     match figures.line.round_trip_us.map(Duration::from_micros).filter(|trip| *trip >= LONG_LINE) {
         Some(round_trip) => Some(format!(
-            "line: {:.0} ms there and back; up to {lanes} connections{by}, {} of buffer",
+            "link: {:.0} ms round trip; up to {lanes} connections{by}, {} of buffer",
             round_trip.as_secs_f64() * 1e3,
             size_words(figures.line.buffer_bytes)
         )),
-        None => (rails > 1 || lanes > TCP_LANES_DEFAULT.into()).then(|| format!("line: up to {lanes} connections{by}")),
+        None => (rails > 1 || lanes > TCP_LANES_DEFAULT.into()).then(|| format!("link: up to {lanes} connections{by}")),
     }
 }
 
@@ -589,7 +589,7 @@ fn limiter_line(figures: &Figures) -> Option<String> {
 fn prepared(option: &str, path: &Path) -> Result<Prepared, Failure> {
     if path.as_os_str() == "-" {
         let name = option.split(' ').next().unwrap_or_default();
-        return Err(Failure::new(Exit::Usage, format!("{name} needs the name of a file: {option}")));
+        return Err(Failure::new(Exit::Usage, format!("{name} needs a file name: {option}")));
     }
     let name = escaped(path.as_os_str());
     Prepared::open(path).map_err(|error| unreportable(Exit::Usage, &name, &error))

@@ -113,26 +113,26 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     let key = if wanted == 3 { positionals.next() } else { None };
     key::conceal(key.as_ref());
     let (Some(host), Some(port)) = (host, port) else {
-        return Err(super::usage(&SendArguments::command(), "HOST and PORT are needed"));
+        return Err(super::usage(&SendArguments::command(), "HOST and PORT are required"));
     };
     let file = positionals.next();
     if positionals.next().is_some() {
         return Err(super::usage(
             &SendArguments::command(),
-            "too many arguments: KEY comes from an option, so it is none of them",
+            "too many arguments: KEY comes from an option, so leave it out here",
         ));
     }
     if is_list(&host) && !host.as_bytes().starts_with(b"[") {
         let line = format!(
-            "{0} is a list of hosts, and each rdrecv waits for a sender of its own; to several goes rdpipe, which starts its own \
-             ends: rdpipe '{0}:> FILE' <FILE",
+            "{0} is a list of hosts, but each rdrecv needs its own sender; to send to several, use rdpipe, which \
+             starts both ends: rdpipe '{0}:> FILE' <FILE",
             escaped(&host)
         );
         return Err(Failure::new(Exit::Usage, line));
     }
     let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
     if port == 0 {
-        return Err(Failure::new(Exit::Usage, "PORT 0 is for rdrecv, which says which port it took"));
+        return Err(Failure::new(Exit::Usage, "PORT 0 is only for rdrecv; give the port that rdrecv prints"));
     }
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
@@ -176,7 +176,7 @@ fn transfer(
     // A progress bar would be drawn into the typed text.
     let is_typed = file.is_none_or(|path| path == "-") && std::io::stdin().is_terminal();
     if is_typed && !arguments.report.quiet && std::io::stderr().is_terminal() {
-        super::say("rdsend: sending what you type; ^D ends it");
+        super::say("rdsend: sending what you type; press ^D to end");
     }
     let peer = first.peer_name.clone();
     let (post, events) = channel();
@@ -198,7 +198,7 @@ fn transfer(
     let mut ended = Ended::from(ended);
     // Nothing was closed at this end, so without a message the user would not know why the transfer ended.
     if is_closed {
-        ended.failure = Some(Failure::new(Exit::SinkClosed, format!("{peer}: the reader of its output has closed it")));
+        ended.failure = Some(Failure::new(Exit::SinkClosed, format!("{peer}: the reader of its output closed it")));
     }
     Ok(ended)
 }

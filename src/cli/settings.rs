@@ -50,16 +50,16 @@ const VARIABLES: [(&str, &str, Option<&str>); 2] = [("RDCP_RSH", "rsh", None), (
 /// Options that no file may set, and the reason.
 const REFUSED: [(&str, &[&str]); 4] = [
     (
-        "what deletes is asked for on the command line, each time",
+        "options that delete belong on the command line, each time",
         &["delete", "delete-after", "delete-excluded", "force-empty", "remove-source-files"],
     ),
-    ("writing into files that are there is asked for on the command line, each time", &["in-place", "append-verify"]),
+    ("options that write into existing files belong on the command line, each time", &["in-place", "append-verify"]),
     (
-        "it makes a comparison weaker, which is asked for on the command line, each time",
+        "options that weaken a comparison belong on the command line, each time",
         &["modify-window", "size-only", "digest-cache"],
     ),
     (
-        "it says what one command does, so it belongs on its command line",
+        "it applies to a single command, so it belongs on the command line",
         &[
             "all",
             "backup",
@@ -100,11 +100,8 @@ const REFUSED: [(&str, &[&str]); 4] = [
 ];
 
 /// Values that no file may set, of options that it may set to other values.
-const REFUSED_VALUES: [(&str, &str, &str); 1] = [(
-    "encrypt",
-    "never",
-    "it makes the check of what arrives weaker, which is asked for on the command line, each time",
-)];
+const REFUSED_VALUES: [(&str, &str, &str); 1] =
+    [("encrypt", "never", "options that weaken the check of received data belong on the command line, each time")];
 
 /// The places from which settings come.
 pub(super) struct Sources {
@@ -201,7 +198,9 @@ impl Settings {
             let read = file::read(path).map_err(usage)?;
             if read.is_none() && sources.are_named {
                 let name = escaped(path.as_os_str());
-                return Err(usage(format!("{FILE_VARIABLE} names {name}, which is not there; make it, or unset it")));
+                return Err(usage(format!(
+                    "{FILE_VARIABLE} names {name}, which does not exist; create it, or unset the variable"
+                )));
             }
             settings.files.push((path.clone(), read.is_some()));
             entries.extend(read.into_iter().flatten().map(|entry| (path.clone(), entry)));
@@ -329,15 +328,15 @@ fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, Str
     let may_be_bare = !action.takes_values() || option.get_num_args().is_some_and(|count| count.min_values() == 0);
     match (value, action) {
         (Value::Switch(is_on), _) if may_be_bare => Ok(is_on.then(switch).into_iter().collect()),
-        (Value::Switch(_), _) => Err(format!("{key} takes a value, in quotes if it is no number")),
+        (Value::Switch(_), _) => Err(format!("{key} takes a value, in quotes unless it is a number")),
         (Value::Text(text), ArgAction::Count) => {
             let count: u8 = text.parse().map_err(|_| format!("{key} takes a small number"))?;
             Ok(vec![switch(); count.into()])
         }
         (Value::List(texts), ArgAction::Append) => Ok(texts.iter().map(with).collect()),
-        (Value::List(_), _) => Err(format!("{key} takes no list")),
+        (Value::List(_), _) => Err(format!("{key} does not take a list")),
         (Value::Text(text), action) if action.takes_values() => Ok(vec![with(text)]),
-        (Value::Text(_), _) => Err(format!("{key} is true or false")),
+        (Value::Text(_), _) => Err(format!("{key} must be true or false")),
     }
 }
 
@@ -346,9 +345,9 @@ fn unknown(known: &[Command], key: &str) -> String {
     let may_be_set = |key: &&str| !REFUSED.iter().any(|(_, keys)| keys.contains(key));
     let keys = known.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).filter(may_be_set);
     let nearest = keys.chain([HOST]).min_by_key(|other| strsim::osa_distance(key, other)).unwrap_or_default();
-    let said = format!("no setting {}", escaped(key.as_ref()));
+    let said = format!("unknown setting {}", escaped(key.as_ref()));
     let is_near = strsim::osa_distance(key, nearest) <= (key.len() / 3).max(1);
-    if is_near { format!("{said}; the nearest is {nearest}") } else { said }
+    if is_near { format!("{said}; did you mean {nearest}?") } else { said }
 }
 
 /// Whether a section is for one of these hosts. The section's name is a list, as on the command line, of patterns with

@@ -36,7 +36,7 @@ pub(super) fn refused<T>(
     let option = command.get_arguments().find(|option| option.get_id() == id)?;
     let letter = option.get_short().map(|letter| format!("-{letter}"));
     let option = option.get_long().map(|word| format!("--{word}")).or(letter)?;
-    Some(format!("{option} does not go with {name}; it is for {words}"))
+    Some(format!("{option} cannot be used with {name}; it is for {words}"))
 }
 
 /// Checks that each option of a command occurs in its table exactly once.

@@ -128,7 +128,7 @@ fn entries_of(directories: BTreeSet<Vec<u8>>) -> Only {
 fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
     let usage = |line: String| Err(Failure::new(Exit::Usage, line));
     if sources.contains(&Spec::Standard) {
-        return usage("--watch: SRC is standard input, which does not change".to_owned());
+        return usage("--watch: SRC cannot be standard input, which does not change".to_owned());
     }
     let paths =
         sources.iter().filter(|source| matches!(source, Spec::Here(_))).map(|source| PathBuf::from(source.path()));
@@ -136,7 +136,10 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
     for file in written {
         let directory = directory_of(file).canonicalize().unwrap_or_default();
         if directories.iter().any(|path| directory.starts_with(path)) {
-            return usage(format!("--watch: {} is in SRC; each copy would begin the next", escaped(file.as_os_str())));
+            return usage(format!(
+                "--watch: {} is in SRC, so each copy would start another",
+                escaped(file.as_os_str())
+            ));
         }
     }
     Ok(())

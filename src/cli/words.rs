@@ -18,8 +18,7 @@ use crate::options::RailChoice;
 
 /// Replaces a failure by advice if data that is no text came for standard output, a terminal.
 pub(crate) fn unshown(failure: Failure) -> Failure {
-    let line = "what comes is no text, and standard output is a terminal: redirect it; `| cat` behind it writes it to the terminal \
-        all the same";
+    let line = "not writing binary data to a terminal: redirect standard output; to write it anyway, append `| cat`";
     let is_it = failure.message.as_ref().is_some_and(|message| message.contains(NO_TEXT));
     if is_it { Failure::new(Exit::Usage, line) } else { failure }
 }
@@ -29,11 +28,13 @@ pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure
     match error {
         LinkError::Handshake(HandshakeError::WrongKey) => Failure::new(
             Exit::Authentication,
-            format!("{peer} has another KEY, or its answer was damaged on the way; give both ends the same KEY"),
+            format!("{peer} has a different KEY, or its answer was damaged in transit; give both ends the same KEY"),
         ),
         LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Failure::new(
             Exit::Protocol,
-            format!("{peer} speaks version {theirs} of the protocol, this program {ours}; install the same release"),
+            format!(
+                "{peer} speaks protocol version {theirs}, this program {ours}; install the same release at both ends"
+            ),
         ),
         LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
             Failure::new(Exit::Protocol, format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
@@ -49,7 +50,9 @@ pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure
         ),
         LinkError::Closed => Failure::new(
             Exit::Connect,
-            format!("{peer} closed the connection before it was made; it may be overrun or have ended: try again"),
+            format!(
+                "{peer} closed the connection before it was established; it may be overloaded or have exited; try again"
+            ),
         ),
         LinkError::Transport(reason) => {
             Failure::new(Exit::Connect, format!("cannot reach {peer}: {}", printable(reason)))
@@ -95,22 +98,22 @@ pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
         PerfError::Link(LinkError::Os { what: what @ ("send" | "receive"), error }) => {
             format!("lost the link to {peer}: {what}: {}", os(*error))
         }
-        PerfError::Link(LinkError::TimedOut) => format!("lost the link to {peer}: no answer any more"),
+        PerfError::Link(LinkError::TimedOut) => format!("lost the link to {peer}: it stopped answering"),
         PerfError::Link(LinkError::Closed) => format!("lost the link to {peer}: it closed the connection"),
         PerfError::Link(LinkError::Os { error, .. }) => {
             format!("cannot reach {peer}: {}; check that rdperf serve runs there and that the port is open", os(*error))
         }
         PerfError::Link(LinkError::Unexpected | LinkError::Frame(_)) => {
-            format!("{peer} does not measure; check that it is an rdperf serve")
+            format!("{peer} does not speak rdperf's protocol; check that it is rdperf serve")
         }
         PerfError::Link(LinkError::Transport(reason)) => {
-            format!("no RDMA connection to {peer}: {}; without --transport rdma, TCP is measured", printable(reason))
+            format!("no RDMA connection to {peer}: {}; leave out --transport rdma to measure TCP", printable(reason))
         }
         PerfError::Link(error) => return not_agreed(error, peer),
         PerfError::Lane(error) => format!("lost a connection to {peer}: {}", printable(&error.to_string())),
         PerfError::Rdma(error) => format!("no RDMA connection to {peer}: {}", printable(&error.to_string())),
         PerfError::Peer { reason, .. } => format!("{peer} gave up: {}", escaped(OsStr::from_bytes(reason))),
-        PerfError::TooMany { what, most } => format!("no more than {most} {what} can be measured at a time"),
+        PerfError::TooMany { what, most } => format!("at most {most} {what} can be measured at a time"),
         PerfError::Os { what, error } => format!("{what}: {}", os(*error)),
     };
     Failure::new(error.exit(), line)
@@ -148,7 +151,7 @@ mod tests {
         assert_eq!((sealed.exit.code(), hello.exit.code()), (7, 2));
         for failure in [sealed, hello] {
             let line = failure.message.expect("a line");
-            assert!(line.contains("damaged on the way") && line.contains("another KEY"), "{line}");
+            assert!(line.contains("damaged in transit") && line.contains("a different KEY"), "{line}");
             assert!(!line.contains("release"), "{line}");
         }
     }

@@ -32,7 +32,7 @@ fn unknown(error: &Error, words: &[OsString]) -> String {
     let text = error.get(ContextKind::InvalidArg).map(texts).unwrap_or_default().concat();
     let is_it = |word: &&OsString| word.as_bytes().starts_with(text.as_bytes()) && word.as_bytes().contains(&b' ');
     let typed = words.iter().skip(1).find(is_it).filter(|_| text.starts_with('-'));
-    let said = typed.map_or_else(|| line(error), |word| format!("no option '{}'; see --help", escaped(word)));
+    let said = typed.map_or_else(|| line(error), |word| format!("unknown option '{}'; see --help", escaped(word)));
     match of_file(words) {
         Some(advice) => format!("{}; {advice}", said.trim_end_matches("; see --help")),
         None => said,
@@ -45,7 +45,7 @@ pub(super) fn of_file(words: &[OsString]) -> Option<String> {
         word.len() > 1 && word.as_bytes().starts_with(b"-") && std::path::Path::new(word).symlink_metadata().is_ok()
     };
     let word = escaped(words.iter().skip(1).take_while(|word| *word != "--").find(is_file)?);
-    Some(format!("the file {word} is named ./{word}, or behind --"))
+    Some(format!("for the file {word}, type ./{word}, or put it after --"))
 }
 
 /// Returns the option of `words` that needs a missing option, and the missing one. clap names only the missing one.
@@ -103,13 +103,13 @@ pub(crate) fn reason(error: &Error) -> String {
             let name = escaped(OsStr::new(name));
             let similar = text(ContextKind::SuggestedArg).into_iter().find(|similar| is_slip(&name, similar));
             match similar {
-                Some(similar) => format!("no option {name}; did you mean {similar}?"),
+                Some(similar) => format!("unknown option {name}; did you mean {similar}?"),
                 None if has_own_port(error) => match of_nc(&name) {
-                    Some(instead) => format!("no option {name}; {instead}"),
-                    None => format!("no option {name}"),
+                    Some(instead) => format!("unknown option {name}; {instead}"),
+                    None => format!("unknown option {name}"),
                 },
-                None if name == "-p" => "no option -p; ssh's port is -P PORT".to_owned(),
-                None => format!("no option {name}"),
+                None if name == "-p" => "unknown option -p; ssh's port is -P PORT".to_owned(),
+                None => format!("unknown option {name}"),
             }
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {}", escaped(OsStr::new(name))),
@@ -124,7 +124,7 @@ pub(crate) fn reason(error: &Error) -> String {
         }
         ErrorKind::InvalidValue => {
             let wanted = text(ContextKind::ValidValue).join(", ");
-            format!("{} {value}: it takes {wanted}", split(name).0)
+            format!("{} {value}: expected one of {wanted}", split(name).0)
         }
         ErrorKind::ValueValidation if !name.is_empty() => {
             let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
@@ -134,7 +134,7 @@ pub(crate) fn reason(error: &Error) -> String {
             let prior = text(ContextKind::PriorArg);
             let prior: Vec<&str> = prior.iter().map(|prior| split(prior).0).collect();
             match (split(name).0, &prior[..]) {
-                (name, [prior]) if name == *prior => format!("{name} is given twice"),
+                (name, [prior]) if name == *prior => format!("{name} may be given only once"),
                 (name, prior) => format!("{name} cannot be used with {}", prior.join(" and ")),
             }
         }
@@ -160,15 +160,15 @@ fn has_own_port(error: &Error) -> bool {
 /// Returns what replaces an option of nc or mbuffer at `rdsend` and `rdrecv`.
 fn of_nc(letter: &str) -> Option<&'static str> {
     let instead = match letter {
-        "-p" | "-P" => "PORT is written without",
+        "-p" | "-P" => "PORT needs no option",
         "-l" | "-I" => "rdrecv PORT listens",
         "-O" => "rdsend HOST PORT sends",
         "-N" => "the end of the stream is always passed on",
-        "-w" => "rdsend has --connect-timeout SECONDS, rdrecv --wait SECONDS",
-        "-k" => "rdrecv takes one stream; the unit rdrecv@PORT of systemd waits for the next one",
-        "-m" => "memory is --buffer SIZE",
-        "-s" => "blocks are --chunk SIZE",
-        "-r" | "-R" => "the rate is rdsend --bwlimit RATE",
+        "-w" => "use rdsend --connect-timeout SECONDS, or rdrecv --wait SECONDS",
+        "-k" => "rdrecv receives one stream; the systemd unit rdrecv@PORT waits for the next",
+        "-m" => "for memory, use --buffer SIZE",
+        "-s" => "for the block size, use --chunk SIZE",
+        "-r" | "-R" => "to limit the rate, use rdsend --bwlimit RATE",
         _ => return None,
     };
     Some(instead)
@@ -220,27 +220,27 @@ mod tests {
     #[test]
     fn one_line_says_what_is_wrong() {
         for (typed, expected) in [
-            ("rdcp -Q", "no option -Q; see --help"),
-            ("rdcp --links", "no option --links; see --help"),
-            ("rdcp --lane 3", "no option --lane; did you mean --lanes? see --help"),
-            ("rdcp --in-plac", "no option --in-plac; did you mean --in-place? see --help"),
-            ("rdcp --recrusive", "no option --recrusive; did you mean --recursive? see --help"),
-            ("rddoctor -p 22 h", "no option -p; ssh's port is -P PORT; see --help"),
-            ("rdrecv -p 5000", "no option -p; PORT is written without; see --help"),
-            ("rdrecv -l 5000", "no option -l; rdrecv PORT listens; see --help"),
+            ("rdcp -Q", "unknown option -Q; see --help"),
+            ("rdcp --links", "unknown option --links; see --help"),
+            ("rdcp --lane 3", "unknown option --lane; did you mean --lanes? see --help"),
+            ("rdcp --in-plac", "unknown option --in-plac; did you mean --in-place? see --help"),
+            ("rdcp --recrusive", "unknown option --recrusive; did you mean --recursive? see --help"),
+            ("rddoctor -p 22 h", "unknown option -p; ssh's port is -P PORT; see --help"),
+            ("rdrecv -p 5000", "unknown option -p; PORT needs no option; see --help"),
+            ("rdrecv -l 5000", "unknown option -l; rdrecv PORT listens; see --help"),
             (
                 "rdsend -w 3 h 5000",
-                "no option -w; rdsend has --connect-timeout SECONDS, rdrecv --wait SECONDS; see --help",
+                "unknown option -w; use rdsend --connect-timeout SECONDS, or rdrecv --wait SECONDS; see --help",
             ),
-            ("rdsend -Z h 5000", "no option -Z; see --help"),
+            ("rdsend -Z h 5000", "unknown option -Z; see --help"),
             ("rdsh --agent a --via", "--via needs a value: ADDRESS|INTERFACE; see --help"),
             ("rdsend a 1 k f g", "too many arguments: g; see --help"),
-            ("rdcp a b --transport foo", "--transport foo: it takes auto, rdma, prefer-rdma, tcp; see --help"),
+            ("rdcp a b --transport foo", "--transport foo: expected one of auto, rdma, prefer-rdma, tcp; see --help"),
             ("rdcp a b --transport", "--transport needs one of auto, rdma, prefer-rdma, tcp; see --help"),
             ("rdcp a b --exclude", "--exclude needs a value: PATTERN; see --help"),
             ("rdcp a b --lanes 99", "--lanes 99: give 1 to 16; see --help"),
             ("rdcp a b --reconnect soon", "--reconnect soon: not a number; see --help"),
-            ("rdcp a b --chunk 1", "--chunk 1: a chunk has 4K to 1M; see --help"),
+            ("rdcp a b --chunk 1", "--chunk 1: give 4K to 1M; see --help"),
             ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
             ("rdcp --sync a b --backup-dir x --in-place", "--backup-dir cannot be used with --in-place; see --help"),
             (
@@ -253,7 +253,7 @@ mod tests {
             ("rdcp --max-size 1M a b", "--max-size needs --sync: rdcp --sync -r --max-size SIZE SRC/ DST"),
             ("rdcp --watch -v a b", "--watch needs --sync: rdcp --sync -r --watch SRC/ DST"),
             ("rdcp --manifest m a b", "--manifest needs --recursive; see --help"),
-            ("rdcp a b --shell", "no option --shell; see --help"),
+            ("rdcp a b --shell", "unknown option --shell; see --help"),
         ] {
             let words: Vec<&str> = typed.split(' ').collect();
             let mut command =
@@ -277,7 +277,7 @@ mod tests {
         let mut command = definitions().into_iter().find(|command| command.get_name() == "rdcp").expect("one of ours");
         let words = ["rdcp", "a", "- *.o", "b"].map(OsString::from);
         let error = command.try_get_matches_from_mut(&words).expect_err("no option");
-        assert_eq!(line_of(&error, &mut command, &words), "no option '- *.o'; see --help");
+        assert_eq!(line_of(&error, &mut command, &words), "unknown option '- *.o'; see --help");
     }
 
     #[test]

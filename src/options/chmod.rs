@@ -63,10 +63,10 @@ impl Change {
         // The classes, as the lowest bit of each, and the bits that `s` means for them.
         let (mut who, mut set_id) = (0, 0);
         let sign = loop {
-            let (&first, after) = rest.split_first().ok_or("it has no +, - or =, and is no octal number")?;
+            let (&first, after) = rest.split_first().ok_or("no +, - or =, and not an octal number")?;
             match first {
                 b'D' | b'F' if only_directories.is_some_and(|only| only != (first == b'D')) => {
-                    return Err("it is for directories and for files at once");
+                    return Err("D and F cannot be combined");
                 }
                 b'D' | b'F' => only_directories = Some(first == b'D'),
                 b'u' => (who, set_id) = (who | 0o100, set_id | 0o4000),
@@ -78,7 +78,7 @@ impl Change {
                     break first;
                 }
                 b'0'..=b'7' if who == 0 => return Self::octal(rest, only_directories),
-                _ => return Err("a change is [DF][ugoa][+-=][rwxXst], or [DF] and an octal number"),
+                _ => return Err("expected [DF][ugoa][+-=][rwxXst], or [DF] and an octal number"),
             }
             rest = after;
         };
@@ -94,7 +94,7 @@ impl Change {
                 b'X' => (what, is_conditional) = (what | 1, true),
                 b's' => special |= if set_id == 0 { 0o4000 } else { set_id },
                 b't' => special |= 0o1000,
-                _ => return Err("behind +, - and = come r, w, x, X, s and t, or one of u, g and o"),
+                _ => return Err("after +, - or =, expected r, w, x, X, s and t, or one of u, g and o"),
             }
         }
         let bits = special + if who == 0 { (0o111 * what) & !umask } else { who * what };

@@ -67,7 +67,7 @@ impl Generations {
         let bytes: usize = self.link_dest.iter().map(|directory| directory.len()).sum();
         if self.link_dest.len() > LINK_DEST_MAX || bytes > LINK_DEST_BYTES_MAX {
             return Err(format!(
-                "--link-dest takes at most {LINK_DEST_MAX} directories, with paths of {} KiB in all",
+                "--link-dest takes at most {LINK_DEST_MAX} directories, whose paths have at most {} KiB in total",
                 LINK_DEST_BYTES_MAX >> 10
             ));
         }
@@ -83,7 +83,7 @@ impl Generations {
 fn link_dest() -> impl TypedValueParser<Value = ByteVec> {
     OsStringValueParser::new().try_map(|path: OsString| {
         let path = path.into_vec();
-        if path.is_empty() { Err("it has no name") } else { Ok(ByteVec::from(path)) }
+        if path.is_empty() { Err("the path is empty") } else { Ok(ByteVec::from(path)) }
     })
 }
 
@@ -92,7 +92,7 @@ fn snapshot() -> impl TypedValueParser<Value = ByteVec> {
         let name = name.into_vec();
         match is_name(&name) && name != LATEST {
             true => Ok(ByteVec::from(name)),
-            false => Err("a generation's name is one name without a slash, and not latest"),
+            false => Err("must be a single name without a slash, and not latest"),
         }
     })
 }

@@ -75,7 +75,7 @@ impl RailChoice {
 }
 
 fn usage() -> String {
-    format!("give auto, all, a number from 1 to {RAILS_MAX}, or names of interfaces with commas")
+    format!("give auto, all, a number from 1 to {RAILS_MAX}, or interface names separated by commas")
 }
 
 #[cfg(test)]

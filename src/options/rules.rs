@@ -119,7 +119,7 @@ impl FromArgMatches for Rules {
 fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) -> Result<(), String> {
     let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
     if end != 0 && text.contains(&0) {
-        return Err("a zero byte in a pattern; -0 takes one for the end of it".to_owned());
+        return Err("zero byte in a pattern; use -0 if zero bytes end the patterns".to_owned());
     }
     add_lines_of_rules(rules, &text, is_include, end);
     Ok(())
@@ -139,7 +139,7 @@ pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, Stri
     // The wording of all other messages.
     read.map_err(|error| error.to_string().replace("(os error ", "(errno "))?;
     let is_whole = text.len() as u64 <= bytes_max;
-    if is_whole { Ok(text) } else { Err(format!("it is longer than {} MiB", bytes_max >> 20)) }
+    if is_whole { Ok(text) } else { Err(format!("larger than {} MiB", bytes_max >> 20)) }
 }
 
 fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool, end: u8) {

@@ -156,7 +156,7 @@ fn a_closed_output_ends_both_with_141() {
     let start = Instant::now();
     drop(output);
     recv.wait().expect(141);
-    send.wait().expect(141).one_line("rdsend", &[&format!(":{port}: the reader of its output has closed it")]);
+    send.wait().expect(141).one_line("rdsend", &[&format!(":{port}: the reader of its output closed it")]);
     assert!(start.elapsed() <= SOON, "{:?}", start.elapsed());
 }
 

@@ -325,9 +325,9 @@ fn a_report_is_a_file_of_its_own() {
     let mut command = rdrecv();
     let command = in_shell("\"$@\" | cat", command.args(["--json=/dev/stdout", "0", KEY]));
     let output = { command }.stderr(Stdio::piped()).output().expect("run");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output as well"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is also standard output"), "{output:?}");
     // A file to be written in DST, and the file that standard output is.
-    refused(rdcp(), &["--json=tree/source", "source", "tree"], "rdcp", &["--json tree/source", "what DST gets"]);
+    refused(rdcp(), &["--json=tree/source", "source", "tree"], "rdcp", &["--json tree/source", "the copy in DST"]);
     let mut command = rdcp();
     let command = in_shell("\"$@\" >page.html", command.args(["--json=-", "--report=page.html", "source", "copy"]));
     refused(command, &[], "rdcp", &["--report page.html", "--json"]);

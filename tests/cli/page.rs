@@ -98,7 +98,13 @@ fn a_copys_page_has_the_numbers_of_its_json() {
     let copied = told.iter().find(|line| line["event"] == "copied").expect("it is told");
     assert_eq!(Some(page.number("entries", 0)), copied["entries"].as_f64());
     assert_eq!(page.number("exit", 0), 0.0);
-    page.has(&["h1", "Rate over time", "--bwlimit limits: raise it", "Nothing was lost", "digests of every byte"]);
+    page.has(&[
+        "h1",
+        "Rate over time",
+        "--bwlimit is the limit: raise it",
+        "Nothing was lost",
+        "digests of every byte",
+    ]);
     assert_eq!(lab.made(&["src", "copy", "told", "page.html"]), Vec::<String>::new(), "nothing else is left");
 }
 
@@ -112,7 +118,7 @@ fn a_copy_that_fails_writes_one_too() {
     let ended = run(lab.command(rdcp(), "rsh", AGENT), &arguments);
     let page = Page::read(&lab.join("page.html"));
     assert!(ended.code > 0 && page.number("exit", 0) == f64::from(ended.code), "{}", ended.stderr);
-    page.has(&["none/such", "No data was moved", "u{1b}"]);
+    page.has(&["none/such", "No data was transferred", "u{1b}"]);
     // If the host does not exist at all.
     let mut command = rdcp();
     command.current_dir(lab.0.path()).args(["--rsh", "false"]);
@@ -196,5 +202,13 @@ fn several_hosts_have_a_row_each() {
     run(lab.command(rdcp(), "rsh", AGENT), &arguments).expect(8);
     let page = Page::read(&lab.join("page.html"));
     page.equals(0, lines(&lab.join("told")).last().expect("a last line"));
-    page.has(&["3 of 4", "done at ", "failed at ", "h4", "Who held whom up", "1 of 4 hosts failed", "--hosts-failed"]);
+    page.has(&[
+        "3 of 4",
+        "done at ",
+        "failed at ",
+        "h4",
+        "Hosts that held others up",
+        "1 of 4 hosts failed",
+        "--hosts-failed",
+    ]);
 }

@@ -110,13 +110,13 @@ fn a_file_that_cannot_be_taken_is_one_line_and_nothing_is_done() {
         ended(&mut command).expect(1).one_line("rdcp", parts);
         assert!(!scratch.join("copy").exists());
     };
-    run(&own(&scratch, "\nlanse = 4\n"), &["config.toml:2: ", "lanse", "the nearest is lanes"]);
+    run(&own(&scratch, "\nlanse = 4\n"), &["config.toml:2: ", "lanse", "did you mean lanes?"]);
     run(&own(&scratch, "delete = true\n"), &["config.toml:1: delete cannot be set in a file"]);
     run(&own(&scratch, "lanes = \n"), &["config.toml:1: "]);
-    run(&scratch.join("none"), &["none", "which is not there"]);
+    run(&scratch.join("none"), &["none", "which does not exist"]);
     let path = own(&scratch, "lanes = 4\n");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
-    run(&path, &["may be written by others; type: chmod go-w ", "config.toml"]);
+    run(&path, &["can be written by others; type: chmod go-w ", "config.toml"]);
     // Help is printed even so.
     let mut command = rdcp();
     ended(command.env(FILE, &path).arg("--help")).expect(0);

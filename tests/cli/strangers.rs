@@ -63,7 +63,7 @@ fn who_waits_in_vain_is_told_of_wrong_keys() {
     Process::spawn(&mut command).wait().expect(2);
     let ended = recv.wait();
     let line = ended.expect(3).stderr.lines().last().unwrap_or_default();
-    assert!(line.contains("no sender with this KEY") && line.contains("one had another KEY"), "{line}");
+    assert!(line.contains("no sender with this KEY") && line.contains("one had a different KEY"), "{line}");
 }
 
 #[test]

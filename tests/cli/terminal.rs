@@ -198,7 +198,10 @@ fn text_is_shown_at_a_receiver_and_nothing_else() {
         let (shown, ended, sender) = shown_at_a_receiver("", format!("plain{command}hidden").as_bytes());
         let (first, said) = shown.split_once("\r\n").expect("two lines");
         assert_eq!(first, "plain");
-        assert!(said.starts_with("rdrecv: what comes is no text") && said.matches("\r\n").count() == 1, "{said}");
+        assert!(
+            said.starts_with("rdrecv: not writing binary data to a terminal") && said.matches("\r\n").count() == 1,
+            "{said}"
+        );
         ended.expect(1);
         sender.expect(6).one_line("rdsend", &["cannot write standard output", "terminal"]);
     }

@@ -138,7 +138,7 @@ fn rules_that_begin_with_a_hyphen() {
         assert_eq!(names, expected, "{options:?}");
         std::fs::remove_dir_all(copy).expect("ours");
     }
-    ended(rdcp().args(["a", "- *.o", "b"])).expect(1).one_line("rdcp", &["no option '- *.o'; see --help"]);
+    ended(rdcp().args(["a", "- *.o", "b"])).expect(1).one_line("rdcp", &["unknown option '- *.o'; see --help"]);
     // Another option is not taken as a value.
     ended(rdcp().args(["a", "b", "--exclude", "--dry-run"])).expect(1).one_line("rdcp", &["--exclude needs a value"]);
 }
@@ -184,10 +184,10 @@ fn what_is_moved_is_not_deleted_where_it_came_to() {
 #[test]
 fn a_file_whose_name_looks_like_an_option() {
     let scratch = Scratch::new();
-    for (name, part) in [("-lead", "SRC and DST are needed"), ("-Qfile", "no option -Q"), ("-K", "-K: ")] {
+    for (name, part) in [("-lead", "SRC and DST are required"), ("-Qfile", "unknown option -Q"), ("-K", "-K: ")] {
         scratch.file(name, b"x");
         let told = ended(rdcp().args([name, "h:"]).current_dir(scratch.path()));
-        told.expect(1).one_line("rdcp", &[part, &format!("; the file {name} is named ./{name}, or behind --")]);
+        told.expect(1).one_line("rdcp", &[part, &format!("; for the file {name}, type ./{name}, or put it after --")]);
     }
 }
 

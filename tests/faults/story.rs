@@ -10,13 +10,13 @@ use crate::rig::{Ended, Process, Random};
 
 /// Parts of lines that do not say how a session ended: notices about lanes during the session, and about what is left.
 const NOTICES: [&str; 7] = [
-    "; trying for ",
+    "; trying to reconnect for ",
     "; resuming",
     "waiting on port ",
     " data goes through ",
     "interrupted; ",
     "not finished; ",
-    " more lines like that",
+    " more lines like these",
 ];
 
 /// Beginning of the receiver's last line if no sender came. Before it, the receiver reports each sender that failed

@@ -108,7 +108,7 @@ fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
     let mut sentence = String::new();
     if let Some(slowest) = by_rate.first() {
         sentence = format!(
-            "The {} limits: {:.1} operations/s x {} x {} at a time = {}.",
+            "The {} is the limit: {:.1} operations/s x {} x {} at a time = {}.",
             slowest.name,
             slowest.operations_s,
             size(slowest.bytes),
@@ -120,7 +120,7 @@ fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
         }
     }
     if !has_sink {
-        sentence += " The sink was not measured: an rdperf serve writes nothing for others.";
+        sentence += " The sink was not measured: rdperf serve writes no files for others.";
     }
     let limit = by_rate.first().map(|stage| stage.name.clone()).unwrap_or_default();
     Limits { stages, limit, sentence }
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(limits.limit, "sink");
         assert_eq!(
             limits.sentence,
-            "The sink limits: 100.0 operations/s x 1 MiB x 8 at a time = 839 MB/s. Next is the wire, 2.10 GB/s."
+            "The sink is the limit: 100.0 operations/s x 1 MiB x 8 at a time = 839 MB/s. Next is the wire, 2.10 GB/s."
         );
         assert!(judge(Vec::new(), false).sentence.contains("sink was not measured"));
     }

@@ -29,7 +29,7 @@ pub(super) fn check(options: &OutputOptions) -> Result<(), Failure> {
     }
     match json.zip(options.plot.as_deref()) {
         Some((json, plot)) if are_one_file(json, plot) => {
-            let line = format!("--json and --plot are one file, {}; name two", escaped(plot.as_os_str()));
+            let line = format!("--json and --plot name the same file, {}; name two", escaped(plot.as_os_str()));
             Err(Failure::new(Exit::Usage, line))
         }
         _ => Ok(()),

@@ -20,7 +20,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
     let usage = |message: &str| Err(Failure::new(Exit::Usage, message));
     let Target::Launched(host) = target else {
         return usage(
-            "rails: an rdperf serve answers one measurement at a time; give HOST alone, and ssh starts the other end",
+            "rails: rdperf serve runs one measurement at a time; give HOST alone, to start the other end by ssh",
         );
     };
     let load = &arguments.load;
@@ -138,7 +138,7 @@ fn reason(failure: &Failure) -> String {
 /// Returns the networks to the other end; if there is only one, it has no name (`None`).
 fn ways(first: &Reached) -> Result<Vec<Option<Rail>>, Failure> {
     let ends = first.stream.local_addr().and_then(|local| Ok([local, first.stream.peer_addr()?]));
-    let ends = ends.map_err(|error| Failure::new(Exit::LinkLost, format!("the connection has broken: {error}")))?;
+    let ends = ends.map_err(|error| Failure::new(Exit::LinkLost, format!("lost the connection: {error}")))?;
     let found = rails::find(&RailChoice::All, ends, &first.addresses);
     Ok(if found.is_empty() { vec![None] } else { found.into_iter().map(Some).collect() })
 }
@@ -158,11 +158,9 @@ fn at_once(run: Run, mut drivers: Vec<Driver>, label: &str) -> Result<Vec<Bandwi
 
 fn sentence(gain: Option<f64>, networks: usize, working: usize) -> String {
     match gain {
-        Some(gain) => format!("All at once carry {gain:.2} times what the best of them carries by itself."),
-        None if networks == 1 => {
-            "There is one network between these hosts: no other has an interface of each.".to_owned()
-        }
-        None if working == 1 => "One of the networks between these hosts works.".to_owned(),
+        Some(gain) => format!("All at once carry {gain:.2} times as much as the best one alone."),
+        None if networks == 1 => "These hosts share only one network: no other has an interface on both.".to_owned(),
+        None if working == 1 => "Only one of the networks between these hosts works.".to_owned(),
         None => "Not all networks between these hosts could be measured at once.".to_owned(),
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
             Event::Incoming(Incoming::First(stream, established)) => {
                 let peer = stream.peer_addr().map_or("?".to_owned(), |peer| unmapped(peer).ip().to_string());
                 if verbose {
-                    crate::cli::say(&format!("rdperf: {peer} measures"));
+                    crate::cli::say(&format!("rdperf: {peer} is measuring"));
                 }
                 let outcome = session(&events, stream, *established, ports.as_ref());
                 if let Err(error) = &outcome {
@@ -57,12 +57,12 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                 return Err(Failure::new(
                     Exit::Authentication,
                     format!(
-                        "{GUESSES_MAX} connections with a wrong KEY: somebody may be guessing it; use a generated one"
+                        "{GUESSES_MAX} connections with a wrong KEY; someone may be guessing it; use a generated one"
                     ),
                 ));
             }
             Event::Incoming(Incoming::Stranger(address)) if verbose => {
-                crate::cli::say(&format!("rdperf: {} has another KEY", unmapped(address).ip()));
+                crate::cli::say(&format!("rdperf: {} has a different KEY", unmapped(address).ip()));
             }
             _ => {}
         }

@@ -89,31 +89,33 @@ mod tests {
             PerfArguments::refused(&given.unwrap_or_else(|error| panic!("{line}: {error}")))
         };
         for (line, expected) in [
-            ("mem --size 4K", "--size does not go with mem; it is for bw, lat, ping, rails and disk"),
-            ("mem --all", "--all does not go with mem; it is for bw, lat, ping and rails"),
-            ("mem --port-range 1-2", "--port-range does not go with mem; it is for serve, and HOST without PORT"),
-            ("disk . --transport tcp", "--transport does not go with disk; it is for HOST"),
-            ("disk . --all", "--all does not go with disk; it is for bw, lat, ping and rails"),
-            ("model --reverse", "--reverse does not go with model; it is for bw and rails"),
-            ("h lat --once", "--once does not go with HOST lat; it is for serve"),
-            ("lat h --qp 2", "--qp does not go with HOST lat; it is for bw, qps, rails and limits"),
-            ("h lat --bidirectional", "--bidirectional does not go with HOST lat; it is for bw and rails"),
-            ("h --key-file nokey", "--key-file does not go with HOST; it is for serve and HOST:PORT"),
-            ("h:7 -J x bw", "-J does not go with HOST:PORT bw; it is for HOST without PORT"),
-            ("h:7 limits --agent x", "--agent does not go with HOST:PORT limits; it is for HOST without PORT"),
+            ("mem --size 4K", "--size cannot be used with mem; it is for bw, lat, ping, rails and disk"),
+            ("mem --all", "--all cannot be used with mem; it is for bw, lat, ping and rails"),
+            ("mem --port-range 1-2", "--port-range cannot be used with mem; it is for serve, and HOST without PORT"),
+            ("disk . --transport tcp", "--transport cannot be used with disk; it is for HOST"),
+            ("disk . --all", "--all cannot be used with disk; it is for bw, lat, ping and rails"),
+            ("model --reverse", "--reverse cannot be used with model; it is for bw and rails"),
+            ("h lat --once", "--once cannot be used with HOST lat; it is for serve"),
+            ("lat h --qp 2", "--qp cannot be used with HOST lat; it is for bw, qps, rails and limits"),
+            ("h lat --bidirectional", "--bidirectional cannot be used with HOST lat; it is for bw and rails"),
+            ("h --key-file nokey", "--key-file cannot be used with HOST; it is for serve and HOST:PORT"),
+            ("h:7 -J x bw", "-J cannot be used with HOST:PORT bw; it is for HOST without PORT"),
+            ("h:7 limits --agent x", "--agent cannot be used with HOST:PORT limits; it is for HOST without PORT"),
             (
                 "h rails --via e0",
-                "--via does not go with HOST rails; it is for HOST without PORT, except rails, which measures every network",
+                "--via cannot be used with HOST rails; it is for HOST without PORT, except rails, which measures \
+                every network",
             ),
             (
                 "h:7 --relay",
-                "--relay does not go with HOST:PORT; it is for copies: a stream through ssh does not measure the network",
+                "--relay cannot be used with HOST:PORT; it is for copies: a stream through ssh does not measure the \
+                network",
             ),
-            ("h qps --all", "--all does not go with HOST qps; it is for bw, lat, ping and rails"),
-            ("serve --json", "--json does not go with serve; it is for tasks that measure"),
+            ("h qps --all", "--all cannot be used with HOST qps; it is for bw, lat, ping and rails"),
+            ("serve --json", "--json cannot be used with serve; it is for tasks that measure"),
             (
                 "--plot x.svg --compare x --json",
-                "--json does not go with --compare alone; it is for tasks that measure",
+                "--json cannot be used with --compare alone; it is for tasks that measure",
             ),
         ] {
             assert_eq!(said(&format!("rdperf {line}")).as_deref(), Some(expected), "{line}");

@@ -69,7 +69,7 @@ pub(super) fn measure(
     outcome?;
     let damaged = report.ping.map_or(0, |ping| ping.damaged);
     let failure = (damaged > 0).then(|| {
-        Failure::new(Exit::Integrity, format!("{damaged} messages came back from {} with other contents", session.peer))
+        Failure::new(Exit::Integrity, format!("{damaged} messages came back corrupted from {}", session.peer))
     });
     Ok((report, failure))
 }
@@ -272,7 +272,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
     let driver = Driver::open(stream, established, arguments.load.transport, settings, None)
         .map_err(|error| words::measured(&error, &peer))?;
     if let Some(error) = driver.fell_back() {
-        crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));
+        crate::cli::say(&format!("rdperf: cannot use RDMA ({error}); measuring TCP"));
     }
     if arguments.output.verbose {
         crate::cli::say(&format!("rdperf: {}", driver.describe()));

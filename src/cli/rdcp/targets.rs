@@ -77,9 +77,7 @@ impl TargetOptions {
             None => each(destination).map_err(usage)?,
             Some(hosts) => {
                 let Spec::Here(path) = &destination else {
-                    return Err(usage(
-                        "--hosts names the hosts, so DST is a path on each of them, without HOST:".to_owned(),
-                    ));
+                    return Err(usage("with --hosts, DST is a path on each of the hosts, without HOST:".to_owned()));
                 };
                 let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(hosts)));
                 hosts_named(hosts, path).map_err(named)?
@@ -92,7 +90,7 @@ impl TargetOptions {
                 _ => return Err(named("give HOST:PATH".to_owned())),
             }
             if targets.len() > HOSTS_MAX {
-                return Err(named(format!("a copy goes to {HOSTS_MAX} hosts at most")));
+                return Err(named(format!("a copy can go to {HOSTS_MAX} hosts at most")));
             }
         }
         without_doubles(targets).map_err(usage)
@@ -114,9 +112,7 @@ pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spe
     let text = match hosts.as_bytes() {
         b"slurm" => allocation()?,
         [b'@', ..] => lines(&answer("nodeset", &["-e".as_ref(), hosts]).map_err(|none| match none {
-            None => {
-                "asking for a group takes nodeset, of ClusterShell, which is not installed here; name a FILE".to_owned()
-            }
+            None => "groups need nodeset, from ClusterShell, which is not installed here; name a FILE".to_owned(),
             Some(reason) => reason,
         })?),
         _ => read_bounded(hosts, FILE_BYTES_MAX)?,
@@ -128,7 +124,7 @@ pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spe
 fn allocation() -> Result<Vec<u8>, String> {
     let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).filter(|list| !list.is_empty());
     let list =
-        list.ok_or("this is no allocation of Slurm's (SLURM_JOB_NODELIST is not set); a file of that name is ./slurm")?;
+        list.ok_or("not in a Slurm allocation (SLURM_JOB_NODELIST is not set); for a file of that name, type ./slurm")?;
     match answer("scontrol", &["show".as_ref(), "hostnames".as_ref(), &list]) {
         Ok(hosts) => Ok(lines(&hosts)),
         // Slurm writes its lists as this package does.
@@ -164,7 +160,7 @@ fn answer(program: &str, arguments: &[&OsStr]) -> Result<Vec<u8>, Option<String>
             ended => {
                 let _ = child.kill();
                 let _ = child.wait();
-                let late = || format!("it has not answered within {} s", PROGRAM_MAX.as_secs());
+                let late = || format!("no answer within {} s", PROGRAM_MAX.as_secs());
                 return Err(failed(&ended.map_or_else(|error| error.to_string(), |_| late())));
             }
         }
@@ -198,20 +194,20 @@ fn collected(pipe: Option<impl std::io::Read + Send + 'static>) -> flume::Receiv
 type Refusal = (fn(&CopyArguments) -> bool, &'static str);
 
 const REFUSED: &[Refusal] = &[
-    (|it| it.tree.generations.snapshot.is_some(), "--snapshot keeps generations of one host: name one"),
-    (|it| it.watch, "--watch goes on with one host: name one"),
-    (|it| it.files_from.is_some(), "--files-from copies to one host at a time: name one, or leave it out"),
-    (|it| it.dry_run && it.tree.sync, "-n compares with one host at a time: name one, or leave --sync out"),
-    (|it| it.tree.itemize_changes, "--itemize-changes tells of one host at a time: name one"),
-    (|it| it.stats, "--stats counts what one copy came to: name one host; -v and --json tell of all"),
-    (|it| it.tree.remove_source_files, "--remove-source-files waits for one host's answer: name one"),
-    (|it| it.tree.in_place, "--in-place writes at one host at a time: name one, or leave it out"),
-    (|it| it.tree.append_verify, "--append-verify goes on with files of one host: name one"),
+    (|it| it.tree.generations.snapshot.is_some(), "--snapshot keeps generations on one host; name one"),
+    (|it| it.watch, "--watch copies to one host; name one"),
+    (|it| it.files_from.is_some(), "--files-from copies to one host at a time; name one, or leave it out"),
+    (|it| it.dry_run && it.tree.sync, "-n compares with one host at a time; name one, or leave out --sync"),
+    (|it| it.tree.itemize_changes, "--itemize-changes lists changes on one host at a time; name one"),
+    (|it| it.stats, "--stats covers one copy; name one host, or use -v or --json, which cover all"),
+    (|it| it.tree.remove_source_files, "--remove-source-files works with one host at a time; name one"),
+    (|it| it.tree.in_place, "--in-place writes to one host at a time; name one, or leave it out"),
+    (|it| it.tree.append_verify, "--append-verify appends on one host at a time; name one"),
     (
         |it| it.manifest.is_some() || it.manifest_b3sum.is_some(),
-        "a manifest is of one copy: name one host; --check compares others with it",
+        "a manifest covers one copy; name one host, and check the others with --check",
     ),
-    (|it| it.hosts.relay, "--relay sends all data through this host, once for each: name one host, or leave it out"),
+    (|it| it.hosts.relay, "--relay sends all data through this host, once per target; name one host, or leave it out"),
 ];
 
 /// Refuses a second use of standard input. Called before it is read for `--hosts`.
@@ -224,7 +220,7 @@ pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result
     let reads_hosts = arguments.targets.hosts.as_ref().is_some_and(is_standard);
     let reads_files = arguments.files_from.as_ref().is_some_and(is_standard);
     if reads_hosts && (reads_files || sources.contains(&Spec::Standard)) {
-        let line = "standard input (-) is either the list of --hosts or something else";
+        let line = "standard input (-) cannot be both the list of --hosts and another input";
         return Err(Failure::new(Exit::Usage, line));
     }
     Ok(())
@@ -238,7 +234,7 @@ pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result
 pub(super) fn check(arguments: &CopyArguments, sources: &[Spec], targets: &[Spec]) -> Result<(), Failure> {
     let refuse = |line: String| Err(Failure::new(Exit::Usage, line));
     if let Some(source) = sources.iter().find(|source| is_list(source.host())) {
-        return refuse(format!("{} is a list of hosts, which only DST and --to can be", escaped(source.host())));
+        return refuse(format!("{} is a list of hosts, which only DST and --to may be", escaped(source.host())));
     }
     if targets.len() < 2 {
         return Ok(());
@@ -246,10 +242,12 @@ pub(super) fn check(arguments: &CopyArguments, sources: &[Spec], targets: &[Spec
     let to = format!("with {} hosts", targets.len());
     if let Some(local) = targets.iter().find(|target| !matches!(target, Spec::There(..))) {
         let local = escaped(local.path());
-        return refuse(format!("{to}, each is HOST:PATH, which {local} is not; the last argument is one of them"));
+        return refuse(format!(
+            "{to}, each target must be HOST:PATH, which {local} is not; the last argument is a target too"
+        ));
     }
     if sources.contains(&Spec::Standard) {
-        return refuse(format!("{to}: standard input (-) can be read once: copy a file, or name one host"));
+        return refuse(format!("{to}: standard input (-) can be read only once; copy a file, or name one host"));
     }
     match REFUSED.iter().find(|(is_asked, _)| is_asked(arguments)) {
         Some((_, instead)) => refuse(format!("{to}: {instead}")),

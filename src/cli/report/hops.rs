@@ -91,7 +91,7 @@ impl<'a> HopsConsole<'a> {
 
     fn tell_held(&mut self, held: u32) {
         if held > 0 {
-            self.say(&format!("{held} more lines like that, of other hops or of these again"));
+            self.say(&format!("{held} more lines like these, about these or other hops"));
         }
     }
 

@@ -295,7 +295,7 @@ impl Copied {
             let (dry, what) = if self.is_dry { ("dry run: ", "would be copied") } else { ("", "copied") };
             format!("{dry}{count} compared in {time}: {done} {what}{size}")
         } else if self.tree.kept_bytes > 0 {
-            parts.push(format!("{} were there already", size_words(self.tree.kept_bytes)));
+            parts.push(format!("{} already there", size_words(self.tree.kept_bytes)));
             let fast = if bytes >= RATED_BYTES_MIN { fast } else { String::new() };
             format!("{count}: {size} sent in {time}{fast}")
         } else {
@@ -309,13 +309,13 @@ impl Copied {
         }
         for (holds, words) in [
             (self.is_verified, "verified"),
-            (!self.is_dry && self.tree.is_read_back, "read back from the disk"),
+            (!self.is_dry && self.tree.is_read_back, "read back from disk"),
             (!self.is_dry && self.tree.is_synced && !self.tree.is_read_back, "on stable storage"),
         ] {
             parts.extend(holds.then(|| words.to_owned()));
         }
         if is_compared && self.tree.kept_bytes > 0 {
-            parts.push(format!("{} were there already", size_words(self.tree.kept_bytes)));
+            parts.push(format!("{} already there", size_words(self.tree.kept_bytes)));
         }
         if self.tree.failed > 0 {
             parts.push(format!("{} failed", thousands(self.tree.failed)));
@@ -545,11 +545,11 @@ mod tests {
         let synced =
             TreeFigures { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied.tree };
         let odd = Copied { tree: synced, ..copied };
-        let rest = "50 MiB were there already, verified, read back from the disk, 2 failed";
+        let rest = "50 MiB already there, verified, read back from disk, 2 failed";
         assert_eq!(odd.line(), format!("3,004 files: 407 MiB sent in 0.45 s (959 MB/s), {rest}"));
         let kept = TreeFigures { kept_bytes: 3 << 20, same: 4, ..tree(7, 0, 3) };
         let little = Copied { tree: kept, seconds: 0.05, ..copied };
-        assert_eq!(little.line(), "7 files: 3 B sent in 0.05 s, 3.0 MiB were there already, verified");
+        assert_eq!(little.line(), "7 files: 3 B sent in 0.05 s, 3.0 MiB already there, verified");
         let sync = Copied { is_sync: true, ..copied };
         let would = TreeFigures { same: 1000, deleted: 7, is_synced: true, ..copied.tree };
         let dry = Copied { is_dry: true, is_verified: false, tree: would, ..sync };

@@ -95,7 +95,7 @@ pub(super) fn check(options: &ReportOptions, moved: &[Moved<'_>]) -> Result<(), 
         let others = reports[..at].iter().map(|(option, (_, which))| (*option, which));
         let mut others = others.chain(moved.iter().map(|(what, which)| (*what, which)));
         if let Some((what, _)) = others.find(|(_, other)| other.as_ref() == Some(which)) {
-            let line = format!("{option} {name}: that is {what} as well; name a file of its own");
+            let line = format!("{option} {name} is also {what}; name another file");
             return Err(Failure::new(Exit::Usage, line));
         }
     }

@@ -102,7 +102,7 @@ fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
             }
             let lines = advice::lines(record, came_to);
             if !lines.is_empty() {
-                html.words("h2", "", "What limited, and what to change");
+                html.words("h2", "", "What limited the transfer, and what to change");
                 html.element("ul", &[], |html| lines.iter().for_each(|line| html.words("li", "", line)));
             }
             events(html, record);
@@ -124,7 +124,7 @@ fn outcome(record: &Record, came_to: CameTo<'_>, result: &event::Result<'_>) -> 
             (141, _) => "the reader of standard output closed it".to_owned(),
             (code @ 129.., _) => format!("ended by signal {}", code - 128),
             (_, Some(failed)) => failed.line.clone(),
-            _ => "it failed".to_owned(),
+            _ => "failed".to_owned(),
         };
     }
     match (came_to.end, came_to.copied) {
@@ -151,7 +151,11 @@ fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome:
     };
     html.element("header", &[("class", class)], |html| {
         let began = humantime::format_rfc3339_seconds(record.began_at).to_string();
-        html.words("p", "soft", &format!("{}, begun {}", record.command, began.replace('T', " ").replace('Z', " UTC")));
+        html.words(
+            "p",
+            "soft",
+            &format!("{}, started {}", record.command, began.replace('T', " ").replace('Z', " UTC")),
+        );
         html.words("h1", "", outcome);
         html.element("p", &[("class", "exit")], |html| {
             html.text("Exit code ");
@@ -209,7 +213,7 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
         fact(html, "Time", |html| html.data("seconds", &seconds.to_string(), &seconds_words(*seconds)));
         fact(html, "Mean rate", |html| html.data("gb-per-s", &gb_per_s.to_string(), &rate_words(gb_per_s * 1e9)));
         if let Some((done, all)) = copied.and_then(|copied| copied.hosts) {
-            fact(html, "Hosts that have it", |html| html.text(&format!("{done} of {all}")));
+            fact(html, "Hosts completed", |html| html.text(&format!("{done} of {all}")));
         }
         let is_within = transport.is_empty() && copied.is_some_and(|copied| !copied.is_verified);
         let words = if is_within { "within the host".to_owned() } else { transport_words(transport) };
@@ -223,22 +227,21 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
                 html.data("encrypted", &encrypted.to_string(), if *encrypted { "all data" } else { "none" });
             });
         }
-        for (name, count) in [
-            ("Sent again: damaged or lost", transfer.retries),
-            ("Sent again: lost connection", transfer.replayed_chunks),
-        ] {
+        for (name, count) in
+            [("Resent: damaged or lost", transfer.retries), ("Resent: lost connection", transfer.replayed_chunks)]
+        {
             if count > 0 {
                 fact(html, name, |html| html.text(&format!("{} chunks", thousands(count))));
             }
         }
         html.element("div", &[("class", "fact wide")], |html| {
-            html.words("dt", "", "Level of proof");
+            html.words("dt", "", "Verification");
             html.words("dd", "proof", proof(transfer.result.exit, copied));
         });
     });
     let view = came_to.figures.map_or(View::Both, |figures| figures.view);
     let Some(span) = span(record) else {
-        html.words("p", "soft", "No data was moved.");
+        html.words("p", "soft", "No data was transferred.");
         return;
     };
     if !record.hosts.is_empty() {
@@ -262,15 +265,15 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
 fn proof(exit: u8, copied: Option<&Copied>) -> &'static str {
     match (exit, copied) {
         (_, Some(copied)) if copied.is_dry => "none: nothing was copied",
-        (_, Some(copied)) if !copied.is_verified => "within a host the kernel answers for it: nothing was compared",
+        (_, Some(copied)) if !copied.is_verified => "the kernel copied it within the host; nothing was compared",
         (_, Some(copied)) if copied.tree.is_read_back => {
-            "the receiver compared digests of every byte, wrote it to stable storage, and read it from there again"
+            "the receiver compared digests of every byte, wrote the data to stable storage, and read it back"
         }
         (_, Some(copied)) if copied.tree.is_synced => {
-            "the receiver compared digests of every byte, and it is on stable storage"
+            "the receiver compared digests of every byte, and the data is on stable storage"
         }
         (0, None) | (_, Some(_)) => "the receiver compared digests of every byte",
-        (_, None) => "none: it did not end well",
+        (_, None) => "none: the transfer failed",
     }
 }
 
@@ -279,7 +282,7 @@ fn transport_words(transport: &str) -> String {
         "" => "none",
         "tcp" => "TCP",
         "rdma" => "RDMA",
-        "rdma-software" => "RDMA (in software)",
+        "rdma-software" => "RDMA (software)",
         _ => "unknown",
     };
     transport.split('+').map(word).collect::<Vec<_>>().join(", then ")
@@ -300,7 +303,7 @@ fn label(track: &Track) -> String {
 
 fn more(html: &mut Html, count: usize, shown: usize, what: &str) {
     if let Some(more @ 1..) = count.checked_sub(shown) {
-        html.words("p", "soft", &format!("And {more} more {what}, which are not drawn."));
+        html.words("p", "soft", &format!("{more} more {what} are not shown."));
     }
 }
 
@@ -322,14 +325,14 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
                 }
             }
             if !record.held.is_empty() {
-                key(html, "is-holding", "others wait for it (lowest line)");
+                key(html, "is-holding", "others wait for it (bottom line)");
             }
         });
         html.element("figcaption", &[], |html| {
             html.words("span", "soft", "Thin line, waited for:");
             for (wait, _) in Waits::default().named() {
                 let words = match wait {
-                    Wait::Source => "host before it, or source",
+                    Wait::Source => "previous host, or source",
                     wait => waited_for(wait, View::Both),
                 };
                 key(html, &format!("of-{}", wait.name()), words);
@@ -370,9 +373,9 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
         html.words("h3", "", &format!("From the source: {}", label(track)));
         chart::rate_and_limits(html, track, span, &record.events);
     }
-    html.words("h3", "", "Who held whom up");
+    html.words("h3", "", "Hosts that held others up");
     if sums.is_empty() {
-        html.words("p", "soft", "Nobody fell behind by so much that others had to wait for it.");
+        html.words("p", "soft", "No host fell so far behind that others had to wait for it.");
     }
     html.element("ul", &[], |html| {
         for (host, by, seconds, others) in sums.into_iter().take(HOLDERS_MAX) {
@@ -382,7 +385,7 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
             };
             let name = record.hosts.get(host).map_or("a host", |host| &host.name);
             let others = if others == 1 { "1 other".to_owned() } else { format!("up to {others} others") };
-            html.words("li", "", &format!("{name}: its {what} held up {others}, for {}", seconds_words(seconds)));
+            html.words("li", "", &format!("{name}: its {what} held up {others} for {}", seconds_words(seconds)));
         }
     });
 }
@@ -391,7 +394,7 @@ fn pipeline(html: &mut Html, record: &Record, pipeline: &event::Pipeline<'_>) {
     let number = |number: Option<i32>| number.map_or_else(|| "unknown".to_owned(), |number| number.to_string());
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "none".to_owned(), size_words);
     html.words("h2", "", "Stages");
-    table(html, &["Host", "Command", "Ended", "Time", "From the hop before", "To the next hop"], |html| {
+    table(html, &["Host", "Command", "Ended", "Time", "From the previous hop", "To the next hop"], |html| {
         for stage in &pipeline.stages {
             html.element("tr", &[], |html| {
                 html.words("td", "", &stage.host);
@@ -432,7 +435,7 @@ fn pipeline(html: &mut Html, record: &Record, pipeline: &event::Pipeline<'_>) {
                 html.data("encrypted", &hop.encrypted.to_string(), if hop.encrypted { "all data" } else { "none" });
             });
             if hop.retries > 0 {
-                fact(html, "Sent again", |html| html.text(&format!("{} chunks", thousands(hop.retries))));
+                fact(html, "Resent", |html| html.text(&format!("{} chunks", thousands(hop.retries))));
             }
         });
         if let (Some(track), Some(span)) = (track, span(record)) {
@@ -469,7 +472,7 @@ fn events(html: &mut Html, record: &Record) {
         }
     });
     if record.events_left_out > 0 {
-        html.words("p", "soft", &format!("And {} more, which are not listed.", thousands(record.events_left_out)));
+        html.words("p", "soft", &format!("{} more are not listed.", thousands(record.events_left_out)));
     }
 }
 
@@ -479,7 +482,8 @@ fn footer(html: &mut Html, record: &Record) {
         "footer",
         "",
         &format!(
-            "{} {version}. Times count from when the command began. Sizes are in powers of 1024, rates in powers of 1000.",
+            "{} {version}. Times count from the start of the command. Sizes are in powers of 1024, rates in powers \
+            of 1000.",
             record.command
         ),
     );

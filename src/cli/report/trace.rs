@@ -232,9 +232,9 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
 /// Returns the lines that the command printed, and the changes of state of several hosts.
 fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
     let weight = |weight| match weight {
-        Weight::Plain => "said",
+        Weight::Plain => "note",
         Weight::Lost => "lost",
-        Weight::Healed => "healed",
+        Weight::Healed => "restored",
         Weight::Failed => "failed",
     };
     let run = (HERE, places.thread(HERE, ""));

@@ -63,9 +63,9 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<Entry>>, String> {
     let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
     taken.map_err(|error| format!("cannot read {name}: {}", os(errno_of(&error))))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("{name} is longer than {} MiB", FILE_BYTES_MAX >> 20));
+        return Err(format!("{name} is larger than {} MiB", FILE_BYTES_MAX >> 20));
     }
-    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is not valid UTF-8, as TOML is"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is not valid UTF-8, which TOML requires"))?;
     parse(&text).map(Some).map_err(|(line, reason)| format!("{name}:{line}: {reason}"))
 }
 
@@ -108,12 +108,12 @@ fn check(path: &Path, file: &str, found: &std::fs::Metadata, is_directory: bool)
     if ![own, 0].contains(&found.uid()) {
         let uid = found.uid();
         return Err(format!(
-            "{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}, or pass it over with \
-             RDMA_PIPE_CONFIG=none"
+            "{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}, or ignore the file \
+             with RDMA_PIPE_CONFIG=none"
         ));
     }
     if found.mode() & OTHERS_WRITE != 0 && !(is_directory && found.mode() & STICKY != 0) {
-        let may = if is_directory { "others may write to" } else { "may be written by others" };
+        let may = if is_directory { "others can write to" } else { "can be written by others" };
         return Err(format!("{file}{place} {may}; type: chmod go-w {typed}"));
     }
     Ok(())
@@ -124,7 +124,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
     let line = |offset: usize| 1 + text[..offset.min(text.len())].matches('\n').count();
     let table = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
-        (line(offset), error.message().lines().next().unwrap_or("no TOML").to_owned())
+        (line(offset), error.message().lines().next().unwrap_or("invalid TOML").to_owned())
     })?;
     let mut entries = Vec::new();
     let mut add = |hosts: Option<&str>, table: &DeTable<'_>| -> Result<(), Wrong> {
@@ -139,11 +139,11 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
     };
     for (name, sections) in table.get_ref().iter().filter(|(name, _)| name.get_ref() == HOST) {
         let DeValue::Table(sections) = sections.get_ref() else {
-            return Err((line(name.span().start), format!("{HOST} begins sections: [{HOST}.\"PATTERN\"]")));
+            return Err((line(name.span().start), format!("{HOST} must be a section, such as [{HOST}.\"PATTERN\"]")));
         };
         for (hosts, section) in sections.iter() {
             let DeValue::Table(section) = section.get_ref() else {
-                let reason = format!("what is for some hosts is in a section, such as [{HOST}.\"gpu*\"]");
+                let reason = format!("settings for certain hosts belong in a section, such as [{HOST}.\"gpu*\"]");
                 return Err((line(hosts.span().start), reason));
             };
             add(Some(hosts.get_ref()), section)?;
@@ -163,12 +163,12 @@ fn read_value(key: &str, value: &DeValue<'_>) -> Result<Value, String> {
     };
     match value {
         DeValue::Boolean(is_on) => Ok(Value::Switch(*is_on)),
-        DeValue::Table(_) => Err(format!("no section {key}; sections are for hosts: [{HOST}.\"PATTERN\"]")),
+        DeValue::Table(_) => Err(format!("unknown section {key}; sections are for hosts: [{HOST}.\"PATTERN\"]")),
         DeValue::Array(values) => {
             let texts: Option<Vec<String>> = values.iter().map(|value| text(value.get_ref())).collect();
-            texts.map(Value::List).ok_or_else(|| format!("{key}: a list has strings or numbers"))
+            texts.map(Value::List).ok_or_else(|| format!("{key}: a list may contain only strings and numbers"))
         }
-        value => text(value).map(Value::Text).ok_or_else(|| format!("{key}: a date is the value of no setting")),
+        value => text(value).map(Value::Text).ok_or_else(|| format!("{key}: no setting takes a date")),
     }
 }
 
@@ -198,7 +198,7 @@ mod tests {
             ("lanes = 3\nlanes = 4\n", 2, "duplicate"),
             ("lanes = \n", 1, ""),
             ("\n[hosts.a]\nlanes = 1\n", 2, "[host.\"PATTERN\"]"),
-            ("host = 1\n", 1, "sections"),
+            ("host = 1\n", 1, "must be a section"),
             ("[host]\n\nlanes = 1\n", 3, "section"),
             ("x = 1979-05-27\n", 1, "date"),
             ("x = [[1]]\n", 1, "list"),
@@ -245,7 +245,7 @@ mod tests {
         mode(&open, 0o777);
         fs::rename(&path, open.join("real")).expect("moved");
         std::os::unix::fs::symlink(open.join("real"), &path).expect("a link");
-        assert!(read(&path).is_err_and(|line| line.contains("others may write to")));
+        assert!(read(&path).is_err_and(|line| line.contains("others can write to")));
         fs::remove_file(&path).expect("removed");
         assert!(read(&directory).is_err_and(|line| line.contains("regular")));
     }

@@ -19,11 +19,11 @@ impl Settings {
     pub(in crate::cli) fn shown(&self, command: &mut Command) -> String {
         let mut text = String::new();
         for (path, is_there) in &self.files {
-            let state = if *is_there { "" } else { ", which is not there" };
+            let state = if *is_there { "" } else { ", which does not exist" };
             let _ = writeln!(text, "# {}{state}", escaped(path.as_os_str()));
         }
         if self.files.is_empty() {
-            text.push_str("# no file is read\n");
+            text.push_str("# no settings file is read\n");
         }
         let Ok(matches) = command.try_get_matches_from_mut(self.with(|_| true, &[])) else { return text };
         for option in command.get_arguments() {
@@ -43,7 +43,7 @@ impl Settings {
             line(&mut text, &value(option, key, &matches), &origin);
             for (setting, reason) in self.left_out.iter().filter(|(setting, _)| setting.key == key) {
                 let words: Vec<_> = setting.words.iter().map(|word| escaped(word)).collect();
-                line(&mut text, &format!("# {}", words.join(" ")), &format!("{}, left out: {reason}", setting.origin));
+                line(&mut text, &format!("# {}", words.join(" ")), &format!("{}, ignored: {reason}", setting.origin));
             }
         }
         text

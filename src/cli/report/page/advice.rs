@@ -28,9 +28,11 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
                 Some(limiter) if limiter.share >= SHARE_MIN => {
                     lines.extend(of_wait(limiter.what, &transfer.transport, transfer.encrypted));
                 }
-                Some(_) => lines.push("No part limited it for most of the time: they are well matched.".to_owned()),
+                Some(_) => {
+                    lines.push("No single part was the limit for most of the time: they are well matched.".to_owned())
+                }
                 None if result.exit == 0 && transfer.bytes > 0 => {
-                    lines.push("What limited is unknown: its ends did not say what they waited for.".to_owned());
+                    lines.push("The limit is unknown: the ends did not report what they waited for.".to_owned());
                 }
                 None => {}
             }
@@ -43,21 +45,21 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
                     lines.extend(of_wait(Wait::Wire, transport, pipeline.hops.iter().any(|hop| hop.encrypted)));
                 } else {
                     lines.push(
-                        "A command that holds the others up: give it more processors or a faster disk, or an option that \
-                         makes it do less, such as a lower level of compression."
+                        "This command holds up the others: give it more processors, a faster disk, or less work, such \
+                         as a lower compression level."
                             .to_owned(),
                     );
                 }
             }
-            None if result.exit == 0 => lines.push("No stage or hop held the others up for long.".to_owned()),
+            None if result.exit == 0 => lines.push("No stage or hop held up the others for long.".to_owned()),
             None => {}
         },
     }
     let lost = record.events.iter().filter(|event| event.weight == Weight::Lost).count();
     if lost > 0 || retries > 0 {
         lines.push(
-            "Connections or chunks were lost on the way: rddoctor HOST looks at the adapters' error counters, cables and \
-             MTUs of both hosts."
+            "Connections or chunks were lost: rddoctor HOST checks adapter error counters, cables and MTUs at both \
+            hosts."
                 .to_owned(),
         );
     }
@@ -66,14 +68,13 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
 
 fn of_failure(record: &Record, came_to: CameTo<'_>, exit: u8) -> Option<String> {
     let line = match (came_to.end, exit) {
-        (End::Transfer(_), 2) => "Both ends must be given the same KEY.",
-        (End::Transfer(_), 3) => "rddoctor HOST says whether the host, its ports and its agent can be reached.",
+        (End::Transfer(_), 2) => "Give both ends the same KEY.",
+        (End::Transfer(_), 3) => "rddoctor HOST shows whether the host, its ports and its agent can be reached.",
         (End::Transfer(_), 8) if !record.hosts.is_empty() => {
-            "--hosts-failed FILE writes down the hosts that failed; --hosts FILE copies to those alone."
+            "--hosts-failed FILE lists the hosts that failed; --hosts FILE then copies only to those."
         }
         (End::Transfer(_), _) if record.command == "rdcp" => {
-            "Run the same command again: what has arrived of large files is not sent again, and --sync sends only what \
-             is missing."
+            "Run the same command again: large files resume where they stopped, and --sync sends only what is missing."
         }
         _ => return None,
     };
@@ -83,28 +84,29 @@ fn of_failure(record: &Record, came_to: CameTo<'_>, exit: u8) -> Option<String> 
 fn of_wait(wait: Wait, transport: &str, is_encrypted: bool) -> Vec<String> {
     let line = match wait {
         Wait::Source => {
-            "A faster source would help: the disk or the program that is read. rdperf HOST:PATH limits measures source, \
-             line and sink each by itself."
+            "A faster source would help: the disk or program that the data comes from. rdperf HOST:PATH limits \
+             measures source, wire and sink separately."
         }
         Wait::Sink => {
-            "A faster sink would help: the disk or the program that is written. --fsync and --verify=disk wait for the disk \
-             as well. rdperf HOST:PATH limits measures it by itself."
+            "A faster sink would help: the disk or program that the data goes to. --fsync and --verify=disk also \
+             wait for the disk. rdperf HOST:PATH limits measures the sink separately."
         }
         Wait::Cpu if is_encrypted => {
-            "Processors limit: encryption and compression take them. --compress off, fewer other programs, or, on a network \
-             that you trust, --encrypt never."
+            "The processors are the limit, for encryption and compression: use --compress off, run fewer other \
+             programs, or, on a network that you trust, use --encrypt never."
         }
-        Wait::Cpu => "Processors limit: --compress off, or fewer other programs.",
-        Wait::Credits => "The receiver had no room: a larger --buffer there, or a faster sink.",
+        Wait::Cpu => "The processors are the limit: use --compress off, or run fewer other programs.",
+        Wait::Credits => "The receiver had no room: use a larger --buffer there, or a faster sink.",
         Wait::Wire => {
-            "The line limits: --compress auto sends fewer bytes of what can be compressed, --via names a faster one."
+            "The wire is the limit: use --compress auto to send fewer bytes, or --via to select a faster network."
         }
-        Wait::Limit => "--bwlimit limits: raise it, or leave it out.",
+        Wait::Limit => "--bwlimit is the limit: raise it, or leave it out.",
     };
     let mut lines = vec![line.to_owned()];
     if wait == Wait::Wire && transport == "tcp" {
         lines.push(
-            "The data went over TCP: rddoctor HOST says whether RDMA could carry it, and what TCP lacks on both hosts."
+            "The data went over TCP: rddoctor HOST shows whether RDMA could carry it, and what limits TCP on both \
+            hosts."
                 .to_owned(),
         );
     }

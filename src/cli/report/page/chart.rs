@@ -152,7 +152,7 @@ pub(super) fn rate(html: &mut Html, track: &Track, span: Span, events: &[Happene
     });
     let most = rates.iter().flatten().flatten().map(|(_, rate)| *rate).fold(0.0, f64::max);
     if most <= 0.0 {
-        html.words("p", "soft", "Nothing was moved for long enough to be drawn.");
+        html.words("p", "soft", "No data was transferred for long enough to plot.");
         return false;
     }
     let levels = ticks((0.0, most * 1.05), 4.0);
@@ -186,7 +186,7 @@ pub(super) fn rate(html: &mut Html, track: &Track, span: Span, events: &[Happene
                 let style = format!("bottom:{:.2}%", level / top * 100.0);
                 html.element("span", &[("class", "up"), ("style", &style)], |html| html.text(&rate_words(*level)));
             }
-            let label = format!("rate over time, {} at most", rate_words(most));
+            let label = format!("rate over time, at most {}", rate_words(most));
             let marks = marks(span, events);
             svg(html, "", &label, |html| {
                 for level in &levels {
@@ -262,7 +262,7 @@ pub(super) fn limits(html: &mut Html, track: &Track, span: Span, total: Option<W
         .collect();
     html.element("figure", &[], |html| {
         html.element("figcaption", &[], |html| {
-            html.words("span", "title", "What limited: what was waited for, as a share of the time");
+            html.words("span", "title", "Limits: what the transfer waited for, as a share of the time");
             for ((name, words), share) in names().iter().zip(&words).zip(sums) {
                 if share >= 0.005 {
                     html.words("span", &format!("key of-{name}"), &format!("{words} {:.0} %", share * 100.0));
@@ -301,11 +301,11 @@ fn stacked(parts: &[Option<[f64; 7]>], kind: usize) -> String {
 /// Returns what a host was doing, in words for a person and as a class for the style sheet.
 pub(super) fn standing(standing: HostStanding) -> (&'static str, &'static str) {
     match standing {
-        HostStanding::Starting => ("is started", "is-starting"),
-        HostStanding::Receiving => ("takes the stream", "is-receiving"),
-        HostStanding::Finishing => ("has all, finishes", "is-finishing"),
-        HostStanding::Behind => ("waits for a copy", "is-behind"),
-        HostStanding::Copying => ("gets a copy from another", "is-copying"),
+        HostStanding::Starting => ("starting", "is-starting"),
+        HostStanding::Receiving => ("receiving", "is-receiving"),
+        HostStanding::Finishing => ("received all, finishing", "is-finishing"),
+        HostStanding::Behind => ("waiting for a copy", "is-behind"),
+        HostStanding::Copying => ("receiving a copy from another host", "is-copying"),
         HostStanding::Done => ("done", "is-done"),
         HostStanding::Failed => ("failed", "is-failed"),
     }
@@ -325,7 +325,7 @@ pub(super) fn host(html: &mut Html, host: &HostRecord, track: Option<&Track>, he
         if let Some(track) = track {
             svg(html, "waits", &format!("what the hop to {} waited for", host.name), |html| {
                 for (class, from, to) in runs(&waited(track, span, HOST_COLUMNS)) {
-                    bar(html, &format!("of-{class}"), (from, to), &format!("waits for: {class}"));
+                    bar(html, &format!("of-{class}"), (from, to), &format!("waiting for: {class}"));
                 }
             });
         }

@@ -177,8 +177,8 @@ fn what_it_says_is_what_happened() {
     let page = rendered(&record, None, Some(&copied));
     for part in [
         &*copied.line(),
-        "No data was moved.",
-        "it is on stable storage",
+        "No data was transferred.",
+        "the data is on stable storage",
         "Limited by the source, for 75 % of the time: it allows 2.00 GB/s.",
         "A faster source would help",
         "Nothing was lost",
@@ -187,7 +187,7 @@ fn what_it_says_is_what_happened() {
     }
     let failure = Failure::silent(Exit::Signal(15));
     let page = rendered(&record, Some(&failure), None);
-    assert!(page.text.contains("ended by signal 15") && page.text.contains("none: it did not end well"));
+    assert!(page.text.contains("ended by signal 15") && page.text.contains("none: the transfer failed"));
     assert!(page.attributes.contains(&("value".to_owned(), "143".to_owned())));
 }
 

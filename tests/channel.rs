@@ -162,7 +162,7 @@ fn an_agent_whose_messages_are_too_long_is_left_at_once() {
     let magic = lab.0.file("magic", MAGIC);
     for (first, then) in [(&hello, &long), (&hello, &garbage), (&magic, &long)] {
         lab.script("evil", &format!("cat '{}' '{}'; exec sleep 100", first.display(), then.display()));
-        let parts = &["agent on h ", "violated the protocol"];
+        let parts = &["agent on h ", "broke the protocol"];
         let ended = start(&lab, rdcp(), "evil", &["source".into(), "h:x".into()]).wait();
         ended.expect(9).one_line("rdcp", parts).within(SOON);
         let ended = start(&lab, rdpipe(), "evil", &words(&["h:true", "cat"])).wait();

@@ -101,7 +101,7 @@ pub(crate) fn not_agreed(error: &LinkError, peer: &str) -> Failure {
         LinkError::Control(ControlError::Forged) => Failure::new(
             Exit::Integrity,
             format!(
-                "data from {peer} was damaged on the way, or encrypted with another KEY; try again, and if it recurs, \
+                "data from {peer} was damaged in transit, or encrypted with a different KEY; try again, and if it recurs, \
                  check what is between the hosts"
             ),
         ),

@@ -210,7 +210,7 @@ fn transfer(
 fn unwritable(fact: &IoFact) -> Failure {
     let mut failure = words::destination(fact);
     if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
-        *line += &format!("; create it with mkdir -p {}", shell_words::quote(&shown_path(&fact.path)));
+        *line += &format!("; create it with: mkdir -p {}", shell_words::quote(&shown_path(&fact.path)));
     }
     failure
 }

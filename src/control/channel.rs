@@ -26,7 +26,7 @@ pub enum ChannelError {
     #[error(transparent)]
     Message(#[from] MessageError),
     /// Too much noise came before the magic.
-    #[error("no agent answers")]
+    #[error("no agent answered")]
     NoMagic,
 }
 

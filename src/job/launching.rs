@@ -588,7 +588,7 @@ fn begin(
         };
         let last = match error {
             ChannelError::Message(error) => {
-                let line = format!("the agent on {label} violated the protocol: {error}");
+                let line = format!("the agent on {label} broke the protocol: {error}");
                 Heard::Broken(Failure::new(Exit::Protocol, line))
             }
             _ => Heard::Gone,

@@ -554,7 +554,7 @@ impl Job {
             }
             Message::Dialed => format!("{name} has connected to {other}"),
             Message::DialFailed(why) => format!("{name} cannot connect to {other}: {why}"),
-            Message::Failed(fault) => format!("{name} cannot listen: {}", fault.detail),
+            Message::Failed(fault) => format!("{name}: {}", fault.detail),
             _ => String::new(),
         });
     }
@@ -678,7 +678,7 @@ impl Job {
 
     fn unexpected(&self, host: usize) -> Failure {
         let label = self.hosts[host].label();
-        Failure::new(Exit::Protocol, format!("the agent on {label} violated the protocol"))
+        Failure::new(Exit::Protocol, format!("the agent on {label} broke the protocol"))
     }
 
     /// Stops this process until it is continued. Sessions tell their other ends first.

@@ -34,7 +34,7 @@ fn unbracketed(text: &OsStr) -> Option<String> {
     let end = rest.rmatch_indices(':').map(|(at, _)| at).find(is_address)?;
     let (address, path) = (&rest[..end], &rest[end + 1..]);
     let words = [user, "[", address, "]:", path].concat();
-    Some(format!("write an IPv6 address in brackets: {}", escaped(OsStr::new(&words))))
+    Some(format!("an IPv6 address needs brackets: {}", escaped(OsStr::new(&words))))
 }
 
 /// One side of a command line: `path`, `host:path`, `-`.

@@ -327,7 +327,7 @@ impl TreeSink {
             self.shared.wait_drained();
         }
         if self.wanted.is_some() || !self.shared.wanted().is_empty() {
-            return Err(Refused::Data("the contents of a listed file are missing"));
+            return Err(Refused::Data("a listed file without its contents"));
         }
         self.stop_threads();
         let top = self.levels.first().cloned().flatten();

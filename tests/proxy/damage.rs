@@ -71,7 +71,11 @@ fn a_flipped_bit_in_control_frames() {
                 let (hit, code) = if way == Way::Up { (&recv, 3) } else { (&send, 7) };
                 if offset == 150 {
                     assert_eq!(hit.code, code, "{way:?}: {}", hit.stderr);
-                    assert!(hit.stderr.contains("damaged on the way, or encrypted with another KEY"), "{}", hit.stderr);
+                    assert!(
+                        hit.stderr.contains("damaged in transit, or encrypted with a different KEY"),
+                        "{}",
+                        hit.stderr
+                    );
                 }
             }
         }

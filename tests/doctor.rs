@@ -144,7 +144,7 @@ fn a_host_without_an_adapter_has_not_failed() {
         // A host with adapters is tested in the guest, whose devices are known.
         let report = said(rddoctor().arg("--json")).json();
         assert!(report["findings"].as_array().expect("a list").iter().any(|finding| finding["check"] == "device"));
-        return;
+        return partly_run("this host has an adapter");
     }
     let said = said(rddoctor().arg("--json"));
     assert!(said.code == 0 || said.code == 10, "{}", said.stdout);

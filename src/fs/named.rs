@@ -1,16 +1,19 @@
 //! Extended attributes of an entry, by directory and name: listxattrat(2) and getxattrat(2) of Linux 6.13.
 //!
-//! Before these calls the only way was a path through `/proc/self/fd`. That takes the kernel twice as long: a third of
-//! the time needed to examine a file that has not changed.
+//! Older kernels take only paths. A thread that has a working directory of its own enters the directory for the call:
+//! 1.1 us of processor time for a file, where listxattrat(2) takes 0.7, and a path through `/proc/self/fd` 2.3, which
+//! is a third of the time needed to examine a file that has not changed. That path remains for containers whose filter
+//! of system calls refuses unshare(2).
 
 #![allow(unsafe_code, reason = "system calls that rustix does not have")]
 
-use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{lgetxattr, llistxattr};
+use rustix::fs::{CWD, Mode, OFlags, lgetxattr, llistxattr, openat};
 use rustix::io::Errno;
+use rustix::process::fchdir;
 
 use super::metadata::by_path;
 use crate::fault::errno_of;
@@ -109,9 +112,38 @@ fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
     }
 }
 
-/// Calls `run` with the path of a name in an open directory.
-fn below<T>(directory: BorrowedFd<'_>, name: &CStr, run: impl FnOnce(Vec<u8>) -> Result<T, Errno>) -> Result<T, Errno> {
-    by_path(directory, |path| run([path.as_bytes(), b"/", name.to_bytes()].concat()))
+thread_local! {
+    /// The working directory of the process, for a thread that may leave it without moving other threads.
+    static HOME: Option<OwnedFd> = leave_others();
+}
+
+fn leave_others() -> Option<OwnedFd> {
+    // SAFETY: the call takes no pointer. Besides the working directory it separates the root directory and the umask,
+    // which no thread of this program changes.
+    if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+        return None;
+    }
+    let home = openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    // Fails if another user, as whom this program was started, may search the directory, but this one may not.
+    fchdir(&home).ok()?;
+    Some(home)
+}
+
+/// Calls `run` with a path to a name in an open directory.
+fn below<T>(directory: BorrowedFd<'_>, name: &CStr, run: impl FnOnce(&CStr) -> Result<T, Errno>) -> Result<T, Errno> {
+    HOME.with(|home| match home {
+        Some(home) => {
+            fchdir(directory)?;
+            let result = run(name);
+            // Relative paths would lead elsewhere from now on.
+            fchdir(home).expect("the working directory could be entered before");
+            result
+        }
+        None => by_path(directory, |path| {
+            let path = [path.as_bytes(), b"/", name.to_bytes()].concat();
+            run(&CString::new(path).map_err(|_| Errno::INVAL)?)
+        }),
+    })
 }
 
 #[cfg(test)]
@@ -120,6 +152,7 @@ mod tests {
 
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
+    use crate::not_run::not_run;
 
     /// The results are equal with and without these calls, for a file, for a link (not followed) and for a missing
     /// entry.
@@ -131,8 +164,7 @@ mod tests {
         std::fs::write(&file, "").expect("written");
         if let Err(error) = rustix::fs::setxattr(&file, c"user.colour", b"blue", rustix::fs::XattrFlags::empty()) {
             assert_eq!(error, Errno::OPNOTSUPP);
-            eprintln!("skipped: {} has no attributes", scratch.path().display());
-            return;
+            return not_run(format_args!("{} has no attributes", scratch.path().display()));
         }
         std::os::unix::fs::symlink("file", scratch.path().join("link")).expect("linked");
         let ask = |name: &CStr, bytes: usize| {
@@ -150,9 +182,15 @@ mod tests {
         assert_eq!(with[0][1].0, Ok(true));
         assert_eq!(with[1][1].0, Ok(false), "not what the link leads to");
         assert_eq!(with[2][1].0, Err(Errno::NOENT));
-        for error in [libc::ENOSYS, libc::EPERM] {
+        let before = std::env::current_dir().expect("a directory");
+        for (error, others) in [(libc::ENOSYS, &[][..]), (libc::EPERM, &[]), (libc::EPERM, &[libc::SYS_unshare])] {
             ARE_MISSING.store(!HAS_NUMBERS, Ordering::Relaxed);
-            let without = where_calls_fail(&[LISTXATTRAT, GETXATTRAT], error, all);
+            let without = where_calls_fail(&[&[LISTXATTRAT, GETXATTRAT], others].concat(), error, || {
+                let (all, is_alone) = (all(), HOME.with(Option::is_some));
+                assert_eq!(is_alone, others.is_empty());
+                assert_eq!(std::env::current_dir().expect("a directory"), before);
+                all
+            });
             assert!(ARE_MISSING.swap(!HAS_NUMBERS, Ordering::Relaxed));
             assert_eq!(with, without);
         }

@@ -26,6 +26,7 @@ pub mod others;
 pub mod proxy;
 pub mod seeds;
 
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub use not_run::{not_run, partly_run};
 
 /// Session key that a user might choose.

@@ -7,6 +7,7 @@ use rustix::fs::{Advice, fadvise};
 use rustix::io::pread;
 
 use super::*;
+use crate::not_run::not_run;
 
 const CHUNK: usize = 256 << 10;
 
@@ -146,7 +147,7 @@ fn pages_that_wait_in_the_cache_do_not_come_over_what_is_written_past_it() {
 
 #[test]
 fn a_file_system_without_a_disk_gets_it_through_the_cache() {
-    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("no /dev/shm here") };
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return not_run("/dev/shm is missing") };
     if !fstatfs(File::open(memory.path()).expect("there")).is_ok_and(|fs| CACHE_ONLY.contains(&(fs.f_type as u32))) {
         return eprintln!("/dev/shm is no tmpfs here");
     }

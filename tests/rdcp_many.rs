@@ -247,6 +247,16 @@ fn the_source_among_the_hosts_and_a_missing_source() {
     ended.expect(0);
     assert!(ended.stderr.contains("are the same file; left unchanged"), "{}", ended.stderr);
     lab.is_equal("src", "h2/src");
+    // Sources on another host, which is one of the destinations.
+    for (at_h1, said) in [(lab.there("h1", ""), 1), (lab.there("h1", "h1/"), 0)] {
+        let destinations = [at_h1, "--to".into(), lab.there("h2", "h2/")];
+        let ended =
+            lab.start_many::<OsString>(&[&["-r".into(), lab.there("h1", "src")], &destinations[..]].concat()).wait();
+        ended.expect(0);
+        assert_eq!(ended.stderr.matches("are the same file; left unchanged").count(), said, "{}", ended.stderr);
+        lab.is_equal("src", "h2/src");
+    }
+    lab.is_equal("src", "h1/src");
     let sources = [lab.join("src/small1"), lab.join("nosuch")].map(OsString::from);
     let rest = [lab.there("h1", "h1/"), "--to".into(), there];
     let ended = lab.start_many::<OsString>(&[&sources[..], &rest].concat()).wait();

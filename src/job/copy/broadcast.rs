@@ -165,14 +165,11 @@ impl Copy<'_> {
 
     /// Starts a host. A host that cannot be started fails alone. `is_again`: whether the host has failed and is being
     /// added again. Its old agent may still be running and passing the stream on, so the job treats the new agent as
-    /// another host.
+    /// another host. The same holds for the host with the sources.
     fn start(&mut self, spec: &Spec, source: usize, is_again: bool) -> Target {
-        let host = if is_again { self.job.host_anew(spec.host()) } else { self.host_of(spec) };
+        let is_sources = self.job.hosts[source].name == spec.host();
+        let host = if is_again || is_sources { self.job.host_anew(spec.host()) } else { self.host_of(spec) };
         let (host, failure) = match host {
-            Ok(host) if host == source => {
-                let line = format!("{} has the sources; copy there with a separate command", self.label(host));
-                (None, Some(Failure::new(Exit::Usage, line)))
-            }
             Ok(host) => (Some(host), None),
             Err(failure) => (None, Some(failure)),
         };

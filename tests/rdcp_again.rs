@@ -123,6 +123,13 @@ fn a_tree_that_was_cut_is_gone_on_with() {
         let named = partial.file_name().expect("a name").to_string_lossy().into_owned();
         let kept = ended.stderr.lines().find(|line| line.contains(&named)).expect("it is said").to_owned();
         assert!(kept.contains("MiB kept in") && kept.contains("run again to resume"), "{kept}");
+        // Interrupted again, before it has got as far: what the first run left is not called useless.
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        std::thread::sleep(Duration::from_millis(250));
+        process.signal(rustix::process::Signal::INT);
+        let again = process.wait();
+        again.expect(130);
+        assert!(!again.stderr.contains("start over"), "{}", again.stderr);
         // A file becomes a directory and the other way round, one is removed, and one changes.
         let there: Vec<String> = (0..200).map(name).filter(|name| partial.join(name).is_file()).collect();
         let [to_directory, gone, changed] = [0, 1, 2].map(|at| lab.join("source").join(&there[at]));
@@ -147,6 +154,30 @@ fn a_tree_that_was_cut_is_gone_on_with() {
         let told = diff.arg("-r").args([lab.join("source"), lab.join("copy")]).output().expect("diff");
         assert!(told.status.success(), "{way:?}: {}", String::from_utf8_lossy(&told.stdout));
         assert!(!partial.exists());
+    }
+}
+
+/// A file that is written in place is broken under its final name, and named.
+#[test]
+fn an_interrupted_copy_in_place_names_what_is_incomplete() {
+    for (from, to) in [("", "h:"), ("h:", "")] {
+        let lab = Lab::new();
+        noise(&lab.join("source"), 6 << 20);
+        let [source, new] =
+            [(from, "source"), (to, "new")].map(|(host, name)| format!("{host}{}", lab.join(name).display()));
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["--in-place", "--bwlimit=2M", &source, &new]);
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let has_come = || fs::metadata(lab.join("new")).is_ok_and(|new| new.blocks() > 0);
+        let until = Instant::now() + PATIENCE;
+        while !has_come() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process.signal(rustix::process::Signal::INT);
+        let said = ["interrupted; ", "new is incomplete (written in place), run again"];
+        process.wait().expect(130).one_line("rdcp", &said);
+        ended(&lab, &["--in-place", &source, &new]).expect(0);
+        assert!(fs::read(lab.join("new")).expect("it") == fs::read(lab.join("source")).expect("it"));
     }
 }
 

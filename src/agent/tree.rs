@@ -112,10 +112,10 @@ pub(crate) fn sink(
 
 pub(super) fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
     let emit = Emit::clone(emit);
-    sink.on_kept(Box::new(move |paths, bytes| {
+    sink.on_kept(Box::new(move |paths, bytes, state| {
         if let [path, others @ ..] = paths {
             let path = end_of(path.clone(), KEPT_PATH_BYTES_MAX);
-            emit(Message::Kept(Kept { path, others: others.len() as u64, bytes }));
+            emit(Message::Kept(Kept { path, others: others.len() as u64, bytes, state }));
         }
     }));
 }

@@ -306,8 +306,6 @@ const WORDS: &[(&str, Here)] = &[
 pub struct Translated {
     /// The words that `rdcp` is to parse, without the program's name.
     pub words: Vec<OsString>,
-    /// Notes for the user, each shown at most once.
-    pub notes: Vec<String>,
     /// The value of `-i`.
     pub key: Option<OsString>,
     /// Whether `--sync` is given, with which letters have rsync's meanings.
@@ -581,6 +579,10 @@ fn cluster(
                     // If the next word were its value, the copy would go the other way, and delete there.
                     (b't', _) if done.is_sync && at > 0 && !attached => true,
                     (b't', _) if done.is_sync && !attached => return Err(format!("-t: {NO_TIMES}")),
+                    // cp's -rt DIR SRC, or rsync's -rt SRC DST? Taken for the wrong one, the copy would go the other way.
+                    (b't', _) if at > 0 && !attached => {
+                        return Err(format!("-{}: {NO_TIMES}", String::from_utf8_lossy(letters)));
+                    }
                     (b't', Some(value)) => attached && are_rsync_flags(value) && !exists(value),
                     (b'o', Some(value)) => !value.as_bytes().iter().any(|byte| b"= \t".contains(byte)),
                     (b'o', None) => true,
@@ -595,15 +597,6 @@ fn cluster(
                 if byte == b'i' && value.is_some_and(|value| is_rsyncs(value) && !is_key(value)) {
                     let letters = String::from_utf8_lossy(letters);
                     return Err(format!("-{letters}: {NO_KEY}"));
-                }
-                // cp's -rt DIR is accepted. If rsync's -rt was meant, the copy would go the other way.
-                if byte == b't'
-                    && at > 0
-                    && !attached
-                    && let Some(directory) = value
-                {
-                    let note = "taken as the directory to copy into, by -t; rsync's -t is done anyway";
-                    done.notes.push(format!("{}: {note}", escaped(directory)));
                 }
                 if byte == b'i' {
                     done.key = value.map(OsStr::to_owned);

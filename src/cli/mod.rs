@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_thread_that_cannot_be_started_is_explained() {
         for (errno, expected) in [
-            (libc::EAGAIN, "Resource temporarily unavailable (errno 11): the limit on processes"),
+            (libc::EAGAIN, "Resource temporarily unavailable (errno 11): the process limit"),
             (libc::ENOMEM, "Cannot allocate memory (errno 12)"),
             (libc::EPERM, "Operation not permitted (errno 1)"),
         ] {

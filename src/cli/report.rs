@@ -256,7 +256,11 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn is_watched(&self) -> bool {
-        self.terminal.as_ref().is_some_and(|terminal| terminal.area.is_watched())
+        match &self.terminal {
+            Some(terminal) => terminal.area.is_watched(),
+            // Nothing is shown yet.
+            None => ProgressArea::new(self.name, self.reporter.options, self.may_draw).is_watched(),
+        }
     }
 
     fn finish(&mut self) {

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::builder::ArgAction;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, Command};
+use clap::{Arg, ArgMatches, Command};
 
 use super::{Arguments, definitions, wrong};
 use crate::fault::{Exit, Failure, escaped};
@@ -245,7 +245,9 @@ impl Settings {
             self.left_out.clear();
             for setting in std::mem::take(&mut weaker) {
                 let reason = match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
-                    Ok(given) => T::refused(&given).or_else(|| T::idle(&given, &setting.key)),
+                    Ok(given) => T::refused(&given)
+                        .or_else(|| T::idle(&given, &setting.key))
+                        .or_else(|| silenced(&given, &setting.key)),
                     Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
                     Err(error) => {
                         let line = format!("{}: {}", setting.origin, wrong::reason(&error));
@@ -274,6 +276,15 @@ pub(super) fn hosts() -> Vec<OsString> {
     let entries = files.iter().filter_map(|path| file::read(path).ok().flatten()).flatten();
     let sections = entries.filter_map(|entry| entry.hosts).filter(|hosts| !hosts.contains(['*', '?']));
     sections.flat_map(|hosts| expand(OsStr::new(&hosts)).unwrap_or_default()).collect()
+}
+
+/// Returns why `quiet` is ignored. Typed beside these options, it counts.
+fn silenced(given: &ArgMatches, key: &str) -> Option<String> {
+    let is_given = |option: &&&str| {
+        given.try_contains_id(option).unwrap_or(false) && given.value_source(option) == Some(ValueSource::CommandLine)
+    };
+    let option = ["verbose", "progress"].iter().find(is_given).filter(|_| key == "quiet")?;
+    Some(format!("--{option} is given"))
 }
 
 /// Whether a command line is refused because of another option, present or missing.

@@ -59,6 +59,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
+use minicbor::{Decode, Encode};
 use rd_proto::control::IoFact;
 use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
@@ -127,9 +128,25 @@ pub enum Refused {
 /// answer, but not after the session has ended.
 pub type SendAnswer = Box<dyn Fn(Answer) + Send + Sync>;
 
+/// In which state a cancelled copy leaves the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum KeptState {
+    /// Under a partial name.
+    #[default]
+    #[n(0)]
+    Begun,
+    /// The same, and an earlier copy had left data there, too, which this one may not have reached.
+    #[n(1)]
+    Resumed,
+    /// Under the final name, which is incomplete: `--in-place`.
+    #[n(2)]
+    InPlace,
+}
+
 /// Callback that takes the paths that a transfer leaves for the next one to resume after giving up, and the number of
-/// bytes in them that need not be sent again.
-pub type Kept = Box<dyn Fn(&[Vec<u8>], u64) + Send>;
+/// bytes in them that need not be sent again, and the state that they are in.
+pub type Kept = Box<dyn Fn(&[Vec<u8>], u64, KeptState) + Send>;
 
 /// A chunk, or any other buffer that holds the bytes of records or of a range.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -232,6 +249,7 @@ impl TreeSink {
             planned: Mutex::default(),
             without: Mutex::new(without.into_iter().collect()),
             kept: Mutex::default(),
+            incomplete: Mutex::default(),
             held_until: Instant::now() + HELD_MAX,
             pending: Mutex::default(),
             drained: Condvar::new(),
@@ -553,11 +571,18 @@ impl TreeSink {
         self.shared.wanted().clear();
         self.levels.clear();
         self.shared.finish_manifest();
-        let kept = std::mem::take(&mut *self.shared.kept.lock().expect("no panics under it"));
+        let take = |paths: &Mutex<Vec<Vec<u8>>>| std::mem::take(&mut *paths.lock().expect("no panics under it"));
+        let (kept, incomplete) = (take(&self.shared.kept), take(&self.shared.incomplete));
         if let Some(tell) = &self.tell_kept
-            && !kept.is_empty()
+            && !(kept.is_empty() && incomplete.is_empty())
         {
-            tell(&kept, self.shared.counts.resumable_bytes.load(Relaxed));
+            let counts = &self.shared.counts;
+            let (paths, state) = match counts.is_resumed.load(Relaxed) {
+                _ if !incomplete.is_empty() => (&incomplete, KeptState::InPlace),
+                true => (&kept, KeptState::Resumed),
+                false => (&kept, KeptState::Begun),
+            };
+            tell(paths, counts.resumable_bytes.load(Relaxed), state);
         }
     }
 

@@ -9,7 +9,6 @@ fn words(line: &str) -> Result<Vec<String>, String> {
     let done = translate(line.split(' ').map(OsString::from), &command, exists)?;
     let mut words: Vec<String> = done.words.into_iter().map(|word| word.into_string().expect("text")).collect();
     words.extend(done.is_relative.then(|| "(relative)".to_owned()));
-    words.extend(done.notes.first().map(|_| "(note)".to_owned()));
     Ok(words)
 }
 
@@ -63,7 +62,8 @@ fn what_hands_type() {
         ("-rt --sync a/ h:", "-r --sync a/ h:"),
         ("--sync -r -t a/ h:", "!"),
         ("--sync --target-directory h: a/", "--sync --target-directory h: a/"),
-        ("-rt dir -- --sync", "-r -t dir -- --sync (note)"),
+        ("-rt dir -- --sync", "!"),
+        ("-r -t dir a", "-r -t dir a"),
         ("--sync -aI a/ h:", "--sync --recursive --checksum a/ h:"),
         ("--sync -a --super --no-o --no-g a/ h:", "--sync --recursive --no-owner a/ h:"),
         ("--sync -a --omit-dir-times a/ h:", "--sync --recursive --omit-dir-times a/ h:"),
@@ -82,7 +82,8 @@ fn what_hands_type() {
         ("--sync -a --stats -h a/ h:", "--sync --recursive --stats --human-readable a/ h:"),
         ("--sync -aC a/ h:", "!"),
         ("-rC a/ h:", "-r --compress=auto a/ h:"),
-        ("-rt dir h:a", "-r -t dir h:a (note)"),
+        ("-rt dir h:a", "!"),
+        ("-vrt a/ h:", "!"),
         ("-P 2222 a h:", "-P 2222 a h:"),
         ("-P2222 a h:", "-P 2222 a h:"),
         ("-P 80 h:", "--progress 80 h:"),

@@ -131,6 +131,10 @@ fn what_means_nothing_for_a_copy_is_left_out() {
     ] {
         assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words} {line}"));
     }
+    let quiet = Files::new("quiet = true\n", "");
+    for (line, words) in [("a b", "--quiet a b"), ("-v a b", "-v a b"), ("a --progress b", "a --progress b")] {
+        assert_eq!(quiet.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words}"));
+    }
     let typed = files.words::<CopyArguments>("rdcp --bwlimit 1M a b");
     assert_eq!(typed, "rdcp --fsync --sync --itemize-changes --bwlimit 1M a b");
 }

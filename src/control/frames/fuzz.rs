@@ -13,6 +13,7 @@ use crate::tree::entries::{Change, Effect, FileKind, differs};
 use crate::tree::manifest;
 use crate::tree::progress::Amount;
 use crate::tree::proof::{Expected, TreeProof};
+use crate::tree::sink::KeptState;
 use crate::tree::stats::{Kinds, Stats, TreeFigures};
 
 /// Decodes any input without a panic. A decoded message must be the same after encoding and decoding.
@@ -284,7 +285,15 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("changed-anywhere", Message::Changed(None)),
         ("other-lost", Message::OtherLost),
         ("count", Message::Count),
-        ("kept", Message::Kept(Kept { path: b"/srv/.x.rd-part".to_vec(), others: 2, bytes: 50 << 20 })),
+        (
+            "kept",
+            Message::Kept(Kept {
+                path: b"/srv/.x.rd-part".to_vec(),
+                others: 2,
+                bytes: 50 << 20,
+                state: KeptState::Resumed,
+            }),
+        ),
         ("tell-log", Message::TellLog(2)),
         (
             "log-line",

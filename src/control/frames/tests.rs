@@ -3,6 +3,7 @@ use super::*;
 use crate::engine::Figures;
 use crate::transport::Medium;
 use crate::tree::progress::Amount;
+use crate::tree::sink::KeptState;
 
 #[test]
 fn samples_have_every_kind_of_message() {
@@ -223,6 +224,8 @@ fn golden_bytes() {
     assert_eq!(bytes, b"\x19\0\0\0\x82\x0f\x83\x09\x86\0\0\0\0\0\0\x86\x83\x02\0\x05\0\x83\0\0\0\xf4\x41a\xf4");
     bytes.clear();
     Message::Count.encode(&mut bytes).expect("short");
-    Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7 }).encode(&mut bytes).expect("short");
-    assert_eq!(bytes, b"\x05\0\0\0\x82\x19\x03\xe9\x80\x0b\0\0\0\x82\x19\x03\xea\x81\x83\x42/p\x01\x07");
+    Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7, state: KeptState::InPlace })
+        .encode(&mut bytes)
+        .expect("short");
+    assert_eq!(bytes, b"\x05\0\0\0\x82\x19\x03\xe9\x80\x0b\0\0\0\x82\x19\x03\xea\x81\x84\x42/p\x01\x07\x02");
 }

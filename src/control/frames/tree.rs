@@ -6,6 +6,7 @@ use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
 use super::{Endpoint, MESSAGE_BYTES_MAX};
 use crate::tree::progress::Amount;
+use crate::tree::sink::KeptState;
 
 /// Maximum number of sources in one [`super::Message::Found`]. With the longest paths they still fit in a message.
 pub const FOUND_MAX: usize = 32;
@@ -185,4 +186,7 @@ pub struct Kept {
     /// Bytes of data that need not be sent again.
     #[n(2)]
     pub bytes: u64,
+    /// In which state it is.
+    #[n(3)]
+    pub state: KeptState,
 }

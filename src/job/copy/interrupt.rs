@@ -9,6 +9,7 @@ use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::size_words;
 use crate::job::{STOP_MAX, Update};
+use crate::tree::sink::KeptState;
 
 impl Copy<'_> {
     /// Tells all ends that this signal ends the copy, and waits until they have ended.
@@ -26,11 +27,18 @@ impl Copy<'_> {
     /// Tells the user what a copy that was given up or has failed has left to resume. Returns false if it has left
     /// nothing.
     pub(super) fn tell_kept(&mut self, how: &str) -> bool {
-        let Some(Kept { path, others, bytes }) = self.kept.take() else { return false };
+        let Some(Kept { path, others, bytes, state }) = self.kept.take() else { return false };
         let Some(hop) = self.hop else { return false };
         let path = self.name(self.job.hops[hop].host(Side::To), &path);
+        let (are, them) = if others > 0 { ("are", "them") } else { ("is", "it") };
         let others = if others > 0 { format!(" and {others} more") } else { String::new() };
         self.say(&match bytes {
+            _ if state == KeptState::InPlace => {
+                format!("{how}; {path}{others} {are} incomplete (written in place), run again to complete {them}")
+            }
+            0 if state == KeptState::Resumed => {
+                format!("{how}; what was there is kept in {path}{others}, run again to resume")
+            }
             0 => format!("{how}; nothing usable kept in {path}{others}, run again to start over"),
             _ => format!("{how}; {} kept in {path}{others}, run again to resume", size_words(bytes)),
         });

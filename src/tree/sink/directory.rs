@@ -195,6 +195,9 @@ impl OpenDirectory {
             _ => Arc::new(Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() }),
         };
         let is_unseen = parent.is_unseen || unnamed.is_some();
+        if is_resumed {
+            shared.counts.is_resumed.store(true, Ordering::Relaxed);
+        }
         let mut entered = Self::new(fd, place, Arc::clone(shared), Some(last));
         entered.wants_names.store(!is_new, Ordering::Relaxed);
         let named = unnamed.as_ref().map_or(name, |unnamed| unnamed.partial.as_bytes());

@@ -669,12 +669,18 @@ impl Drop for Large {
         if !is_published && !is_kept {
             self.partial.remove(&self.directory, &self.name);
         }
-        if !is_published
-            && let (Some(appended), Some(marker)) = (&self.appended, self.partial.marker())
-            && !marker.was_there()
-            && appended.undo(&self.partial.file)
-        {
-            marker.take_back(&self.directory);
+        let marker = self.partial.marker().filter(|_| !is_published);
+        let is_undone = marker.is_some_and(|marker| {
+            let is_undone = !marker.was_there() && self.appended.as_ref().is_some_and(|it| it.undo(&self.partial.file));
+            if is_undone {
+                marker.take_back(&self.directory);
+            }
+            is_undone
+        });
+        let is_device = matches!(self.partial.way, Way::Device) && self.written_bytes.load(Relaxed) > 0;
+        let is_incomplete = marker.is_some() && !is_undone || is_device && !is_published;
+        if is_incomplete && self.shared.is_stopped.load(Acquire) {
+            self.shared.leave_incomplete(self.directory.path(&self.name));
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
             let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());

@@ -320,6 +320,9 @@ pub(super) fn keep(
         }
         shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
     }
+    if is_regular {
+        shared.note_whole(directory, stat.st_size as u64);
+    }
     directory.list(name, Medium::Disk);
     shared.made(&shared.counts.same);
     shared.progress.at(|| directory.tree_path(name));

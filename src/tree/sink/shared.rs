@@ -72,6 +72,8 @@ pub(super) struct Shared {
     pub(super) without: Mutex<Vec<IoFact>>,
     /// Paths of entries that stay without a final name.
     pub(super) kept: Mutex<Vec<Vec<u8>>>,
+    /// Paths of files that were being written in place as the transfer was given up.
+    pub(super) incomplete: Mutex<Vec<Vec<u8>>>,
     /// Until when to wait for names that another transfer holds.
     pub(super) held_until: Instant,
     pub(super) pending: Mutex<usize>,
@@ -93,6 +95,8 @@ pub(super) struct Counts {
     pub(super) without_xattrs: AtomicU64,
     /// Bytes that the next transfer need not send, because they stay, or will stay if this transfer is given up.
     pub(super) resumable_bytes: AtomicU64,
+    /// Whether a tree that an earlier transfer left is resumed.
+    pub(super) is_resumed: AtomicBool,
 }
 
 impl Shared {
@@ -110,6 +114,11 @@ impl Shared {
 
     pub(super) fn keep(&self, path: Vec<u8>) {
         self.kept.lock().expect("no panics under it").push(path);
+    }
+
+    /// Records that a file was written in place, and is not complete.
+    pub(super) fn leave_incomplete(&self, path: Vec<u8>) {
+        self.incomplete.lock().expect("no panics under it").push(path);
     }
 
     /// Records that a file in a directory without a name is whole. It counts as resumable if the next copy looks at it

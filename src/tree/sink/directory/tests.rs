@@ -5,8 +5,8 @@ use std::sync::mpsc;
 
 use rd_proto::tree::{Record, Time};
 
-use super::super::TreeSink;
 use super::super::tests::chunk;
+use super::super::{KeptState, TreeSink};
 use super::*;
 use crate::options::TreeOptions;
 
@@ -42,8 +42,8 @@ fn a_new_tree_appears_when_it_is_whole() {
     for is_cut in [true, true, false] {
         let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
         let (tell, told) = mpsc::channel();
-        sink.on_kept(Box::new(move |paths, bytes| {
-            assert_eq!(bytes, 0, "small files are sent again");
+        sink.on_kept(Box::new(move |paths, bytes, state| {
+            assert_eq!((bytes, state), (0, KeptState::Begun), "small files are sent again");
             tell.send(paths.to_vec()).expect("it is heard");
         }));
         let begun = [directory(b"new"), directory(b"sub"), file(b"file"), Record::Leave, file(b"there")];

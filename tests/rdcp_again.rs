@@ -272,7 +272,7 @@ fn an_older_generation_is_not_copied_into_again() {
             let (source, to) = (path(way.0, source), path(way.1, "generations"));
             ended(&lab, &["--sync", "-r", "--snapshot", name, &source, &to])
                 .expect(1)
-                .one_line("rdcp", &[name, "whole", "choose another NAME"]);
+                .one_line("rdcp", &[name, "complete", "choose another NAME"]);
         }
         assert!(!lab.join("generations/Mon/new").exists() && !lab.join("generations/Mon/source").exists());
         assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Tue"));
@@ -303,7 +303,7 @@ fn a_generation_with_failed_entries_is_gone_on_with() {
         assert!(!lab.join("generations/Mon/source/small").exists());
         assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Mon"));
         ended(&lab, &["--check", &manifest, &path(to, "generations/Mon")]).expect(0);
-        copy().expect(1).one_line("rdcp", &["Mon", "whole"]);
+        copy().expect(1).one_line("rdcp", &["Mon", "complete"]);
     }
 }
 

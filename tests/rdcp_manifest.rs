@@ -136,7 +136,7 @@ fn it_is_not_written_where_it_would_list_itself_or_be_copied() {
     run(&lab, &["-r", "--manifest", "new", "from", "new"], 1);
     for (arguments, part) in [
         (&["--manifest", "list", "from/small", "copy"][..], "--recursive"),
-        (&["-r", "--manifest", "host:list", "from", "copy"], "of this host"),
+        (&["-r", "--manifest", "host:list", "from", "copy"], "on this host"),
         (&["-rn", "--manifest", "list", "from", "copy"], "cannot be used with"),
         (&["-r", "--manifest", "list", "--manifest-b3sum", "list", "from", "copy"], "the same file"),
     ] {

@@ -134,7 +134,7 @@ fn a_page_that_cannot_be_written_or_would_be_copied_is_refused_at_first() {
     fs::write(lab.join("src/file"), noise(10)).expect("a file");
     for (file, part) in [
         ("none/page.html", "No such file"),
-        ("src", "no regular file"),
+        ("src", "not a regular file"),
         ("-", "FILE.html"),
         ("src/page.html", "is copied"),
         ("src/sub/page.html", "is copied"),

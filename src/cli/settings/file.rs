@@ -146,6 +146,10 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
                 let reason = format!("settings for certain hosts belong in a section, such as [{HOST}.\"gpu*\"]");
                 return Err((line(hosts.span().start), reason));
             };
+            if let Some((_, host)) = hosts.get_ref().rsplit_once('@') {
+                let reason = format!("a section for hosts has no USER@; write [{HOST}.\"{host}\"]");
+                return Err((line(hosts.span().start), reason));
+            }
             add(Some(hosts.get_ref()), section)?;
         }
     }
@@ -199,6 +203,7 @@ mod tests {
             ("lanes = \n", 1, ""),
             ("\n[hosts.a]\nlanes = 1\n", 2, "[host.\"PATTERN\"]"),
             ("host = 1\n", 1, "must be a section"),
+            ("[host.\"u@h\"]\nlanes = 1\n", 1, "write [host.\"h\"]"),
             ("[host]\n\nlanes = 1\n", 3, "section"),
             ("x = 1979-05-27\n", 1, "date"),
             ("x = [[1]]\n", 1, "list"),

@@ -402,9 +402,14 @@ impl<'a> Reporter<'a> {
         moved: &[Moved<'_>],
     ) -> Result<Self, Failure> {
         let is_on_output = options.is_json_on_output();
-        if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output | Moved::Lines)) {
-            let line = "standard output carries data; write the report elsewhere, with --json=FILE or --json-fd FD";
-            return Err(Failure::new(Exit::Usage, line));
+        let carried = moved.iter().find_map(|one| match one {
+            Moved::Output => Some("data"),
+            Moved::Lines => Some("the list of changes"),
+            Moved::Input | Moved::File(..) => None,
+        });
+        if let Some(carried) = carried.filter(|_| is_on_output) {
+            let advice = "write the report elsewhere, with --json=FILE or --json-fd FD";
+            return Err(Failure::new(Exit::Usage, format!("standard output carries {carried}; {advice}")));
         }
         outputs::check(options, moved)?;
         let page = options.page.as_ref().map(|path| Page::open(path)).transpose()?;

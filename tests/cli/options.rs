@@ -299,11 +299,11 @@ fn a_report_is_a_file_of_its_own() {
     for name in ["source", "./source", "link"] {
         for option in ["--json", "--report", "--trace"] {
             let report = format!("{option}={name}");
-            let parts = [option, "that is FILE as well"];
+            let parts = [option, "is also FILE"];
             refused(rdsend(), &[&report, "127.0.0.1", "1", KEY, "source"], "rdsend", &parts);
             refused(rdrecv(), &[&report, "0", KEY, "source"], "rdrecv", &parts);
-            refused(rdcp(), &[&report, "source", "copy"], "rdcp", &[option, "that is SRC as well"]);
-            refused(rdcp(), &[&report, "/dev/null", "source"], "rdcp", &[option, "that is DST as well"]);
+            refused(rdcp(), &[&report, "source", "copy"], "rdcp", &[option, "is also SRC"]);
+            refused(rdcp(), &[&report, "/dev/null", "source"], "rdcp", &[option, "is also DST"]);
         }
     }
     refused(rdrecv(), &["--json=new", "0", KEY, "new"], "rdrecv", &["--json new", "FILE"]);

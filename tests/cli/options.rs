@@ -306,6 +306,8 @@ fn a_report_is_a_file_of_its_own() {
             refused(rdcp(), &[&report, "/dev/null", "source"], "rdcp", &[option, "is also DST"]);
         }
     }
+    refused(rdcp(), &["--trace=none/t", "source", "copy"], "rdcp", &["cannot write the trace to none/t: "]);
+    refused(rdcp(), &["--report=none/p", "source", "copy"], "rdcp", &["cannot write the report to none/p: "]);
     refused(rdrecv(), &["--json=new", "0", KEY, "new"], "rdrecv", &["--json new", "FILE"]);
     refused(
         rdsend(),

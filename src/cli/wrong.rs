@@ -113,6 +113,8 @@ pub(crate) fn reason(error: &Error) -> String {
             }
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {}", escaped(OsStr::new(name))),
+        // A flag that counts ends in dots here.
+        ErrorKind::TooManyValues if name.starts_with('-') => format!("{} takes no value", name.trim_end_matches('.')),
         ErrorKind::TooManyValues => format!("too many arguments: {value}"),
         ErrorKind::InvalidValue | ErrorKind::ValueValidation if value.is_empty() && !name.is_empty() => {
             let wanted = text(ContextKind::ValidValue);
@@ -234,6 +236,9 @@ mod tests {
             ),
             ("rdsend -Z h 5000", "unknown option -Z; see --help"),
             ("rdsh --agent a --via", "--via needs a value: ADDRESS|INTERFACE; see --help"),
+            ("rdcp --recursive=yes a b", "--recursive takes no value; see --help"),
+            ("rdcp --verbose=2 a b", "--verbose takes no value; see --help"),
+            ("rdcp --help=foo", "--help takes no value; see --help"),
             ("rdsend a 1 k f g", "too many arguments: g; see --help"),
             ("rdcp a b --transport foo", "--transport foo: expected one of auto, rdma, prefer-rdma, tcp; see --help"),
             ("rdcp a b --transport", "--transport needs one of auto, rdma, prefer-rdma, tcp; see --help"),

@@ -246,7 +246,11 @@ impl Settings {
             for setting in std::mem::take(&mut weaker) {
                 let reason = match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
                     Ok(given) => T::refused(&given).or_else(|| T::idle(&given, &setting.key)),
-                    Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
+                    Err(error) if is_about_others(&error) => {
+                        let reason = wrong::reason(&error);
+                        let lacks = reason.strip_prefix("missing: ").map(|lacks| format!("needs {lacks}"));
+                        Some(lacks.unwrap_or(reason))
+                    }
                     Err(error) => {
                         let line = format!("{}: {}", setting.origin, wrong::reason(&error));
                         return Err(Failure::new(Exit::Usage, line));

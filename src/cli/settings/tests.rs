@@ -245,6 +245,15 @@ fn every_value_is_shown_with_its_place() {
     assert_eq!(shown_value("a\"b\\\n"), "\"a\\\"b\\\\\\u000a\"");
 }
 
+#[test]
+fn a_setting_that_is_ignored_names_the_option_that_it_needs() {
+    let files = Files::new("update = true\n", "");
+    let settings = files.settings::<CopyArguments>("rdcp --show-config a b:", |_| None);
+    let settings = settings.unwrap_or_else(|line| panic!("{line}"));
+    let text = settings.shown(&mut CopyArguments::command());
+    assert!(text.contains("ignored: needs --sync\n"), "{text}");
+}
+
 fn shown_value(text: &str) -> String {
     shown::quoted(OsStr::new(text))
 }

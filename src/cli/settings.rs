@@ -357,7 +357,9 @@ fn unknown(known: &[Command], key: &str) -> String {
 /// Whether a section is for one of these hosts. The section's name is a list, as on the command line, of patterns with
 /// `*` and `?`.
 fn are_meant(section: &str, hosts: &[OsString]) -> Result<bool, String> {
-    let patterns = expand(OsStr::new(section))?;
+    // Advice is about command lines, where a name with a colon may also be that of a file.
+    let without_advice = |reason: String| reason.split("; ").next().unwrap_or_default().to_owned();
+    let patterns = expand(OsStr::new(section)).map_err(without_advice)?;
     Ok(patterns.iter().any(|pattern| hosts.iter().any(|host| fits(pattern.as_bytes(), host.as_bytes()))))
 }
 

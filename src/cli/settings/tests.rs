@@ -147,6 +147,8 @@ fn what_is_wrong_is_one_line_with_its_place() {
         ("buffer = true\n", ":1: buffer takes a value, in quotes unless it is a number"),
         ("quiet = 'yes'\n", ":1: quiet must be true or false"),
         ("lanes = [1, 2]\n", ":1: lanes does not take a list"),
+        ("[host.'a[1']\nlanes = 1\n", ":2: a[1: a bracket is not closed"),
+        ("[host.'a[x]']\nlanes = 1\n", ":2: a[x]: brackets must contain numbers and ranges, such as [01-08,12]"),
         ("[host.'g[2-1]']\nlanes = 1\n", ":2: g[2-1]: a range must begin with its smaller number"),
     ] {
         assert_eq!(Files::wrong(text), expected, "{text}");

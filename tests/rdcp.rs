@@ -128,6 +128,7 @@ fn patterns_and_homes_are_expanded_there() {
     holds(&lab.join("itself"), b"itself");
     fs::remove_file(lab.join("home/*.txt")).expect("ours");
     lab.rdcp(&["h:*.none", "into"]).expect(5).one_line("rdcp", &["h: no file matches *.none"]);
+    lab.rdcp(&["h:~no-such-user/x", "into"]).expect(5).one_line("rdcp", &["~no-such-user/x: ", "; no such user there"]);
     // On this host, the shell expands patterns.
     lab.rdcp(&["*.txt", "h:x"]).expect(5).one_line("rdcp", &["*.txt", "errno 2"]);
 }

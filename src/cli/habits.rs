@@ -560,7 +560,11 @@ fn cluster(
                 done.words.push("--human-readable".into())
             }
             Some(Here::Own) => done.words.push(short),
-            Some(Here::Kept) => {}
+            Some(Here::Kept) => {
+                let is_missing = |value: &&OsStr| byte == b'p' && !attached && is_number(value) && !exists(value);
+                let number = value.filter(is_missing).map(escaped);
+                done.notes.extend(number.map(|number| format!("{number} is taken as a SRC; ssh's port is -P PORT")));
+            }
             Some(Here::Filter) => {
                 let rule = if attached { Some(rest.to_owned()) } else { words.next() };
                 let rule = rule.unwrap_or_default();

@@ -547,6 +547,12 @@ fn launchers_that_fail() {
         ended.expect(3).one_line("rdcp", parts).within(SOON + SOON);
     }
     assert!(!lab.join("x").exists());
+    // What may have been meant: a file, or several hosts.
+    lab.0.file("h:f", b"1");
+    for (from, to, hint) in [("h:f", "copy", "type ./h:f"), ("source", "h1,h2:", "a list such as h[1-2]")] {
+        let ended = Process::spawn(lab.rdcp_by("refuses").args([from, to])).wait();
+        ended.expect(3).one_line("rdcp", &["cannot reach h", "no route to h; for ", hint]);
+    }
     lab.all_gone(SOON);
 }
 

@@ -103,8 +103,8 @@ const NO_GROUP: &str = "--no-owner leaves out both owner and group";
 
 const NO_OWNER: &str = "--no-owner leaves out the group as well; --chown :GROUP sets one";
 
-const NO_DIRLINKS: &str = "rdcp does not write through links in DST: the directory replaces the link, or fails; with -R, \
-    --no-implied-dirs keeps links that lead to SRC";
+const NO_DIRLINKS: &str = "rdcp does not write through links in DST: the directory replaces the link, or fails; with \
+    -R, --no-implied-dirs keeps links that lead to SRC";
 
 const ONE_PROTOCOL: &str = "rdcp has only one protocol, so leave out scp's -O; rsync's -O needs --sync";
 

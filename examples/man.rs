@@ -364,6 +364,10 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     }
     if page.command.get_name() == "rdcp" {
         roff.control("SH", ["DIFFERENCES FROM CP"]);
+        roff.text([roman(
+            "rdcp -r works as cp -a does, except as follows. Without -r, a link, FIFO or device named as SRC is read, \
+             as with cp and scp.",
+        )]);
         for (heading, meaning) in DIFFERENCES {
             define(&mut roff, heading, meaning);
         }

@@ -597,7 +597,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
-        _ => return Err("give a number with K, M, G, T, or kB, MB, GB, TB".to_owned()),
+        _ => return Err("give a number of bytes, or one with K, M, G, T, kB, MB, GB or TB".to_owned()),
     };
     let number: f64 = number.parse().map_err(|_| "not a number".to_owned())?;
     let bytes = number * factor as f64;

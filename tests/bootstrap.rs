@@ -551,7 +551,10 @@ fn a_shell_that_refuses_the_login_says_why() {
     let ended = Process::spawn(&mut far.command("refusing/ssh", &[])).wait();
     ended.expect(3).one_line(
         "rdcp",
-        &["no agent answered on far", "exit code 1: last output: This account is \\u{1b}[1mnot available."],
+        &[
+            "no agent answered on far",
+            "exit code 1: last output: This account is \\u{1b}[1mnot available; check that `ssh far true` works",
+        ],
     );
 }
 

@@ -128,6 +128,7 @@ fn patterns_and_homes_are_expanded_there() {
     holds(&lab.join("itself"), b"itself");
     fs::remove_file(lab.join("home/*.txt")).expect("ours");
     lab.rdcp(&["h:*.none", "into"]).expect(5).one_line("rdcp", &["h: no file matches *.none"]);
+    lab.rdcp(&["h:~no-such-user/x", "into"]).expect(5).one_line("rdcp", &["~no-such-user/x: ", "; no such user there"]);
     // On this host, the shell expands patterns.
     lab.rdcp(&["*.txt", "h:x"]).expect(5).one_line("rdcp", &["*.txt", "errno 2"]);
 }
@@ -546,6 +547,12 @@ fn launchers_that_fail() {
         ended.expect(3).one_line("rdcp", parts).within(SOON + SOON);
     }
     assert!(!lab.join("x").exists());
+    // What may have been meant: a file, or several hosts.
+    lab.0.file("h:f", b"1");
+    for (from, to, hint) in [("h:f", "copy", "type ./h:f"), ("source", "h1,h2:", "a list such as h[1-2]")] {
+        let ended = Process::spawn(lab.rdcp_by("refuses").args([from, to])).wait();
+        ended.expect(3).one_line("rdcp", &["cannot reach h", "no route to h; for ", hint]);
+    }
     lab.all_gone(SOON);
 }
 

@@ -547,8 +547,7 @@ fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64) {
     }
     process.signal(Signal::INT);
     let ended = process.wait();
-    let parts =
-        ["interrupted; 0 of 2 hosts are complete; ", " kept on the others in total, run again with --sync to resume"];
+    let parts = ["interrupted; 0 of 2 hosts are complete; ", " kept in total, run again with --sync to resume"];
     ended.expect(130).one_line("rdcp", &parts);
     arguments.splice(..3, ["-rv".into(), "--sync".into(), lab.join("src/").into_os_string()]);
     let ended = lab.start_many(&arguments).wait();

@@ -103,8 +103,10 @@ const NO_GROUP: &str = "--no-owner leaves out both owner and group";
 
 const NO_OWNER: &str = "--no-owner leaves out the group as well; --chown :GROUP sets one";
 
-const NO_DIRLINKS: &str =
-    "a directory replaces a symbolic link, or is refused; with -R, --no-implied-dirs keeps links that lead to SRC";
+const NO_DIRLINKS: &str = "rdcp does not write through links in DST: the directory replaces the link, or fails; with \
+    -R, --no-implied-dirs keeps links that lead to SRC";
+
+const ONE_PROTOCOL: &str = "rdcp has only one protocol, so leave out scp's -O; rsync's -O needs --sync";
 
 const NO_DIRS: &str = "rdcp copies directories with their contents (-r) or not at all";
 
@@ -118,7 +120,7 @@ const NO_BATCH: &str = "differences are sent, and cannot be kept in a file";
 
 const NO_DAEMON: &str = "rsync daemons are not supported: name HOST:PATH, to connect by ssh";
 
-const DELETES_LATER: &str = "--delete deletes in each directory after all its entries have been copied";
+const DELETES_LATER: &str = "use --delete, which deletes in each directory after all its entries have been copied";
 
 /// Every letter of scp and of rsync.
 #[rustfmt::skip]
@@ -142,7 +144,7 @@ pub const LETTERS: &[Letter] = &[
     letter('L', "", "--copy-links", Here::Own),
     letter('M', "", "--remote-option", Here::Refused("options apply to both ends anyway")),
     letter('N', "", "--crtimes", Here::Refused("Linux cannot set the creation time of a file")),
-    letter('O', "the old protocol", "--omit-dir-times", Here::Synced("--omit-dir-times", "rdcp has only one protocol: leave it out")),
+    letter('O', "the old protocol", "--omit-dir-times", Here::Synced("--omit-dir-times", ONE_PROTOCOL)),
     letter('P', "port", "--partial --progress", Here::Number(Number::Port)),
     letter('R', "directly between hosts", "--relative", Here::Own),
     letter('S', "program for ssh", "--sparse", Here::Word(Behind::Program)),
@@ -254,7 +256,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--groupmap=", Here::Refused("groups are mapped by name; --chown USER:GROUP sets one")),
     ("--delete-missing-args", Here::Refused("name the directory that contained them, with --delete")),
     ("--ignore-missing-args", Here::Refused("missing sources are reported (exit code 8), and the others are copied")),
-    ("--append", Here::Refused("an interrupted copy resumes when it is run again")),
+    ("--append", Here::Refused("an interrupted copy resumes when run again; --append-verify extends shorter files")),
     ("--compress-level=", Here::Refused(COMPRESSES)),
     ("--compress-choice=", Here::Refused(COMPRESSES)),
     ("--zl=", Here::Refused(COMPRESSES)),
@@ -556,7 +558,11 @@ fn cluster(
                 done.words.push("--human-readable".into())
             }
             Some(Here::Own) => done.words.push(short),
-            Some(Here::Kept) => {}
+            Some(Here::Kept) => {
+                let is_missing = |value: &&OsStr| byte == b'p' && !attached && is_number(value) && !exists(value);
+                let number = value.filter(is_missing).map(escaped);
+                done.notes.extend(number.map(|number| format!("{number} is taken as a SRC; ssh's port is -P PORT")));
+            }
             Some(Here::Filter) => {
                 let rule = if attached { Some(rest.to_owned()) } else { words.next() };
                 let rule = rule.unwrap_or_default();

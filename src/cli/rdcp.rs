@@ -404,6 +404,23 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Adds what the user may have meant to the failure to reach a host of the command line.
+fn with_hint<'a>(failure: Failure, mut specs: impl Iterator<Item = &'a Spec>) -> Failure {
+    let line = failure.message.clone().unwrap_or_default();
+    let is_unreached = |spec: &&Spec| line.contains(&format!("cannot reach {} by ", escaped(spec.host())));
+    let Some(spec) = specs.find(is_unreached) else { return failure };
+    let Spec::There(host, path) = spec else { return failure };
+    let file = [host.as_bytes(), b":", path.as_bytes()].concat();
+    let hint = if Path::new(OsStr::from_bytes(&file)).symlink_metadata().is_ok() {
+        format!("for the file {0}, type ./{0}", spec.typed())
+    } else if host.as_bytes().contains(&b',') {
+        "for several hosts, use --to, or a list such as h[1-2]".to_owned()
+    } else {
+        return failure;
+    };
+    Failure { message: Some(format!("{line}; {hint}")), ..failure }
+}
+
 /// Returns a place as the reports see it. `None` if the place is on another host.
 fn is_moved<'a>((spec, what, standard): (&'a Spec, &'static str, Moved<'a>)) -> Option<Moved<'a>> {
     match spec {
@@ -675,7 +692,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
             let mut console = Console::new("rdcp", reporter, may_draw, style, &remarks);
-            let mut ended = Copy::new(&plan, &mut console)?.run()?;
+            let ended = Copy::new(&plan, &mut console)?.run();
+            let mut ended =
+                ended.map_err(|failure| with_hint(failure, plan.sources.iter().chain([&plan.destination])))?;
             ended.failure = ended.failure.map(unshown);
             failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
             if let Some(text) =

@@ -57,6 +57,10 @@ use crate::transport::Medium;
 /// Shortest transfer for which the limiter is printed. For a shorter transfer it says nothing.
 const LIMITED_SECONDS_MIN: f64 = 0.5;
 
+/// What messages call the output of `--json` and `--report`, and that of `--trace`.
+const REPORT: &str = "report";
+const TRACE: &str = "trace";
+
 /// Reports to a person on standard error.
 pub struct Terminal {
     area: ProgressArea,
@@ -406,9 +410,14 @@ impl<'a> Reporter<'a> {
         moved: &[Moved<'_>],
     ) -> Result<Self, Failure> {
         let is_on_output = options.is_json_on_output();
-        if is_on_output && moved.iter().any(|one| matches!(one, Moved::Output | Moved::Lines)) {
-            let line = "standard output carries data; write the report elsewhere, with --json=FILE or --json-fd FD";
-            return Err(Failure::new(Exit::Usage, line));
+        let carried = moved.iter().find_map(|one| match one {
+            Moved::Output => Some("data"),
+            Moved::Lines => Some("the list of changes"),
+            Moved::Input | Moved::File(..) => None,
+        });
+        if let Some(carried) = carried.filter(|_| is_on_output) {
+            let advice = "write the report elsewhere, with --json=FILE or --json-fd FD";
+            return Err(Failure::new(Exit::Usage, format!("standard output carries {carried}; {advice}")));
         }
         outputs::check(options, moved)?;
         let page = options.page.as_ref().map(|path| Page::open(path)).transpose()?;
@@ -421,7 +430,7 @@ impl<'a> Reporter<'a> {
             (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
             (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
-        let file = opened.map_err(|error| unreportable(Exit::Usage, &name, &error))?;
+        let file = opened.map_err(|error| unreportable(Exit::Usage, REPORT, &name, &error))?;
         Ok(Self { options, sink: Some((file, name)), record, page, trace })
     }
 
@@ -493,7 +502,7 @@ impl<'a> Reporter<'a> {
     pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
         self.write(event).map_err(|error| match (error.kind(), &self.sink) {
             (std::io::ErrorKind::BrokenPipe, _) => Failure::silent(Exit::SinkClosed),
-            (_, Some((_, name))) => unreportable(Exit::Destination, name, &error),
+            (_, Some((_, name))) => unreportable(Exit::Destination, REPORT, name, &error),
             (_, None) => unreachable!("nothing is written"),
         })
     }
@@ -589,22 +598,23 @@ fn limiter_line(figures: &Figures) -> Option<String> {
     ))
 }
 
-/// Creates the file of a report, without its final name. `option`: how the option is meant to be used.
-fn prepared(option: &str, path: &Path) -> Result<Prepared, Failure> {
+/// Creates the file of a report, without its final name. `option`: how the option is meant to be used. `what`: what the
+/// file is to contain.
+fn prepared(option: &str, what: &str, path: &Path) -> Result<Prepared, Failure> {
     if path.as_os_str() == "-" {
         let name = option.split(' ').next().unwrap_or_default();
         return Err(Failure::new(Exit::Usage, format!("{name} needs a file name: {option}")));
     }
     let name = escaped(path.as_os_str());
-    Prepared::open(path).map_err(|error| unreportable(Exit::Usage, &name, &error))
+    Prepared::open(path).map_err(|error| unreportable(Exit::Usage, what, &name, &error))
 }
 
 /// Writes a report, and gives its file the final name.
-fn published(file: &Prepared, text: &[u8]) -> Result<(), Failure> {
+fn published(file: &Prepared, what: &str, text: &[u8]) -> Result<(), Failure> {
     let name = escaped(file.path().as_os_str());
-    file.publish(text).map_err(|error| unreportable(Exit::Destination, &name, &error))
+    file.publish(text).map_err(|error| unreportable(Exit::Destination, what, &name, &error))
 }
 
-fn unreportable(exit: Exit, name: &str, error: &std::io::Error) -> Failure {
-    Failure::new(exit, format!("cannot write the report to {name}: {}", printable(&error.to_string())))
+fn unreportable(exit: Exit, what: &str, name: &str, error: &std::io::Error) -> Failure {
+    Failure::new(exit, format!("cannot write the {what} to {name}: {}", printable(&error.to_string())))
 }

@@ -248,7 +248,11 @@ impl Settings {
                     Ok(given) => T::refused(&given)
                         .or_else(|| T::idle(&given, &setting.key))
                         .or_else(|| silenced(&given, &setting.key)),
-                    Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
+                    Err(error) if is_about_others(&error) => {
+                        let reason = wrong::reason(&error);
+                        let lacks = reason.strip_prefix("missing: ").map(|lacks| format!("needs {lacks}"));
+                        Some(lacks.unwrap_or(reason))
+                    }
                     Err(error) => {
                         let line = format!("{}: {}", setting.origin, wrong::reason(&error));
                         return Err(Failure::new(Exit::Usage, line));
@@ -364,7 +368,9 @@ fn unknown(known: &[Command], key: &str) -> String {
 /// Whether a section is for one of these hosts. The section's name is a list, as on the command line, of patterns with
 /// `*` and `?`.
 fn are_meant(section: &str, hosts: &[OsString]) -> Result<bool, String> {
-    let patterns = expand(OsStr::new(section))?;
+    // Advice is about command lines, where a name with a colon may also be that of a file.
+    let without_advice = |reason: String| reason.split("; ").next().unwrap_or_default().to_owned();
+    let patterns = expand(OsStr::new(section)).map_err(without_advice)?;
     Ok(patterns.iter().any(|pattern| hosts.iter().any(|host| fits(pattern.as_bytes(), host.as_bytes()))))
 }
 

@@ -15,11 +15,14 @@ use crate::fault::escaped;
 /// Describes in one line why clap could not parse `words`.
 pub(crate) fn line_of(error: &Error, definition: &mut Command, words: &[OsString]) -> String {
     match lacking(error, definition, words) {
-        Some((option, "--sync")) => {
+        Some((option, lacks)) if lacks == ["--sync"] => {
             let name = option.split([' ', '=']).next().unwrap_or(&option);
             format!("{name} needs --sync: rdcp --sync -r {option} SRC/ DST")
         }
-        Some((option, lacks)) => format!("{} needs {lacks}; see --help", option.split(' ').next().unwrap_or(&option)),
+        Some((option, lacks)) => {
+            let name = option.split(' ').next().unwrap_or(&option);
+            format!("{name} needs {}; see --help", lacks.join(" and "))
+        }
         None if error.kind() == ErrorKind::UnknownArgument => unknown(error, words),
         // The error comes from this package, for a file that cannot be read. --help has nothing about that.
         None if error.context().next().is_none() => reason(error),
@@ -48,22 +51,25 @@ pub(super) fn of_file(words: &[OsString]) -> Option<String> {
     Some(format!("for the file {word}, type ./{word}, or put it after --"))
 }
 
-/// Returns the option of `words` that needs a missing option, and the missing one. clap names only the missing one.
-fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -> Option<(String, &'a str)> {
+/// Returns the option of `words` that needs missing options, and these. clap names only the missing ones.
+fn lacking(error: &Error, definition: &mut Command, words: &[OsString]) -> Option<(String, Vec<String>)> {
     let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
-    let [lacks] = &missing[..] else { return None };
-    if error.kind() != ErrorKind::MissingRequiredArgument || !lacks.starts_with("--") {
+    let are_options = !missing.is_empty() && missing.iter().all(|lacks| lacks.starts_with("--"));
+    if error.kind() != ErrorKind::MissingRequiredArgument || !are_options {
         return None;
     }
     let mut all = words.to_vec();
-    let name = split(lacks).0;
-    // Every option accepts this value.
-    all.insert(1, if name == lacks { name.into() } else { format!("{name}=1").into() });
+    let names: Vec<&str> = missing.iter().map(|lacks| split(lacks).0).collect();
+    for (lacks, name) in missing.iter().zip(&names) {
+        // Every option accepts this value.
+        all.insert(1, if name == lacks { name.into() } else { format!("{name}=1").into() });
+    }
     let given = definition.try_get_matches_from_mut(&all).ok()?;
     let options: Vec<_> = definition.get_arguments().filter(|option| !option.is_positional()).cloned().collect();
     let program = words.first()?;
     options.into_iter().find_map(|option| {
-        let (id, word) = (option.get_id().as_str(), option.get_long().filter(|word| *word != name.trim_matches('-'))?);
+        let is_missing = |word: &str| names.iter().any(|name| name.strip_prefix("--") == Some(word));
+        let (id, word) = (option.get_id().as_str(), option.get_long().filter(|word| !is_missing(word))?);
         if given.value_source(id) != Some(ValueSource::CommandLine) {
             return None;
         }
@@ -75,13 +81,14 @@ fn lacking<'a>(error: &'a Error, definition: &mut Command, words: &[OsString]) -
             alone.push(value);
         }
         let needs = definition.try_get_matches_from_mut([program, &alone]).err()?;
-        let lacks_it = |missing: &String| split(missing).0 == name;
-        let Some(ContextValue::Strings(missing)) = needs.get(ContextKind::InvalidArg) else { return None };
-        if needs.kind() != ErrorKind::MissingRequiredArgument || !missing.iter().any(lacks_it) {
+        let Some(ContextValue::Strings(needed)) = needs.get(ContextKind::InvalidArg) else { return None };
+        let is_needed = |name: &&str| needed.iter().any(|needed| split(needed).0 == *name);
+        if needs.kind() != ErrorKind::MissingRequiredArgument || !names.iter().all(is_needed) {
             return None;
         }
         let of = option.get_value_names().and_then(|names| names.first()).filter(|_| takes);
-        Some((of.map_or(format!("--{word}"), |of| format!("--{word} {of}")), name))
+        let lacks = missing.iter().map(|lacks| lacks.replace(['<', '>'], "")).collect();
+        Some((of.map_or(format!("--{word}"), |of| format!("--{word} {of}")), lacks))
     })
 }
 
@@ -113,6 +120,8 @@ pub(crate) fn reason(error: &Error) -> String {
             }
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {}", escaped(OsStr::new(name))),
+        // A flag that counts ends in dots here.
+        ErrorKind::TooManyValues if name.starts_with('-') => format!("{} takes no value", name.trim_end_matches('.')),
         ErrorKind::TooManyValues => format!("too many arguments: {value}"),
         ErrorKind::InvalidValue | ErrorKind::ValueValidation if value.is_empty() && !name.is_empty() => {
             let wanted = text(ContextKind::ValidValue);
@@ -234,6 +243,9 @@ mod tests {
             ),
             ("rdsend -Z h 5000", "unknown option -Z; see --help"),
             ("rdsh --agent a --via", "--via needs a value: ADDRESS|INTERFACE; see --help"),
+            ("rdcp --recursive=yes a b", "--recursive takes no value; see --help"),
+            ("rdcp --verbose=2 a b", "--verbose takes no value; see --help"),
+            ("rdcp --help=foo", "--help takes no value; see --help"),
             ("rdsend a 1 k f g", "too many arguments: g; see --help"),
             ("rdcp a b --transport foo", "--transport foo: expected one of auto, rdma, prefer-rdma, tcp; see --help"),
             ("rdcp a b --transport", "--transport needs one of auto, rdma, prefer-rdma, tcp; see --help"),
@@ -248,7 +260,8 @@ mod tests {
                 "--backup-dir cannot be used with --append-verify; see --help",
             ),
             ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
-            ("rdperf h --compare x", "--compare needs --plot; see --help"),
+            ("rdperf h --compare x", "--compare needs --plot FILE; see --help"),
+            ("rdcp -b a b", "--backup needs --sync and --backup-dir DIR; see --help"),
             ("rdcp -r --delete a b", "--delete needs --sync: rdcp --sync -r --delete SRC/ DST"),
             ("rdcp --max-size 1M a b", "--max-size needs --sync: rdcp --sync -r --max-size SIZE SRC/ DST"),
             ("rdcp --watch -v a b", "--watch needs --sync: rdcp --sync -r --watch SRC/ DST"),

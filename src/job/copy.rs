@@ -37,6 +37,10 @@ use progress::Progress;
 const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not support several hosts or so \
      long a list; copy one at a time, or use --delete";
 
+/// Beginnings of what a receiver says of a directory in which nothing, or not everything, was deleted.
+const NOT_EMPTIED: &str = "was not emptied";
+const NOT_DELETED: &str = "--max-delete keeps ";
+
 /// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -109,6 +113,8 @@ pub(crate) struct Copy<'a> {
     /// Number of entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
+    /// Number of these failures that only kept something from being deleted.
+    undeleted: u64,
     /// Number of sources that are not copied and have been named.
     left_out: u64,
     /// The same number by host, until it has been reported.
@@ -143,6 +149,7 @@ impl<'a> Copy<'a> {
             total: Figures::default(),
             failed: 0,
             first_failed: None,
+            undeleted: 0,
             left_out: 0,
             left_out_of: BTreeMap::new(),
             told_by_host: BTreeMap::new(),
@@ -225,7 +232,7 @@ impl<'a> Copy<'a> {
     fn failure(&self, host: usize, fault: &Fault) -> Failure {
         let mut failure = told(&self.job.hosts[host].name, fault);
         if let (Some(line), [source], true) =
-            (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with("was not emptied"))
+            (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with(NOT_EMPTIED))
         {
             *line = line.replace("the source is", &format!("{} is", name_at(source.host(), source.path().as_bytes())));
         }
@@ -486,7 +493,11 @@ impl<'a> Copy<'a> {
         if single && self.left_out == 0 {
             return Some(Failure::silent(exit));
         }
-        let failed = self.failed.saturating_add(self.left_out);
+        let failed = self.failed.saturating_add(self.left_out).saturating_sub(self.undeleted);
+        if failed == 0 {
+            // Everything was copied. What was not deleted has been reported.
+            return Some(Failure::silent(Exit::Partial));
+        }
         let count = entries(failed);
         let message = match (self.arrived, failed) {
             (1.., _) if self.plan.tree.remove_source_files => {
@@ -502,6 +513,8 @@ impl<'a> Copy<'a> {
     /// Reports single entries that an end could not read or write.
     fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
+            let is_undeleted = [NOT_EMPTIED, NOT_DELETED].iter().any(|words| fault.detail.starts_with(*words));
+            self.undeleted = self.undeleted.saturating_add(u64::from(is_undeleted));
             let failure = self.failure(host, fault);
             let bytes = failure.message.as_ref().map_or(0, String::len);
             let Told { failures, unsaid, .. } = self.told_by_host.entry(self.job.hosts[host].name.clone()).or_default();

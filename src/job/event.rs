@@ -319,9 +319,9 @@ pub struct Copied {
     pub entries: u64,
     /// Bytes of the files among them.
     pub bytes: u64,
-    /// Bytes that were at the destination already, left by an interrupted copy.
+    /// Bytes of large files that were not sent, because an earlier copy had left them at the destination.
     pub kept_bytes: u64,
-    /// Number of entries, other than directories, that were already at the destination and the same: `--sync`.
+    /// Number of entries, other than directories, that were already there and the same (without `--sync`: files).
     pub same: u64,
     /// Number of entries deleted: `--delete`.
     pub deleted: u64,

@@ -437,7 +437,17 @@ impl Remote {
                 return NotBegun::NoUse(self.choice.missing(&label, &because));
             }
             Some(SSH_FAILED) => format!("cannot reach {label} by {launcher}{because}"),
-            Some(code) => format!("no agent answered on {label}: {launcher} ended with exit code {code}{because}"),
+            Some(code) => {
+                let line = format!("no agent answered on {label}: {launcher} ended with exit code {code}{because}");
+                // The code is that of the login, unless a signal has ended ssh.
+                match launcher == "ssh" && code < 128 {
+                    true => {
+                        let line = line.trim_end_matches('.');
+                        format!("{line}; check that `ssh {label} true` works and prints nothing")
+                    }
+                    false => line,
+                }
+            }
             None => format!("the program on {label} is not an rdma-pipe agent{because}"),
         };
         NotBegun::Failed(Failure::new(Exit::Connect, message))

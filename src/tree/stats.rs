@@ -127,7 +127,8 @@ pub struct TreeFigures {
     /// Data that was not sent because an earlier copy had left it at the destination.
     #[n(1)]
     pub kept_bytes: u64,
-    /// Number of entries that existed already and were the same: `--sync`.
+    /// Number of entries that existed already and were the same. Without `--sync`, these are files with the same
+    /// contents.
     #[n(2)]
     pub same: u64,
     /// Number of deleted entries: `--delete`.

@@ -306,6 +306,8 @@ fn a_report_is_a_file_of_its_own() {
             refused(rdcp(), &[&report, "/dev/null", "source"], "rdcp", &[option, "is also DST"]);
         }
     }
+    refused(rdcp(), &["--trace=none/t", "source", "copy"], "rdcp", &["cannot write the trace to none/t: "]);
+    refused(rdcp(), &["--report=none/p", "source", "copy"], "rdcp", &["cannot write the report to none/p: "]);
     refused(rdrecv(), &["--json=new", "0", KEY, "new"], "rdrecv", &["--json new", "FILE"]);
     refused(
         rdsend(),
@@ -352,6 +354,10 @@ fn the_report_goes_where_no_data_goes() {
     ended(rdrecv().args(["--json=-", "0", KEY, "-"])).expect(1).one_line("rdrecv", &elsewhere);
     ended(rdrecv().args(["--json-fd", "1", "0", KEY])).expect(1).one_line("rdrecv", &elsewhere);
     ended(rdpipe().args(["--json", "true"])).expect(1).one_line("rdpipe", &elsewhere);
+    let elsewhere = ["standard output carries the list of changes", "--json=FILE", "--json-fd"];
+    let mut listing = rdcp();
+    listing.args(["-r", "--sync", "--itemize-changes", "--json", "source", "copy"]).current_dir(scratch.path());
+    ended(&mut listing).expect(1).one_line("rdcp", &elsewhere);
     ended(rdpipe().args(["--json-fd", "9", "true"])).expect(1).one_line("rdpipe", &["--json-fd 9", "errno 9"]);
     let both = rdpipe().args(["--json-fd", "1", "--json=it", "true"]).output().expect("run");
     assert_eq!(both.status.code(), Some(1));

@@ -87,6 +87,7 @@ fn a_missing_or_empty_source_deletes_nothing() {
         fs::create_dir(lab.join("src")).expect("a directory");
         let ended = run(&lab, way, &["--delete"], false);
         assert!(ended.code != 0 && ended.stderr.contains("--force-empty"), "{way:?}: {ended:?}");
+        assert!(!ended.stderr.contains("not copied in full"), "{way:?}: {ended:?}");
         are_there(&lab, &["dst/a", "dst/d/b"]);
         run(&lab, way, &["--delete", "--force-empty"], false).expect(0);
         assert_eq!(fs::read_dir(lab.join("dst")).expect("it stays").count(), 0);

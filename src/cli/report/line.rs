@@ -294,8 +294,12 @@ impl Copied {
             let size = if bytes > 0 && self.compared.is_none() { format!(" ({size})") } else { String::new() };
             let (dry, what) = if self.is_dry { ("dry run: ", "would be copied") } else { ("", "copied") };
             format!("{dry}{count} compared in {time}: {done} {what}{size}")
-        } else if self.tree.kept_bytes > 0 {
-            parts.push(format!("{} already there", size_words(self.tree.kept_bytes)));
+        } else if self.tree.kept_bytes > 0 || self.tree.same > 0 {
+            let kept = match self.tree.kept_bytes {
+                0 => thousands(self.tree.same),
+                bytes => size_words(bytes),
+            };
+            parts.push(format!("{kept} already there"));
             let fast = if bytes >= RATED_BYTES_MIN { fast } else { String::new() };
             format!("{count}: {size} sent in {time}{fast}")
         } else {
@@ -550,6 +554,10 @@ mod tests {
         let kept = TreeFigures { kept_bytes: 3 << 20, same: 4, ..tree(7, 0, 3) };
         let little = Copied { tree: kept, seconds: 0.05, ..copied };
         assert_eq!(little.line(), "7 files: 3 B sent in 0.05 s, 3.0 MiB already there, verified");
+        // Small files that are the same are counted, and not their bytes.
+        let same = TreeFigures { same: 3000, ..tree(3007, 3, 0) };
+        let again = Copied { tree: same, seconds: 0.12, ..copied };
+        assert_eq!(again.line(), "3,004 files: 0 B sent in 0.12 s, 3,000 already there, verified");
         let sync = Copied { is_sync: true, ..copied };
         let would = TreeFigures { same: 1000, deleted: 7, is_synced: true, ..copied.tree };
         let dry = Copied { is_dry: true, is_verified: false, tree: would, ..sync };

@@ -14,7 +14,7 @@ use self::html::Html;
 use super::line::{seconds_words, thousands};
 use super::rate_words;
 use super::record::{Record, Track, Weight};
-use super::{prepared, published};
+use super::{REPORT, prepared, published};
 use crate::cli::words::waited_for;
 use crate::engine::{Figures, View, Wait, Waits};
 use crate::fault::Failure;
@@ -54,7 +54,7 @@ impl Page {
     ///
     /// Exit code 1 if the file cannot be created.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        prepared("--report FILE.html", path).map(Self)
+        prepared("--report FILE.html", REPORT, path).map(Self)
     }
 
     /// Writes the page, and gives its file the final name.
@@ -63,7 +63,7 @@ impl Page {
     ///
     /// Exit code 6 if that fails.
     pub(super) fn finish(&self, record: &Record, came_to: CameTo<'_>) -> Result<(), Failure> {
-        published(&self.0, &render(record, came_to))
+        published(&self.0, REPORT, &render(record, came_to))
     }
 }
 

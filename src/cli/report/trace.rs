@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::record::{Record, Weight};
-use super::{prepared, published};
+use super::{TRACE, prepared, published};
 use crate::cli::log::Kept;
 use crate::fault::{Failure, printable};
 use crate::fs::prepared::Prepared;
@@ -42,7 +42,7 @@ impl Trace {
     ///
     /// Exit 1 if the file cannot be made.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        prepared("--trace FILE", path).map(Self)
+        prepared("--trace FILE", TRACE, path).map(Self)
     }
 
     /// Writes the trace and gives the file its name. `kept` is the log.
@@ -51,7 +51,7 @@ impl Trace {
     ///
     /// Exit 6 if the file cannot be written.
     pub(super) fn finish(&self, record: &Record, kept: &Kept, exit: u8) -> Result<(), Failure> {
-        published(&self.0, &render(record, kept, exit))
+        published(&self.0, TRACE, &render(record, kept, exit))
     }
 }
 

@@ -46,6 +46,9 @@ pub(super) enum Value {
     List(Vec<String>),
 }
 
+/// Beginning of the parser's message for a text without quotes. It goes on with "expected literal string".
+const UNQUOTED: &str = "string values must be quoted";
+
 /// An error in a file: the line, and the reason.
 type Wrong = (usize, String);
 
@@ -124,7 +127,11 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
     let line = |offset: usize| 1 + text[..offset.min(text.len())].matches('\n').count();
     let table = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
-        (line(offset), error.message().lines().next().unwrap_or("invalid TOML").to_owned())
+        let reason = match error.message().lines().next().unwrap_or("invalid TOML") {
+            said if said.starts_with(UNQUOTED) => "a value that is not a number, true or false must be in quotes",
+            said => said,
+        };
+        (line(offset), reason.to_owned())
     })?;
     let mut entries = Vec::new();
     let mut add = |hosts: Option<&str>, table: &DeTable<'_>| -> Result<(), Wrong> {
@@ -201,6 +208,8 @@ mod tests {
         for (text, line, part) in [
             ("lanes = 3\nlanes = 4\n", 2, "duplicate"),
             ("lanes = \n", 1, ""),
+            ("quiet = yes\n", 1, "true or false must be in quotes"),
+            ("lanes = 3\nbwlimit = 200M\n", 2, "a value that is not a number,"),
             ("\n[hosts.a]\nlanes = 1\n", 2, "[host.\"PATTERN\"]"),
             ("host = 1\n", 1, "must be a section"),
             ("[host.\"u@h\"]\nlanes = 1\n", 1, "write [host.\"h\"]"),

@@ -151,6 +151,8 @@ fn what_is_wrong_is_one_line_with_its_place() {
         ("buffer = true\n", ":1: buffer takes a value, in quotes unless it is a number"),
         ("quiet = 'yes'\n", ":1: quiet must be true or false"),
         ("lanes = [1, 2]\n", ":1: lanes does not take a list"),
+        ("[host.'a[1']\nlanes = 1\n", ":2: a[1: a bracket is not closed"),
+        ("[host.'a[x]']\nlanes = 1\n", ":2: a[x]: brackets must contain numbers and ranges, such as [01-08,12]"),
         ("[host.'g[2-1]']\nlanes = 1\n", ":2: g[2-1]: a range must begin with its smaller number"),
     ] {
         assert_eq!(Files::wrong(text), expected, "{text}");
@@ -247,6 +249,15 @@ fn every_value_is_shown_with_its_place() {
     // The whole output is TOML.
     toml::de::DeTable::parse(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(shown_value("a\"b\\\n"), "\"a\\\"b\\\\\\u000a\"");
+}
+
+#[test]
+fn a_setting_that_is_ignored_names_the_option_that_it_needs() {
+    let files = Files::new("update = true\n", "");
+    let settings = files.settings::<CopyArguments>("rdcp --show-config a b:", |_| None);
+    let settings = settings.unwrap_or_else(|line| panic!("{line}"));
+    let text = settings.shown(&mut CopyArguments::command());
+    assert!(text.contains("ignored: needs --sync\n"), "{text}");
 }
 
 fn shown_value(text: &str) -> String {

@@ -563,9 +563,10 @@ impl Copy<'_> {
         let all = run.targets.iter().filter(|target| !target.is_replaced);
         let (done, all) = (all.clone().filter(|target| target.done_after.is_some()).count(), all.count());
         let with = if self.plan.tree.sync { "" } else { " with --sync" };
+        let others = if done > 0 { " on the others" } else { "" };
         let kept = match kept_bytes {
-            0 => "; nothing kept on the others to resume".to_owned(),
-            bytes => format!("; {} kept on the others in total, run again{with} to resume", size_words(bytes)),
+            0 => format!("; nothing kept{others} to resume"),
+            bytes => format!("; {} kept{others} in total, run again{with} to resume", size_words(bytes)),
         };
         self.say(&format!("interrupted; {done} of {all} hosts are complete{kept}"));
     }

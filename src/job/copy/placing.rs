@@ -22,6 +22,9 @@ const FOUND_BYTES_MAX: usize = 64 << 20;
 /// Minimum rate, in bytes a second, at which found names must come from another host.
 const NAMES_RATE: u64 = 4 << 10;
 
+/// Why a path that begins with `~USER` does not exist.
+const NO_USER: &str = "no such user there";
+
 /// Why a destination refuses sources.
 struct Objection {
     failure: Failure,
@@ -140,10 +143,21 @@ impl Copy<'_> {
     /// Returns the failure for a missing source.
     fn unfound(&self, side: usize, fault: &Fault) -> Failure {
         let failure = self.failure(side, fault);
-        let is_pattern =
-            side != HERE && fault.errno == libc::ENOENT && fault.path.iter().any(|byte| b"*?".contains(byte));
-        let line = || format!("{}: no file matches {}", self.label(side), escaped(OsStr::from_bytes(&fault.path)));
-        if is_pattern { Failure { message: Some(line()), ..failure } } else { failure }
+        if side == HERE || fault.errno != libc::ENOENT {
+            return failure;
+        }
+        let path = escaped(OsStr::from_bytes(&fault.path));
+        let line = if fault.path.starts_with(b"~") {
+            failure.message.as_ref().map(|line| format!("{line}; {NO_USER}"))
+        } else if fault.path.iter().any(|byte| b"*?".contains(byte)) {
+            Some(format!("{}: no file matches {path}", self.label(side)))
+        } else {
+            None
+        };
+        match line {
+            Some(line) => Failure { message: Some(line), ..failure },
+            None => failure,
+        }
     }
 
     /// Refuses sources that would become one entry, unless they can be merged: with `--sync`, from one host, in one
@@ -413,7 +427,7 @@ impl Copy<'_> {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         let mut failure = self.failure(side, fault);
         let advice = match fault.errno {
-            libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no such user there".to_owned(),
+            libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => NO_USER.to_owned(),
             libc::EISDIR if standard => {
                 let directory = self.destination.typed();
                 let slash = if directory.ends_with([':', '/']) { "" } else { "/" };

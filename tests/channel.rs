@@ -100,7 +100,7 @@ fn more_patterns_than_fit_are_refused_at_the_start() {
     lab.0.file("source", b"1");
     for (from, to) in [("source".into(), lab.there("h", "x")), (lab.there("h", "source"), "x".into())] {
         let ended = copy(&lab, &[patterns(3000), vec![from, to]].concat());
-        ended.expect(1).one_line("rdcp", &["--exclude", "KiB", "at most"]).within(SOON);
+        ended.expect(1).one_line("rdcp", &["--exclude", "KiB (limit: "]).within(SOON);
     }
     assert!(lab.launches().is_empty());
 }
@@ -131,7 +131,7 @@ fn a_command_that_is_too_long_is_refused_at_the_start() {
     let long = "x".repeat(100 << 10);
     let arguments = words(&["--shell", &format!("sh -c {long}"), "h:true", &format!("h:echo {long}")]);
     let ended = start(&lab, rdpipe(), "rsh", &arguments).wait();
-    ended.expect(1).one_line("rdpipe", &["stage 2", "201 KiB", "192 at most", "script"]).within(SOON);
+    ended.expect(1).one_line("rdpipe", &["stage 2", "201 KiB", "(limit: 192 KiB)", "script"]).within(SOON);
     assert!(lab.launches().is_empty());
 }
 

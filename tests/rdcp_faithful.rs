@@ -136,7 +136,11 @@ fn in_place_spares_what_has_other_names() {
         let ended = rdcp(&lab, &["-r".into(), "--in-place".into(), contents, side(&lab, to, &format!("to{number}"))]);
         for name in ["one", "other", "shared", "large"] {
             let line = ended.stderr.lines().find(|line| line.contains(&format!("/{name}")));
-            assert!(line.is_some_and(|line| line.contains("other hard links") || line.contains("same file")), "{}", ended.stderr);
+            assert!(
+                line.is_some_and(|line| line.contains("other hard links") || line.contains("same file")),
+                "{}",
+                ended.stderr
+            );
         }
         ended.expect(8);
         holds(&source.join("shared"), b"new shared");

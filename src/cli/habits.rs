@@ -308,6 +308,8 @@ const WORDS: &[(&str, Here)] = &[
 pub struct Translated {
     /// The words that `rdcp` is to parse, without the program's name.
     pub words: Vec<OsString>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
     /// The value of `-i`.
     pub key: Option<OsString>,
     /// Whether `--sync` is given, with which letters have rsync's meanings.

@@ -292,7 +292,12 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
             Failure::new(Exit::Usage, of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
         })?;
         let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
-        super::with_arguments(words.collect(), |arguments: CopyArguments| copy(arguments, &done, of_file))
+        super::with_arguments(words.collect(), |arguments: CopyArguments| {
+            if !arguments.report.quiet {
+                done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
+            }
+            copy(arguments, &done, of_file)
+        })
     })
 }
 

@@ -233,6 +233,43 @@ fn a_late_copy_is_the_source() {
     }
 }
 
+/// An entry that a late host cannot make is that host's own failure: nobody is called a forger for it. That host, and no
+/// other one, is written down to be copied to again.
+#[test]
+fn an_entry_that_a_late_host_cannot_make_is_its_own_failure() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    lab.script("late", "case $1 in h2) sleep 6 ;; down) exit 255 ;; esac\nexec sh -c \"exec $2\"");
+    for host in 1..=2 {
+        fs::create_dir_all(lab.join(&format!("h{host}/src"))).expect("directories");
+    }
+    // In the way of a directory, and of a large and a small file.
+    fs::write(lab.join("h2/src/sub"), "old").expect("a file");
+    for name in ["large", "small1"] {
+        fs::create_dir_all(lab.join(&format!("h2/src/{name}/full"))).expect("directories");
+    }
+    let mut command = lab.command(rdcp(), "late", AGENT);
+    command.args(["-r", "--hosts-failed"]).arg(lab.join("failed")).arg(lab.join("src")).arg(lab.there("h1", "h1/"));
+    for host in ["h2", "down"] {
+        command.arg("--to").arg(lab.there(host, "h2/"));
+    }
+    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(8);
+    for part in ["src/sub: ", "src/large: ", "src/small1: ", "1 of 3 hosts failed, 1 incomplete; 1 succeeded"] {
+        assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("does not match the source"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("changed after the others"), "{}", ended.stderr);
+    lab.is_equal("src", "h1/src");
+    for name in ["small2", "small9"] {
+        let [there, here] = ["h2/src", "src"].map(|at| fs::read(lab.join(at).join(name)).expect("a file"));
+        assert_eq!(there, here);
+    }
+    let failed = fs::read_to_string(lab.join("failed")).expect("a list");
+    let hosts: Vec<&str> = failed.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(hosts.len() == 2 && hosts.iter().all(|line| !line.starts_with("h1")), "{failed}");
+}
+
 /// A host on which the source itself stands where its copy would is no failure, as it is none with one host. A source
 /// that is missing is counted as one entry.
 #[test]

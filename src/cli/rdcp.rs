@@ -720,7 +720,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     };
     if !arguments.watch {
         let outcome = copy(None);
-        let Some(file) = hosts_failed else { return outcome };
+        // As after a kill, an interrupted copy leaves the file as it is.
+        let is_interrupted = matches!(&outcome, Err(Failure { exit: Exit::Signal(_), .. }));
+        let Some(file) = hosts_failed.filter(|_| !is_interrupted) else { return outcome };
         let cause = outcome.as_ref().err().map(|failure| failure.message.as_deref().unwrap_or_default());
         let failed = failed.take();
         let one = std::slice::from_ref(&plan.destination);

@@ -357,8 +357,10 @@ fn is_echo_off() -> bool {
     modes.is_some_and(|modes| !modes.local_modes.contains(LocalModes::ECHO))
 }
 
-/// Returns the failure for a copy that failed on some of several hosts. The others have everything that was sent.
-pub(super) fn some_failed(failed: usize, count: usize) -> Failure {
-    let left = count - failed;
-    Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} succeeded"))
+/// Returns the failure for a copy that failed on some of several hosts. On `incomplete` others some entries could not be
+/// made; the rest have everything that was sent.
+pub(super) fn some_failed(failed: usize, incomplete: usize, count: usize) -> Failure {
+    let left = count - failed - incomplete;
+    let lacking = if incomplete > 0 { format!(", {incomplete} incomplete") } else { String::new() };
+    Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed{lacking}; {left} succeeded"))
 }

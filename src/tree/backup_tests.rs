@@ -26,6 +26,28 @@ fn read(path: PathBuf) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// DIR may be made in DST when DST has its final time already.
+#[test]
+fn a_backup_in_dst_leaves_its_time() {
+    for (is_local, is_deep) in [(true, true), (false, true), (true, false), (false, false)] {
+        let scratch = scratch();
+        let top = scratch.path();
+        let name = if is_deep { "p/f" } else { "f" };
+        write(top.join("from").join(name), "newer");
+        write(top.join("to").join(name), "old");
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+        fs::File::open(top.join("from")).and_then(|from| from.set_modified(time)).expect("ours");
+        let options = TreeOptions { backup_dir: Some(b".bak".to_vec().into()), ..sync() };
+        assert_eq!(copy(top, &options, is_local).failed, 0);
+        assert_eq!(read(top.join("to/.bak").join(name)), "old");
+        assert_eq!(
+            fs::metadata(top.join("to")).and_then(|to| to.modified()).expect("it"),
+            time,
+            "{is_local} {is_deep}"
+        );
+    }
+}
+
 #[test]
 fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
     for is_local in [true, false] {

@@ -202,7 +202,7 @@ impl TreeSink {
         block_bytes: u64,
     ) -> Result<Self, IoFact> {
         let Destination { options, names, progress, entries, is_local, awaits_proof, expected } = destination;
-        let proving = expected.map(|expected| Proving::new(expected, &options));
+        let proving = expected.map(|expected| Proving::new(expected, &options, matches!(names, Names::Only(_))));
         if let Names::Only(name) = &names
             && !is_name(name)
             && name != b"."
@@ -502,22 +502,23 @@ impl TreeSink {
                 }
                 self.levels.push(entered);
             }
-            Record::Large { name, metadata, item, size, is_sparse } => {
-                let name = directory.final_name(name);
+            Record::Large { name: sent_name, metadata, item, size, is_sparse } => {
+                let name = directory.final_name(sent_name);
                 let path = directory.path(name);
                 let awaits_have = compared.is_some() || Record::awaits_have(size, is_sparse);
                 let may_resume = awaits_have && (compared.is_some() || !shared.is_local);
                 let length = (size, is_sparse);
                 let large = Large::create(shared, directory, name, &metadata, length, may_resume, compared);
-                let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
-                if let (1, Some(held), Some(large)) = (self.levels.len(), &mut self.held, &large) {
+                let large = large.map_err(|fault| failed(&path, fault)).map(Arc::new);
+                if let (1, Some(held), Ok(large)) = (self.levels.len(), &mut self.held, &large) {
                     held.hold_file(large);
                 }
                 match &large {
-                    Some(large) if may_resume => self.have_looked(large, item),
+                    Ok(large) if may_resume => self.have_looked(large, item),
                     _ if awaits_have => shared.answer(Answer::nothing(item)),
                     _ => {}
                 }
+                let large = large.map_err(|()| self.unkept(sent_name, size));
                 self.add_slot(item, size, large, path)?;
             }
             Record::HardLink { name, first } => self.link(directory, name, first)?,
@@ -540,12 +541,13 @@ impl TreeSink {
                 self.shared.answer_verdicts(number, vec![Verdict::Left]);
             }
             Record::Listed { .. } => self.shared.answer_verdicts(number, vec![Verdict::Same]),
-            Record::Large { item, size, is_sparse, .. } => {
+            Record::Large { name, item, size, is_sparse, .. } => {
                 if Record::awaits_have(size, is_sparse) {
                     self.shared.answer(Answer::nothing(item));
                 }
-                self.add_slot(item, size, None, Vec::new())?;
+                self.add_slot(item, size, Err(self.unkept(name, size)), Vec::new())?;
             }
+            Record::File { name, data, .. } => self.sum_skipped(name, data),
             _ => {}
         }
         Ok(())

@@ -9,6 +9,7 @@ fn words(line: &str) -> Result<Vec<String>, String> {
     let done = translate(line.split(' ').map(OsString::from), &command, exists)?;
     let mut words: Vec<String> = done.words.into_iter().map(|word| word.into_string().expect("text")).collect();
     words.extend(done.is_relative.then(|| "(relative)".to_owned()));
+    words.extend(done.notes.first().map(|_| "(note)".to_owned()));
     Ok(words)
 }
 

@@ -227,5 +227,5 @@ fn golden_bytes() {
     Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7, state: KeptState::InPlace })
         .encode(&mut bytes)
         .expect("short");
-    assert_eq!(bytes, b"\x05\0\0\0\x82\x19\x03\xe9\x80\x0b\0\0\0\x82\x19\x03\xea\x81\x84\x42/p\x01\x07\x02");
+    assert_eq!(bytes, b"\x05\0\0\0\x82\x19\x03\xe9\x80\x0c\0\0\0\x82\x19\x03\xea\x81\x84\x42/p\x01\x07\x02");
 }

@@ -580,7 +580,7 @@ impl Copy<'_> {
     fn came_to_broadcast(&mut self, run: Run) -> Ended {
         let Run { targets, began, source, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
-        let (mut failed_hosts, mut first) = (0, None);
+        let (mut failed_hosts, mut incomplete, mut first) = (0, 0, None);
         let mut tree = TreeFigures { is_synced: true, is_read_back: true, ..TreeFigures::default() };
         let (mut written, mut unsent) = (Written::default(), 0_u64);
         let has_any = targets.iter().any(|target| target.done_after.is_some());
@@ -605,6 +605,7 @@ impl Copy<'_> {
                 hosts.push(HostEnded { spec, failure: Some(failure) });
                 continue;
             }
+            let mut failure = None;
             // The same entries are missing on all hosts, so they count once.
             unsent = unsent.max(not_sent);
             if let Some(report) = report {
@@ -623,9 +624,12 @@ impl Copy<'_> {
                 self.failed = self.failed.saturating_add(report.tree.failed);
                 if report.tree.failed > 0 {
                     self.first_failed.get_or_insert(Exit::Partial);
+                    let line = format!("{} not copied in full", entries(report.tree.failed));
+                    failure = Some(Failure::new(Exit::Partial, line));
+                    incomplete += 1;
                 }
             }
-            hosts.push(HostEnded { spec, failure: None });
+            hosts.push(HostEnded { spec, failure });
         }
         let unsent = source_report.as_ref().map_or(unsent, |report| unsent.max(report.tree.failed));
         if unsent > 0 {
@@ -656,7 +660,7 @@ impl Copy<'_> {
             (failed, _) if failed == count => {
                 Some(Failure::new(first.unwrap_or(Exit::Partial), format!("all {count} hosts failed")))
             }
-            (failed, _) => Some(some_failed(failed, count)),
+            (failed, _) => Some(some_failed(failed, incomplete, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
             tree: TreeFigures { amount: tree.amount, failed: unmade, ..TreeFigures::default() },

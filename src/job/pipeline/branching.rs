@@ -186,7 +186,7 @@ impl Pipeline<'_> {
                 let line = format!("all {count} hosts failed");
                 Some(Failure::new(failures[0].exit, line))
             }
-            failed => Some(some_failed(failed, count)),
+            failed => Some(some_failed(failed, 0, count)),
         }
     }
 

@@ -49,8 +49,7 @@ struct Reached {
     /// Whether links are followed: only for an absolute DIR, at the start, and outside DST.
     follows: bool,
     is_new: bool,
-    /// Whether making an entry in a directory of DST must preserve its time, because all of DST already has its final
-    /// times.
+    /// Whether making an entry in a directory of DST must preserve its time, which may be its final one already.
     keeps_times: bool,
     /// Whether the directory reached is DST, or lies in DST.
     is_inside: bool,
@@ -122,7 +121,7 @@ impl Backup {
             rest: rest.map(<[u8]>::to_vec).collect(),
             follows: is_absolute,
             is_new: false,
-            keeps_times: false,
+            keeps_times: options.keeps_times(true),
             is_inside: !is_absolute,
             way: Vec::new(),
             opened: None,
@@ -170,6 +169,12 @@ impl Backup {
     /// now on.
     pub fn keep_times(&self) {
         self.reached.lock().expect("no panics under it").keeps_times = true;
+    }
+
+    /// Keeps directories from being made for DIR as long as what is returned lives: a directory of DST gets its time
+    /// either before that, and keeps it, or afterwards.
+    pub fn hold(&self) -> impl Sized + '_ {
+        self.reached.lock().expect("no panics under it")
     }
 
     /// Whether a directory that is about to be deleted is DIR, or lies on the way to it.

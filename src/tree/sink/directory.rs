@@ -13,6 +13,7 @@ use rd_proto::tree::Metadata;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
+use super::backup::Backup;
 use super::delete::{Extraneous, Remover};
 use super::folding::Folding;
 use super::implied::{self, TreeRoot, open_beneath};
@@ -159,7 +160,7 @@ impl OpenDirectory {
         } else if parent.is_top() && name != b"." {
             Self::make_at_top(parent, name, was_left)?
         } else {
-            Self::make_below(parent, name, was_left, is_implied)?
+            Self::make_below(parent, name, described, was_left, is_implied)?
         };
         let Made { fd, is_new, was_left, closed, unnamed } = made;
         // A directory merged into the top has the mode that the top had.
@@ -262,8 +263,19 @@ impl OpenDirectory {
         Ok(Made { fd, is_new: true, was_left: has_left, closed: None, unnamed })
     }
 
-    fn make_below(parent: &Self, name: &[u8], was_left: bool, is_implied: bool) -> Result<Made, Fault> {
-        let mut is_new = match mkdirat(&parent.fd, name, Mode::RWXU) {
+    fn make_below(
+        parent: &Self,
+        name: &[u8],
+        described: &Metadata<'_>,
+        was_left: bool,
+        is_implied: bool,
+    ) -> Result<Made, Fault> {
+        let (options, umask) = (&parent.shared.options, parent.shared.umask);
+        // With a mode of its own, it gets that when all that comes into it is done. Without one, the next copy would not
+        // open a directory that an interrupted copy has left closed to others.
+        let open = || metadata::mode(options, described, permitted_directory(parent.permitted, umask)) & 0o777;
+        let mode = Mode::RWXU | if options.mode { Mode::empty() } else { Mode::from_raw_mode(open()) };
+        let mut is_new = match mkdirat(&parent.fd, name, mode) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
@@ -277,7 +289,7 @@ impl OpenDirectory {
             && old().is_ok_and(|old| FileType::from_raw_mode(old.st_mode) != FileType::Directory)
         {
             parent.clear_for_directory(name)?;
-            mkdirat(&parent.fd, name, Mode::RWXU)?;
+            mkdirat(&parent.fd, name, mode)?;
             parent.clear_mark(name);
             is_new = true;
         }
@@ -558,6 +570,7 @@ impl OpenDirectory {
         }
         let opened = Object::Open(self.fd.as_fd());
         self.take_closed().map_or(Ok(()), |mode| opened.set_mode(mode & 0o7777))?;
+        let held = self.shared.backup.as_ref().map(Backup::hold);
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             if self.keeps_metadata {
                 let mut applied = Applied::default();
@@ -573,6 +586,7 @@ impl OpenDirectory {
             let described = stat.map_or(described, |stat| with_same_time(options, &stat, &described));
             self.shared.setter.apply(options, opened, &described, last.mode, last.current)
         });
+        drop(held);
         let is_set = applied.unset.is_none();
         self.shared.note_at(applied, || self.own_path());
         if options.syncs() {

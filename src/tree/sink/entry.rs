@@ -82,6 +82,9 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
     };
     if let Err(fault) = done {
         shared.fail(&directory.path(name), fault);
+        if let Record::File { data, .. } = record {
+            shared.sum_unkept(&directory.told_path(name), data);
+        }
     }
 }
 
@@ -398,6 +401,9 @@ impl Large {
     }
 
     fn write(&self, data: &[u8], position: u64) {
+        if let Some(digest) = &self.digest {
+            digest.add(data, position);
+        }
         if self.has_failed.load(Relaxed) {
             return;
         }
@@ -416,9 +422,6 @@ impl Large {
             Ok(()) => {
                 if let Some(basis) = &self.basis {
                     basis.note_came(position, data.len() as u64);
-                }
-                if let Some(digest) = &self.digest {
-                    digest.add(data, position);
                 }
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
                 self.shared.progress.wrote(data.len() as u64);
@@ -652,6 +655,9 @@ fn seems_finished(stat: &Stat, metadata: &Metadata<'_>, size: u64) -> bool {
 impl Drop for Large {
     fn drop(&mut self) {
         let is_published = self.settle();
+        if !is_published && !self.shared.is_stopped.load(Acquire) {
+            self.sum_unkept();
+        }
         // If the transfer itself was given up, the next one can resume a large file.
         let is_given_up =
             self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);

@@ -6,6 +6,7 @@ use rd_proto::tree::TreeError;
 
 use super::entry::Large;
 use super::jobs::{Job, Local};
+use super::prove::Unkept;
 use super::{Bytes, Refused, SLOTS_MAX, TreeSink};
 
 /// A large file of which more is to come.
@@ -19,6 +20,8 @@ pub(super) struct Slot {
     data_bytes_max: u64,
     is_closed: bool,
     pub links: usize,
+    /// Where the contents go of a file that cannot be made, if they are compared.
+    unkept: Option<Unkept>,
 }
 
 impl TreeSink {
@@ -26,13 +29,15 @@ impl TreeSink {
         &mut self,
         item: u32,
         size: u64,
-        large: Option<Arc<Large>>,
+        large: Result<Arc<Large>, Option<Unkept>>,
         path: Vec<u8>,
     ) -> Result<(), Refused> {
         if self.slots.len() == SLOTS_MAX {
             return Err(Refused::Data("too many large files without their data"));
         }
-        let slot = Slot { large, path, size, received_bytes: 0, data_bytes_max: size, is_closed: false, links: 0 };
+        let (large, unkept) = large.map_or_else(|unkept| (None, unkept), |large| (Some(large), None));
+        let (received_bytes, is_closed, links) = Default::default();
+        let slot = Slot { large, path, size, received_bytes, data_bytes_max: size, is_closed, links, unkept };
         self.slots.insert(item, slot);
         Ok(())
     }
@@ -40,6 +45,9 @@ impl TreeSink {
     pub(super) fn take_range(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
         let length = (*chunk).as_ref().len() as u64;
         let slot = self.account(item, position, length)?;
+        if let Some(unkept) = &slot.unkept {
+            unkept.add((*chunk).as_ref(), position);
+        }
         // An empty range could not be read at the sender. The record that closes the file tells this.
         if length > 0
             && let Some(large) = slot.large.clone()
@@ -92,7 +100,7 @@ impl TreeSink {
         (slot.is_closed, slot.data_bytes_max) = (true, data_bytes);
         if !is_intact {
             self.shared.mark_failed(&slot.path);
-            slot.large = None;
+            (slot.large, slot.unkept) = (None, None);
         }
         self.settle(item);
         Ok(())
@@ -104,7 +112,11 @@ impl TreeSink {
         if !self.slots.get(&item).is_some_and(is_done) {
             return;
         }
-        if let Some(large) = self.slots.remove(&item).and_then(|slot| slot.large) {
+        let Some(Slot { large, unkept, data_bytes_max, .. }) = self.slots.remove(&item) else { return };
+        if let Some(unkept) = unkept {
+            self.shared.sum_large(&unkept, data_bytes_max);
+        }
+        if let Some(large) = large {
             large.complete();
             self.hand_on(Job::Settle(large));
         }

@@ -10,30 +10,98 @@ use rustix::io::Errno;
 
 use super::entry::Large;
 use super::jobs::Job;
-use super::{Refused, TreeSink};
+use super::{Refused, Shared, TreeSink};
 use crate::fs::read_up_to;
 use crate::options::TreeOptions;
 use crate::tree::manifest::digest::RangeDigest;
-use crate::tree::proof::{Expected, Outline};
+use crate::tree::proof::{Contents, Expected, Outline};
 
 /// What has been received so far, and what it must be.
 pub(super) struct Proving {
     outline: Outline,
     expected: Expected,
+    /// Names of the directories that have been entered, also of those that cannot be made here.
+    names: Vec<Vec<u8>>,
+    /// Whether there is a single root, whose name is not part of the tree.
+    is_single: bool,
 }
 
 impl Proving {
-    pub(super) fn new(expected: Expected, options: &TreeOptions) -> Self {
-        Self { outline: Outline::new(options), expected }
+    pub(super) fn new(expected: Expected, options: &TreeOptions, is_single: bool) -> Self {
+        Self { outline: Outline::new(options), expected, names: Vec::new(), is_single }
     }
 
     /// Takes the next record, as the sender has sent it.
     pub(super) fn take(&mut self, record: &Record<'_>) {
         self.outline.take(record);
+        match *record {
+            Record::Directory { name, .. } => self.names.push(name.to_vec()),
+            Record::Leave => drop(self.names.pop()),
+            _ => {}
+        }
+    }
+
+    fn path(&self, name: &[u8]) -> Vec<u8> {
+        let names = self.names.iter().map(Vec::as_slice).chain([name]);
+        names.skip(usize::from(self.is_single)).collect::<Vec<_>>().join(&b'/')
+    }
+}
+
+/// Contents of a file that cannot be made here. They are a part of the tree nevertheless: an entry that fails must not
+/// make the sender look like a forger, and a forger must not be able to hide behind an entry that fails.
+pub(super) struct Unkept {
+    path: Vec<u8>,
+    size: u64,
+    digest: RangeDigest,
+}
+
+impl Unkept {
+    pub(super) fn add(&self, data: &[u8], position: u64) {
+        self.digest.add(data, position);
+    }
+}
+
+impl Shared {
+    /// Adds the contents of a file that could not be made to what has been received.
+    pub(super) fn sum_unkept(&self, path: &[u8], data: &[u8]) {
+        if let Some(contents) = self.contents() {
+            contents.add(path, data.len() as u64, blake3::hash(data).as_bytes());
+        }
+    }
+
+    /// Does the same with a large file of which `data_bytes` have come. What has not is a hole.
+    pub(super) fn sum_large(&self, Unkept { path, size, digest }: &Unkept, data_bytes: u64) {
+        let mut holes = 0;
+        let found = digest.finish(|target, _| {
+            holes += target.len() as u64;
+            target.fill(0);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        let Ok(found) = found;
+        // With more missing, the file came in too many pieces to keep their digests.
+        if let Some(contents) = self.contents().filter(|_| holes == size - data_bytes.min(*size)) {
+            contents.add(path, *size, found.as_bytes());
+        }
+    }
+
+    pub(super) fn contents(&self) -> Option<&Contents> {
+        self.manifest.get()?.contents()
     }
 }
 
 impl TreeSink {
+    /// Adds the contents of a file that is skipped to what has been received.
+    pub(super) fn sum_skipped(&self, name: &[u8], data: &[u8]) {
+        if let Some(proving) = &self.proving {
+            self.shared.sum_unkept(&proving.path(name), data);
+        }
+    }
+
+    /// Returns where the contents of a large file go that cannot be made; `None` if nothing is compared.
+    pub(super) fn unkept(&self, name: &[u8], size: u64) -> Option<Unkept> {
+        Some(Unkept { path: self.proving.as_ref()?.path(name), size, digest: RangeDigest::new(size) })
+    }
+
     /// Compares what has been received with what it must be. All data has been written, and entries held back have no
     /// names yet.
     ///
@@ -41,14 +109,15 @@ impl TreeSink {
     ///
     /// [`Refused::Forged`].
     pub(super) fn prove(&mut self) -> Result<(), Refused> {
-        let Some(Proving { outline, expected }) = self.proving.take() else { return Ok(()) };
+        let Some(Proving { outline, expected, .. }) = self.proving.take() else { return Ok(()) };
         self.shared.finish_manifest();
         self.shared.check()?;
-        let Some(contents) = self.shared.manifest.get().and_then(|manifest| manifest.contents()) else { return Ok(()) };
+        let Some(contents) = self.shared.contents() else { return Ok(()) };
         if let Some(held) = &self.held {
             for file in held.files() {
-                if let Some(digest) = file.prove() {
-                    contents.add(&file.directory.told_path(&file.name), file.size, digest.as_bytes());
+                match file.prove() {
+                    Some(digest) => contents.add(&file.directory.told_path(&file.name), file.size, digest.as_bytes()),
+                    None => file.sum_unkept(),
                 }
             }
             if let (Some(Job::Make(chunk, batch)), Some(Some(top))) = (held.job(), self.levels.first()) {
@@ -74,6 +143,16 @@ impl TreeSink {
 }
 
 impl Large {
+    /// Adds the contents of the file, which was not made, to what has been received, if all of it has come.
+    pub(super) fn sum_unkept(&self) {
+        let digest = self.digest.as_ref().filter(|_| self.is_complete.load(Acquire));
+        if let (Some(digest), Some(contents)) = (digest, self.shared.contents())
+            && let Ok(found) = digest.finish(|_, _| Err(()))
+        {
+            contents.add(&self.directory.told_path(&self.name), self.size, found.as_bytes());
+        }
+    }
+
     /// Returns the digest of the file that will get this name, before it does; `None` if none will.
     fn prove(&self) -> Option<Hash> {
         if !self.is_complete.load(Acquire) || self.has_failed.load(Relaxed) {

@@ -28,6 +28,20 @@ fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
     }
 }
 
+/// Without modes, the next copy leaves a directory as it is, also if this one does not come to its end.
+#[test]
+fn without_modes_an_unfinished_directory_is_not_closed() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.dst().join("d")).expect("made");
+    let before = fs::metadata(scratch.dst().join("d")).expect("there").mode() & 0o777;
+    let mut sink = scratch.sink(TreeOptions { mode: false, ..TreeOptions::default() });
+    let described = Metadata { mode: 0o777, ..META };
+    let [outer, inner] = [&b"d"[..], b"new"].map(|name| Record::Directory { name, metadata: described });
+    sink.push(0, 0, chunk(&[outer, inner])).expect("taken");
+    sink.discard();
+    assert_eq!(fs::metadata(scratch.dst().join("d/new")).expect("there").mode() & 0o777, before);
+}
+
 /// `--in-place` never changes the contents of another name, and says why it fails.
 #[test]
 fn in_place_refuses_a_file_with_other_names() {

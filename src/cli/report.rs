@@ -538,7 +538,8 @@ impl<'a> Reporter<'a> {
                 super::say(&line);
             }
         }
-        let is_seen = self.options.is_verbose() || !self.options.quiet && std::io::stderr().is_terminal();
+        let is_asked = self.options.is_verbose() || self.options.progress;
+        let is_seen = is_asked || !self.options.quiet && std::io::stderr().is_terminal();
         match last_line {
             Some(line) if is_seen => super::say(line),
             // A dry run has no bandwidth.
@@ -546,7 +547,7 @@ impl<'a> Reporter<'a> {
                 super::say(&format!("Bandwidth {}", rate_words(rate(figures.counters.bytes, figures.seconds))));
             }
             // The progress bar has been erased, so a last line takes its place.
-            None if !self.options.quiet && failure.is_none() && figures.seconds > 0.0 && was_drawn() => {
+            None if !self.options.quiet && failure.is_none() && figures.seconds > 0.0 && (is_asked || was_drawn()) => {
                 super::say(&stream_line(figures.counters.bytes, figures.seconds));
             }
             _ => {}

@@ -261,7 +261,9 @@ fn progress_tells_what_limits_now() {
     let line = send.line_with("B/s");
     assert!(line.contains("B/s (--bwlimit ") && line.contains(" %)"), "{line}");
     fed.join().expect("no panic");
-    send.wait().expect(0);
+    let ended = send.wait();
+    ended.expect(0);
+    assert!(ended.stderr.lines().last().is_some_and(|last| last.contains("verified")), "{}", ended.stderr);
     recv.wait().expect(0);
     same(&output.join().expect("no panic"), &input);
 }

@@ -147,7 +147,7 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn a_slow_upload_is_announced() {
     let far = Far::new();
-    far.program("bin/head", "#!/bin/sh\nsleep 2.5\nexec /usr/bin/head \"$@\"\n");
+    far.program("bin/head", "#!/bin/sh\nsleep 4\nexec /usr/bin/head \"$@\"\n");
     let ended = far.copy(&[]);
     ended.expect(0);
     let copied = far.line("rdcp", "far");

@@ -340,7 +340,7 @@ fn what_limits_a_copy() {
     assert_eq!(report["limits"]["limit"], slowest["name"]);
     let sentence = report["limits"]["sentence"].as_str().expect("a sentence");
     for part in [
-        &format!("The {} limits", slowest["name"].as_str().expect("a name"))[..],
+        &format!("The {} is the limit", slowest["name"].as_str().expect("a name"))[..],
         "operations/s x 1 MiB x",
         "at a time =",
     ] {

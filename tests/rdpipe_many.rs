@@ -284,3 +284,44 @@ fn a_list_is_the_last_stage_and_is_given_something() {
     lab.start(&["src:cat DIR/source", "h[7]:cat >DIR/$AT"]).wait().expect(0);
     lab.holds("h7", &bytes);
 }
+
+/// Writes what it is given to a file, which gets its name only at the end of the stream.
+const COMMITS: &str = "h[1-2]:cat >DIR/begun.$AT && mv DIR/begun.$AT DIR/final.$AT";
+
+/// A command sees the end of the stream only if it has got all of it, whoever is killed.
+#[test]
+fn no_command_takes_a_part_for_the_whole() {
+    for is_agent in [false, true] {
+        let lab = lab();
+        let bytes = lab.source(1 << 20);
+        let slow = "src:cat DIR/source; sleep 2; cat DIR/source";
+        let mut process = lab.start(&["--stall=1", slow, COMMITS]);
+        lab.await_bytes("begun.h1", 1 << 20, &process);
+        lab.await_bytes("begun.h2", 1 << 20, &process);
+        let victim = if is_agent { lab.agent("h1") } else { process.pid() };
+        kill_process(Pid::from_raw(victim as i32).expect("a process"), Signal::KILL).expect("it runs");
+        let ended = process.wait();
+        lab.all_gone(Duration::from_secs(8));
+        assert!(!lab.join("final.h1").exists(), "{}", ended.stderr);
+        assert!(is_agent || !lab.join("final.h2").exists(), "{}", ended.stderr);
+        if is_agent {
+            ended.expect(8);
+            lab.holds("final.h2", &[&bytes[..], &bytes].concat());
+        }
+    }
+}
+
+/// Hosts whose commands are ended because the source has failed are named, and the exit code is the source's.
+#[test]
+fn commands_that_are_ended_after_a_failure_are_named() {
+    let lab = lab();
+    lab.source(1 << 20);
+    let slow = "h[1-2]:cat >DIR/begun.$AT; sleep 20; mv DIR/begun.$AT DIR/final.$AT";
+    let ended = lab.start(&["src:cat DIR/source; exit 5", slow]).wait();
+    ended.expect(5);
+    for host in ["h1: ", "h2: "] {
+        let is_named = |line: &str| line.contains(host) && line.contains("was ended after 2 s without data");
+        assert!(ended.stderr.lines().any(is_named), "{host}: {}", ended.stderr);
+    }
+    assert!(!lab.join("final.h1").exists() && !lab.join("final.h2").exists());
+}

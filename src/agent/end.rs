@@ -632,15 +632,16 @@ impl Run {
             return Ok(prepared);
         }
         (self.emit)(Message::Agreed);
+        let open = |file: File, path: PathBuf| {
+            let again = file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
+            *self.input.lock().expect("no panic with it locked") = Some(again);
+            Ok::<_, Fault>(Prepared::ReceiveOpen(file, path))
+        };
         let prepared = match &self.moves {
             Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
-                Inlet::File(file, path) => {
-                    let again =
-                        file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
-                    *self.input.lock().expect("no panic with it locked") = Some(again);
-                    Prepared::ReceiveOpen(file, path)
-                }
+                Inlet::Command(pipe, _) => open(pipe, "pipe".into())?,
+                Inlet::File(file, path) => open(file, path)?,
                 Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),
             },
             Moves::Output(outlet) => match self.await_one(outlet)?? {

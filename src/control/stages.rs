@@ -33,8 +33,8 @@ use super::tunnel::Emit;
 use crate::fault::Exit;
 use crate::fs::{identity, io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
-pub use guard::Warden;
 use guard::{End, Guard, LINGER_MAX, Launch, Running};
+pub use guard::{Warden, Whole};
 use redirection::{Call, Opening, Side};
 pub use room::Share;
 
@@ -62,7 +62,9 @@ pub enum Outlet {
 
 /// What the session into a stage writes to.
 pub enum Inlet {
-    /// A pipe, or the file that a redirection has opened.
+    /// The pipe that a command reads, and what lets it end, if it is held.
+    Command(File, Option<Whole>),
+    /// The file that a redirection has opened.
     File(File, PathBuf),
     /// A file, or why it cannot be opened, and in addition the session out of the stage.
     Tee(Result<File, IoFact>, PathBuf, RelayInput),
@@ -88,6 +90,8 @@ struct Held {
     stage: Option<Stage>,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
+    /// Whether a command's input ends only when it is known to be whole.
+    holds: bool,
     guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -111,7 +115,7 @@ impl Stages {
             let report = StageReport { fault, ..StageReport::default() };
             return (self.emit)(Message::StageEnded { stage: number, report });
         }
-        let held = Held { stage: Some(stage), inlet: None, outlet: None, guard: Arc::default() };
+        let held = Held { stage: Some(stage), inlet: None, outlet: None, holds: false, guard: Arc::default() };
         self.held.insert(number, held);
     }
 
@@ -120,6 +124,13 @@ impl Stages {
         let held = self.held.get_mut(&stage).filter(|held| held.stage.is_some() && held.inlet.is_none())?;
         let (hook, attachment) = bounded(1);
         held.inlet = Some(hook);
+        Some(attachment)
+    }
+
+    /// Does the same for a stream to several hosts: a command sees its end only after [`Whole::tell`].
+    pub fn attach_held_inlet(&mut self, stage: u32) -> Option<Attachment<Inlet>> {
+        let attachment = self.attach_inlet(stage)?;
+        self.held.get_mut(&stage)?.holds = true;
         Some(attachment)
     }
 
@@ -150,6 +161,7 @@ impl Stages {
                 tells_stderr: self.tells_stderr,
                 inlet: held.inlet.take(),
                 outlet: held.outlet.take(),
+                holds: held.holds,
                 left: None,
                 guard: Arc::clone(&held.guard),
                 stage,
@@ -197,6 +209,7 @@ struct Run {
     stage: Stage,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
+    holds: bool,
     /// Standard error of a command that has ended. A process that the command has left running still has it open.
     left: Option<PipeReader>,
     guard: Arc<Mutex<Option<Guard>>>,
@@ -280,7 +293,7 @@ impl Run {
     fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
         let (opening, Call { words, standard }) =
             Opening::new(redirection, side).map_err(|error| cannot_start(&error))?;
-        let running = self.start(words, standard)?;
+        let running = self.start(words, standard, None)?;
         opening.finish(&running, redirection).map_err(|reason| {
             let (exit, what) = match side {
                 Side::Input => (Exit::Source.code(), "cannot read"),
@@ -297,11 +310,11 @@ impl Run {
     }
 
     /// Runs the shell under a guard, with these words after `-c`.
-    fn start(&self, words: Vec<OsString>, standard: [OwnedFd; 3]) -> Result<Running, Fault> {
+    fn start(&self, words: Vec<OsString>, standard: [OwnedFd; 3], held: Option<OwnedFd>) -> Result<Running, Fault> {
         let shell = self.stage.shell.iter().map(|word| OsString::from_vec(word.to_vec()));
         let words: Vec<OsString> = shell.chain(["-c".into()]).chain(words).collect();
         let shares_group = !self.is_agent && has_terminal();
-        let started = Guard::start(Launch { words: &words, standard, shares_group })
+        let started = Guard::start(Launch { words: &words, standard, held, shares_group })
             .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a guard: {error}")))?;
         let (guard, running) =
             started.map_err(|error| fault(CANNOT_RUN, "cannot run", Path::new(&words[0]), &error.into()))?;
@@ -342,9 +355,12 @@ impl Run {
         };
         let standard =
             [stdin.map_err(|error| cannot_start(&error))?, stdout.map_err(|error| cannot_start(&error))?, stderr];
-        let running = self.start(words, standard)?;
+        let held = into.as_ref().filter(|_| self.holds).map(File::try_clone).transpose();
+        let held = held.map_err(|error| cannot_start(&error))?.map(OwnedFd::from);
+        let is_held = held.is_some();
+        let running = self.start(words, standard, held)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
-            let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));
+            let _ = hook.send(Ok(Inlet::Command(file, is_held.then(|| running.whole()))));
         }
         if let Some(file) = out {
             self.let_out(Outlet::Command(file))?;

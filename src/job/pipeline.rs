@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 use rd_proto::session::Notice;
+use rustix::io::Errno;
 
 use super::hop::{Hop, Side};
 use super::{self as job, EndOf, HERE, Job, Round, Setup, Update, told};
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
-use crate::fault::{Exit, Failure, escaped};
+use crate::fault::{Exit, Failure, escaped, os};
 use crate::job::progress::HostShown;
 use crate::options::TransferOptions;
 
@@ -254,6 +255,7 @@ impl<'a> Pipeline<'a> {
                 self.start(stages);
             }
             let now = Instant::now();
+            self.weigh_pipes(stages, hops);
             if running && self.is_over(stages, hops) && self.are_branches_over() {
                 return;
             }
@@ -264,7 +266,6 @@ impl<'a> Pipeline<'a> {
                     return;
                 }
             }
-            self.weigh_pipe(self.stages.len() - 1, hops);
             self.urge(stages, hops, now);
             if self.killed && self.asked.is_some_and(|asked| now > asked + END_MAX + END_MAX) {
                 return;
@@ -484,14 +485,32 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Counts the last stage as failed if it ended by SIGPIPE and no hop explains that. All of its outgoing hops must
-    /// be settled first.
-    fn weigh_pipe(&mut self, last: usize, hops: &[usize]) {
-        let is_piped = self.stages[last].end.as_ref().is_some_and(|end| is_piped(&end.report));
-        let mut outgoing = hops.iter().filter(|&&hop| self.job.hops[hop].stages[0] == Some(last));
-        if is_piped && !self.is_branch(last) && !self.was_left(last) && outgoing.all(|&hop| self.job.is_settled(hop)) {
+    /// Counts stages as failed that ended by SIGPIPE, if no hop explains that: a stage whose reader has read all of it,
+    /// and the last stage, once all of its outgoing hops are settled.
+    fn weigh_pipes(&mut self, stages: &[usize], hops: &[usize]) {
+        let last = self.stages.len() - 1;
+        let is_unexplained = |&number: &usize| {
+            let is_piped = self.stages[number].end.as_ref().is_some_and(|end| is_piped(&end.report));
+            let mut outgoing = hops.iter().filter(|&&hop| self.job.hops[hop].stages[0] == Some(number));
+            is_piped
+                && !self.is_branch(number)
+                && match number == last {
+                    true => !self.was_left(number) && outgoing.all(|&hop| self.job.is_settled(hop)),
+                    false => self.was_read_whole(number),
+                }
+        };
+        if stages.iter().any(is_unexplained) {
             self.failing_since.get_or_insert_with(Instant::now);
         }
+    }
+
+    /// Whether all that the stage wrote was read. If it ended by SIGPIPE, that was not because its reader had gone.
+    fn was_read_whole(&self, number: usize) -> bool {
+        if self.is_branch(number + 1) {
+            return self.branches.as_ref().is_some_and(Branches::have_all_of_source);
+        }
+        let hop = self.hops().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
+        hop.and_then(|hop| hop.report(Side::From)).is_some_and(|report| report.fault.is_none())
     }
 
     /// Whether the reader of the stage's output ended without reading all of it, and the stage wrote on. The stage's
@@ -544,7 +563,8 @@ impl<'a> Pipeline<'a> {
         if standard.is_some() {
             return standard;
         }
-        failures.extend(self.judge_branches());
+        let is_explained = !failures.is_empty();
+        failures.extend(self.judge_branches(is_explained));
         // A stage that is the source of the stream has failed both as a stage and as the source of all branches.
         failures.dedup_by(|one, before| one.message.is_some() && one.message == before.message);
         let Some(mut last) = failures.pop() else {
@@ -581,6 +601,19 @@ impl<'a> Pipeline<'a> {
         faults.next_back()
     }
 
+    /// Returns the failure of a redirection or a `tee` whose file took only a part, such as a FIFO whose reader has gone.
+    fn unread_file(&self, number: usize, stage: &Stage) -> Option<Failure> {
+        let is_file = stage.spec.is_write() || stage.spec.tee().is_some();
+        let hop = self.hops().find(|hop| hop.stages[Side::To as usize] == Some(number)).filter(|_| is_file)?;
+        let fault = hop.report(Side::To)?.fault.as_ref()?;
+        let is_closed = fault.own && Exit::from_code(fault.exit) == Exit::SinkClosed && !self.was_left(number);
+        let line = || {
+            let name = format!("{}: {}", stage.spec.label(), quoted(&stage.spec.text));
+            Failure::new(Exit::Destination, format!("cannot write {name}: {}", os(Errno::PIPE)))
+        };
+        is_closed.then(line)
+    }
+
     fn stage_failure(&self, number: usize, stage: &Stage) -> Option<Failure> {
         let end = stage.end.as_ref()?;
         let name = format!("{}: {}", stage.spec.label(), quoted(&stage.spec.text));
@@ -597,7 +630,7 @@ impl<'a> Pipeline<'a> {
             let hop = self.hops().find(|hop| hop.stages[side as usize] == Some(number))?;
             Some(told(&stage.spec.host, hop.own_fault(side)?))
         };
-        let moved = of_session(Side::From).or_else(|| of_session(Side::To));
+        let moved = of_session(Side::From).or_else(|| of_session(Side::To)).or_else(|| self.unread_file(number, stage));
         if let Some(mut moved) = moved {
             if stage.spec.tee().is_some() {
                 // The exit code is that of `tee`, whether a session or `tee` itself has written the files.
@@ -610,7 +643,7 @@ impl<'a> Pipeline<'a> {
         }
         match (end.report.code, end.report.signal) {
             (Some(0), _) => None,
-            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last => None,
+            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last && !self.was_read_whole(number) => None,
             (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if self.is_unread(number) => {
                 Some(Failure::silent(Exit::SinkClosed))
             }

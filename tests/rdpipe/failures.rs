@@ -278,6 +278,32 @@ fn our_own_input_or_output_that_is_closed() {
     lab.deserted(GONE);
 }
 
+/// SIGPIPE excuses a writer only if its reader has gone; otherwise what comes after it has only a part.
+#[test]
+fn a_part_is_not_taken_for_the_whole() {
+    let lab = Lab::new();
+    for end in ["exit 141", "kill -PIPE $$"] {
+        let writer = format!("h1:head -c 1000 /dev/zero; {end}");
+        lab.pipe(&[&writer, "h2:> part"]).fails(141, &["h1"]).ended.within(FAILED);
+        lab.pipe(&[&writer, "h2:cat", "h3:> part"]).fails(141, &["h1"]).ended.within(FAILED);
+        lab.pipe(&[&writer, "h2:> part", "h3:< part", "h4:> next"]).fails(141, &["h1"]).ended.within(FAILED);
+        assert!(!lab.join("home/next").exists());
+    }
+    // A file that takes only a part.
+    lab.0.fifo("home/fifo");
+    for stages in [&["h1:head -c 5000000 /dev/zero", "h2:> fifo"][..], &["h1:yes", "h2:tee fifo", "h3:cat >/dev/null"]]
+    {
+        let mut reader = std::process::Command::new("head");
+        let reader = reader.args(["-c", "1000"]).arg(lab.join("home/fifo"));
+        let mut reader = reader.stdout(std::process::Stdio::null()).spawn().expect("head");
+        let ran = lab.pipe(stages);
+        assert!([1, 6].contains(&ran.ended.code), "{stages:?}: {} {}", ran.ended.code, ran.ended.stderr);
+        assert!(ran.ended.stderr.contains("fifo") && ran.ended.stderr.contains("errno 32"), "{}", ran.ended.stderr);
+        reader.wait().expect("it ends");
+    }
+    lab.deserted(GONE);
+}
+
 /// As with `pipefail`, a reader that has ended excuses only a writer that goes on writing.
 #[test]
 fn a_failure_beside_a_reader_that_has_gone() {

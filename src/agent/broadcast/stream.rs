@@ -101,8 +101,21 @@ impl Shared {
         // Whether this node is too slow is decided by the caller, which knows what the user wants.
         self.spool.hold();
         let Some(Moves::Input(inlet)) = moves else { return Err(impossible()) };
-        let Inlet::File(file, path) = self.await_stage(&inlet)? else { return Err(impossible()) };
-        let done = self.write_all(&file, &path, disk_bytes);
+        let (file, path, whole) = match self.await_stage(&inlet)? {
+            Inlet::Command(pipe, whole) => (pipe, "pipe".into(), Some(whole)),
+            Inlet::File(file, path) => (file, path, None),
+            Inlet::Tee(..) => return Err(impossible()),
+        };
+        let done = self.write_all(&file, &path, disk_bytes).map_err(|fault| {
+            match fault.exit == Exit::SinkClosed.code() && whole.is_none() {
+                // A file, such as a FIFO whose reader has gone, is to have all of the stream. A command may want less.
+                true => Fault::unwritable(&io_fact(path.as_os_str(), Errno::PIPE)),
+                false => fault,
+            }
+        });
+        if let (Ok(()), Some(Some(whole))) = (&done, &whole) {
+            whole.tell();
+        }
         if done.is_err() {
             *self.kept_open.lock().expect("no panics under it") = Some(file);
         }

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 /// Maximum number of descriptors in one message.
-const MAX: usize = 3;
+const MAX: usize = 4;
 
 /// Opens /dev/null for reading and writing.
 ///

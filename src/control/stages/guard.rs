@@ -78,6 +78,9 @@ enum Answer {
 /// Sent by a keeper in place of a signal's number, to ask for [`Answer::Feeds`].
 const QUESTION: i32 = 0;
 
+/// Sent by a keeper in place of a signal's number: the input is whole, and may end.
+const WHOLE: i32 = -1;
+
 impl Answer {
     fn encode(self) -> [u8; 5] {
         let (kind, value) = match self {
@@ -111,6 +114,9 @@ pub struct Launch<'a> {
     pub words: &'a [OsString],
     /// Standard input, output and error.
     pub standard: [OwnedFd; 3],
+    /// The writing end of standard input, if the command must not see the end of a part as the end of the whole: its
+    /// input does not end before [`Whole::tell`], whatever becomes of the keeper.
+    pub held: Option<OwnedFd>,
     /// Whether the command joins this process's group instead of getting its own. At a terminal, a command that asks
     /// the user for something must be in the terminal's own process group, which is that of this process.
     pub shares_group: bool,
@@ -152,7 +158,9 @@ impl Guard {
         let [stdin, stdout, stderr] = &launch.standard;
         // Not passed as arguments of the guard, which every user of the host can read.
         let words = launch.words.join(OsStr::new("\0"));
-        descriptors::send(&running.0, words.as_bytes(), &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+        let standard = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+        let given: Vec<BorrowedFd<'_>> = standard.into_iter().chain(launch.held.as_ref().map(AsFd::as_fd)).collect();
+        descriptors::send(&running.0, words.as_bytes(), &given)?;
         // The command alone must hold these ends of the pipes.
         drop(launch);
         match running.hear() {
@@ -173,7 +181,23 @@ impl Guard {
     }
 }
 
+/// Lets the input of a command end that has been held: see [`Launch::held`].
+#[derive(Debug)]
+pub struct Whole(Arc<OwnedFd>);
+
+impl Whole {
+    /// Tells the guard that the command has been given all of its input.
+    pub fn tell(&self) {
+        let _ = send(&self.0, &WHOLE.to_le_bytes(), SendFlags::NOSIGNAL);
+    }
+}
+
 impl Running {
+    /// Returns what lets the command's input end.
+    pub fn whole(&self) -> Whole {
+        Whole(Arc::clone(&self.0))
+    }
+
     fn hear(&self) -> Option<Answer> {
         let mut message = [0; 5];
         loop {
@@ -386,7 +410,8 @@ pub fn main(arguments: &[OsString]) {
 
 fn guard(group: &OsStr) {
     let mut words = vec![0; WORDS_BYTES_MAX];
-    let (count, standard) = descriptors::receive(std::io::stdin(), &mut words);
+    let (count, mut standard) = descriptors::receive(std::io::stdin(), &mut words);
+    let held = if standard.len() > 3 { standard.pop() } else { None };
     let Ok([stdin, stdout, stderr]) = <[OwnedFd; 3]>::try_from(standard) else { return };
     let mut words = words[..count].split(|&byte| byte == 0).map(OsStr::from_bytes);
     let input = fstat(&stdin).as_ref().map(identity).ok();
@@ -414,7 +439,8 @@ fn guard(group: &OsStr) {
     if std::thread::Builder::new().stack_size(64 << 10).spawn(reaper).is_err() {
         return signal_offspring(Signal::KILL);
     }
-    serve(input);
+    // Held until no process is left that could take a part for the whole.
+    let _held = serve(input, held);
     let is_gone = |gone: &Receiver<()>, limit| gone.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
     if is_gone(&gone, if ended_well.load(Ordering::Acquire) { LINGER_MAX } else { Duration::ZERO }) {
         return;
@@ -432,8 +458,8 @@ fn guard(group: &OsStr) {
     }
 }
 
-/// Passes on signals from the keeper and answers its questions until the keeper is gone.
-fn serve(input: Option<Identity>) {
+/// Passes on signals from the keeper and answers its questions until the keeper is gone. Returns what is held still.
+fn serve(input: Option<Identity>, mut held: Option<OwnedFd>) -> Option<OwnedFd> {
     let mut number = [0; 4];
     loop {
         match recv(std::io::stdin(), &mut number[..], RecvFlags::empty()) {
@@ -441,11 +467,12 @@ fn serve(input: Option<Identity>) {
             Ok((4, _)) if number == QUESTION.to_le_bytes() => {
                 tell(Answer::Feeds(offspring().into_iter().any(|process| is_fed(process, input))));
             }
+            Ok((4, _)) if number == WHOLE.to_le_bytes() => held = None,
             Ok((4, _)) => {
                 let Some(signal) = Signal::from_named_raw(i32::from_le_bytes(number)) else { continue };
                 signal_offspring(signal);
             }
-            _ => return,
+            _ => return held,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{END_MAX, Pipeline, grammar};
+use super::{END_MAX, Pipeline, REST_MAX, grammar, quoted};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
 use crate::job::arrivals::some_failed;
@@ -163,8 +163,9 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Returns the failure of the stage as a whole. Hosts that have failed are reported here.
-    pub(super) fn judge_branches(&mut self) -> Option<Failure> {
+    /// Returns the failure of the stage as a whole. Hosts that have failed are reported here. `is_explained`: another
+    /// stage has failed, so that hosts of which all were ended for that are no failure of their own.
+    pub(super) fn judge_branches(&mut self, is_explained: bool) -> Option<Failure> {
         let first = self.plan.branching.as_ref()?.first;
         let count = self.stages.len() - first;
         if let Some(fault) = self.branches.as_ref().and_then(Branches::source_fault)
@@ -180,8 +181,12 @@ impl Pipeline<'_> {
             self.observer.event(&Event::Failed(event::Failed::new(failure)));
             self.observer.complain(failure.message.as_deref().unwrap_or_default());
         }
+        let was_ended = |number: usize| self.stages[number].end.as_ref().is_some_and(|end| end.asked);
+        let is_consequence = is_explained
+            && (first..self.stages.len()).all(|number| was_ended(number) || self.branch_failure(number).is_none());
         match failures.len() {
             0 => None,
+            _ if is_consequence => None,
             failed if failed == count => {
                 let line = format!("all {count} hosts failed");
                 Some(Failure::new(failures[0].exit, line))
@@ -201,10 +206,19 @@ impl Pipeline<'_> {
         if let Some(failure) = &stage.failure {
             return Some(named(failure.clone()));
         }
-        if let Some(failure) = self.stage_failure(number, stage) {
+        let standing = self.branches.as_ref().map(|branches| branches.standing(number));
+        let was_ended = stage.end.as_ref().filter(|end| end.asked);
+        // What it said of its end is a consequence of that.
+        let is_dropped = was_ended.is_some() && matches!(standing, Some(Standing::Failed(_)));
+        if let Some(failure) = self.stage_failure(number, stage).filter(|_| !is_dropped) {
             return Some(named(failure));
         }
-        match self.branches.as_ref().map(|branches| branches.standing(number))? {
+        match standing? {
+            Standing::Done if was_ended.is_some_and(|end| end.report.code != Some(0)) => {
+                let line =
+                    format!("{} was ended after {} s without data", quoted(&stage.spec.text), REST_MAX.as_secs());
+                Some(named(Failure::new(Exit::Partial, line)))
+            }
             Standing::Done if stage.end.is_some() => None,
             Standing::Failed(Ok(fault)) => Some(named(told(&stage.spec.host, &fault))),
             Standing::Failed(Err(reason)) => Some(named(Failure::new(Exit::LinkLost, reason))),

@@ -271,6 +271,11 @@ impl<'a> Branches<'a> {
         self.source
     }
 
+    /// Whether the source's node has read the stream to its end.
+    pub(in crate::job) fn have_all_of_source(&self) -> bool {
+        self.source_state.has_all && self.source_report.as_ref().is_some_and(|report| report.fault.is_none())
+    }
+
     /// Returns the fault of the source's node, if it has failed.
     pub(in crate::job) fn source_fault(&self) -> Option<&Fault> {
         self.source_report.as_ref()?.fault.as_ref()

@@ -108,8 +108,8 @@ enum Slow {
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage error; 2 authentication failed; 3 cannot connect, or no agent; \
     4 link lost; 5 cannot read '< FILE' or standard input; 6 cannot write '> FILE' or standard output; 7 corruption; \
     8 some hosts failed; 9 protocol or version; 141 standard output closed; 128+n ended by signal n; \
-    else that of the last command that failed. A command that is ended by SIGPIPE, or fails after writing \
-    more than its reader wanted, has not failed";
+    else that of the last command that failed. A command has not failed if its reader ended first and SIGPIPE \
+    ended it, or it failed after writing more than its reader wanted";
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {

@@ -1,6 +1,5 @@
 //! A queue of bytes in a file without a name. A slow consumer falls behind by at most the capacity of the queue.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -10,10 +9,7 @@ use rd_proto::control::IoFact;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::{plain_fact, std_fact, unlinked_anywhere};
-
-/// Name of the file in error messages.
-const NAME: &str = "the temporary directory (TMPDIR)";
+use super::{plain_fact, std_fact, temporary_directory, unlinked_anywhere};
 
 /// How often a waiting thread checks whether it still should wait.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -49,12 +45,18 @@ impl DiskQueue {
     ///
     /// The error number of the failed call.
     pub(crate) fn new(bytes_max: u64) -> Result<Self, IoFact> {
-        let file = unlinked_anywhere().map_err(|error| std_fact(OsStr::new(NAME), &error))?;
+        let file = unlinked_anywhere().map_err(|error| {
+            let detail = b"cannot make a file for --spool; set TMPDIR to another directory".to_vec();
+            IoFact { detail, ..std_fact(temporary_directory().as_os_str(), &error) }
+        })?;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes_max) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             Err(error) => {
                 let detail = "not enough space for --spool; set TMPDIR to a directory with more, or spool less";
-                return Err(IoFact { errno: error.raw_os_error(), ..plain_fact(OsStr::new(NAME), detail) });
+                return Err(IoFact {
+                    errno: error.raw_os_error(),
+                    ..plain_fact(temporary_directory().as_os_str(), detail)
+                });
             }
         }
         Ok(Self { file, bytes_max: bytes_max.max(1), state: Mutex::default(), changed: Condvar::new() })
@@ -129,7 +131,7 @@ impl DiskQueue {
 }
 
 fn failed(error: &std::io::Error) -> Unqueued {
-    Unqueued::Io(std_fact(OsStr::new(NAME), error))
+    Unqueued::Io(std_fact(temporary_directory().as_os_str(), error))
 }
 
 #[cfg(test)]

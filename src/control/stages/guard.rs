@@ -181,7 +181,7 @@ impl Guard {
     }
 }
 
-/// Lets the input of a command end that has been held: see [`Launch::held`].
+/// Lets the input of a command end that has been held: see `Launch::held`.
 #[derive(Debug)]
 pub struct Whole(Arc<OwnedFd>);
 

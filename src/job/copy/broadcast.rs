@@ -493,11 +493,11 @@ impl Copy<'_> {
         let names = [from, to].map(|node| self.label(run.host(node)));
         if is_forged {
             let [from, to] = &names;
-            self.say(&format!(
-                "data from {from} to {to} does not match the source; {to} gets its copy from the source"
-            ));
+            // The data may be wrong, or entries that failed on the host were not there to be compared.
+            self.say(&format!("{to} could not verify the data from {from}; it gets its copy from the source"));
         }
-        if received.as_ref().is_some_and(|report| report.tree.is_other) {
+        // What failed on the host cannot have been compared.
+        if received.as_ref().is_some_and(|report| report.tree.is_other && report.tree.failed == 0) {
             run.chain.keep_to_itself(to);
             let [from, to] = &names;
             self.say(&format!(

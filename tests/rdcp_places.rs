@@ -321,7 +321,7 @@ fn by_an_address_that_is_named() {
 fn a_host_without_its_colon_is_noticed() {
     let lab = Lab::new();
     lab.0.file("a", b"1");
-    lab.rdcp(&["a", "me@h"]).expect(0).one_line("rdcp", &["file me@h on this host", "did you mean me@h:?"]);
+    lab.rdcp(&["a", "me@h"]).expect(0).one_line("rdcp", &["local file named me@h", "did you mean me@h:?"]);
     holds(&lab.join("me@h"), b"1");
     // The name is an existing file now.
     assert_eq!(lab.rdcp(&["a", "me@h"]).expect(0).stderr, "");

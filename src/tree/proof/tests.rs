@@ -100,11 +100,8 @@ fn a_tree_is_the_same_wherever_it_lies() {
         match give(&[&giver], &old, compares, bound(said)) {
             // A directory in the place of a file stays, and the file fails, which is nobody's forgery.
             Ok(report) => {
-                assert_eq!(
-                    (report.failed == 0, report.is_other),
-                    (picture(&old) == picture(&from), false),
-                    "seed {seed}"
-                );
+                assert!(!report.is_other, "seed {seed}");
+                assert!(report.failed == 0 || picture(&old) != picture(&from), "seed {seed}");
             }
             // What fails with a directory may not have been sent, so it cannot be compared.
             Err(refused) => {

@@ -288,7 +288,7 @@ fn a_list_is_the_last_stage_and_is_given_something() {
 /// Writes what it is given to a file, which gets its name only at the end of the stream.
 const COMMITS: &str = "h[1-2]:cat >DIR/begun.$AT && mv DIR/begun.$AT DIR/final.$AT";
 
-/// A command sees the end of the stream only if it has got all of it, whoever is killed.
+/// A command sees the end of the stream only if it has received all of it, whichever process is killed.
 #[test]
 fn no_command_takes_a_part_for_the_whole() {
     for is_agent in [false, true] {

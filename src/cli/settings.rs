@@ -248,11 +248,10 @@ impl Settings {
                     Ok(given) => T::refused(&given)
                         .or_else(|| T::idle(&given, &setting.key))
                         .or_else(|| silenced(&given, &setting.key)),
-                    Err(error) if is_about_others(&error) => {
-                        let reason = wrong::reason(&error);
-                        let lacks = reason.strip_prefix("missing: ").map(|lacks| format!("needs {lacks}"));
-                        Some(lacks.unwrap_or(reason))
+                    Err(error) if error.kind() == ErrorKind::MissingRequiredArgument => {
+                        Some(format!("needs {}", wrong::lacks(&error)))
                     }
+                    Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
                     Err(error) => {
                         let line = format!("{}: {}", setting.origin, wrong::reason(&error));
                         return Err(Failure::new(Exit::Usage, line));

@@ -99,6 +99,12 @@ pub(crate) fn line(error: &Error) -> String {
     format!("{said}{mark} see --help")
 }
 
+/// Returns the arguments that a command line lacks.
+pub(crate) fn lacks(error: &Error) -> String {
+    let names = error.get(ContextKind::InvalidArg).map(texts).unwrap_or_default();
+    names.iter().map(|name| name.replace(['<', '>'], "")).collect::<Vec<_>>().join(", ")
+}
+
 /// Like `line`, but without advice.
 pub(crate) fn reason(error: &Error) -> String {
     let text = |kind| error.get(kind).map(texts).unwrap_or_default();
@@ -147,11 +153,7 @@ pub(crate) fn reason(error: &Error) -> String {
                 (name, prior) => format!("{name} cannot be used with {}", prior.join(" and ")),
             }
         }
-        ErrorKind::MissingRequiredArgument => {
-            let missing: Vec<String> = option.iter().map(|name| name.replace(['<', '>'], "")).collect();
-            let missing = missing.join(", ");
-            format!("missing: {missing}")
-        }
+        ErrorKind::MissingRequiredArgument => format!("missing: {}", lacks(error)),
         ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
         _ => {
             let text = error.render().to_string();

@@ -24,7 +24,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::options::{Session, TreeOptions};
 use crate::tree::progress::Amount;
 use crate::tree::stats::TreeFigures;
-use crate::tree::{Only, Root};
+use crate::tree::{KEEPS_SPARED, Only, Root};
 
 pub(super) mod broadcast;
 mod interrupt;
@@ -37,9 +37,8 @@ use progress::Progress;
 const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not support several hosts or so \
      long a list; copy one at a time, or use --delete";
 
-/// Beginnings of what a receiver says of a directory in which nothing, or not everything, was deleted.
+/// Beginning of what a receiver says of a directory in which nothing was deleted.
 const NOT_EMPTIED: &str = "was not emptied";
-const NOT_DELETED: &str = "--max-delete keeps ";
 
 /// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -513,7 +512,7 @@ impl<'a> Copy<'a> {
     /// Reports single entries that an end could not read or write.
     fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
-            let is_undeleted = [NOT_EMPTIED, NOT_DELETED].iter().any(|words| fault.detail.starts_with(*words));
+            let is_undeleted = [NOT_EMPTIED, KEEPS_SPARED].iter().any(|words| fault.detail.starts_with(*words));
             self.undeleted = self.undeleted.saturating_add(u64::from(is_undeleted));
             let failure = self.failure(host, fault);
             let bytes = failure.message.as_ref().map_or(0, String::len);

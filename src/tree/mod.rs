@@ -139,6 +139,9 @@ const HAS_OTHER_NAMES: &str = "has other hard links, which --in-place would chan
 /// Why an entry with an unknown critical extension is not made.
 const IS_UNKNOWN: &str = "has required metadata that this version does not support; install the sender's version here";
 
+/// What a directory is said to do in which not everything was deleted, before how much.
+pub(crate) const KEEPS_SPARED: &str = "--max-delete keeps";
+
 /// Why nothing is deleted.
 const SOURCE_IS_EMPTY: &str = "was not emptied: the source is empty (not mounted?); use --force-empty to delete anyway";
 

@@ -238,22 +238,78 @@ fn put(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
 }
 
-/// A large file that has not arrived completely.
-struct Open {
+/// A place in a tree, as its records come.
+pub(super) struct Position {
+    /// Names of the directories that have been entered.
+    names: Vec<Vec<u8>>,
+    /// Whether there is a single root. Its name is not part of the tree, because each host may give it another name.
+    is_single: bool,
+}
+
+impl Position {
+    /// Creates the place before the first record.
+    pub(super) fn new(is_single: bool) -> Self {
+        Self { names: Vec::new(), is_single }
+    }
+
+    /// Follows the next record.
+    pub(super) fn take(&mut self, record: &Record<'_>) {
+        match *record {
+            Record::Directory { name, .. } => self.names.push(name.to_vec()),
+            Record::Leave => drop(self.names.pop()),
+            _ => {}
+        }
+    }
+
+    /// Path of an entry here.
+    pub(super) fn path(&self, name: &[u8]) -> Vec<u8> {
+        let names = self.names.iter().map(Vec::as_slice).chain([name]).skip(usize::from(self.is_single));
+        names.collect::<Vec<_>>().join(&b'/')
+    }
+}
+
+/// A large file of which the data is hashed as it arrives, and kept nowhere.
+pub(super) struct Passing {
     path: Vec<u8>,
     size: u64,
     digest: RangeDigest,
+}
+
+impl Passing {
+    /// Begins a file of this size.
+    pub(super) fn new(path: Vec<u8>, size: u64) -> Self {
+        Self { path, size, digest: RangeDigest::new(size) }
+    }
+
+    /// Takes a range of the file.
+    pub(super) fn add(&self, data: &[u8], position: u64) {
+        self.digest.add(data, position);
+    }
+
+    /// Adds the file, of which `data_bytes` have arrived, to a sum. Data that has not arrived is a hole. Returns false
+    /// if the file cannot be described: it came in so many pieces that not all of them were kept.
+    pub(super) fn sum(&self, contents: &Contents, data_bytes: u64) -> bool {
+        let mut holes = 0;
+        let found = self.digest.finish(|target, _| {
+            holes += target.len() as u64;
+            target.fill(0);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        let Ok(digest) = found;
+        let is_all = holes == self.size - data_bytes.min(self.size);
+        if is_all {
+            contents.add(&self.path, self.size, digest.as_bytes());
+        }
+        is_all
+    }
 }
 
 /// Computes the proof of a tree from the parts in which it is sent.
 pub struct Summing {
     outline: Outline,
     contents: Contents,
-    /// Names of the directories that have been entered.
-    names: Vec<Vec<u8>>,
-    /// Whether there is a single root. Its name is not part of the tree, because each host may give it another name.
-    is_single: bool,
-    large: BTreeMap<u32, Open>,
+    position: Position,
+    large: BTreeMap<u32, Passing>,
     /// Whether the tree cannot be described.
     is_void: bool,
 }
@@ -264,8 +320,7 @@ impl Summing {
         Self {
             outline: Outline::new(options),
             contents: Contents::default(),
-            names: Vec::new(),
-            is_single: roots == 1,
+            position: Position::new(roots == 1),
             large: BTreeMap::new(),
             is_void: false,
         }
@@ -274,48 +329,29 @@ impl Summing {
     /// Takes the next part, like [`TreeSink::push`](super::sink::TreeSink::push).
     pub fn take(&mut self, item: u32, position: u64, data: &[u8]) {
         if item > 0 {
-            if let Some(open) = self.large.get(&item) {
-                open.digest.add(data, position);
+            if let Some(file) = self.large.get(&item) {
+                file.add(data, position);
             }
             return;
         }
         let mut rest = data;
         while let Ok(Some(record)) = Record::decode(&mut rest) {
             self.outline.take(&record);
+            self.position.take(&record);
             match record {
-                Record::Directory { name, .. } => self.names.push(name.to_vec()),
-                Record::Leave => drop(self.names.pop()),
                 Record::File { name, data, .. } => {
-                    self.contents.add(&self.path(name), data.len() as u64, blake3::hash(data).as_bytes());
+                    self.contents.add(&self.position.path(name), data.len() as u64, blake3::hash(data).as_bytes());
                 }
                 Record::Large { name, item, size, .. } => {
-                    let (path, digest) = (self.path(name), RangeDigest::new(size));
-                    self.large.insert(item, Open { path, size, digest });
+                    self.large.insert(item, Passing::new(self.position.path(name), size));
                 }
-                Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact),
+                Record::Closed { item, data_bytes, is_intact } => {
+                    let file = self.large.remove(&item).filter(|_| is_intact);
+                    self.is_void |= file.is_some_and(|file| !file.sum(&self.contents, data_bytes));
+                }
                 _ => {}
             }
         }
-    }
-
-    fn path(&self, name: &[u8]) -> Vec<u8> {
-        let names = self.names.iter().map(Vec::as_slice).chain([name]).skip(usize::from(self.is_single));
-        names.collect::<Vec<_>>().join(&b'/')
-    }
-
-    fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) {
-        let Some(Open { path, size, digest }) = self.large.remove(&item).filter(|_| is_intact) else { return };
-        // Data that has not arrived is a hole. A file in so many pieces that not all of them were kept cannot be
-        // described.
-        let mut holes = 0;
-        let found = digest.finish(|target, _| {
-            holes += target.len() as u64;
-            target.fill(0);
-            Ok::<(), std::convert::Infallible>(())
-        });
-        let Ok(digest) = found;
-        self.is_void |= holes != size - data_bytes.min(size);
-        self.contents.add(&path, size, digest.as_bytes());
     }
 
     /// Returns the proof of the tree; `None` if the tree cannot be described.

@@ -25,9 +25,9 @@ use crate::fs::{
     DIRECTORY, Identity, PLACE, identity, is_temporary_name, open_quietly, partial, plain_fact, sync_directory,
     temporary_directory, unlinked_anywhere,
 };
-use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
+use crate::tree::{Fault, KEEPS_SPARED};
 
 /// The names of a directory that the walk has not reached.
 pub(super) struct Extraneous {
@@ -326,7 +326,7 @@ impl Shared {
     pub fn spared_fact(&self, path: &[u8]) -> Option<IoFact> {
         let spared = self.counts.spared.load(Relaxed);
         let entries = if spared == 1 { "entry" } else { "entries" };
-        let detail = || format!("--max-delete keeps {spared} {entries}");
+        let detail = || format!("{KEEPS_SPARED} {spared} {entries}");
         (spared > 0).then(|| plain_fact(OsStr::from_bytes(path), &detail()))
     }
 

@@ -6,8 +6,8 @@ use rd_proto::tree::TreeError;
 
 use super::entry::Large;
 use super::jobs::{Job, Local};
-use super::prove::Unkept;
 use super::{Bytes, Refused, SLOTS_MAX, TreeSink};
+use crate::tree::proof::Passing;
 
 /// A large file of which more is to come.
 pub(super) struct Slot {
@@ -21,7 +21,7 @@ pub(super) struct Slot {
     is_closed: bool,
     pub links: usize,
     /// Where the contents go of a file that cannot be made, if they are compared.
-    unkept: Option<Unkept>,
+    unkept: Option<Passing>,
 }
 
 impl TreeSink {
@@ -29,7 +29,7 @@ impl TreeSink {
         &mut self,
         item: u32,
         size: u64,
-        large: Result<Arc<Large>, Option<Unkept>>,
+        large: Result<Arc<Large>, Option<Passing>>,
         path: Vec<u8>,
     ) -> Result<(), Refused> {
         if self.slots.len() == SLOTS_MAX {

@@ -14,73 +14,42 @@ use super::{Refused, Shared, TreeSink};
 use crate::fs::read_up_to;
 use crate::options::TreeOptions;
 use crate::tree::manifest::digest::RangeDigest;
-use crate::tree::proof::{Contents, Expected, Outline};
+use crate::tree::proof::{Contents, Expected, Outline, Passing, Position};
 
 /// What has been received so far, and what it must be.
 pub(super) struct Proving {
     outline: Outline,
     expected: Expected,
-    /// Names of the directories that have been entered, also of those that cannot be made here.
-    names: Vec<Vec<u8>>,
-    /// Whether there is a single root, whose name is not part of the tree.
-    is_single: bool,
+    /// Where the records are, also in directories that cannot be made here.
+    position: Position,
 }
 
 impl Proving {
     pub(super) fn new(expected: Expected, options: &TreeOptions, is_single: bool) -> Self {
-        Self { outline: Outline::new(options), expected, names: Vec::new(), is_single }
+        Self { outline: Outline::new(options), expected, position: Position::new(is_single) }
     }
 
     /// Takes the next record, as the sender has sent it.
     pub(super) fn take(&mut self, record: &Record<'_>) {
         self.outline.take(record);
-        match *record {
-            Record::Directory { name, .. } => self.names.push(name.to_vec()),
-            Record::Leave => drop(self.names.pop()),
-            _ => {}
-        }
-    }
-
-    fn path(&self, name: &[u8]) -> Vec<u8> {
-        let names = self.names.iter().map(Vec::as_slice).chain([name]);
-        names.skip(usize::from(self.is_single)).collect::<Vec<_>>().join(&b'/')
-    }
-}
-
-/// Contents of a file that cannot be made here. They are a part of the tree nevertheless: an entry that fails must not
-/// make the sender look like a forger, and a forger must not be able to hide behind an entry that fails.
-pub(super) struct Unkept {
-    path: Vec<u8>,
-    size: u64,
-    digest: RangeDigest,
-}
-
-impl Unkept {
-    pub(super) fn add(&self, data: &[u8], position: u64) {
-        self.digest.add(data, position);
+        self.position.take(record);
     }
 }
 
 impl Shared {
-    /// Adds the contents of a file that could not be made to what has been received.
+    /// Adds the contents of a file that could not be made to what has been received. They are a part of the tree
+    /// nevertheless: an entry that fails must not make the sender look like a forger, and a forger must not be able to
+    /// hide behind an entry that fails.
     pub(super) fn sum_unkept(&self, path: &[u8], data: &[u8]) {
         if let Some(contents) = self.contents() {
             contents.add(path, data.len() as u64, blake3::hash(data).as_bytes());
         }
     }
 
-    /// Does the same with a large file of which `data_bytes` have come. What has not is a hole.
-    pub(super) fn sum_large(&self, Unkept { path, size, digest }: &Unkept, data_bytes: u64) {
-        let mut holes = 0;
-        let found = digest.finish(|target, _| {
-            holes += target.len() as u64;
-            target.fill(0);
-            Ok::<(), std::convert::Infallible>(())
-        });
-        let Ok(found) = found;
-        // With more missing, the file came in too many pieces to keep their digests.
-        if let Some(contents) = self.contents().filter(|_| holes == size - data_bytes.min(*size)) {
-            contents.add(path, *size, found.as_bytes());
+    /// Does the same with a large file of which `data_bytes` have come.
+    pub(super) fn sum_large(&self, file: &Passing, data_bytes: u64) {
+        if let Some(contents) = self.contents() {
+            file.sum(contents, data_bytes);
         }
     }
 
@@ -93,13 +62,13 @@ impl TreeSink {
     /// Adds the contents of a file that is skipped to what has been received.
     pub(super) fn sum_skipped(&self, name: &[u8], data: &[u8]) {
         if let Some(proving) = &self.proving {
-            self.shared.sum_unkept(&proving.path(name), data);
+            self.shared.sum_unkept(&proving.position.path(name), data);
         }
     }
 
     /// Returns where the contents of a large file go that cannot be made; `None` if nothing is compared.
-    pub(super) fn unkept(&self, name: &[u8], size: u64) -> Option<Unkept> {
-        Some(Unkept { path: self.proving.as_ref()?.path(name), size, digest: RangeDigest::new(size) })
+    pub(super) fn unkept(&self, name: &[u8], size: u64) -> Option<Passing> {
+        Some(Passing::new(self.proving.as_ref()?.position.path(name), size))
     }
 
     /// Compares what has been received with what it must be. All data has been written, and entries held back have no

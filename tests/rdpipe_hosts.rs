@@ -247,7 +247,8 @@ fn the_caller_is_cut_off_for_a_while() {
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_short_silence_is_nothing() {
-    cut_for(3, 3, &[]);
+    // See the test of this name in `hosts`.
+    cut_for(3, 2, &[]);
 }
 
 /// Starts an endless pipeline through hosts 2, 3 and 4, with processes there that do not end by themselves.

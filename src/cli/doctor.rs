@@ -199,7 +199,8 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let transfer = TransferOptions {
         transport: arguments.transport,
         port_range: arguments.port_range.clone(),
-        reconnect: 0,
+        // Time for a lane to come up again. This tells a line that loses large packets from one that is gone.
+        reconnect: 1,
         ..TransferOptions::default()
     };
     if hosts.len() > 1 {

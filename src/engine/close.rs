@@ -17,7 +17,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// Why a link counts as lost even though lanes come up.
-const NOTHING_LARGE: &str = "connections come up, but large packets do not get through, as when part of the network \
+pub(super) const NOTHING_LARGE: &str = "connections come up, but large packets do not get through, as when part of the network \
                              has a smaller MTU than the hosts";
 
 impl Engine {

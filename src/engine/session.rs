@@ -11,6 +11,7 @@ use rd_proto::handshake::Established;
 use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
+use super::close::NOTHING_LARGE;
 use super::link::{LastWord, LinkError, send_last};
 use super::listen::Registry;
 use super::logged::{self, Detail, Logged};
@@ -231,6 +232,8 @@ impl Session<'_> {
         if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
             let silent = LinkError::TimedOut.to_string();
             summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {
+                // Trying for longer would not help.
+                Some(reason) if reason == NOTHING_LARGE => reason,
                 Some(reason) => format!("{reason}; retried for {seconds} s (--reconnect)"),
                 None => format!("no answer for {seconds} s (--reconnect)"),
             });

@@ -256,13 +256,20 @@ impl Hop {
 
     /// Returns what went wrong, if anything, and on which host. A failure of one end outweighs success reported by the
     /// other. A fault that an end has found itself outweighs one that the end has learned from the other. If both ends
-    /// were ended by signals, the first counts, because it may have caused the second.
+    /// were ended by signals, the first counts, because it may have caused the second. If both have lost the link, the
+    /// sender knows better why: whether lanes came up again, and lost all that was sent.
     pub(crate) fn first_fault(&self) -> Option<(usize, &Fault)> {
         let fault_of = |side: Side| Some((self.host(side), self.report(side)?.fault.as_ref()?));
         let mut faults = self.sides().iter().filter_map(|&side| fault_of(side));
+        let first = || {
+            let first = self.ended_first.and_then(fault_of)?;
+            let is_loss = |(_, fault): &(usize, &Fault)| Exit::from_code(fault.exit) == Exit::LinkLost;
+            let senders = fault_of(Side::From).filter(is_loss).filter(|_| is_loss(&first));
+            senders.or(Some(first))
+        };
         faults
             .find(|(_, fault)| fault.own && fault.exit < 128)
-            .or_else(|| self.ended_first.and_then(fault_of))
+            .or_else(first)
             .or_else(|| self.sides().iter().find_map(|&side| fault_of(side)))
     }
 

@@ -430,3 +430,42 @@ fn of_two_copies_to_a_new_name_the_later_one_comes_into_nothing() {
         assert_eq!(fs::read_dir(lab.join("new")).expect("a directory").count(), 1);
     }
 }
+
+/// When the disk is full, the first name of two may not have been made. The file that has that name here is another.
+#[test]
+fn no_name_is_given_to_another_file_once_the_disk_is_full() {
+    let lab = Lab::new();
+    let Some(small) = Small::mount(&lab.join("small"), "40m") else {
+        assert!(!rustix::process::geteuid().is_root(), "root may mount");
+        return not_run("a small file system cannot be mounted here");
+    };
+    fs::create_dir(lab.join("src")).expect("a directory");
+    for name in ["src/1b", "src/1a"] {
+        lab.0.file(name, &rig::noise(3000 + usize::from(name.ends_with('a'))));
+    }
+    let copy = || {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        Process::spawn(command.args(["--sync", "-r", "src/", "small/dst"]).stdout(Stdio::null())).wait()
+    };
+    copy().expect(0);
+    for number in 1..=8 {
+        lab.0.file(&format!("src/0{number}"), &rig::noise(60_000 + number));
+    }
+    fs::remove_file(lab.join("src/1a")).expect("ours");
+    fs::hard_link(lab.join("src/1b"), lab.join("src/1a")).expect("a link");
+    let kib = |path: &Path| rustix::fs::statvfs(path).map(|disk| (disk.f_blocks - disk.f_bfree) * disk.f_frsize >> 10);
+    let used = kib(&lab.join("small")).expect("it");
+    for free in (380..480).step_by(10) {
+        small.resize(&format!("{}k", used + free));
+        let ended = copy();
+        assert!([0, 6, 8].contains(&ended.code), "{}", ended.stderr);
+        let [ours, theirs] = ["src/1b", "small/dst/1b"].map(|name| fs::read(lab.join(name)).expect("it"));
+        same(&theirs, &ours);
+        small.resize("40m");
+        for number in 1..=8 {
+            let _ = fs::remove_file(lab.join(&format!("small/dst/0{number}")));
+        }
+        let _ = fs::remove_file(lab.join("small/dst/1a"));
+        lab.0.file("small/dst/1a", b"another");
+    }
+}

@@ -632,24 +632,6 @@ fn what_is_in_the_way_of_a_partial_is_named() {
     lab.rdcp(&["source".into(), lab.at("h", "target")]).expect(6).one_line("rdcp", &["h:", &partial, "errno"]);
 }
 
-/// A small mounted file system.
-struct Small(std::path::PathBuf);
-
-impl Small {
-    fn mount(at: &Path, size: &str) -> Option<Self> {
-        fs::create_dir(at).expect("a directory");
-        let mut mount = Command::new("mount");
-        let done = mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).output();
-        done.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
-}
-
 /// The file for which there was no more space does not keep the disk full. Anything else that is kept is reported.
 #[test]
 fn a_full_disk_is_not_kept_full() {
@@ -678,9 +660,7 @@ fn a_full_disk_is_not_kept_full() {
         assert!(ended.stderr.contains(name), "what is kept is said: {}", ended.stderr);
         assert!(blocks(&lab.join("small")) < 64 << 20, "there is room again");
     }
-    let mut larger = Command::new("mount");
-    let done = larger.args(["-o", "remount,size=100m"]).arg(lab.join("small")).status().expect("mount");
-    assert!(done.success());
+    small.resize("100m");
     copy().expect(0);
     assert_eq!(listed(&lab.join("small/new")), listed(&lab.join("t")));
     no_temporaries(&lab.join("small"));

@@ -152,3 +152,26 @@ pub fn none_marked(mark: &Path, within: Duration) {
 pub fn holds(path: &Path, bytes: &[u8]) {
     same(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())), bytes);
 }
+
+/// A small mounted file system.
+pub struct Small(PathBuf);
+
+impl Small {
+    pub fn mount(at: &Path, size: &str) -> Option<Self> {
+        fs::create_dir(at).expect("a directory");
+        let mut mount = Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).output();
+        done.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
+    }
+
+    pub fn resize(&self, size: &str) {
+        let done = Command::new("mount").args(["-o", &format!("remount,size={size}")]).arg(&self.0).status();
+        assert!(done.expect("mount").success());
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}

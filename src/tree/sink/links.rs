@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::OPEN_LINKS_MAX;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, linkat, openat, statat, unlinkat};
@@ -55,6 +55,10 @@ impl TreeSink {
             Err(Errno::MLINK.into())
         } else {
             self.shared.wait_drained();
+            // The first name may be among what the workers have dropped. Another file can have this name here.
+            if self.shared.is_stopped.load(Acquire) {
+                return Ok(());
+            }
             if self.shared.has_failed(&path) {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {

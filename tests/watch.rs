@@ -62,30 +62,95 @@ fn lab() -> Lab {
     lab
 }
 
-/// As without `--watch`: the directory is named, the others are copied, and changes in them arrive.
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+}
+
+/// Starts it as another user, who owns SRC. Only root can do that.
+fn start_as_nobody(lab: &Lab) -> Process {
+    let from = lab.join("from");
+    Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&from).status().expect("coreutils");
+    set_mode(lab.0.path(), 0o777);
+    let mut command = rdcp();
+    command.args(["-r", "--sync", "--watch"]).args([from.join(""), lab.join("to")]);
+    let mut command = in_shell(&as_user(NOBODY, lab.0.path()), &command);
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+}
+
+/// As without `--watch`: the directory is named, the others are copied, and changes in them arrive. Once it can be
+/// read, it is watched like the others.
 #[test]
 fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
     if !rustix::process::geteuid().is_root() {
         return not_run("needs root, to become another user");
     }
     let lab = lab();
-    for path in ["from/a/b", "from/closed", "from/z/open"] {
+    for path in ["from/a/b", "from/closed/below", "from/z/open"] {
         fs::create_dir_all(lab.join(path)).expect("directories");
     }
+    fs::write(lab.join("from/closed/file"), "inside").expect("a file");
     let (from, to) = (lab.join("from"), lab.join("to"));
-    Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&from).status().expect("coreutils");
-    fs::set_permissions(lab.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
-    fs::set_permissions(lab.join("from/closed"), fs::Permissions::from_mode(0o0)).expect("ours");
-    let mut command = rdcp();
-    command.args(["-r", "--sync", "--watch"]).args([from.join(""), to.clone()]);
-    let mut command = in_shell(&as_user(NOBODY, lab.0.path()), &command);
-    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    set_mode(&from.join("closed"), 0o0);
+    let mut process = start_as_nobody(&lab);
     until("the first copy", &mut process, || holds(&to.join("first"), "one") && to.join("z/open").exists());
     for (path, text) in [("a/b/new", "before it"), ("z/open/new", "behind it")] {
         fs::write(from.join(path), text).expect("root");
         until(path, &mut process, || holds(&to.join(path), text));
     }
     process.line_with("from/closed");
+    set_mode(&from.join("closed"), 0o755);
+    until("what can be read now", &mut process, || holds(&to.join("closed/file"), "inside"));
+    for path in ["closed/later", "closed/below/later"] {
+        std::thread::sleep(Duration::from_millis(500));
+        fs::write(from.join(path), "watched").expect("root");
+        until(path, &mut process, || holds(&to.join(path), "watched"));
+    }
+    process.signal(Signal::TERM);
+    process.wait().expect(143);
+}
+
+/// The library does not report that it could not watch a new directory.
+#[test]
+fn a_new_directory_that_may_not_be_read_is_watched_once_it_may() {
+    const BESIDE: [&str; 4] = ["b", "c", "y", "z"];
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, to become another user");
+    }
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    let mut process = start_as_nobody(&lab);
+    until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+    for name in BESIDE.into_iter().chain(["closed"]) {
+        fs::create_dir_all(lab.join("new").join(name)).expect("directories");
+    }
+    fs::write(lab.join("new/closed/file"), "inside").expect("a file");
+    set_mode(&lab.join("new/closed"), 0o0);
+    fs::rename(lab.join("new"), from.join("new")).expect("renamed");
+    until("what is beside it", &mut process, || BESIDE.iter().all(|name| to.join("new").join(name).exists()));
+    std::thread::sleep(Duration::from_millis(500));
+    for name in BESIDE {
+        let path = Path::new("new").join(name).join("later");
+        fs::write(from.join(&path), "beside").expect("root");
+        until(name, &mut process, || holds(&to.join(&path), "beside"));
+    }
+    set_mode(&from.join("new/closed"), 0o755);
+    until("what can be read now", &mut process, || holds(&to.join("new/closed/file"), "inside"));
+    std::thread::sleep(Duration::from_millis(500));
+    fs::write(from.join("new/closed/later"), "watched").expect("root");
+    until("a file in it", &mut process, || holds(&to.join("new/closed/later"), "watched"));
+    // Directories that are closed only for a moment, before or after the library tries to watch them.
+    for pause in [0, 1, 100, 400] {
+        let name = format!("briefly{pause}");
+        let (ours, theirs) = (from.join(&name), to.join(&name));
+        fs::create_dir(&ours).expect("root");
+        set_mode(&ours, 0o0);
+        std::thread::sleep(Duration::from_millis(pause));
+        set_mode(&ours, 0o755);
+        until(&name, &mut process, || theirs.exists());
+        std::thread::sleep(Duration::from_millis(500));
+        fs::write(ours.join("later"), "watched").expect("root");
+        until(&name, &mut process, || holds(&theirs.join("later"), "watched"));
+    }
     process.signal(Signal::TERM);
     process.wait().expect(143);
 }
@@ -282,6 +347,50 @@ fn what_cannot_be_watched_is_said_at_once() {
         .one_line("rdcp", &["cannot watch", "missing", "errno 2"]);
     run(&["-r", "--sync", "--watch", "-", "to"]).expect(1).one_line("rdcp", &["--watch", "standard input"]);
     assert!(!lab.join("to").exists());
+}
+
+#[test]
+fn room_at_the_destination_is_waited_for() {
+    for way in [WITHIN, PUSH] {
+        let lab = lab();
+        let (from, to) = (lab.join("from"), lab.join("to"));
+        let Some(small) = Small::mount(&to, "4m") else {
+            assert!(!rustix::process::geteuid().is_root(), "root may mount");
+            return not_run("a small file system cannot be mounted here");
+        };
+        let mut process = start(&lab, &to, way);
+        process.line_with("waiting for changes");
+        let large = noise(6 << 20);
+        fs::write(from.join("large"), &large).expect("a file");
+        process.line_with("trying again in 2 s");
+        let said = process.stderr();
+        assert_eq!(said.matches("errno 28").count(), 1, "{way:?}: {said}");
+        small.resize("40m");
+        until("the large file", &mut process, || fs::read(to.join("large")).is_ok_and(|bytes| bytes == large));
+        fs::write(from.join("second"), "two").expect("a file");
+        until("a change after that", &mut process, || holds(&to.join("second"), "two"));
+        process.signal(Signal::TERM);
+        process.wait().expect(143);
+        if way == PUSH {
+            lab.all_gone(ARRIVED);
+        }
+    }
+}
+
+#[test]
+fn a_failure_that_the_copy_has_reported_is_not_followed_by_an_empty_line() {
+    let lab = lab();
+    for name in ["empty", "to"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+    }
+    fs::write(lab.join("to/only there"), "kept").expect("a file");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--delete", "--watch", "-v", "empty/", "to"]);
+    let process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    process.line_with("waiting for changes");
+    let said = process.stderr();
+    assert!(said.contains("was not emptied"), "{said}");
+    assert!(said.lines().all(|line| line.trim_end() != "rdcp:"), "{said}");
 }
 
 /// As when it is removed and made anew.

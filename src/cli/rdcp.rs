@@ -89,8 +89,8 @@ pub struct CopyArguments {
     /// -v
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
-    /// Keep running: watch SRC, on any host, and copy again what changes, until a signal; wait for a lost host or a
-    /// missing SRC to come back
+    /// Keep running: watch SRC, on any host, and copy again what changes, until a signal; try again while a host is
+    /// lost, SRC is missing or DST is full. What links lead to (-L, -k, --copy-unsafe-links) is not watched
     #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from", "remove_source_files"])]
     watch: bool,
     /// Compare DIR, which may be HOST:DIR, with the manifest FILE (arguments: FILE DIR), copying nothing; print

@@ -18,7 +18,7 @@ use crate::job::watch::{SourceWatch, Watched};
 use crate::tree::Only;
 use crate::tree::watch::{Touched, bound};
 
-/// Pauses in seconds before a lost host is tried again. The last one is used from then on.
+/// Pauses in seconds before another attempt after a loss. The last one is used from then on.
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
 /// How long a single wait lasts before it is repeated.
@@ -43,7 +43,8 @@ pub(super) fn run(
     check(sources, written)?;
     let start = || SourceWatch::start(setup.clone(), sources);
     let mut watch = start()?;
-    let (mut touched, mut has_copied, mut lost) = (None, false, 0);
+    // A failure is not reported again until a copy has been made, or another failure has been reported.
+    let (mut touched, mut has_copied, mut lost, mut said) = (None, false, 0, None);
     loop {
         let copied = copy(touched.replace(BTreeSet::new()).map(entries_of));
         watch.forget_stops();
@@ -52,7 +53,7 @@ pub(super) fn run(
             // The message names what failed. The next change makes another attempt.
             Err(Failure { exit: Exit::Partial, message, .. }) => {
                 touched = None;
-                super::complain("rdcp", &message.unwrap_or_default());
+                tell(message.as_deref());
                 None
             }
             done => {
@@ -61,18 +62,17 @@ pub(super) fn run(
             }
         };
         if failure.is_none() {
-            (has_copied, lost) = (true, 0);
+            (has_copied, lost, said) = (true, 0, None);
             waiting();
             failure = gather(&mut watch, &mut touched)?;
         }
-        // Repeats until the source is watched again. The same failure is reported only once.
-        let mut said = None;
+        // Repeats until the source is watched again.
         while let Some(Failure { message, .. }) = failure.take() {
             touched = None;
             let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
             lost += 1;
             if said != message {
-                super::complain("rdcp", message.as_deref().unwrap_or_default());
+                tell(message.as_deref());
                 said = message;
             }
             say(&format!("trying again in {} s", pause.as_secs()));
@@ -83,6 +83,13 @@ pub(super) fn run(
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+/// Prints what has failed. A failure without a message has been reported by the copy.
+fn tell(message: Option<&str>) {
+    if let Some(line) = message {
+        super::complain("rdcp", line);
     }
 }
 
@@ -108,12 +115,15 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
     }
 }
 
-/// Whether a failure may be temporary: a host is lost, or SRC is missing, as it is while it is being replaced.
+/// Whether a failure may be temporary: a host is lost, SRC is missing, as it is while it is being replaced, or there is
+/// no room at DST.
 fn is_loss(failure: &Failure) -> bool {
-    let is_gone = || failure.site.as_ref().is_some_and(|site| site.errno == Errno::NOENT.raw_os_error());
+    let errno = failure.site.as_ref().map_or(0, |site| site.errno);
+    let is_one_of = |errors: &[Errno]| errors.iter().any(|error| error.raw_os_error() == errno);
     match failure.exit {
         Exit::Connect | Exit::LinkLost => true,
-        Exit::Source => is_gone(),
+        Exit::Source => is_one_of(&[Errno::NOENT]),
+        Exit::Destination => is_one_of(&[Errno::NOSPC, Errno::DQUOT]),
         _ => false,
     }
 }
@@ -156,5 +166,13 @@ mod tests {
         let with = |error: Errno| failure().about("h".as_ref(), b"from", error.raw_os_error());
         assert!(is_loss(&with(Errno::NOENT)) && is_loss(&Failure::new(Exit::LinkLost, "it")));
         assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOSPC)) && !is_loss(&with(Errno::ACCESS)));
+    }
+
+    #[test]
+    fn only_room_may_come_back_at_the_destination() {
+        let failure = || Failure::new(Exit::Destination, "it");
+        let with = |error: Errno| failure().about("h".as_ref(), b"to", error.raw_os_error());
+        assert!(is_loss(&with(Errno::NOSPC)) && is_loss(&with(Errno::DQUOT)));
+        assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOENT)) && !is_loss(&with(Errno::ROFS)));
     }
 }

@@ -76,7 +76,10 @@ pub struct TreeWatch {
 /// What inotify watches. Each directory counts against the user's limit.
 struct Watches {
     watcher: RecommendedWatcher,
+    /// What was to be watched: roots, with everything below them, and directories of links.
     paths: Vec<PathBuf>,
+    /// Directories below the roots that are not watched, because this user may not read them.
+    denied: BTreeSet<PathBuf>,
 }
 
 /// State that the watcher shares with the thread that waits.
@@ -87,6 +90,8 @@ struct Shared {
     /// Whether a watched path has another object by now, or not everything is watched.
     is_stale: AtomicBool,
     touched: Mutex<Touched>,
+    /// Directories that have come. The library tries to watch them, and does not say so where it may not read one.
+    arrived: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl TreeWatch {
@@ -99,7 +104,7 @@ impl TreeWatch {
         let (woken, queue) = flume::unbounded();
         let no = AtomicBool::default;
         let touched = Mutex::new(Some(BTreeSet::new()));
-        let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), touched });
+        let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), touched, arrived: Mutex::default() });
         let watches = watch(&paths, &shared)?;
         Ok(Self { paths, shared, watches, queue })
     }
@@ -129,7 +134,18 @@ impl TreeWatch {
             }
         }
         let mut touched = self.shared.touched().replace(BTreeSet::new());
-        if self.shared.is_stale.swap(false, SeqCst) {
+        let arrived = std::mem::take(&mut *self.shared.arrived());
+        let mut is_stale = self.shared.is_stale.swap(false, SeqCst);
+        if !is_stale {
+            match self.watches.complete(&arrived) {
+                Ok(false) => {}
+                // No event has reported what changed there before.
+                Ok(true) => touched = None,
+                // Watching everything anew finds out the path and the reason.
+                Err(_) => is_stale = true,
+            }
+        }
+        if is_stale {
             touched = None;
             // There may be room for only one watch of a large tree. The comparison that follows finds changes made in
             // between.
@@ -143,7 +159,6 @@ impl TreeWatch {
 
 impl Watches {
     fn add(&mut self, path: &Path, mode: RecursiveMode) -> notify::Result<()> {
-        self.paths.push(path.to_owned());
         let mut attempts = 0;
         loop {
             let added = self.watcher.watch(path, mode);
@@ -166,17 +181,43 @@ impl Watches {
     }
 
     /// Adds what is below a directory that is watched itself, except for directories that this user may not read: the
-    /// library gives up at the first of these. Their contents cannot be copied either, which the copy reports.
+    /// library gives up at the first of these.
     fn add_each(&mut self, path: &Path) -> notify::Result<()> {
         for entry in path.read_dir().map_err(notify::Error::io)?.flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                match self.add(&entry.path(), RecursiveMode::Recursive) {
-                    Err(error) if !is_denied(&error) && entry.path().exists() => return Err(error),
-                    _ => {}
-                }
+                self.add_readable(&entry.path())?;
             }
         }
         Ok(())
+    }
+
+    /// Adds a directory below a root, if it is still there. What this user may not read is remembered instead; it
+    /// cannot be copied either, which the copy reports.
+    fn add_readable(&mut self, path: &Path) -> notify::Result<()> {
+        let added = match path.symlink_metadata() {
+            Ok(stat) if stat.is_dir() => self.add(path, RecursiveMode::Recursive),
+            // Another entry has taken its place.
+            Ok(_) => Ok(()),
+            Err(error) => Err(notify::Error::io(error)),
+        };
+        match added {
+            Err(error) if is_denied(&error) => {
+                self.denied.insert(path.to_owned());
+                Ok(())
+            }
+            Err(_) if !path.exists() => Ok(()),
+            added => added,
+        }
+    }
+
+    /// Adds the directories that have `arrived`, and tries again those that could not be read: a change of a mode is an
+    /// event like any other. Returns whether some of the latter can be read now, or are gone.
+    fn complete(&mut self, arrived: &BTreeSet<PathBuf>) -> notify::Result<bool> {
+        let denied = std::mem::take(&mut self.denied);
+        for path in arrived.iter().chain(&denied) {
+            self.add_readable(path)?;
+        }
+        Ok(!denied.is_subset(&self.denied))
     }
 
     /// Ends all watches before returning. Dropping the watcher would end them some time later.
@@ -195,6 +236,23 @@ fn is_denied(error: &notify::Error) -> bool {
 impl Shared {
     fn touched(&self) -> MutexGuard<'_, Touched> {
         self.touched.lock().expect("no panics under it")
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.arrived.lock().expect("no panics under it")
+    }
+
+    /// Records that a directory has come, unless it is added with one above it.
+    fn add_arrived(&self, path: &Path) {
+        let mut arrived = self.arrived();
+        if path.ancestors().any(|above| arrived.contains(above)) {
+            return;
+        }
+        arrived.insert(path.to_owned());
+        if arrived.len() > TOUCHED_MAX {
+            arrived.clear();
+            self.is_stale.store(true, SeqCst);
+        }
     }
 }
 
@@ -238,7 +296,7 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
     let handle = move |event: notify::Result<Event>| tell(&told, &watched, &named_links, event);
     let watcher = RecommendedWatcher::new(handle, config);
     let watcher = watcher.map_err(|error| failed(paths.first().map_or(Path::new("."), PathBuf::as_path), error))?;
-    let mut watches = Watches { watcher, paths: Vec::new() };
+    let mut watches = Watches { watcher, paths: Vec::new(), denied: BTreeSet::new() };
     // The directories of links, to notice when a link comes to lead elsewhere.
     let of_links = links.iter().map(|link| (link, directory_of(link), RecursiveMode::NonRecursive));
     let of_roots = roots.iter().map(|root| match root.parent() {
@@ -247,6 +305,7 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError>
     });
     for (named, path, mode) in of_links.chain(of_roots) {
         watches.add(path, mode).map_err(|error| failed(named, error))?;
+        watches.paths.push(path.to_owned());
     }
     Ok(watches)
 }
@@ -276,12 +335,18 @@ fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, links: &BTreeSet<PathBuf>, e
                 _ => true,
             };
             let is_link = event.paths.iter().any(|path| links.contains(path));
-            let is_below = event.paths.iter().any(|path| roots.iter().any(|root| path.starts_with(root)));
+            let is_inside = |path: &Path| roots.iter().any(|root| path.starts_with(root));
+            let is_below = event.paths.iter().any(|path| is_inside(path));
             let is_change = is_change && (is_below || is_link) || event.need_rescan();
             let moves = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
             let is_root = event.paths.iter().any(|path| roots.contains(path));
             let is_new = moves || matches!(event.kind, EventKind::Create(_) | EventKind::Any | EventKind::Other);
+            let is_directory = |path: &Path| path.symlink_metadata().is_ok_and(|stat| stat.is_dir());
             for path in event.paths.iter().filter(|_| is_change) {
+                // Before all is marked as touched: the comparison that this leads to must find the directory watched.
+                if is_new && is_inside(path) && is_directory(path) {
+                    shared.add_arrived(path);
+                }
                 if joins_others(path, is_new) {
                     *shared.touched() = None;
                 }

@@ -95,6 +95,8 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
     check_file(file.as_ref())?;
+    // The file behind such a name may have been written to by others, and is not to be replaced.
+    let file = file.filter(|path| !standard::is_output(path));
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
     if file.is_none() && !is_forced {

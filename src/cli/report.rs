@@ -501,7 +501,9 @@ impl<'a> Reporter<'a> {
     /// As [`Reporter::end`].
     pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
         self.write(event).map_err(|error| match (error.kind(), &self.sink) {
-            (std::io::ErrorKind::BrokenPipe, _) => Failure::silent(Exit::SinkClosed),
+            (std::io::ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => {
+                Failure::silent(Exit::SinkClosed)
+            }
             (_, Some((_, name))) => unreportable(Exit::Destination, REPORT, name, &error),
             (_, None) => unreachable!("nothing is written"),
         })

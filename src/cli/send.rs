@@ -11,6 +11,7 @@ use clap::{ArgMatches, CommandFactory, Parser};
 use rd_proto::control::{Cause, Policy, RdmaKind, Role};
 use rd_proto::handshake::Key;
 use rd_proto::session::Outcome;
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::Arguments;
@@ -192,8 +193,13 @@ fn transfer(
         takes_signals: true,
         reports_for_both: true,
     };
+    let shared = input.try_clone().map_err(|_| no_descriptors())?;
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
     let ended = session.run(first, make_work).map_err(|not_begun| words::not_begun(&not_begun))?;
+    if let (Outcome::Done, Some(size)) = (&ended.summary.outcome, size_bytes) {
+        // A file is read by position. The next reader of standard input finds what follows, as after other programs.
+        let _ = seek(&shared, SeekFrom::Current(size as i64));
+    }
     let is_closed = ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed);
     let mut ended = Ended::from(ended);
     // Nothing was closed at this end, so without a message the user would not know why the transfer ended.

@@ -296,7 +296,10 @@ impl Acceptor {
                     self.drop_peer(at);
                 }
             }
-            if self.guesses >= GUESSES_MAX && self.registry().post_unserved().is_some() {
+            // A peer that has been answered may still prove that it has the key.
+            let is_pending = |peer: &&Peer| peer.listening.as_ref().is_some_and(Listening::is_first);
+            let pending = self.peers.iter().filter(is_pending).count() as u32;
+            if self.guesses.saturating_sub(pending) >= GUESSES_MAX && self.registry().post_unserved().is_some() {
                 self.tell(Incoming::TooManyGuesses);
                 return;
             }

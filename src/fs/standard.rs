@@ -5,9 +5,11 @@
 
 #![allow(unsafe_code, reason = "descriptors are checked before the runtime does")]
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{IsTerminal, Result};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -98,7 +100,12 @@ pub fn is_given(number: RawFd) -> bool {
     // SAFETY: asking for the flags of a number that is no descriptor has no effect but an error.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     // Descriptors that this process opens are closed on exec.
-    flags != -1 && flags & libc::FD_CLOEXEC == 0
+    flags != -1 && flags & libc::FD_CLOEXEC == 0 && !was_closed(number)
+}
+
+/// Reports whether a path is another name of standard output.
+pub fn is_output(path: &OsStr) -> bool {
+    matches!(path.as_bytes(), b"/dev/stdout" | b"/dev/fd/1" | b"/proc/self/fd/1")
 }
 
 /// Reports whether an open file is the null device.
@@ -190,8 +197,13 @@ pub(super) fn begin_output() {
 }
 
 fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {
-    if number <= 1 && CLOSED.load(Ordering::Relaxed) & 1 << number != 0 {
+    if was_closed(number) {
         return Err(Errno::BADF.into());
     }
     Ok(descriptor.try_clone_to_owned()?.into())
+}
+
+/// Reports whether a standard descriptor was closed when this process started.
+fn was_closed(number: RawFd) -> bool {
+    (0..=1).contains(&number) && CLOSED.load(Ordering::Relaxed) & 1 << number != 0
 }

@@ -9,6 +9,7 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 use crate::control::frames::{Found, Kind};
 use crate::fault::escaped;
+use crate::fs::standard;
 use crate::job::Setup;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Only;
@@ -66,7 +67,7 @@ impl Spec {
     /// A sentence for the user.
     pub(crate) fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
-        if bytes == b"-" {
+        if bytes == b"-" || standard::is_output(text) {
             return Ok(Self::Standard);
         }
         if bytes.is_empty() {
@@ -197,6 +198,7 @@ mod tests {
             ("/a:b", here("/a:b")),
             ("dir/a:b", here("dir/a:b")),
             ("-", Ok(Spec::Standard)),
+            ("/dev/stdout", Ok(Spec::Standard)),
             ("h:f", there("h", "f")),
             ("h:", there("h", "")),
             ("u@h:/x:y", there("u@h", "/x:y")),

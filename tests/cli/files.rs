@@ -77,6 +77,42 @@ fn a_link_is_followed_and_stays() {
 }
 
 #[test]
+fn standard_output_by_name_is_written_where_it_stands() {
+    let scratch = Scratch::new();
+    for name in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+        let mut file = std::fs::File::create(scratch.join("log")).expect("a file");
+        std::io::Write::write_all(&mut file, b"header\n").expect("a file");
+        let mut command = rdrecv();
+        command.args(["0", KEY, name]).stdin(Stdio::null()).stdout(file.try_clone().expect("a file"));
+        let mut recv = Process::spawn(&mut command);
+        let mut send = start_send::<&str>(&[], recv.port(), None);
+        feed(send.stdin(), b"body\n".to_vec());
+        send.wait().expect(0);
+        recv.wait().expect(0);
+        std::io::Write::write_all(&mut file, b"trailer\n").expect("a file");
+        assert_eq!(std::fs::read(scratch.join("log")).expect("it"), b"header\nbody\ntrailer\n", "{name}");
+    }
+}
+
+/// The report is not what standard output is for: its reader has not said that it wants no more data.
+#[test]
+fn a_report_whose_reader_has_gone() {
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    let mut command = rdrecv();
+    command.args(["--json-fd", "3", "0", KEY]).arg(&target);
+    let line = "{ \"$@\" 3>&1 >/dev/null; echo \"exit $?\" >&2; } | :";
+    let mut recv = Process::spawn(in_shell(line, &command).stdin(Stdio::null()).stdout(Stdio::null()));
+    let mut send = start_send::<&str>(&[], recv.port(), None);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    feed(send.stdin(), b"all".to_vec());
+    send.wait().expect(0);
+    let ended = recv.wait();
+    assert!(ended.stderr.ends_with("exit 6\n") && ended.stderr.contains("cannot write the report"), "{}", ended.stderr);
+    assert_eq!(std::fs::read(&target).expect("published"), b"all");
+}
+
+#[test]
 fn the_longest_name_there_is() {
     let scratch = Scratch::new();
     let target = scratch.join(&"n".repeat(255));

@@ -59,10 +59,13 @@ fn a_file_as_standard_input_is_sent_from_its_offset() {
     let mut command = in_shell("head -c 5 >/dev/null; exec \"$@\"", &command);
     let mut file = std::fs::File::open(&source).expect("just made");
     std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(100)).expect("a regular file");
+    let mut behind = file.try_clone().expect("a file");
     let mut send = Process::spawn(command.stdin(file).stdout(Stdio::null()));
     send.wait().expect(0);
     recv.wait().expect(0);
     let output = output.join().expect("no panic");
+    let position = std::io::Seek::stream_position(&mut behind).expect("a regular file");
+    assert_eq!(position, input.len() as u64, "the next reader finds what follows");
     // head may have read ahead, and then seeks back. In either case rdsend sends a tail of the file.
     assert!(output.len() > 2 * CHUNK && output.len() <= input.len() - 100, "{}", output.len());
     same(&output, &input[input.len() - output.len()..]);

@@ -225,6 +225,14 @@ fn a_hundred_wrong_guesses_at_a_persons_key() {
     assert!(last.starts_with("rdrecv: ") && last.contains("100") && last.contains("KEY"), "{}", ended.stderr);
 }
 
+/// A peer that has been answered has not guessed wrong yet.
+#[test]
+fn the_right_peer_after_ninety_nine_wrong_guesses_is_served() {
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let _peers: Vec<TcpStream> = (0..99).map(|_| wrong_key_peer(port)).collect();
+    serves(&mut recv, port, KEY);
+}
+
 #[test]
 fn a_version_that_is_not_ours_is_named() {
     // The version is sent in clear. A listener answers with its own version and nothing else.

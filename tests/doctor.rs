@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rig::*;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Maximum time to examine a host without a peer.
@@ -240,6 +240,52 @@ fn a_drill() {
     assert_eq!(finding(&said.json(), "drill", "drill")["code"], "drill-not-done");
 }
 
+/// The launcher is killed with the drill, as by Ctrl-C. Another one removes the directory on the host. If the host is
+/// out of reach, a line names what is left there.
+#[test]
+fn an_interrupted_drill_leaves_nothing_or_names_it() {
+    for is_away in [false, true] {
+        let lab = Lab::new();
+        let scratch = lab.0.join("tmp");
+        fs::create_dir(&scratch).expect("a directory");
+        let [pid, away] = ["pid", "away"].map(|name| lab.0.join(name));
+        let refusal = format!("[ ! -e '{}' ] || {{ echo 'no route' >&2; exit 255; }}", away.display());
+        lab.script("rsh", &format!("{refusal}\necho $$ >'{}'\nexec sh -c \"exec $2\"", pid.display()));
+        let mut command = lab.command("rsh", &["--agent", AGENT, "--drill", "n1"]);
+        let mut process = Process::spawn(command.env("TMPDIR", &scratch).stdout(Stdio::null()));
+        let left = || {
+            let mut paths = fs::read_dir(&scratch).expect("it").map(|entry| entry.expect("an entry").path());
+            paths.find(|path| path.to_string_lossy().ends_with("-there"))
+        };
+        let until = Instant::now() + PATIENCE;
+        while left().is_none() {
+            assert!(Instant::now() < until && process.is_running(), "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if is_away {
+            fs::write(&away, "").expect("written");
+        }
+        let agent: i32 = fs::read_to_string(&pid).expect("it").trim().parse().expect("a number");
+        let agent = Pid::from_raw(agent).expect("not 0");
+        // While it is stopped, the agent cannot remove anything.
+        kill_process(agent, Signal::STOP).expect("it runs");
+        process.signal(Signal::INT);
+        kill_process(agent, Signal::KILL).expect("it is there");
+        let ended = process.wait();
+        ended.expect(130);
+        match left() {
+            Some(path) => {
+                assert!(is_away, "{}", ended.stderr);
+                let path = path.display().to_string();
+                let (told, advice) = (format!("cannot remove n1:{path}: "), format!("rm -r {path}"));
+                ended.one_line("rddoctor", &[&*told, "cannot reach n1 by rsh: no route", &*advice]);
+            }
+            None => assert_eq!((is_away, &*ended.stderr), (false, "")),
+        }
+        assert_eq!(fs::read_dir(&scratch).expect("it").count(), usize::from(is_away), "nothing else is left");
+    }
+}
+
 #[test]
 fn rounds_that_there_is_no_time_for_are_left_out() {
     let lab = Lab::new();
@@ -343,6 +389,8 @@ fn command_lines_that_make_no_sense() {
         (&["a", "b"], "give several hosts as one list"),
         (&["--seconds", "601", "h"], "601"),
         (&["n[2-1]"], "smaller"),
+        (&["n[1-2],m"], "--hosts FILE"),
+        (&["n1,n2"], "n1,n2: commas are allowed only inside brackets"),
         (&["--drill"], "one HOST"),
         (&["--drill", "n[1-2]"], "one HOST"),
         (&["--hosts", "/no/such/file"], "--hosts /no/such/file"),

@@ -456,6 +456,10 @@ fn command_lines_that_make_no_sense() {
         assert_eq!((wrong.ended.code, wrong.text.as_str()), (1, ""), "{arguments:?}: {}", wrong.ended.stderr);
     }
     run(rdperf().args(["model", "--compare", "missing.json", "--plot", "x.svg"])).ended.expect(5);
+    for list in ["h[1-2]", "h1,h2"] {
+        let refused = run(rdperf().args([list, "lat"]));
+        refused.ended.expect(1).one_line("rdperf", &[list, "is a list of hosts", "rddoctor"]);
+    }
 }
 
 /// A setting for all commands is ignored where it has no meaning, and `--show-config` says so.

@@ -1,5 +1,6 @@
 //! Destinations of `rdcp` when a command line names several hosts: what is refused before any host is contacted, the
-//! file of failed hosts, and how many launchers are started at once.
+//! file of failed hosts, and how many launchers are started at once. Also what is said of a single destination in which
+//! nothing was deleted.
 
 mod rig;
 
@@ -96,6 +97,29 @@ fn a_host_that_failed_is_written_down_and_taken_again() {
     assert!(failed.starts_with("# cannot reach h1 by lost: no route\nh1\n"), "{failed}");
     run("rsh", "failed").expect(0);
     assert!(lab.join("copy").exists() && !lab.join("failed").exists(), "none failed");
+}
+
+/// The line names DST, not the directory in which DST is. What was not deleted does not count as an entry that was not
+/// copied.
+#[test]
+fn a_destination_where_nothing_was_deleted_is_named() {
+    for host in ["", "h:"] {
+        let lab = Lab::new();
+        for name in ["src/k", "dst/k"] {
+            fs::create_dir_all(lab.join(name)).expect("directories");
+        }
+        // A link to itself cannot be copied.
+        std::os::unix::fs::symlink("b", lab.join("src/b")).expect("a link");
+        lab.0.file("dst/b", b"q");
+        lab.0.file("dst/k/old", b"1");
+        let to = format!("{host}{}/", lab.join("dst").display());
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        let ended = ended(command.args(["-q", "--sync", "-r", "--delete-after", "src/", &to]));
+        let lines = &ended.expect(8).stderr;
+        assert!(lines.contains("/dst was not pruned: nothing was deleted"), "{host}: {lines}");
+        assert!(lines.contains("1 entry was not copied"), "{host}: {lines}");
+        assert!(lab.join("dst/k/old").exists(), "{host}");
+    }
 }
 
 /// The other launchers wait until one has reached its host.

@@ -115,8 +115,9 @@ const USES: &[Use<Task>] = &[
 ];
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 no problems; 1 usage error; 10 warnings: works, but not optimally; \
-    11 failures: something does not work; 128+n ended by signal n; 141 standard output closed";
+const EXIT_CODES: &str = "Exit codes: 0 no problems; 1 usage error; 6 cannot write standard output; \
+    10 warnings: works, but not optimally; 11 failures: something does not work; 128+n ended by signal n; \
+    141 standard output closed";
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
@@ -236,7 +237,8 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
 /// Makes faults on purpose between this host and another, and reports what became of each.
 fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<(), Failure> {
     let (here, label) = (gather::here(), escaped(host));
-    let lines = match drill::run(setup, host) {
+    let complain = |line: &str| super::complain("rddoctor", line);
+    let lines = match drill::run(setup, host, complain) {
         Ok(findings) => {
             let examined = Examined { facts: &here, ports: None };
             findings.into_iter().map(|finding| line(finding, &examined)).collect()
@@ -264,6 +266,11 @@ fn each_once(named: Vec<Spec>) -> Result<Vec<OsString>, Failure> {
 fn parse_hosts(text: &OsStr) -> Result<Vec<OsString>, Failure> {
     let host = parse_host(text)?;
     if !is_list(&host) {
+        // The launcher would take it for the name of one host.
+        if host.as_bytes().contains(&b',') {
+            let line = "commas are allowed only inside brackets, as in 'h[1-2,7]'; for other names, use --hosts FILE";
+            return Err(Failure::new(Exit::Usage, format!("{}: {line}", escaped(text))));
+        }
         return Ok(vec![host]);
     }
     let each = each(Spec::There(host, OsString::new())).map_err(|reason| Failure::new(Exit::Usage, reason))?;

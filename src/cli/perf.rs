@@ -16,6 +16,7 @@ use crate::engine::perf::frames::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX}
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::fs;
 use crate::job::plan::Spec;
+use crate::job::targets::is_list;
 use crate::measure::plot;
 use crate::measure::report::Report;
 use crate::options::{Transport, parse_bytes, parse_ports};
@@ -303,7 +304,10 @@ fn limited(word: &OsStr) -> Result<Task, Failure> {
         return Ok(Task::Limits(server, OsString::new()));
     }
     match Spec::parse(word).map_err(|reason| Failure::new(Exit::Usage, reason))? {
-        Spec::There(host, path) => Ok(Task::Limits(Target::Launched(host), path)),
+        Spec::There(host, path) => {
+            check_single(&host, word)?;
+            Ok(Task::Limits(Target::Launched(host), path))
+        }
         _ => Ok(Task::Limits(target(word)?, OsString::new())),
     }
 }
@@ -323,6 +327,7 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
         if host.is_empty() || host.starts_with(b"-") || login.starts_with(b"-") {
             return Err(usage(format!("invalid HOST {:?}", escaped(word))));
         }
+        check_single(OsStr::from_bytes(host), word)?;
         Ok(OsString::from_vec([login, host].concat()))
     };
     let colon = bytes.iter().rposition(|&byte| byte == b':').filter(|_| !bytes.ends_with(b"]"));
@@ -339,6 +344,19 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
         }
         Ok(port) => Ok(Target::Server(bare(host)?, port)),
     }
+}
+
+/// Refuses a list of hosts, which would be taken for the name of one. `word`: what was typed.
+fn check_single(host: &OsStr, word: &OsStr) -> Result<(), Failure> {
+    if !is_list(host) && !host.as_bytes().contains(&b',') {
+        return Ok(());
+    }
+    let line = format!(
+        "{} is a list of hosts, but rdperf measures with one; for all pairs of several hosts, use rddoctor 'h[1-2]' or \
+         rddoctor --hosts FILE",
+        escaped(word)
+    );
+    Err(Failure::new(Exit::Usage, line))
 }
 
 /// Splits a host into `USER@` and the rest.
@@ -463,6 +481,13 @@ mod tests {
         for words in [&[][..], &["h", "nothing"], &["-h"], &["h:0"], &["h:x"], &["fd00::1"], &["serve", "x"], &[":7"]] {
             assert_eq!(task_of(words), Err(1), "{words:?}");
         }
+        for list in ["h[1-2]", "h1,h2", "me@h[1-2]", "h[1-2]:7000", "[h1,h2]"] {
+            for words in [&[list][..], &[list, "lat"], &["bw", list], &[list, "limits"]] {
+                assert_eq!(task_of(words), Err(1), "{words:?}");
+            }
+        }
+        assert_eq!(task_of(&["h[1-2]:/x", "limits"]), Err(1));
+        assert_eq!(task_of(&["h:/a[1],b", "limits"]), Ok(Task::Limits(launched("h"), "/a[1],b".into())));
     }
 
     #[test]

@@ -174,12 +174,17 @@ impl ShellArguments {
         }
     }
 
-    /// Becomes ssh with the same arguments. Returns only if ssh cannot be run.
+    /// Becomes ssh with the same arguments, except that the first -v is for `rdsh`. Returns only if ssh cannot be run.
     fn become_ssh(&self) -> Failure {
         // The launcher has split the command before.
         let words = shell_words::split(&self.rsh().to_string_lossy()).unwrap_or_default();
+        let mut options = self.ssh.words();
+        // What ssh prints with -v would bury the line that says why the work is left to ssh.
+        if let Some(ours) = options.iter().position(|word| word == "-v") {
+            options.remove(ours);
+        }
         let mut ssh = std::process::Command::new(&words[0]);
-        ssh.args(&words[1..]).args(self.ssh.words()).args(&self.host).args(&self.command);
+        ssh.args(&words[1..]).args(options).args(&self.host).args(&self.command);
         super::log::finish();
         let errno = os(errno_of(&ssh.exec()));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))

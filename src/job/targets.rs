@@ -223,7 +223,7 @@ fn parse(list: &[u8]) -> Result<Vec<Part<'_>>, &'static str> {
         rest = &rest[close + 1..];
     }
     if !parts.is_empty() && list.iter().scan(0, outside).any(|byte| byte == Some(b',')) {
-        return Err("commas are allowed only inside brackets; name more hosts with --to HOST:PATH");
+        return Err("commas are allowed only inside brackets; rdcp and rddoctor take other names from --hosts FILE");
     }
     parts.push(Part::Text(rest));
     Ok(parts)

@@ -3,7 +3,8 @@
 //!
 //! The copies go through the launcher's connection, which passes this process, so the drill can damage data on its way.
 //! No other process is touched, and the code of the ends knows nothing of the drill. All files are in two directories
-//! of the drill, one on each host where temporary files are, and are removed at the end. Every wait has a deadline.
+//! of the drill, one on each host where temporary files are, and are removed at the end. If the directory on the other
+//! host cannot be removed, the user is told. Every wait has a deadline.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -158,17 +159,19 @@ struct Drill<'a> {
     transfer: TransferOptions,
     here_at: PathBuf,
     there_at: String,
+    /// Whether the directory on the other host may exist.
+    may_be_there: bool,
     stages: u32,
     contents: Vec<u8>,
 }
 
-/// Runs all drills with one host.
+/// Runs all drills with one host. `complain` takes a line about what could not be removed from the host.
 ///
 /// # Errors
 ///
 /// Fails with the reason if the drill cannot be begun: the host cannot be reached, or has no room. Exit code 128+n for
 /// a signal.
-pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
+pub(crate) fn run(setup: Setup, host: &OsStr, complain: impl FnOnce(&str)) -> Result<Vec<Finding>, Failure> {
     let name = format!("rddoctor-drill-{:016x}", rng().next_u64());
     let there_at = std::env::temp_dir().join(format!("{name}-there"));
     let there_at = there_at.to_str().filter(|path| is_plain(path)).map(str::to_owned);
@@ -187,12 +190,14 @@ pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
     fs::DirBuilder::new().mode(0o700).create(&here_at).map_err(|error| cannot("create", error))?;
     let written = fs::write(here_at.join("source"), &contents).map_err(|error| cannot("write in", error));
     let transfer = TransferOptions { bwlimit: Some(RATE_BYTES), reconnect: 10, ..TransferOptions::default() };
-    let (here_at, stages) = (here_at.clone(), 0);
-    let mut drill = Drill { job, there, host, transfer, here_at, there_at, stages, contents };
+    let (here_at, may_be_there, stages) = (here_at.clone(), false, 0);
+    let mut drill = Drill { job, there, host, transfer, here_at, there_at, may_be_there, stages, contents };
     let done = written.and_then(|()| drill.all());
     let _ = fs::remove_dir_all(&drill.here_at);
-    // The directory is removed also after an interruption. A lost agent is started again for that.
-    let removed = drill.back().and_then(|()| drill.command(&format!("rm -rf {}", drill.there_at)));
+    let removed = drill.remove();
+    if let Err(failure) = &removed {
+        complain(&drill.left_behind(failure));
+    }
     let findings = done?;
     removed?;
     Ok(findings)
@@ -200,12 +205,47 @@ pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
 
 impl Drill<'_> {
     fn all(&mut self) -> Result<Vec<Finding>, Failure> {
-        if !self.succeeds(&format!("umask 077 && mkdir {}", self.there_at))? {
+        // If the answer is lost, the directory may have been made all the same.
+        self.may_be_there = true;
+        self.may_be_there = self.succeeds(&format!("umask 077 && mkdir {}", self.there_at))?;
+        if !self.may_be_there {
             let place = format!("{}:{}", self.job.hosts[self.there].label(), self.there_at);
             let line = format!("cannot create {place}; set TMPDIR to a directory that exists on both hosts");
             return Err(Failure::new(Exit::Destination, line));
         }
         Ok(vec![self.cut()?, self.flip()?, self.full()?, self.kill()?])
+    }
+
+    /// Removes the directory on the other host, also after an interruption. A lost agent is started again for that.
+    fn remove(&mut self) -> Result<(), Failure> {
+        if !self.may_be_there {
+            return Ok(());
+        }
+        // An interrupted copy must not write there any more.
+        for hop in 0..self.job.hops.len() {
+            self.job.stop(hop, libc::SIGTERM as u8);
+        }
+        self.job.forget_hops();
+        // That an agent was lost before must not count as a failure of its successor.
+        self.job.updates.retain(|update| !matches!(update, Update::Gone(..)));
+        let command = format!("rm -rf {}", self.there_at);
+        self.back()?;
+        match self.command(&command) {
+            // The agent is lost, which was noticed only now, or does not answer. Another one does it.
+            Err(Failure { exit: Exit::LinkLost | Exit::Connect, .. }) => {
+                self.job.hosts[self.there].gone = true;
+                self.back()?;
+                self.command(&command)
+            }
+            removed => removed,
+        }
+    }
+
+    /// Says which directory could not be removed, and what to do.
+    fn left_behind(&self, failure: &Failure) -> String {
+        let (host, path) = (escaped(self.host), &self.there_at);
+        let because = failure.message.as_ref().map(|line| format!(": {line}")).unwrap_or_default();
+        format!("cannot remove {host}:{path}{because}; run there: rm -r {path}")
     }
 
     fn there_path(&self, name: &str) -> Vec<u8> {

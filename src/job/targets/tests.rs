@@ -54,7 +54,7 @@ fn what_is_no_list_is_refused_in_a_sentence() {
         ("n[2-1]", "smaller"),
         ("n[1-08]", "digits"),
         ("n[001-10]", "digits"),
-        ("n[1-2],m", "--to"),
+        ("n[1-2],m", "--hosts FILE"),
         ("n[1-1025]", "1025 hosts"),
         ("n[0-999999999999999999]", "hosts"),
         ("n[0-999999999999999999][0-999999999999999999]", "hosts"),

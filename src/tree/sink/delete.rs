@@ -27,7 +27,7 @@ use crate::fs::{
 };
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
-use crate::tree::{Fault, KEEPS_SPARED};
+use crate::tree::{Fault, KEEPS_SPARED, NOT_PRUNED};
 
 /// The names of a directory that the walk has not reached.
 pub(super) struct Extraneous {
@@ -367,11 +367,12 @@ impl Shared {
         let is_last = self.options.generations.session.is_last || !self.options.delete_after;
         let has_all = is_last && unsent == 0 && self.failures().count == 0;
         let deleted = match !has_all {
-            true => Err(Fault::Detail("nothing was deleted, because not everything was copied")),
+            true => Err(Fault::Detail(NOT_PRUNED)),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
         };
         if let Err(fault) = deleted {
-            self.report(&top.path(b""), fault);
+            // The top is the parent of DST if the root itself becomes DST.
+            self.report(&top.root_path(), fault);
         }
     }
 }

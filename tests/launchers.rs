@@ -244,7 +244,7 @@ fn read_within(pipe: &mut (impl Read + Send), count: usize) -> Result<Vec<u8>, F
 fn an_agent_greets(kind: &Kind) -> Result<(), Failed> {
     let command = agent_command(AGENT.as_ref());
     let Launched { stdin, stdout, mut process } = kind.start(command.to_str().expect("UTF-8"));
-    let outbox = Outbox::start(stdin, b"")?;
+    let outbox = Outbox::start(stdin, b"", None)?;
     let mut stdout = BufReader::new(stdout);
     skip_to_magic(&mut stdout)?;
     let hello = receive(&mut stdout)?;

@@ -405,6 +405,39 @@ fn ssh_that_is_cut_hides_no_failure() {
     all_gone(GONE);
 }
 
+/// What only the lost end knows: the entries for a manifest, and which sources it has removed.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn ssh_that_is_cut_takes_what_only_that_host_knows() {
+    let network = Network::start();
+    let bytes = noise(32 * CHUNK);
+    fs::create_dir(network.path("in")).expect("a directory");
+    network.scratch.file("in/up", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    let elsewhere = Scratch::new();
+    let list = elsewhere.join("list");
+    let options = ["-r", "--manifest", list.to_str().expect("text")];
+    for run in 0..2 {
+        let mut process = network.slow(&options, here("in/up"), network.at("h2", "to"));
+        if run == 0 {
+            kill_process(launchers(process.pid())[0], Signal::KILL).expect("ssh");
+            let ended = process.wait();
+            assert!(ended.expect(4).stderr.contains("lost the agent on h2"), "{}", ended.stderr);
+        } else {
+            process.wait().expect(0);
+            network.holds("to", &bytes);
+        }
+        assert_eq!(list.exists(), run == 1, "a manifest of a copy that is not known to be whole");
+        all_gone(GONE);
+    }
+    let mut process = network.slow(&["--sync", "-r", "--remove-source-files"], network.at("h2", "in/up"), here("down"));
+    kill_process(launchers(process.pid())[0], Signal::KILL).expect("ssh");
+    let ended = process.wait();
+    assert!(ended.expect(4).stderr.contains("some may still be at SRC"), "{}", ended.stderr);
+    network.holds("down", &bytes);
+    all_gone(GONE);
+}
+
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn killed_processes_leave_none() {

@@ -267,6 +267,36 @@ fn what_writes_much_and_is_no_agent_is_left_to_ssh() {
     Process::spawn(copy.stdin(Stdio::null())).wait().expect(3).one_line("rdcp", &["h is not an rdma-pipe agent"]);
 }
 
+/// Whatever ends first, the command does not see the end of its input before it is ended itself.
+#[test]
+fn no_command_takes_a_part_for_the_whole() {
+    use Signal as S;
+    for (is_agent, signal) in
+        [(false, S::INT), (false, S::TERM), (false, S::HUP), (false, S::KILL), (true, S::TERM), (true, S::KILL)]
+    {
+        let lab = Lab::new();
+        let part = lab.join("part");
+        let command = format!("cd {} && cat >part && mv part final", lab.0.path().display());
+        let mut command = lab.rdsh_by("rsh", &["h", &command]);
+        let mut process = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+        let mut input = process.stdin();
+        input.write_all(&noise(1_000_000)).expect("a pipe");
+        let until = Instant::now() + PATIENCE;
+        while fs::metadata(&part).map_or(0, |part| part.len()) < 1_000_000 {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if is_agent {
+            kill_process(Pid::from_raw(lab.launches()[0].0 as i32).expect("not 0"), signal).expect("an agent");
+        } else {
+            process.signal(signal);
+        }
+        process.wait();
+        none_marked(lab.0.path(), GONE);
+        assert!(!lab.join("final").exists(), "{is_agent} {signal:?}");
+    }
+}
+
 #[test]
 fn a_lost_line_is_255() {
     let lab = Lab::new();
@@ -290,6 +320,25 @@ fn a_lost_line_is_255() {
         let ended = Process::spawn(&mut lab.rdsh_by("rsh", arguments)).wait();
         assert!(ended.expect(255).stderr.starts_with("rdsh: ") && ended.stderr.contains(part), "{}", ended.stderr);
     }
+}
+
+/// Whether the host was reached is not known then. Plain ssh would log in again, and run the command there.
+#[test]
+fn a_line_that_is_lost_before_the_agent_answers_is_255() {
+    let lab = Lab::new();
+    let as_ssh = "shift; echo \"$*\"";
+    lab.script("killed", &format!("case $2 in *rdma-pipe-agent*) kill -KILL $$;; esac; {as_ssh}"));
+    lab.script("mute", &format!("case $2 in *rdma-pipe-agent*) exec sleep 30 >&-;; esac; {as_ssh}"));
+    for (launcher, parts) in [
+        ("killed", ["no agent answered on h, which was lost", "killed ended with exit code 137"]),
+        ("mute", ["the program on h is not an rdma-pipe agent", "or was lost"]),
+    ] {
+        let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by(launcher, &["h", "echo", "mine"])), b"");
+        ended.expect(255).one_line("rdsh", &parts);
+        assert_eq!((text(&got), lab.launches().len()), (String::new(), 1), "{launcher}");
+        fs::remove_file(lab.join("noted")).expect("ours");
+    }
+    none_marked(lab.0.path(), GONE);
 }
 
 /// The command has ended successfully, but not all of its output has arrived.
@@ -327,8 +376,12 @@ fn ssh_does_the_rest() {
         let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("ssh", arguments)), b"and input");
         assert_eq!((ended.code, &*ended.stderr, text(&got)), (9, "", format!("{given}and input")), "{arguments:?}");
     }
-    let (ended, _) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &["-v", "-t", "h", "top"])), b"");
-    ended.expect(9).one_line("rdsh", &["left to", "ssh"]);
+    // The first -v is for rdsh, as with the ssh that starts an agent.
+    for (verbose, given) in [("-v", "-t|h|top|"), ("-vv", "-v|-t|h|top|")] {
+        let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &[verbose, "-t", "h", "top"])), b"");
+        ended.expect(9).one_line("rdsh", &["left to", "ssh"]);
+        assert_eq!(text(&got), given, "{verbose}");
+    }
     let (ended, _) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &["-v", "h", "top"])), b"");
     ended.expect(9).one_line("rdsh", &["left to", "has no"]);
 }

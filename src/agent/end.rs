@@ -23,7 +23,7 @@ use super::{tree, words};
 use crate::agent::place;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, Fault, Job, MANIFEST_WINDOW, Message, Report, SessionKey};
-use crate::control::stages::{Attachment, Inlet, Outlet};
+use crate::control::stages::{Attachment, Inlet, Outlet, Whole};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
 use crate::engine::listen::{Incoming, Listener};
@@ -176,8 +176,9 @@ impl End {
                 })
             }
             _ => {
-                let (output, input, made, last_word) = Default::default();
-                let run = Run { emit, is_remote, begin, moves, output, input, goes, events, shared, made, last_word };
+                let (output, input, whole, made, last_word) = Default::default();
+                let run =
+                    Run { emit, is_remote, begin, moves, output, input, whole, goes, events, shared, made, last_word };
                 Box::new(move || run.run())
             }
         };
@@ -400,9 +401,11 @@ struct Run {
     moves: Moves,
     /// The pipe that a command writes and this end reads, kept open until this end has reported its outcome.
     output: Mutex<Option<File>>,
-    /// The pipe that a command reads, kept open until then too, so that the caller hears how this end ended before it
-    /// hears about the command.
+    /// The file that a redirection has opened, which may be a FIFO, kept open until then too: the caller is to hear how
+    /// this end ended before it hears about the FIFO's reader.
     input: Mutex<Option<File>>,
+    /// What lets the input of a command end.
+    whole: Mutex<Option<Whole>>,
     goes: Receiver<()>,
     events: Receiver<Event>,
     shared: Arc<Shared>,
@@ -455,7 +458,12 @@ impl Run {
         let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
         self.shared.lost.store(is_lost, Ordering::Relaxed);
         self.shared.ended.store(true, Ordering::Release);
+        let is_whole = report.fault.is_none();
         (self.emit)(Message::Ended(Box::new(report)));
+        // Only now, so that the caller hears how this end ended before it hears about the command.
+        if let Some(whole) = self.whole.into_inner().expect("no panic with it locked").filter(|_| is_whole) {
+            whole.tell();
+        }
     }
 
     fn transfer(&self) -> Result<Report, Fault> {
@@ -632,16 +640,19 @@ impl Run {
             return Ok(prepared);
         }
         (self.emit)(Message::Agreed);
-        let open = |file: File, path: PathBuf| {
-            let again = file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
-            *self.input.lock().expect("no panic with it locked") = Some(again);
-            Ok::<_, Fault>(Prepared::ReceiveOpen(file, path))
-        };
         let prepared = match &self.moves {
             Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
-                Inlet::Command(pipe, _) => open(pipe, "pipe".into())?,
-                Inlet::File(file, path) => open(file, path)?,
+                Inlet::Command(pipe, whole) => {
+                    *self.whole.lock().expect("no panic with it locked") = Some(whole);
+                    Prepared::ReceiveOpen(pipe, "pipe".into())
+                }
+                Inlet::File(file, path) => {
+                    let again =
+                        file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
+                    *self.input.lock().expect("no panic with it locked") = Some(again);
+                    Prepared::ReceiveOpen(file, path)
+                }
                 Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),
             },
             Moves::Output(outlet) => match self.await_one(outlet)?? {

@@ -129,7 +129,7 @@ impl Agent {
                 self.node = None;
                 let moves = match broadcast.role {
                     BroadcastRole::SourceStage { stage } => self.stages.attach_outlet(stage).map(Moves::Output),
-                    BroadcastRole::Stage { stage, .. } => self.stages.attach_held_inlet(stage).map(Moves::Input),
+                    BroadcastRole::Stage { stage, .. } => self.stages.attach_inlet(stage).map(Moves::Input),
                     BroadcastRole::SourceStandard if self.is_remote => None,
                     _ => Some(Moves::Named),
                 };

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use flume::{RecvTimeoutError, unbounded};
 
-use crate::control::channel::{ChannelError, Outbox, receive};
+use crate::control::channel::{BEAT, ChannelError, Outbox, receive};
 use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
 use crate::control::logs;
 use crate::control::tunnel::Emit;
@@ -72,7 +72,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     // A path may lead to these descriptors. Data written there must not be taken for messages of this agent, and data
     // read there must not be taken from the caller's messages.
     let [stdin, stdout] = standard::take().map_err(system)?;
-    let outbox = Outbox::start(stdout, MAGIC).map_err(system)?;
+    let outbox = Outbox::start(stdout, MAGIC, Some(BEAT)).map_err(system)?;
     outbox.send(Message::Hello(Hello::ours()));
     let (post, inputs) = unbounded();
     let (signals, ends) = (post.clone(), post.clone());

@@ -1,11 +1,14 @@
 //! Messages over a pair of byte streams, at both ends.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use flume::{Sender, bounded, unbounded};
+use flume::{RecvTimeoutError, Sender, bounded, unbounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX, decode_length};
@@ -13,12 +16,22 @@ use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX,
 /// Maximum number of log lines that wait to be written.
 pub const LINES_WAITING_MAX: usize = 1024;
 
+/// An agent that has had nothing to send for this long sends STILL_HERE.
+pub const BEAT: Duration = Duration::from_secs(15);
+
+/// How many times in a row [`Heeded`] waits in vain for [`LISTEN`]: four beats in all.
+const LISTENS_MAX: u32 = 12;
+const LISTEN: Duration = Duration::from_secs(5);
+
 /// Why no more messages can be received.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The other end has closed the stream, between two messages or within one.
     #[error("the channel was closed")]
     Closed,
+    /// Nothing came although the other end sends STILL_HERE: see [`Heeded`].
+    #[error("no sign of life")]
+    Silent,
     /// The stream failed.
     #[error(transparent)]
     Io(std::io::Error),
@@ -32,7 +45,11 @@ pub enum ChannelError {
 
 impl From<std::io::Error> for ChannelError {
     fn from(error: std::io::Error) -> Self {
-        if error.kind() == std::io::ErrorKind::UnexpectedEof { Self::Closed } else { Self::Io(error) }
+        match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Self::Closed,
+            std::io::ErrorKind::TimedOut => Self::Silent,
+            _ => Self::Io(error),
+        }
     }
 }
 
@@ -52,28 +69,43 @@ enum Item {
     Message(Zeroizing<Vec<u8>>),
     /// A message that may be dropped: a log line.
     Line(Vec<u8>),
+    /// STILL_HERE.
+    Beat,
     /// Answered when all earlier items have been written.
     Flush(Sender<()>),
     Close,
 }
 
 impl Outbox {
-    /// Starts a thread that writes `preface`, then messages, to `stream`.
+    /// Starts a thread that writes `preface`, then messages, to `stream`. With `beat`, it writes STILL_HERE whenever
+    /// there was nothing else to write for that long.
     ///
     /// # Errors
     ///
     /// The system's error if a thread cannot be started.
-    pub fn start(mut stream: impl Write + Send + 'static, preface: &'static [u8]) -> std::io::Result<Self> {
+    pub fn start(
+        mut stream: impl Write + Send + 'static,
+        preface: &'static [u8],
+        beat: Option<Duration>,
+    ) -> std::io::Result<Self> {
         let (sender, queue) = unbounded();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let waiting = Arc::clone(&waiting_bytes);
         let waiting_lines = Arc::new(AtomicUsize::new(0));
         let lines = Arc::clone(&waiting_lines);
         std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
+            let mut still_here = Vec::new();
+            Message::StillHere.encode(&mut still_here).expect("short");
             // The reading half notices a broken stream, because its direction ends too.
             let mut broken = stream.write_all(preface).and_then(|()| stream.flush()).is_err();
-            while let Ok(item) = queue.recv() {
-                match item {
+            loop {
+                let item = match beat {
+                    Some(beat) => queue.recv_timeout(beat),
+                    None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                };
+                match item
+                    .unwrap_or_else(|error| if error == RecvTimeoutError::Timeout { Item::Beat } else { Item::Close })
+                {
                     Item::Message(bytes) => {
                         broken = broken || stream.write_all(&bytes).is_err() || stream.flush().is_err();
                         waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
@@ -83,6 +115,7 @@ impl Outbox {
                         waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
                         lines.fetch_sub(1, Ordering::Relaxed);
                     }
+                    Item::Beat => broken = broken || stream.write_all(&still_here).is_err() || stream.flush().is_err(),
                     Item::Flush(done) => drop(done.send(())),
                     Item::Close => return,
                 }
@@ -137,6 +170,45 @@ impl Outbox {
     /// Closes the stream after everything queued so far.
     pub fn close(&self) {
         let _ = self.queue.send(Item::Close);
+    }
+}
+
+/// The reading half of a channel to an agent. A read fails with [`std::io::ErrorKind::TimedOut`] if nothing comes for a
+/// minute from an agent that sends STILL_HERE. The time during which this process is itself stopped does not count,
+/// because only waits that have ended without a byte are counted.
+pub struct Heeded<R> {
+    stream: R,
+    /// Whether the agent sends STILL_HERE.
+    beats: bool,
+    listen: Duration,
+}
+
+impl<R: Read + AsFd> Heeded<R> {
+    /// Reads without a limit, until [`Heeded::expect_beats`].
+    pub fn new(stream: R) -> Self {
+        Self { stream, beats: false, listen: LISTEN }
+    }
+
+    /// From now on, silence is an error.
+    pub fn expect_beats(&mut self) {
+        self.beats = true;
+    }
+}
+
+impl<R: Read + AsFd> Read for Heeded<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let limit = Timespec::try_from(self.listen).expect("a few seconds");
+        let mut in_vain = 0;
+        while self.beats {
+            match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&limit)) {
+                Ok(0) if in_vain + 1 >= LISTENS_MAX => return Err(std::io::ErrorKind::TimedOut.into()),
+                Ok(0) => in_vain += 1,
+                Err(Errno::INTR) => {}
+                // The end of the stream, or an error, comes with the read.
+                Ok(_) | Err(_) => break,
+            }
+        }
+        self.stream.read(bytes)
     }
 }
 
@@ -202,7 +274,7 @@ mod tests {
     fn a_message_that_is_too_long_is_neither_sent_nor_taken() {
         use super::super::frames::MESSAGE_BYTES_MAX;
         let (mut read, write) = std::io::pipe().expect("a pipe");
-        let outbox = Outbox::start(write, b"").expect("a thread");
+        let outbox = Outbox::start(write, b"", None).expect("a thread");
         let long = Message::Listen { via: vec![0; MESSAGE_BYTES_MAX] };
         assert!(!outbox.try_send(long.clone()) && outbox.try_send(Message::FoundAll));
         assert_eq!(receive(&mut read).expect("the next one"), Message::FoundAll);
@@ -219,7 +291,7 @@ mod tests {
     #[test]
     fn what_nobody_reads_is_counted() {
         let (read, write) = std::io::pipe().expect("a pipe");
-        let outbox = Outbox::start(write, b"").expect("a thread");
+        let outbox = Outbox::start(write, b"", None).expect("a thread");
         for _ in 0..100 {
             outbox.send(Message::Say("x".repeat(100_000)));
         }
@@ -227,6 +299,28 @@ mod tests {
         drop(read);
         outbox.flush(Duration::from_secs(20));
         assert_eq!(outbox.waiting_bytes(), 0, "a stream that is broken keeps nothing");
+    }
+
+    #[test]
+    fn an_agent_that_has_nothing_to_say_is_heard_and_one_that_is_stopped_is_not() {
+        let (listen, beat) = (Duration::from_millis(20), Duration::from_millis(60));
+        let (read, write) = std::io::pipe().expect("a pipe");
+        let outbox = Outbox::start(write, b"", Some(beat)).expect("a thread");
+        let mut stream = Heeded { listen, ..Heeded::new(read) };
+        stream.expect_beats();
+        for _ in 0..3 {
+            assert_eq!(receive(&mut stream).expect("a beat"), Message::StillHere);
+        }
+        outbox.close();
+        assert!(matches!(receive(&mut stream), Err(ChannelError::Closed)));
+        let (read, mut write) = std::io::pipe().expect("a pipe");
+        let mut stream = Heeded { listen, ..Heeded::new(read) };
+        stream.expect_beats();
+        // A part of a message is a sign of life too.
+        write.write_all(&[9, 0]).expect("a pipe");
+        let start = std::time::Instant::now();
+        assert!(matches!(receive(&mut stream), Err(ChannelError::Silent)));
+        assert!(start.elapsed() >= listen * LISTENS_MAX);
     }
 
     #[test]

@@ -62,7 +62,10 @@ pub const OPTIONAL_FROM: u64 = 1000;
 pub const MAJOR: u32 = 2;
 
 /// Minor version of this protocol, raised whenever messages or fields are added.
-pub const MINOR: u32 = 0;
+pub const MINOR: u32 = 1;
+
+/// Lowest minor version of agents that send STILL_HERE.
+pub const BEATS_SINCE: u32 = 1;
 
 /// Why bytes cannot be read as a message, or a message cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -615,6 +618,9 @@ pub enum Message {
     /// What happened to the session's lanes, and why. A notice that this version does not know is skipped too.
     #[n(1006)]
     Notice(#[n(0)] Notice, #[n(1)] Option<String>),
+    /// The agent is there, and had nothing else to send for [`channel::BEAT`](super::channel::BEAT).
+    #[n(1007)]
+    StillHere,
 }
 
 impl Message {

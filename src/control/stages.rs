@@ -62,8 +62,8 @@ pub enum Outlet {
 
 /// What the session into a stage writes to.
 pub enum Inlet {
-    /// The pipe that a command reads, and what lets it end, if it is held.
-    Command(File, Option<Whole>),
+    /// The pipe that a command reads, and what lets it end.
+    Command(File, Whole),
     /// The file that a redirection has opened.
     File(File, PathBuf),
     /// A file, or why it cannot be opened, and in addition the session out of the stage.
@@ -90,8 +90,6 @@ struct Held {
     stage: Option<Stage>,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
-    /// Whether a command's input ends only when it is known to be whole.
-    holds: bool,
     guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -115,22 +113,16 @@ impl Stages {
             let report = StageReport { fault, ..StageReport::default() };
             return (self.emit)(Message::StageEnded { stage: number, report });
         }
-        let held = Held { stage: Some(stage), inlet: None, outlet: None, holds: false, guard: Arc::default() };
+        let held = Held { stage: Some(stage), inlet: None, outlet: None, guard: Arc::default() };
         self.held.insert(number, held);
     }
 
-    /// Returns an attachment that yields what the session into a stage must write to, once the stage is started.
+    /// Returns an attachment that yields what the session into a stage must write to, once the stage is started. A
+    /// command sees the end of its input only after [`Whole::tell`].
     pub fn attach_inlet(&mut self, stage: u32) -> Option<Attachment<Inlet>> {
         let held = self.held.get_mut(&stage).filter(|held| held.stage.is_some() && held.inlet.is_none())?;
         let (hook, attachment) = bounded(1);
         held.inlet = Some(hook);
-        Some(attachment)
-    }
-
-    /// Does the same for a stream to several hosts: a command sees its end only after [`Whole::tell`].
-    pub fn attach_held_inlet(&mut self, stage: u32) -> Option<Attachment<Inlet>> {
-        let attachment = self.attach_inlet(stage)?;
-        self.held.get_mut(&stage)?.holds = true;
         Some(attachment)
     }
 
@@ -161,7 +153,6 @@ impl Stages {
                 tells_stderr: self.tells_stderr,
                 inlet: held.inlet.take(),
                 outlet: held.outlet.take(),
-                holds: held.holds,
                 left: None,
                 guard: Arc::clone(&held.guard),
                 stage,
@@ -209,7 +200,6 @@ struct Run {
     stage: Stage,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
-    holds: bool,
     /// Standard error of a command that has ended. A process that the command has left running still has it open.
     left: Option<PipeReader>,
     guard: Arc<Mutex<Option<Guard>>>,
@@ -355,12 +345,11 @@ impl Run {
         };
         let standard =
             [stdin.map_err(|error| cannot_start(&error))?, stdout.map_err(|error| cannot_start(&error))?, stderr];
-        let held = into.as_ref().filter(|_| self.holds).map(File::try_clone).transpose();
+        let held = into.as_ref().map(File::try_clone).transpose();
         let held = held.map_err(|error| cannot_start(&error))?.map(OwnedFd::from);
-        let is_held = held.is_some();
         let running = self.start(words, standard, held)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
-            let _ = hook.send(Ok(Inlet::Command(file, is_held.then(|| running.whole()))));
+            let _ = hook.send(Ok(Inlet::Command(file, running.whole())));
         }
         if let Some(file) = out {
             self.let_out(Outlet::Command(file))?;

@@ -124,7 +124,7 @@ impl Job {
                 remote.greeted(hello);
                 self.updates.push_back(Update::Arrived(host));
             }
-            Heard::Gone => {
+            Heard::Gone | Heard::Silent => {
                 remote.falls_silent();
                 self.see_to(host);
             }

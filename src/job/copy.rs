@@ -24,7 +24,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::options::{Session, TreeOptions};
 use crate::tree::progress::Amount;
 use crate::tree::stats::TreeFigures;
-use crate::tree::{KEEPS_SPARED, Only, Root};
+use crate::tree::{KEEPS_SPARED, NOT_PRUNED, Only, Root};
 
 pub(super) mod broadcast;
 mod interrupt;
@@ -321,12 +321,14 @@ impl<'a> Copy<'a> {
     }
 
     /// Handles the loss of an agent. If the session's other end is still there, the session continues as long as it has
-    /// lanes.
+    /// lanes, unless only the lost end knows what is to be printed or written to a manifest.
     fn lose(&mut self, host: usize) -> Result<(), Failure> {
         let Some(hop) = self.hop else { return Err(self.job.lost(host)) };
         let sides = self.job.hops[hop].sides();
         let Some(&lost) = sides.iter().find(|&&side| self.job.hops[hop].host(side) == host) else { return Ok(()) };
+        let is_heeded = lost == Side::To && self.job.takes_entries() && self.job.hops[hop].report(lost).is_none();
         let other = sides.iter().copied().find(|&side| !self.job.hosts[self.job.hops[hop].host(side)].gone);
+        let other = other.filter(|_| !is_heeded);
         if let Some(other) = other.filter(|&other| other != lost && self.job.hops[hop].has_met()) {
             self.told_by = other;
             self.job.send_end(hop, other, &Message::OtherLost);
@@ -512,7 +514,8 @@ impl<'a> Copy<'a> {
     /// Reports single entries that an end could not read or write.
     fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
-            let is_undeleted = [NOT_EMPTIED, KEEPS_SPARED].iter().any(|words| fault.detail.starts_with(*words));
+            let undeleted = [NOT_EMPTIED, NOT_PRUNED, KEEPS_SPARED];
+            let is_undeleted = undeleted.iter().any(|words| fault.detail.starts_with(*words));
             self.undeleted = self.undeleted.saturating_add(u64::from(is_undeleted));
             let failure = self.failure(host, fault);
             let bytes = failure.message.as_ref().map_or(0, String::len);
@@ -649,6 +652,13 @@ impl<'a> Copy<'a> {
         let gone = [from, to].into_iter().find(|&host| self.job.hosts[host].gone);
         let failure = match (failure, gone) {
             (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.job.lost(gone)),
+            (None, Some(gone)) if options.remove_source_files && sent.is_none() => {
+                let mut failure = self.job.lost(gone);
+                if let Some(line) = &mut failure.message {
+                    *line += "; all files were copied, but some may still be at SRC";
+                }
+                Some(failure)
+            }
             (failure, _) => failure,
         };
         Ok((figures, failure))

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use flume::Sender;
 
-use crate::control::channel::{ChannelError, Outbox, receive, skip_to_magic};
-use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
+use crate::control::channel::{ChannelError, Heeded, Outbox, receive, skip_to_magic};
+use crate::control::frames::{BEATS_SINCE, Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
 use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::logs::{Asked, LogOfHost};
@@ -31,6 +31,8 @@ pub(crate) enum Heard {
     Message(Message),
     /// An agent is no longer heard.
     Gone,
+    /// An agent shows no sign of life, although its channel is open.
+    Silent,
     /// An agent's channel is unusable, for this reason.
     Broken(Failure),
     /// A message of entries from this end has been taken, or could not be.
@@ -156,6 +158,10 @@ pub(super) enum NotBegun {
 
 /// Exit code of ssh if the connection failed. A shell reports a command ended by a signal with a smaller code.
 const SSH_FAILED: i32 = 255;
+
+/// Smallest exit code that tells of a signal. It has ended the launcher, or, if the launcher passes on the exit code of
+/// a shell, the agent.
+const SIGNALLED_MIN: i32 = 128;
 
 /// How long a launcher's last output may take to come once the launcher has ended.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
@@ -414,7 +420,8 @@ impl Remote {
                 return failed;
             }
             self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
-            self.is_reached = self.exit.is_none_or(|code| code < SSH_FAILED);
+            // A launcher that a signal has ended, or that has not ended, does not tell whether it has reached the host.
+            self.is_reached = self.exit.is_some_and(|code| code < SIGNALLED_MIN);
             // The last output may still be in the pipe, which a background process may keep open.
             let until = Instant::now() + LAST_WORDS_MAX;
             while !process.has_said_all() && Instant::now() < until {
@@ -438,9 +445,12 @@ impl Remote {
             }
             Some(SSH_FAILED) => format!("cannot reach {label} by {launcher}{because}"),
             Some(code) => {
-                let line = format!("no agent answered on {label}: {launcher} ended with exit code {code}{because}");
+                let is_lost = code >= SIGNALLED_MIN;
+                let lost = if is_lost { ", which was lost" } else { "" };
+                let ended = format!("{launcher} ended with exit code {code}{because}");
+                let line = format!("no agent answered on {label}{lost}: {ended}");
                 // The code is that of the login, unless a signal has ended ssh.
-                match launcher == "ssh" && code < 128 {
+                match launcher == "ssh" && !is_lost {
                     true => {
                         let line = line.trim_end_matches('.');
                         format!("{line}; check that `ssh {label} true` works and prints nothing")
@@ -448,7 +458,7 @@ impl Remote {
                     false => line,
                 }
             }
-            None => format!("the program on {label} is not an rdma-pipe agent{because}"),
+            None => format!("the program on {label} is not an rdma-pipe agent, or was lost{because}"),
         };
         NotBegun::Failed(Failure::new(Exit::Connect, message))
     }
@@ -546,7 +556,7 @@ fn begin(
     let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
     // Nothing else is written to this pipe before the agent has sent its HELLO.
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
-    let outbox = Outbox::start(stdin, b"").map_err(failed)?;
+    let outbox = Outbox::start(stdin, b"", None).map_err(failed)?;
     let heard = Mutex::new(Instant::now());
     let beginning = Arc::new(Beginning { heard, failed: Mutex::default(), noise: Mutex::default() });
     let shared = Arc::clone(&beginning);
@@ -557,7 +567,7 @@ fn begin(
             *shared.failed.lock().expect("no panic with it locked") = Some(failed);
             let _ = post.send((side, Heard::Gone));
         };
-        let mut stdout = BufReader::with_capacity(128 << 10, stdout);
+        let mut stdout = BufReader::with_capacity(128 << 10, Heeded::new(stdout));
         let begun = match request {
             Some(request) => {
                 let mut noise = None;
@@ -578,14 +588,18 @@ fn begin(
             return give_up(NotBegun::Failed(Failure::new(Exit::Connect, line)));
         }
         let mut received = begun.and_then(|()| receive(&mut stdout));
-        if let Ok(Message::Hello(hello)) = &received
-            && let Some(failure) = other_version(hello, &label)
-        {
-            return give_up(NotBegun::NoUse(failure));
+        if let Ok(Message::Hello(hello)) = &received {
+            if let Some(failure) = other_version(hello, &label) {
+                return give_up(NotBegun::NoUse(failure));
+            }
+            if hello.minor >= BEATS_SINCE {
+                stdout.get_mut().expect_beats();
+            }
         }
         let error = loop {
             match received {
                 Ok(Message::LogLine(line)) => log.take(*line),
+                Ok(Message::StillHere) => {}
                 Ok(message) => {
                     await_turn(&post);
                     if post.send((side, Heard::Message(message))).is_err() {
@@ -601,6 +615,7 @@ fn begin(
                 let line = format!("the agent on {label} broke the protocol: {error}");
                 Heard::Broken(Failure::new(Exit::Protocol, line))
             }
+            ChannelError::Silent => Heard::Silent,
             _ => Heard::Gone,
         };
         let _ = post.send((side, last));

@@ -103,6 +103,8 @@ struct Host {
     link: Link,
     /// Whether the host is no longer heard.
     gone: bool,
+    /// Whether it was given up because it showed no sign of life.
+    is_silent: bool,
 }
 
 /// The connection to a host.
@@ -227,7 +229,7 @@ impl Job {
         let say: Emit = Arc::new(move |message| drop(said.send((HERE, Heard::Message(message)))));
         let tell: Emit = Arc::new(move |message| post_in_turn(&queue, HERE, message));
         let agent = Box::new(Agent::new(say, tell, Arc::new(|| {}), false, tells_stderr));
-        let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
+        let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false, is_silent: false }];
         let (hops, ends, updates) = Default::default();
         Self {
             setup,
@@ -268,7 +270,12 @@ impl Job {
         if self.may_start() {
             remote.start(launcher)?;
         }
-        self.hosts.push(Host { name: name.to_owned(), link: Link::There(Box::new(remote)), gone: false });
+        self.hosts.push(Host {
+            name: name.to_owned(),
+            link: Link::There(Box::new(remote)),
+            gone: false,
+            is_silent: false,
+        });
         Ok(number)
     }
 
@@ -479,6 +486,10 @@ impl Job {
             }
             Heard::Message(message) => self.updates.push_back(Update::Host(host, message)),
             Heard::Gone => self.lose(host, None),
+            Heard::Silent => {
+                self.hosts[host].is_silent = true;
+                self.lose(host, None);
+            }
             Heard::Broken(failure) => self.lose(host, Some(failure)),
             Heard::EntriesTaken(end, taken) => self.note_entries_taken(end, taken),
             Heard::Signal(number) => {
@@ -672,7 +683,11 @@ impl Job {
 
     fn lost(&self, host: usize) -> Failure {
         let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
-        let line = format!("lost the agent on {label}: it or {launcher} exited");
+        let line = if self.hosts[host].is_silent {
+            format!("lost the agent on {label}: no sign of life for a minute; it, {launcher} or the host is stopped")
+        } else {
+            format!("lost the agent on {label}: it or {launcher} exited")
+        };
         Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
     }
 

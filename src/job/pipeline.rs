@@ -317,9 +317,9 @@ impl<'a> Pipeline<'a> {
     /// After a failure, ends the stages and hops that do not end by themselves.
     fn urge(&mut self, stages: &[usize], hops: &[usize], now: Instant) {
         let Some(since) = self.failing_since else { return };
-        let patience = if self.fatal.is_some() || self.signal.is_some() { Duration::ZERO } else { REST_MAX };
+        let is_urgent = self.fatal.is_some() || self.signal.is_some() || self.has_moved_nothing();
         match self.asked {
-            None if now > since + patience => {
+            None if now > since + if is_urgent { Duration::ZERO } else { REST_MAX } => {
                 self.asked = Some(now);
                 self.end_all(stages, hops, libc::SIGTERM as u8);
             }
@@ -329,6 +329,11 @@ impl<'a> Pipeline<'a> {
             }
             _ => {}
         }
+    }
+
+    /// Whether no stage of a chain has been given anything to work on.
+    fn has_moved_nothing(&self) -> bool {
+        self.branches.is_none() && self.hops().all(|hop| hop.bytes == 0)
     }
 
     fn end_all(&mut self, stages: &[usize], hops: &[usize], signal: u8) {
@@ -576,7 +581,10 @@ impl<'a> Pipeline<'a> {
             self.observer.complain(line);
         }
         if let (Some(line), Some(cut)) = (&mut last.message, self.cut_off()) {
-            *line += &format!("; {cut} was ended after {} s without data", REST_MAX.as_secs());
+            *line += &format!("; {cut} was ended");
+            if !self.has_moved_nothing() {
+                *line += &format!(" after {} s without data", REST_MAX.as_secs());
+            }
         }
         Some(last)
     }

@@ -1,6 +1,5 @@
 //! Measures how fast memory is copied with a given number of threads.
 
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use super::report::{MIB, Memory};
@@ -25,17 +24,20 @@ pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory
         .collect()
 }
 
-/// Copies with this many threads, each in its own memory, and returns the bytes copied per second.
+/// Copies with this many threads, each in its own memory, and returns the bytes copied per second. If the system allows
+/// fewer threads, those copy.
 pub fn copies_with(threads: u32, duration: Duration) -> f64 {
-    let ready = Barrier::new(threads as usize);
+    let ((ready, is_ready), (go, wait)) = (flume::unbounded(), flume::bounded::<()>(0));
     std::thread::scope(|scope| {
         let copying: Vec<_> = (0..threads)
-            .map(|_| {
-                scope.spawn(|| {
+            .map_while(|_| {
+                let (ready, wait) = (ready.clone(), wait.clone());
+                let copy = move || {
                     // Written by this thread, so that the pages exist and lie near it.
                     let source = vec![1_u8; AREA_BYTES];
                     let mut target = vec![2_u8; AREA_BYTES];
-                    ready.wait();
+                    drop(ready);
+                    let _ = wait.recv();
                     let start = Instant::now();
                     let mut bytes = 0_u64;
                     while start.elapsed() < duration {
@@ -46,9 +48,14 @@ pub fn copies_with(threads: u32, duration: Duration) -> f64 {
                         std::hint::black_box(&mut target);
                     }
                     bytes as f64 / start.elapsed().as_secs_f64()
-                })
+                };
+                std::thread::Builder::new().spawn_scoped(scope, copy).ok()
             })
             .collect();
+        drop(ready);
+        // Ends when each thread has dropped its sender.
+        let _: Result<(), _> = is_ready.recv();
+        drop(go);
         copying.into_iter().map(|thread| thread.join().expect("no panic in it")).sum()
     })
 }

@@ -63,7 +63,7 @@ fn edit(to_agent: impl Write + Send + 'static, from_agent: impl Read) {
     if skip_to_magic(&mut from_agent).is_err() {
         return;
     }
-    let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
+    let to_caller = Outbox::start(std::io::stdout(), MAGIC, None).expect("a thread");
     let mut proxies = Vec::new();
     while let Ok(message) = receive(&mut from_agent) {
         to_caller.send(elsewhere(message, &mut proxies));

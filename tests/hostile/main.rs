@@ -58,8 +58,8 @@ fn be_hostile() -> ExitCode {
         return receiver::be_receiver(&name);
     }
     let mut agent = Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the agent");
-    let to_agent = Outbox::start(agent.stdin.take().expect("piped"), b"").expect("a thread");
-    let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
+    let to_agent = Outbox::start(agent.stdin.take().expect("piped"), b"", None).expect("a thread");
+    let to_caller = Outbox::start(std::io::stdout(), MAGIC, None).expect("a thread");
     let mut from_agent = BufReader::new(agent.stdout.take().expect("piped"));
     let answers = to_caller.clone();
     let (claims, pid) = (std::env::var(CLAIMS).ok(), Pid::from_child(&agent));

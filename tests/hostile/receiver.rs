@@ -103,7 +103,7 @@ fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
 
 /// Plays the agent of the destination.
 pub fn be_receiver(name: &str) -> ExitCode {
-    let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
+    let to_caller = Outbox::start(std::io::stdout(), MAGIC, None).expect("a thread");
     to_caller.send(Message::Hello(Hello::ours()));
     let mut from_caller = BufReader::new(std::io::stdin());
     let mut key = None;

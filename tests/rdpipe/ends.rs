@@ -89,6 +89,44 @@ fn a_killed_agent_leaves_nothing() {
     }
 }
 
+#[test]
+fn no_command_takes_a_part_for_the_whole() {
+    let commits = "h2:cat >part && mv part final";
+    for (victim, signal) in [
+        ("rdpipe", Signal::INT),
+        ("rdpipe", Signal::TERM),
+        ("rdpipe", Signal::KILL),
+        ("h1", Signal::KILL),
+        ("h1", Signal::TERM),
+        ("h2", Signal::KILL),
+        ("h2", Signal::TERM),
+    ] {
+        for stages in [&["h1:head -c 1000000 /dev/zero; sleep 20", commits][..], &[commits]] {
+            let lab = Lab::new();
+            let mut command = lab.rdpipe_by("rsh");
+            let mut process = Process::spawn(command.args(stages).stdin(Stdio::piped()));
+            let mut input = process.stdin();
+            if stages.len() == 1 {
+                std::io::Write::write_all(&mut input, &noise(1_000_000)).expect("a pipe");
+            }
+            let until = Instant::now() + PATIENCE;
+            while fs::metadata(lab.join("home/part")).map_or(0, |part| part.len()) < 1_000_000 {
+                assert!(Instant::now() < until, "{}", process.stderr());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            match lab.launches().iter().find(|(_, host, _)| host == victim) {
+                Some((pid, ..)) => kill(*pid, signal),
+                // Where there is no h1, this ends it too.
+                None => process.signal(signal),
+            }
+            process.wait_for(GONE + SOON);
+            lab.deserted(GONE);
+            assert!(!lab.join("home/final").exists(), "{victim} {signal:?} {stages:?}");
+            drop(input);
+        }
+    }
+}
+
 fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("not 0"), signal).expect("an agent");
 }
@@ -103,6 +141,39 @@ fn an_agent_that_is_ended_by_hand() {
     assert_ne!(ended.code, 0);
     assert!(ended.stderr.contains("signal 15") || ended.stderr.contains("SIGTERM"), "{}", ended.stderr);
     lab.deserted(GONE.saturating_sub(start.elapsed()));
+}
+
+/// An agent that is stopped for good after all data has passed is given up. A command that is silent for longer is not,
+/// and agents are not if the caller itself was stopped for longer.
+#[test]
+fn an_agent_that_shows_no_sign_of_life_is_given_up() {
+    const MINUTES: Duration = Duration::from_secs(150);
+    let labs = [Lab::new(), Lab::new(), Lab::new()];
+    let stages: [&[&str]; 3] = [
+        &["h1:echo x", "h2:cat; exec >/dev/null; touch done; sleep 1000"],
+        &["h1:sleep 75; echo x", "h2:cat"],
+        &["h1:sleep 75; echo x", "h2:> late"],
+    ];
+    let start = |(lab, stages): (&Lab, &&[&str])| Process::spawn(lab.rdpipe_by("rsh").args(*stages));
+    let mut processes: Vec<Process> = labs.iter().zip(&stages).map(start).collect();
+    let until = Instant::now() + PATIENCE;
+    while !labs[0].join("home/done").exists() || labs.iter().any(|lab| marked(lab.0.path()).len() < 4) {
+        assert!(Instant::now() < until, "{}", processes[0].stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The hop's end has been reported.
+    std::thread::sleep(Duration::from_secs(1));
+    kill(labs[0].launches().iter().find(|(_, host, _)| host == "h2").expect("an agent").0, Signal::STOP);
+    processes[2].signal(Signal::STOP);
+    let ended = processes[0].wait_for(MINUTES);
+    ended.expect(4).one_line("rdpipe", &["lost the agent on h2", "no sign of life"]);
+    std::thread::sleep(Duration::from_secs(10));
+    processes[2].signal(Signal::CONT);
+    for (process, lab) in processes[1..].iter_mut().zip(&labs[1..]) {
+        process.wait_for(MINUTES).expect(0);
+        lab.deserted(GONE);
+    }
+    labs[0].deserted(GONE);
 }
 
 /// Signals have ended both ends of the hop before the agent is known to be gone, or the launcher stays.

@@ -113,7 +113,7 @@ impl Shared {
                 false => fault,
             }
         });
-        if let (Ok(()), Some(Some(whole))) = (&done, &whole) {
+        if let (Ok(()), Some(whole)) = (&done, &whole) {
             whole.tell();
         }
         if done.is_err() {

@@ -314,5 +314,6 @@ pub fn samples() -> Vec<(&'static str, Message)> {
             Message::Notice(Notice::LaneLost(LaneId { index: 16, generation: 3 }), Some("reset".to_owned())),
         ),
         ("notice-rail", Message::Notice(Notice::RailLeft(Path::Rdma, 1), None)),
+        ("still-here", Message::StillHere),
     ]
 }

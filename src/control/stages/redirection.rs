@@ -12,7 +12,7 @@ use rustix::fs::{Stat, fstat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::descriptors;
-use super::guard::Running;
+use super::guard::{LINGER_MAX, Running};
 use crate::fs::identity;
 
 /// The argument that asks this program to give a descriptor away.
@@ -96,7 +96,7 @@ impl Opening {
             return Err("a redirection cannot write to standard error; use 'cat >&2'".to_owned());
         }
         let Some(descriptor) = received else {
-            let complaint = complaint?.recv().unwrap_or_default();
+            let complaint = complaint?.recv_timeout(LINGER_MAX).unwrap_or_default();
             let text = String::from_utf8_lossy(&complaint);
             let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
             return Err(line.unwrap_or("the shell opened no file").to_owned());

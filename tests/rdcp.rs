@@ -575,7 +575,7 @@ fn another_major_is_refused_by_name() {
     let hello = hello.replace(r"\0039.9", r"\1439.9");
     lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
     let ended = Process::spawn(lab.rdcp_by("newer").arg("source").arg(lab.there("h", "x"))).wait();
-    ended.expect(9).one_line("rdcp", &["h has rdma-pipe 9.9", "3.7", env!("CARGO_PKG_VERSION"), "2.0"]).within(SOON);
+    ended.expect(9).one_line("rdcp", &["h has rdma-pipe 9.9", "3.7", env!("CARGO_PKG_VERSION"), "2.1"]).within(SOON);
     assert!(!lab.join("x").exists());
     lab.all_gone(SOON);
 }

@@ -469,3 +469,21 @@ fn no_name_is_given_to_another_file_once_the_disk_is_full() {
         lab.0.file("small/dst/1a", b"another");
     }
 }
+
+/// What goes through the launcher's connection ends with it, so a second run is not in the way of the first.
+#[test]
+fn a_killed_caller_of_a_relayed_copy_is_missed_soon() {
+    let lab = Lab::new();
+    lab.0.file("source", &rig::noise(64 * CHUNK));
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["--relay", "--bwlimit", "8M", "source"]).arg(lab.there("h", "target"));
+    let mut process = Process::spawn(command.stdout(Stdio::null()));
+    let until = Instant::now() + PATIENCE;
+    while !partials(lab.0.path()).iter().any(|(_, bytes)| *bytes > 2 * CHUNK as u64) {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    process.signal(rustix::process::Signal::KILL);
+    process.wait();
+    lab.all_gone(Duration::from_secs(5));
+}

@@ -251,6 +251,7 @@ impl End {
     /// Returns the thread to wait for, and how long to wait.
     pub(crate) fn abandon(self) -> Option<(JoinHandle<()>, Option<Duration>)> {
         self.shared.stop.store(true, Ordering::Relaxed);
+        self.tunnel.close();
         match self.peer {
             Peer::Caller => self.post(Event::Orphaned),
             Peer::Another => self.post(Event::Unwatched),

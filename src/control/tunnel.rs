@@ -239,6 +239,11 @@ impl Tunnel {
         }
     }
 
+    /// Ends all connections, because the caller is gone and passes nothing on any more. This end's lanes are down then.
+    pub fn close(&self) {
+        self.state().connections.values_mut().for_each(|connection| connection.inbound = None);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic with it locked")
     }

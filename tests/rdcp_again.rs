@@ -453,7 +453,7 @@ fn no_name_is_given_to_another_file_once_the_disk_is_full() {
     }
     fs::remove_file(lab.join("src/1a")).expect("ours");
     fs::hard_link(lab.join("src/1b"), lab.join("src/1a")).expect("a link");
-    let kib = |path: &Path| rustix::fs::statvfs(path).map(|disk| (disk.f_blocks - disk.f_bfree) * disk.f_frsize >> 10);
+    let kib = |path: &Path| rustix::fs::statvfs(path).map(|disk| (disk.f_blocks - disk.f_bfree) * disk.f_frsize / 1024);
     let used = kib(&lab.join("small")).expect("it");
     for free in (380..480).step_by(10) {
         small.resize(&format!("{}k", used + free));

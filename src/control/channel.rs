@@ -193,20 +193,26 @@ impl<R: Read + AsFd> Heeded<R> {
     pub fn expect_beats(&mut self) {
         self.beats = true;
     }
+
+    fn await_byte(&self) -> std::io::Result<()> {
+        let limit = Timespec::try_from(self.listen).expect("a few seconds");
+        let mut in_vain = 0;
+        while in_vain < LISTENS_MAX {
+            match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&limit)) {
+                Ok(0) => in_vain += 1,
+                Err(Errno::INTR) => {}
+                // The end of the stream, or an error, comes with the read.
+                Ok(_) | Err(_) => return Ok(()),
+            }
+        }
+        Err(std::io::ErrorKind::TimedOut.into())
+    }
 }
 
 impl<R: Read + AsFd> Read for Heeded<R> {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        let limit = Timespec::try_from(self.listen).expect("a few seconds");
-        let mut in_vain = 0;
-        while self.beats {
-            match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&limit)) {
-                Ok(0) if in_vain + 1 >= LISTENS_MAX => return Err(std::io::ErrorKind::TimedOut.into()),
-                Ok(0) => in_vain += 1,
-                Err(Errno::INTR) => {}
-                // The end of the stream, or an error, comes with the read.
-                Ok(_) | Err(_) => break,
-            }
+        if self.beats {
+            self.await_byte()?;
         }
         self.stream.read(bytes)
     }

@@ -331,9 +331,10 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Whether no stage of a chain has been given anything to work on.
+    /// Whether a command of a chain waits for an input that has failed, and no stage has been given anything to work on.
     fn has_moved_nothing(&self) -> bool {
-        self.branches.is_none() && self.hops().all(|hop| hop.bytes == 0)
+        let has_failed = |hop: &Hop| hop.report(Side::To).is_some_and(|report| report.fault.is_some());
+        self.branches.is_none() && self.hops().all(|hop| hop.bytes == 0) && self.hops().any(has_failed)
     }
 
     fn end_all(&mut self, stages: &[usize], hops: &[usize], signal: u8) {

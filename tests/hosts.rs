@@ -133,7 +133,8 @@ fn over_a_long_line(options: &[&str]) -> [serde_json::Value; 2] {
     let _line = Line::between(1, 2, 40, 400, 0);
     let input = noise(64 * CHUNK);
     let mut command = rdrecv();
-    command.args(["--json-fd=2", "--wait", "60"]).args(options).args(["0", KEY]);
+    // Without the short line, which carries more while the machine is busy.
+    command.args(["--json-fd=2", "--wait", "60", "--rails", "1"]).args(options).args(["0", KEY]);
     let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
     let mut output = recv.stdout();
     let output = std::thread::spawn(move || {
@@ -141,7 +142,7 @@ fn over_a_long_line(options: &[&str]) -> [serde_json::Value; 2] {
         output.read_to_end(&mut all).map(|_| all)
     });
     let mut command = rdsend();
-    command.arg("--json-fd=2").args(options).args(["10.8.0.2", &recv.port().to_string(), KEY]);
+    command.args(["--json-fd=2", "--rails", "1"]).args(options).args(["10.8.0.2", &recv.port().to_string(), KEY]);
     let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
     feed(send.stdin(), input.clone());
     let reports = [&mut send, &mut recv].map(|process| process.wait().expect(0).report());

@@ -24,12 +24,14 @@ fn main() -> ExitCode {
     let mut cases: Vec<(&'static str, fn())> = vec![
         ("ext4_copies_equal_blocks", || equal_blocks("ext4", false)),
         ("a_device_gets_what_differs", a_device_gets_what_differs),
+        ("a_device_gets_zeros_where_a_small_source_has_holes", a_device_gets_zeros_where_a_small_source_has_holes),
         ("a_device_is_not_written_to_otherwise", a_device_is_not_written_to_otherwise),
         ("what_is_in_a_device_is_copied", what_is_in_a_device_is_copied),
     ];
-    let sharing: [(&str, &'static str, fn()); 2] = [
+    let sharing: [(&str, &'static str, fn()); 3] = [
         ("btrfs", "btrfs_shares_equal_blocks", || equal_blocks("btrfs", true)),
         ("xfs", "xfs_shares_equal_blocks", || equal_blocks("xfs", true)),
+        ("btrfs", "btrfs_writes_no_old_blocks_into_a_clone", no_old_blocks_in_a_clone),
     ];
     for (kind, name, case) in sharing {
         if has(kind) {
@@ -146,6 +148,25 @@ fn equal_blocks(kind: &str, are_shared: bool) {
     );
 }
 
+/// The old file can be no origin of a clone here, because its blocks have no checksums; the source can.
+fn no_old_blocks_in_a_clone() {
+    const SIZE: u64 = 64 * MIB;
+    let lab = Lab::new();
+    let mounted = Mounted::new(&lab, "btrfs");
+    let (from, to) = (mounted.0.join("source"), mounted.0.join("file"));
+    let mut bytes = noise(SIZE as usize);
+    File::create(&to).expect("a file");
+    run("chattr", &["+C", to.to_str().expect("text")]);
+    fs::write(&to, &bytes).expect("written");
+    // The first difference begins the clone while most of the old file is still to be compared.
+    for at in (0..SIZE).step_by(MIB as usize) {
+        bytes[at as usize] ^= 1;
+    }
+    fs::write(&from, &bytes).expect("a file");
+    rdcp(&lab, &["--sync", "--checksum"], from.as_os_str(), to.as_os_str()).expect(0);
+    same(&fs::read(&to).expect("it"), &bytes);
+}
+
 fn a_device_gets_what_differs() {
     let lab = Lab::new();
     let (mut image, old) = (noise(6 * MIB as usize + 4097), noise(9 * MIB as usize));
@@ -172,6 +193,28 @@ fn a_device_gets_what_differs() {
     same(&device.contents()[..10_000], &image[..10_000]);
     assert!(fs::symlink_metadata(lab.join("volume")).expect("it").is_symlink());
     assert!(fs::metadata(&device.0).expect("it").file_type().is_block_device());
+}
+
+/// A file is emptied before it gets holes, but a device has other data there.
+fn a_device_gets_zeros_where_a_small_source_has_holes() {
+    const SIZE: u64 = 96 << 10;
+    let lab = Lab::new();
+    let (old, data) = (noise(MIB as usize), noise(4096));
+    let path = lab.join("sparse.img");
+    let file = File::create(&path).expect("a file");
+    file.set_len(SIZE).expect("a length");
+    file.write_all_at(&data, SIZE / 2).expect("written");
+    file.sync_all().expect("written");
+    assert!(file.metadata().expect("it").blocks() * 512 < SIZE, "this file system has holes");
+    let mut expected = old.clone();
+    expected[..SIZE as usize].copy_from_slice(&fs::read(&path).expect("it"));
+    for (name, is_local) in [("near", true), ("far", false)] {
+        let device = Loop::new(&lab, name, &old);
+        let mut to = std::ffi::OsString::from(if is_local { "" } else { "h:" });
+        to.push(&device.0);
+        rdcp(&lab, &["--sync", "--in-place"], path.as_os_str(), &to).expect(0);
+        same(&device.contents(), &expected);
+    }
 }
 
 fn a_device_is_not_written_to_otherwise() {
@@ -205,6 +248,13 @@ fn a_device_is_not_written_to_otherwise() {
     let there = lab.there("h", "copy");
     rdcp(&lab, &["--sync", "--in-place", "-r"], std::ffi::OsStr::new("tree/"), &there).expect(0);
     same(&fs::read(lab.join("copy/node")).expect("a file"), &fs::read(&image).expect("it"));
+    same(&device.contents(), &old);
+    // Neither is a device in the directory that was named, even if it has the name of the file.
+    fs::create_dir(lab.join("into")).expect("a directory");
+    run("cp", &["-a", &device.0, lab.join("into/vm.img").to_str().expect("text")]);
+    rdcp(&lab, &["--sync", "--in-place"], image.as_os_str(), &lab.there("h", "into")).expect(0);
+    assert!(fs::symlink_metadata(lab.join("into/vm.img")).expect("there").is_file());
+    same(&fs::read(lab.join("into/vm.img")).expect("a file"), &fs::read(&image).expect("it"));
     same(&device.contents(), &old);
     // Neither is a FIFO.
     run("mkfifo", &[lab.join("fifo").to_str().expect("text")]);
@@ -250,6 +300,14 @@ fn what_is_in_a_device_is_copied() {
         disk.write_all_at(&[turn], 2_000_000).expect("written");
         disk.flush().expect("nothing is kept back");
         run("blockdev", &["--flushbufs", &device.0]);
+    }
+    // The copy has the time of the device node, which may be close to that of the next run.
+    for turn in 3..5_u8 {
+        bytes[3_000_000] = turn;
+        device.write(&[turn], 3_000_000);
+        run("touch", &[&device.0]);
+        rdcp(&lab, &["--sync", "--modify-window", "3600"], &from, to.as_os_str()).expect(0);
+        same(&fs::read(&to).expect("a copy"), &bytes);
     }
     // To another device.
     let other = Loop::new(&lab, "other", &vec![0; 5 * MIB as usize]);

@@ -261,6 +261,10 @@ mod tests {
                 "rdcp --sync a b --backup-dir x --append-verify",
                 "--backup-dir cannot be used with --append-verify; see --help",
             ),
+            (
+                "rdcp --sync a b --find-moves --append-verify",
+                "--find-moves cannot be used with --append-verify; see --help",
+            ),
             ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
             ("rdperf h --compare x", "--compare needs --plot FILE; see --help"),
             ("rdcp -b a b", "--backup needs --sync and --backup-dir DIR; see --help"),

@@ -227,19 +227,18 @@ pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     }
 }
 
-/// Removes the user attributes of an entry, except those for which `kept` returns true. Other attributes have a meaning
-/// that a copy must not remove.
+/// Removes the extended attributes of an entry for which `goes` returns true.
 ///
 /// # Errors
 ///
 /// The error number of listing the attributes, or of the first removal that failed.
-pub(crate) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
+pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
     let mut list = vec![0; XATTR_BYTES_MAX];
     let length = match entry.list_xattrs(&mut list) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => 0,
         length => length?,
     };
-    let names = list[..length].split(|&byte| byte == 0).filter(|name| name.starts_with(b"user.") && !kept(name));
+    let names = list[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty() && goes(name));
     let mut done = Ok(());
     for name in names {
         match entry.remove_xattr(name) {

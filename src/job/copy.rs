@@ -460,9 +460,12 @@ impl<'a> Copy<'a> {
             settings.mode &= !settings.chmod.is_empty();
             settings.owner &= settings.chown.is_some();
         }
+        if self.has_image(found) {
+            settings.modify_window = 0;
+        }
         // Within a host, reading both files takes as long as copying.
         settings.compares = (placed.is_there || placed.has_left) && from != to && settings.may_compare();
-        let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
+        let is_dst = placed.as_name.is_some() && (found[0].1.kind == Kind::Directory || placed.is_block);
         let is_last = is_last && self.first_failed.is_none();
         let is_missing = is_dst && placed.is_missing && !settings.sync;
         settings.generations.session = Session { is_dst, is_last, follows, is_missing };

@@ -31,7 +31,9 @@ pub struct Generations {
     pub snapshot: Option<ByteVec>,
     /// Link or copy files within the destination that were moved or renamed at the source (found by size and time,
     /// proven by digest); --delete then deletes at the end
-    #[arg(long, requires = "sync", conflicts_with = "in_place")]
+    // A file that is being appended to might be linked to another name at the same moment. Files that `--link-dest` and
+    // `--snapshot` link to are not appended to, because they have other names or are in another directory.
+    #[arg(long, requires = "sync", conflicts_with_all = ["in_place", "append_verify"])]
     #[n(2)]
     pub find_moves: bool,
     /// Place of this session within the whole copy; set by the caller.
@@ -43,7 +45,8 @@ pub struct Generations {
 /// The place of one session within a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Session {
-    /// Whether the only root of the session is a directory that becomes DST itself, instead of coming into it.
+    /// Whether the only root of the session becomes DST itself, instead of coming into it: a directory does, or DST is a
+    /// block device.
     #[n(0)]
     pub is_dst: bool,
     /// Whether no other session follows, and all earlier ones have succeeded.

@@ -138,6 +138,36 @@ fn an_appended_file_sends_its_end() {
     }
 }
 
+/// The other name may belong to an earlier generation.
+#[test]
+fn a_file_with_other_names_is_not_appended_to() {
+    for (is_local, checksum, has_time) in
+        [(false, true, false), (true, true, false), (false, false, true), (true, false, true), (false, false, false)]
+    {
+        let what = format!("within a host {is_local}, with checksum {checksum}, of the same time {has_time}");
+        let (scratch, mut maker) = (scratch(), Maker(9));
+        let ((from, to), other) = (paths(scratch.path()), scratch.path().join("other"));
+        let size = make(&from, &mut maker, false);
+        copy(&from, &to, &sync(), is_local);
+        fs::hard_link(&to, &other).expect("a link");
+        let before = fs::read(&to).expect("it");
+        let more = vec![7; 3 << 20];
+        File::options().write(true).open(&from).expect("it").write_all_at(&more, size).expect("written");
+        if has_time {
+            let time = fs::metadata(&to).expect("it").modified().expect("a time");
+            File::options().write(true).open(&from).expect("it").set_modified(time).expect("a time");
+        }
+        let options = TreeOptions { append_verify: true, checksum, ..sync() };
+        let (sent, report) = copy(&from, &to, &options, is_local);
+        assert_eq!((report.failed, report.files), (0, 1), "{what}: {report:?}");
+        assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
+        assert!(fs::read(&other).expect("it") == before, "{what}");
+        if !is_local && (checksum || has_time) {
+            assert!(sent.bytes <= more.len() as u64 + BLOCK, "{what}: {} sent", sent.bytes);
+        }
+    }
+}
+
 #[test]
 fn in_place_a_file_with_other_names_is_refused_as_it_is() {
     let (scratch, mut maker) = (scratch(), Maker(8));

@@ -14,7 +14,7 @@ use super::Fault;
 use super::owners::Named;
 use crate::fs::accounts::is_own_group;
 use crate::fs::metadata::{
-    ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_user_xattrs, without_acl,
+    ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_xattrs, without_acl,
 };
 use crate::options::{Chmod, TreeOptions};
 
@@ -316,7 +316,8 @@ impl Setter {
                 remove_acls(object, of_source);
             }
             if current.was_there {
-                applied.note(parts::ATTRIBUTES, remove_user_xattrs(object, of_source));
+                let goes = |name: &[u8]| !ACLS.contains(&name) && rights.may_remove(name) && !of_source(name);
+                applied.note(parts::ATTRIBUTES, remove_xattrs(object, goes));
             }
             lost_acl = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
         }
@@ -373,9 +374,11 @@ impl Rights<'_> {
         }
     }
 
-    /// Whether an extended attribute that was there is removed if the source does not have it.
+    /// Whether an extended attribute that was there is removed if the source does not have it. File capabilities are
+    /// removed, because they may have been revoked at the source. Others that only root may set have a meaning that a
+    /// copy must not remove.
     pub fn may_remove(self, name: &[u8]) -> bool {
-        is_users(name) || ACLS.contains(&name) && self.options.acls()
+        is_users(name) || name == CAPABILITY && self.setter.is_root || ACLS.contains(&name) && self.options.acls()
     }
 }
 

@@ -1,14 +1,16 @@
 //! `--find-moves`, walk and sink together.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::sink::Report;
 use super::sync_tests::{Maker, copy, picture, scratch, sync};
 use super::walk::Sent;
+use crate::fs::close::tests::where_calls_fail;
 use crate::fs::{PARTIAL, name_beside, partial};
+use crate::not_run::not_run;
 use crate::options::{Generations, Session, TreeOptions};
 
 fn moving() -> TreeOptions {
@@ -155,6 +157,46 @@ fn nothing_is_taken_for_moved_that_is_not_proven() {
         assert_eq!(fs::read(trees.to("a/small")).expect("it"), b"54321");
         assert!(fs::read(trees.to("a/large")).expect("it") == other);
         trees.are_equal();
+    }
+}
+
+/// Its owner and mode were not to be copied from the source, but it has them at the destination.
+#[test]
+fn a_file_at_an_old_name_that_stays_keeps_its_owner_and_mode() {
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root");
+    }
+    for is_local in [false, true] {
+        let trees = Trees::new();
+        trees.write("b", b"contents");
+        fs::create_dir(trees.to("")).expect("a directory");
+        cp(&trees.from("b"), &trees.to("a"));
+        chown(trees.to("a"), Some(1000), Some(1000)).expect("another's");
+        fs::set_permissions(trees.to("a"), fs::Permissions::from_mode(0o4755)).expect("a mode");
+        let options = TreeOptions { owner: false, mode: false, xattrs: false, max_delete: Some(0), ..moving() };
+        let (_, report) = copy(&trees.from(""), &trees.to(""), &options, is_local);
+        assert_eq!(report.moved, 1, "local {is_local}: {report:?}");
+        let [old, new] = ["a", "b"].map(|name| fs::metadata(trees.to(name)).expect("there"));
+        assert_ne!(old.ino(), new.ino(), "local {is_local}");
+        assert_eq!((old.uid(), old.gid(), old.mode() & 0o7777), (1000, 1000, 0o4755), "local {is_local}");
+        assert_eq!(old.modified().expect("a time"), new.modified().expect("a time"), "local {is_local}");
+    }
+}
+
+#[test]
+fn a_copy_for_an_old_name_whose_data_may_be_lost_is_not_used() {
+    for is_local in [false, true] {
+        let trees = Trees::new();
+        trees.write("b", b"contents");
+        fs::create_dir(trees.to("")).expect("a directory");
+        cp(&trees.from("b"), &trees.to("a"));
+        let options = TreeOptions { max_delete: Some(0), ..moving() };
+        let run = || copy(&trees.from(""), &trees.to(""), &options, is_local);
+        // An error that does not stop the whole copy.
+        let (_, report) = where_calls_fail(&[libc::SYS_close], libc::EACCES, run);
+        assert_eq!((report.moved, report.failed), (1, 2), "local {is_local}: {report:?}");
+        assert_eq!(inode(trees.to("a")), inode(trees.to("b")), "local {is_local}: the old file stays");
+        assert_eq!(fs::read_dir(trees.to("")).expect("a directory").count(), 2, "local {is_local}: nothing else");
     }
 }
 

@@ -214,3 +214,41 @@ fn attributes_that_are_set_are_compared() {
         }
     }
 }
+
+/// A program whose capabilities were revoked at the source must not keep them in the copy.
+#[test]
+fn file_capabilities_that_the_source_has_no_more_are_removed() {
+    const NAME: &str = "security.capability";
+    if !is_root() {
+        return not_run("needs root");
+    }
+    // Revision 2, effective: CAP_NET_BIND_SERVICE.
+    let mut value = [0; 20];
+    value[..6].copy_from_slice(&[1, 0, 0, 2, 0, 4]);
+    let read = |path: &Path| rustix::fs::lgetxattr(path, NAME, &mut [0; 64]);
+    // The last one writes to the existing file.
+    for (is_local, in_place) in [(true, false), (false, false), (false, true)] {
+        let what = format!("within a host {is_local}, in place {in_place}");
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        let options = TreeOptions { in_place, ..sync() };
+        make(&from);
+        copy(&from, &to, &options, is_local);
+        let [source, target] = [&from, &to].map(|top| top.join("f"));
+        for path in [&source, &target] {
+            if let Err(error) = lsetxattr(path, NAME, &value, XattrFlags::empty()) {
+                return not_run(format_args!("no such attribute: {error}"));
+            }
+        }
+        let before = changed(&target);
+        copy(&from, &to, &options, is_local);
+        assert_eq!((changed(&target), read(&target)), (before, Ok(20)), "{what}: nothing differs");
+        rustix::fs::lremovexattr(&source, NAME).expect("ours");
+        let (sent, report) = copy(&from, &to, &options, is_local);
+        assert_eq!((sent.bytes, report.files, report.failed), (0, 0, 0), "{what}");
+        assert_eq!(read(&target), Err(rustix::io::Errno::NODATA), "{what}");
+        let before = changed(&target);
+        copy(&from, &to, &options, is_local);
+        assert_eq!(changed(&target), before, "{what}: it is not removed twice");
+    }
+}

@@ -513,8 +513,9 @@ impl TreeSink {
                 if let (1, Some(held), Ok(large)) = (self.levels.len(), &mut self.held, &large) {
                     held.hold_file(large);
                 }
+                // In a broadcast everything comes, whatever exists here.
                 match &large {
-                    Ok(large) if may_resume => self.have_looked(large, item),
+                    Ok(large) if may_resume && !shared.awaits_proof => self.have_looked(large, item),
                     _ if awaits_have => shared.answer(Answer::nothing(item)),
                     _ => {}
                 }

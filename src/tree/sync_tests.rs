@@ -29,6 +29,7 @@ use crate::not_run::not_run;
 use crate::options::{Rule, Rules, Session, TreeOptions};
 
 mod lists;
+mod told;
 
 pub(super) const PART_BYTES: usize = 1 << 20;
 

@@ -13,9 +13,10 @@ use super::sink::{Destination, Names, Report, TreeSink};
 use super::source::{Next, TreeSource};
 use super::sync_tests::{self, scratch, sync};
 use super::{Root, local};
+use crate::fs::close::tests::where_calls_fail;
 use crate::fs::direct::Tally;
 use crate::fs::{PARTIAL, UNFINISHED, name_beside};
-use crate::options::{Rule, Rules, Sizes, TreeOptions};
+use crate::options::{Rule, Rules, Sizes, TreeOptions, Verify};
 
 const SMALL: usize = 5_000;
 const LARGE: usize = 700_000;
@@ -286,6 +287,32 @@ fn markers_go_with_their_files_and_no_sooner() {
         File::create(marker(&into, "late")).expect("a marker");
         let report = copy(scratch.path(), &sync(), is_local);
         assert!(report.failed == 0 && !["kept", "late"].iter().any(|name| marker(&into, name).exists()), "{report:?}");
+    }
+}
+
+/// After a failed write the page cache may have data that the disk lacks, so it is dropped before the file is compared
+/// with itself. Here it cannot be dropped.
+#[test]
+fn what_is_to_be_stable_in_place_is_compared_as_the_disk_has_it() {
+    let disk = Some(Verify::Disk);
+    for (fsync, verify, failed) in [(false, None, 0), (true, None, 1), (false, disk, 1)] {
+        let scratch = scratch();
+        let [from, to, _] = paths(scratch.path());
+        let (wanted, mut old) = (contents(LARGE), contents(LARGE));
+        old[LARGE / 2] ^= 1;
+        fs::write(&from, &wanted).expect("a file");
+        fs::write(&to, &old).expect("a file");
+        set_time(&from, 1_500_000_000);
+        set_time(&to, 1_400_000_000);
+        let options = TreeOptions { in_place: true, fsync, verify, ..sync() };
+        // An error that does not stop the whole copy.
+        let run = || copy(scratch.path(), &options, false);
+        let report = where_calls_fail(&[libc::SYS_fadvise64], libc::EPERM, run);
+        assert_eq!(report.failed, failed, "{fsync} {verify:?}: {report:?}");
+        assert!(fs::read(&to).expect("it") == if failed == 0 { &wanted[..] } else { &old[..] }, "{fsync} {verify:?}");
+        let report = run();
+        assert_eq!(report.failed, 0, "{fsync} {verify:?}: {report:?}");
+        assert!(fs::read(&to).expect("it") == wanted, "{fsync} {verify:?}");
     }
 }
 

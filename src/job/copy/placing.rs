@@ -459,6 +459,12 @@ impl Copy<'_> {
         matches!(found.kind, Kind::Other | Kind::Block) && !self.plan.recursive && !is_image
     }
 
+    /// Reports whether one of the sources is a block device whose contents are copied. Its time does not say whether
+    /// they have changed, so no copy of it may count as the same because its time is close to another.
+    pub(super) fn has_image(&self, found: &[(usize, Found)]) -> bool {
+        !self.plan.recursive && found.iter().any(|(_, found)| found.kind == Kind::Block)
+    }
+
     /// Reports whether a source is copied as a stream, because the source or the destination is not a file.
     pub(super) fn is_stream(&self, from: usize, found: &Found, placed: Option<&Placed>) -> bool {
         let tree = &self.plan.tree;

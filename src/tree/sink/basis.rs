@@ -7,6 +7,7 @@
 //! then on each block is copied in the pass that hashes it. Blocks hashed earlier are copied at the end, and their
 //! digests are checked on the way. With `--in-place` the old file itself is written to.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -15,7 +16,7 @@ use std::thread;
 
 use rd_proto::tree::answer::Digest;
 use rd_proto::tree::blocks::block_bytes;
-use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, ioctl_ficlone, statat};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, Stat, fallocate, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
@@ -140,6 +141,11 @@ impl Basis {
         &self.stat
     }
 
+    /// Whether the file being written already has all of the older file's data, so that none of it is written there.
+    pub fn is_in_target(&self) -> bool {
+        self.is_in_target
+    }
+
     /// Whether the new file may have holes.
     pub fn keeps_holes(&self) -> bool {
         self.keeps_holes
@@ -213,7 +219,8 @@ impl Basis {
         self.note(number, Block::Stands);
     }
 
-    /// Hashes a block of a file, and writes it to `target` if there is one. `None` if the block cannot be read.
+    /// Hashes a block of a file, and writes it to `target` if there is one. `None` if the block cannot be read: then
+    /// `target` has none of it, as far as it may have holes.
     fn read(
         &self,
         file: BorrowedFd<'_>,
@@ -231,6 +238,12 @@ impl Basis {
             let wanted = scratch.len().min((start + length - at) as usize);
             let part = &mut scratch[..wanted];
             if read_up_to(file, part, at) != Ok(wanted) {
+                // The sender sends no holes of a block without a digest, so the old data must not stay where they are.
+                if let Some(target) = target
+                    && self.keeps_holes
+                {
+                    clear(target, start..at, scratch)?;
+                }
                 return Ok(None);
             }
             hasher.update(part);
@@ -316,6 +329,22 @@ impl Basis {
     }
 }
 
+/// Makes a range of a new file zeros: a hole, if the file system supports that.
+fn clear(target: &OwnedFd, range: Range<u64>, scratch: &mut [u8]) -> Result<(), Errno> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if range.is_empty() || fallocate(target, flags, range.start, range.end - range.start).is_ok() {
+        return Ok(());
+    }
+    scratch.fill(0);
+    let mut at = range.start;
+    while at < range.end {
+        let length = scratch.len().min((range.end - at) as usize);
+        write_at(target, &scratch[..length], at)?;
+        at += length as u64;
+    }
+    Ok(())
+}
+
 impl Drop for Basis {
     fn drop(&mut self) {
         self.open_blocks.fetch_sub(self.size.div_ceil(self.block_bytes), Relaxed);
@@ -324,7 +353,42 @@ impl Drop for Basis {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    /// The old file becomes shorter while a block of it is copied. The source may have a hole there.
+    #[test]
+    fn of_a_block_that_cannot_be_read_to_its_end_nothing_stays_where_holes_come() {
+        const BLOCK: usize = 64 << 10;
+        const PIECE: usize = 4 << 10;
+        for is_punched in [true, false] {
+            let (old, new) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
+            old.write_all_at(&[7; 3 * BLOCK], 0).expect("written");
+            new.set_len(3 * BLOCK as u64).expect("a length");
+            let (reader, target) = (OwnedFd::from(old.try_clone().expect("it")), OwnedFd::from(new));
+            let stat = fstat(&reader).expect("it");
+            let basis = Basis::new((reader, stat), None, 3 * BLOCK as u64, BLOCK as u64, true, &Arc::default());
+            // From then on blocks are copied as they are hashed.
+            basis.note_came(0, BLOCK as u64);
+            let digest = |number| basis.digest(number, &target, &mut [0; PIECE], |_, _| Ok(()));
+            assert!(digest(1).expect("copied").is_some());
+            old.set_len((2 * BLOCK + 3 * PIECE) as u64).expect("shorter");
+            let last = || digest(2).expect("none of it is written");
+            let found = match is_punched {
+                true => last(),
+                // As on a file system without holes.
+                false => where_calls_fail(&[libc::SYS_fallocate], libc::EOPNOTSUPP, last),
+            };
+            assert_eq!(found, None);
+            let (new, mut there) = (File::from(target), vec![1; 3 * BLOCK]);
+            new.read_exact_at(&mut there, 0).expect("read");
+            let expected = [[0; BLOCK], [7; BLOCK], [0; BLOCK]].concat();
+            assert!(there == expected, "punched: {is_punched}");
+        }
+    }
 
     /// A hostile sender announces that every file will be huge.
     #[test]

@@ -37,7 +37,8 @@ pub struct Destination {
     /// not resumed, because comparing takes longer than copying, and may share their blocks with their sources.
     pub is_local: bool,
     /// Whether the tree is proven only at the end. Until [`super::TreeSink::finish`], some entries get no final name: a
-    /// directory at the top that did not exist, a large file at the top, and a file that is the whole tree.
+    /// directory at the top that did not exist, a large file at the top, and a file that is the whole tree. Nothing that
+    /// exists is compared, because nobody waits for the answers.
     pub awaits_proof: bool,
     /// What the tree must be, if known. This is also proven at the end.
     pub expected: Option<Expected>,

@@ -14,7 +14,9 @@ use crate::tree::Fault;
 /// Whether `stat` describes a device that is to be written to.
 pub(super) fn is_target(shared: &Shared, directory: &OpenDirectory, stat: &Stat) -> bool {
     let options = &shared.options;
-    let is_asked_for = options.sync && options.in_place && directory.is_top() && shared.root_name().is_some();
+    // A single file that comes into a directory has a single name, too, and the device may happen to have that name.
+    let is_named = options.generations.session.is_dst && shared.root_name().is_some();
+    let is_asked_for = options.sync && options.in_place && directory.is_top() && is_named;
     is_asked_for && FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
 }
 
@@ -48,4 +50,28 @@ pub(super) fn open(
         return Err(Fault::Detail("the device is smaller than the data"));
     }
     Ok(Some(device))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::fstat;
+
+    use super::super::{Destination, Names, TreeSink};
+    use super::*;
+    use crate::options::TreeOptions;
+
+    #[test]
+    fn a_device_in_the_directory_that_was_named_is_not_written_to() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        for is_dst in [true, false] {
+            let mut options = TreeOptions { sync: true, in_place: true, ..TreeOptions::default() };
+            options.generations.session.is_dst = is_dst;
+            let destination = Destination::new(options, Names::Only(b"disk".to_vec()));
+            let sink = TreeSink::new(scratch.path(), destination, Box::new(|_| {})).expect("a sink");
+            let top = sink.levels[0].clone().expect("the top");
+            let mut stat = fstat(&top.fd).expect("open");
+            stat.st_mode = FileType::BlockDevice.as_raw_mode() | 0o600;
+            assert_eq!(is_target(&sink.shared, &top, &stat), is_dst);
+        }
+    }
 }

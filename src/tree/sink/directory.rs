@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::backup::Backup;
 use super::delete::{Extraneous, Remover};
+use super::device;
 use super::folding::Folding;
 use super::implied::{self, TreeRoot, open_beneath};
 use super::itemize::differing;
@@ -349,6 +350,17 @@ impl OpenDirectory {
         self.stat(name).is_ok()
     }
 
+    /// Whether a file of this name is written in place. With `--sync`, an existing link or special file is replaced by
+    /// a new file, because it cannot be written to.
+    pub fn is_in_place(&self, name: &[u8]) -> bool {
+        let options = &self.shared.options;
+        let gives_way = |old: Stat| {
+            let kind = FileType::from_raw_mode(old.st_mode);
+            !matches!(kind, FileType::RegularFile | FileType::Directory) && !device::is_target(&self.shared, self, &old)
+        };
+        options.in_place && !(options.sync && self.stat(name).is_ok_and(gives_way))
+    }
+
     /// Records that the walk has reached an entry of the directory.
     pub fn meet(&self, name: &[u8]) {
         if let Some(extraneous) = &self.extraneous {
@@ -362,15 +374,10 @@ impl OpenDirectory {
     }
 
     /// Removes a directory where an entry of another kind is to be made: only an empty directory, or with `--delete`
-    /// any. Other entries are replaced later, or removed here if they cannot be.
+    /// any. Other entries are replaced later, when the new one is whole.
     pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
-        let kind = FileType::from_raw_mode(old.st_mode);
-        if kind != FileType::Directory && self.shared.options.dry_run {
+        if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
             return Ok(());
-        }
-        if kind != FileType::Directory {
-            let is_written_to = self.shared.options.in_place && kind != FileType::RegularFile;
-            return if is_written_to { Ok(unlinkat(&self.fd, name, AtFlags::empty())?) } else { Ok(()) };
         }
         if !self.shared.options.delete {
             return match self.remove_empty(name) {

@@ -53,6 +53,10 @@ use crate::tree::{FIRST_NAME_FAILED, Fault, leads_to};
 /// Number of bytes compared at a time.
 const READ_BACK_BYTES: usize = 32 << 10;
 
+/// Why a device is not written to. It cannot be emptied first, as a file is.
+const HOLES_UNCOMPARED: &str =
+    "would keep old data where the source has holes, because it was not compared; run the copy again";
+
 /// Makes an entry that consists of its record alone: a file with its data, a symbolic link, or a special file.
 pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
     let Some(name) = record.name() else { return };
@@ -123,7 +127,7 @@ pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], positio
     if shared.options.reads_back() { read_back(file, data, position) } else { Ok(()) }
 }
 
-/// Writes cached data to the disk and drops the pages of this range.
+/// Writes cached data to the disk and drops the pages of this range, which goes to the end if `length` is 0.
 pub(super) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
     fdatasync(file)?;
     fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
@@ -275,17 +279,21 @@ impl Large {
         let began = SystemTime::now();
         let coming = Coming { kind: FileType::RegularFile, metadata, size: Some(size) };
         let differs = shared.compare(directory, name, &coming);
-        let (in_place, is_compared) = (shared.options.in_place, compared.is_some());
+        let (in_place, is_compared) = (directory.is_in_place(name), compared.is_some());
         let named = || open_regular(directory.fd.as_fd(), name);
         let (old, elsewhere) = match compared {
-            _ if !may_resume => (None, None),
+            // The sender of a broadcast waits for no answers, so an older block might be written over one that came.
+            _ if !may_resume || shared.awaits_proof => (None, None),
             Some(Compared::Named) => (named(), None),
             _ if in_place => (None, None),
             Some(Compared::Elsewhere(elsewhere)) => (elsewhere.open(), Some(elsewhere)),
             None => (named().filter(|(_, stat)| seems_finished(stat, metadata, size)), None),
         };
-        // A file that an earlier transfer left half-written may have its full length, or be longer.
-        let is_appended = |(_, stat): &(OwnedFd, Stat)| (stat.st_size as u64) < size || directory.is_marked(name);
+        // A file that an earlier transfer left half-written may have its full length, or be longer. A file with other
+        // names, which may belong to other copies, stays as it is: a new file is made of it.
+        let is_appended = |(_, stat): &(OwnedFd, Stat)| {
+            stat.st_nlink == 1 && ((stat.st_size as u64) < size || directory.is_marked(name))
+        };
         let is_appended = shared.options.append_verify && elsewhere.is_none() && old.as_ref().is_some_and(is_appended);
         let in_place = in_place || is_appended;
         // The transfer may take long, so another one can resume the file if this one is killed. A file with holes is
@@ -295,6 +303,9 @@ impl Large {
             false => Partial::named(shared, directory, name, may_resume && !is_sparse)?,
         };
         let is_device = matches!(partial.way, Way::Device);
+        if is_device && is_sparse && !is_compared {
+            return Err(Fault::Detail(HOLES_UNCOMPARED));
+        }
         let old = match is_device && is_compared {
             true => Some((fcntl_dupfd_cloexec(&partial.file, 0)?, described(&partial.file)?)),
             false => old,
@@ -468,8 +479,7 @@ impl Large {
         let has = |length| have_same(source, file, range.position, length);
         let there = self.appended.as_ref().map_or(0, |appended| appended.there(range.position, range.length, has));
         // The first thread clones the whole file; others wait for it.
-        let may_share = self.shared.options.sparse && self.appended.is_none();
-        if *self.is_shared.get_or_init(|| may_share && ioctl_ficlone(file, source).is_ok()) {
+        if *self.is_shared.get_or_init(|| self.may_share() && ioctl_ficlone(file, source).is_ok()) {
             self.note_copied(range.length);
             self.digest_copied(range.position, range.length);
             return Ok(());
@@ -497,6 +507,12 @@ impl Large {
                 Ok(())
             }
         }
+    }
+
+    /// Whether the file may become a clone of its source. Blocks of an older file that are copied as they are hashed
+    /// would be written over those of the clone, and nothing is copied into a clone afterwards.
+    pub(super) fn may_share(&self) -> bool {
+        self.shared.options.sparse && self.appended.is_none() && self.basis.as_ref().is_none_or(Basis::is_in_target)
     }
 
     fn note_copied(&self, bytes: usize) {
@@ -619,7 +635,8 @@ impl Large {
         let settled = self.fill();
         // Slow steps come while another transfer could still resume the file. Once publishing has set the owner and
         // mode, the file would no longer be recognized as this user's. Only owner and mode are left to sync after that.
-        let is_synced_first = self.is_lasting && self.shared.options.syncs();
+        let is_in_place = matches!(self.partial.way, Way::InPlace { .. });
+        let is_synced_first = self.is_lasting && self.shared.options.syncs() && !is_in_place;
         let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
         match settled.and_then(|()| sync()).map_err(Fault::from).and_then(|()| publish()) {

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 
-use rd_proto::tree::answer::VERDICTS_BYTES_MAX;
+use rd_proto::tree::answer::{BLOCK_BYTES_MIN, VERDICTS_BYTES_MAX};
+use rd_proto::tree::blocks::block_bytes;
 use rd_proto::tree::{
     Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
 };
@@ -27,6 +29,7 @@ use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::ahead::Pace;
 use crate::tree::contents::Medium;
+use crate::tree::digest_cache::OfBlocks;
 use crate::tree::entries::Effect;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::walk::INLINE_BYTES_MAX;
@@ -42,7 +45,20 @@ pub(super) struct Wanted {
     is_compared: bool,
     /// The existing file, if it has another name.
     elsewhere: Option<Box<Elsewhere>>,
+    /// What the sender has been told of the existing file under the same name.
+    told: Option<Box<Told>>,
 }
+
+/// A file whose digest the sender has been told.
+struct Told {
+    /// Metadata of the file before it was read.
+    stat: Stat,
+    /// For a large file, the digest of the digests of its blocks.
+    digest: [u8; 16],
+}
+
+/// Explains `ESTALE` for a file that was written to after it was read.
+const HAS_CHANGED: &str = "the destination changed while it was compared; run it again";
 
 /// Listed files that are wanted, by number.
 #[derive(Default)]
@@ -135,7 +151,8 @@ pub(super) fn judge(
     let is_device = options.in_place
         && directory.is_top()
         && directory.stat(there).is_ok_and(|old| device::is_target(shared, directory, &old));
-    let judged = verdict(shared, directory, there, described, size).and_then(|verdict| match is_device {
+    let mut told = None;
+    let judged = verdict(shared, directory, there, described, size, &mut told).and_then(|verdict| match is_device {
         true => Ok((verdict, None)),
         false => elsewhere::look(shared, directory, there, described, size, verdict),
     });
@@ -154,22 +171,24 @@ pub(super) fn judge(
         let (directory, is_compared) = (Arc::clone(directory), is_known || verdict == Verdict::Blocks);
         let metadata = OwnedMetadata::new(described);
         let elsewhere = elsewhere.map(Box::new);
-        let wanted = Wanted { directory, name: name.to_vec(), metadata, size, is_compared, elsewhere };
+        let wanted = Wanted { directory, name: name.to_vec(), metadata, size, is_compared, elsewhere, told };
         shared.wanted().insert(number, wanted);
     }
     verdict
 }
 
+/// Returns the verdict on a listed file by what exists under its name. `told`: set if the verdict has a digest.
 fn verdict(
     shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     size: u64,
+    told: &mut Option<Box<Told>>,
 ) -> Result<Verdict, Fault> {
     let options = &shared.options;
     if !options.sync {
-        return Ok(plain_verdict(shared, directory, name, size));
+        return Ok(plain_verdict(shared, directory, name, size, told));
     }
     let is_left = !options.sizes.take(size);
     let old = match directory.stat(name) {
@@ -189,7 +208,8 @@ fn verdict(
         return Ok(Verdict::Left);
     }
     if device::is_target(shared, directory, &old) {
-        return Ok(if size > INLINE_BYTES_MAX as u64 { Verdict::Blocks } else { Verdict::Wanted });
+        // Whatever its size: holes of the source are sent only where the device has something else.
+        return Ok(Verdict::Blocks);
     }
     if !is_regular {
         directory.clear_way(name, &old)?;
@@ -204,6 +224,10 @@ fn verdict(
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
+    // The cache may hold what an earlier write has not brought to the disk.
+    if is_marked && options.in_place && options.syncs() && size <= INLINE_BYTES_MAX as u64 {
+        return Ok(Verdict::Wanted);
+    }
     // Within a host, reading both files to compare them takes as long as copying. A file with other names gets another
     // time only if it was to be compared by contents, because those names would get that time as well.
     let may_compare = options.checksum || options.in_place || options.append_verify || !shared.is_local;
@@ -215,38 +239,50 @@ fn verdict(
     if size > INLINE_BYTES_MAX as u64 && !options.dry_run {
         let cache = shared.cache.as_ref().filter(|_| old.st_size as u64 == size);
         if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, &old)) {
-            return Ok(Verdict::Digest(digest));
+            return Ok(tell_digest(told, Some(Told { stat: old, digest })));
         }
         return Ok(if old.st_size > 0 { Verdict::Blocks } else { Verdict::Wanted });
     }
     if old.st_size as u64 != size {
         return Ok(Verdict::Wanted);
     }
-    Ok(digest(shared, directory, name, &old))
+    Ok(tell_digest(told, digest(shared, directory, name, &old)))
+}
+
+/// Returns the verdict on a file with this digest, which is kept for the sender's reply. A file that could not be read
+/// is wanted.
+fn tell_digest(told: &mut Option<Box<Told>>, digest: Option<Told>) -> Verdict {
+    *told = digest.map(Box::new);
+    told.as_ref().map_or(Verdict::Wanted, |told| Verdict::Digest(told.digest))
 }
 
 /// Returns the verdict on a file that is copied over an existing one without `--sync`. The file is sent, unless its
 /// digest proves that the existing one is the same. A file with other names is replaced by a new file.
-fn plain_verdict(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Verdict {
+fn plain_verdict(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    size: u64,
+    told: &mut Option<Box<Told>>,
+) -> Verdict {
     let is_like = |old: &Stat| {
         FileType::from_raw_mode(old.st_mode) == FileType::RegularFile && old.st_nlink == 1 && old.st_size as u64 == size
     };
     match directory.stat(name).ok().filter(is_like) {
         None => Verdict::Wanted,
         Some(_) if size > INLINE_BYTES_MAX as u64 => Verdict::Blocks,
-        Some(old) => digest(shared, directory, name, &old),
+        Some(old) => tell_digest(told, digest(shared, directory, name, &old)),
     }
 }
 
-/// Returns the digest of the existing file that `old` describes; the file is wanted if it cannot be read.
-fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -> Verdict {
+/// Returns the digest of the existing file that `old` describes; `None` if it cannot be read.
+fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -> Option<Told> {
     let cache = shared.cache.as_ref().filter(|_| old.st_size as usize <= INLINE_BYTES_MAX);
     if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, old)) {
-        return Verdict::Digest(digest);
+        return Some(Told { stat: *old, digest });
     }
     let (began, mut pace) = (SystemTime::now(), Pace::begin());
-    let opened = open_regular(directory.fd.as_fd(), name).filter(|(_, stat)| identity(stat) == identity(old));
-    let Some((file, stat)) = opened else { return Verdict::Wanted };
+    let (file, stat) = open_regular(directory.fd.as_fd(), name).filter(|(_, stat)| identity(stat) == identity(old))?;
     let size = stat.st_size as u64;
     let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
     // Only waits for the disk count here. At other places threads wait for each other.
@@ -257,7 +293,49 @@ fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -
     {
         cache.put(began, &file, &stat, digest);
     }
-    digest.map_or(Verdict::Wanted, Verdict::Digest)
+    digest.ok().map(|digest| Told { stat, digest })
+}
+
+/// Returns the digest that the sender would have been told of a file of this size; `None` if it cannot be read.
+fn digest_to_tell(shared: &Shared, file: &OwnedFd, size: u64) -> Option<[u8; 16]> {
+    let mut scratch = vec![0; HASH_READ_BYTES.min(size.max(1) as usize)];
+    // In a dry run the sender is told the digest of the contents.
+    if size <= INLINE_BYTES_MAX as u64 || shared.options.dry_run {
+        return hash_range(file, 0, size, &mut scratch).ok();
+    }
+    let block_bytes = block_bytes(size, BLOCK_BYTES_MIN);
+    let mut all = OfBlocks::default();
+    for start in (0..size).step_by(block_bytes as usize) {
+        if shared.is_stopped.load(Relaxed) {
+            return None;
+        }
+        let digest = hash_range(file, start, block_bytes.min(size - start), &mut scratch).ok()?;
+        all.add(block_bytes, &[Some(digest)]);
+    }
+    all.finish(size)
+}
+
+impl Told {
+    /// Returns the metadata of the file under this name if it still has the contents whose digest the sender was told.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if it has not, or if another file has taken the name.
+    fn holds(&self, shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Stat, Fault> {
+        let is_same = |one: &Stat, other: &Stat| identity(one) == identity(other) && change(one, other).is_none();
+        let named = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if is_same(&self.stat, &named) {
+            return Ok(named);
+        }
+        // If the file has other names in this tree, they may be getting their metadata at the same time. So the contents
+        // are compared once more.
+        let size = self.stat.st_size;
+        let opened = open_regular(directory.fd.as_fd(), name)
+            .filter(|(_, stat)| identity(stat) == identity(&self.stat) && stat.st_size == size)
+            .filter(|(file, _)| digest_to_tell(shared, file, size as u64) == Some(self.digest))
+            .filter(|(file, stat)| stat.st_nlink > 1 || fstat(file).is_ok_and(|now| is_same(stat, &now)));
+        opened.map(|(_, stat)| stat).ok_or(Fault::Explained(Errno::STALE, HAS_CHANGED))
+    }
 }
 
 /// Whether the existing entry has the modification time of the entry to come.
@@ -377,6 +455,14 @@ impl Wanted {
         self.is_compared.then(|| self.elsewhere.map_or(Compared::Named, Compared::Elsewhere))
     }
 
+    /// Returns the metadata of the existing file, which has turned out to be the same.
+    fn there(&self, shared: &Shared, name: &[u8]) -> Result<Stat, Fault> {
+        match &self.told {
+            Some(told) => told.holds(shared, &self.directory, name),
+            None => Ok(statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)?),
+        }
+    }
+
     /// Keeps the contents that exist here or elsewhere, and that have turned out to be the same.
     pub fn keep(self, shared: &Shared) {
         let (name, described) = (self.directory.final_name(&self.name), self.metadata.borrow());
@@ -384,8 +470,8 @@ impl Wanted {
             Some(elsewhere) => elsewhere
                 .take(shared, &self.directory, name, &described)
                 .and_then(|is_there| if is_there { Ok(()) } else { Err(Errno::STALE.into()) }),
-            None => statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(Fault::from)
+            None => self
+                .there(shared, name)
                 .and_then(|stat| keep_or_copy(shared, &self.directory, name, &described, &stat))
                 .inspect(|()| self.directory.clear_mark(name)),
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Answer;
 use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
@@ -15,6 +15,7 @@ use super::TreeSink;
 use super::basis::Basis;
 use super::entry::{Large, check_stored, evict};
 use super::jobs::Job;
+use super::target::Way;
 use crate::fs::{HASH_READ_BYTES, hash_range};
 use crate::tree::digest_cache::OfBlocks;
 
@@ -27,6 +28,8 @@ pub(super) struct Look {
     /// The first part that no thread has taken.
     next: AtomicU64,
     parts: Mutex<Parts>,
+    /// Outcome of dropping the cached data of a file that is written in place.
+    evicted: OnceLock<Result<(), Errno>>,
 }
 
 /// Parts that have been hashed but not answered, and the number of the part to be answered next.
@@ -111,6 +114,28 @@ impl Large {
         self.look.parts.lock().expect("no panics under it").of_blocks.finish(self.size)
     }
 
+    /// Makes the data of a file that is written in place come from the disk, if what stays is to be stable. After a
+    /// failed write the pages stay, and count as clean once a process has been told of the failure, so the cache alone
+    /// would show data that the disk lacks. A device always promises that its data could be written.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the data cannot be written or dropped. Sending it again would not help: holes of the source are not
+    /// sent without a digest, and data is not appended where the cache has it.
+    fn evict_in_place(&self) -> Result<(), Errno> {
+        let is_from_disk = match self.partial.way {
+            Way::InPlace { .. } => self.shared.options.syncs(),
+            Way::Device => true,
+            Way::Nameless | Way::Named(_) | Way::Unseen => false,
+        };
+        if !is_from_disk {
+            return Ok(());
+        }
+        // All of it before any of it is hashed: nothing is written before that, and to sync for each block would take
+        // long.
+        *self.look.evicted.get_or_init(|| evict(&self.partial.file, 0, 0))
+    }
+
     fn look_at(&self, number: usize, start: u64, length: u64, scratch: &mut [u8]) -> Result<Digest, Errno> {
         if self.shared.is_stopped.load(Relaxed) || self.has_failed.load(Relaxed) {
             return Ok(None);
@@ -127,6 +152,7 @@ impl Large {
                 return Ok(Some(digest));
             }
         }
+        self.evict_in_place()?;
         let check = |data: &[u8], position| check_stored(&self.shared, file, data, position);
         self.basis.as_ref().map_or(Ok(None), |basis| basis.digest(number, file, scratch, check))
     }

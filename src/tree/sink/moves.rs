@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::resource::Resource;
 use rd_proto::tree::{DEPTH_MAX, Metadata};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, openat, statat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -29,9 +29,12 @@ use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::elsewhere::{Elsewhere, copy_contents, open_below};
 use crate::fs::metadata::{Object, restore_times};
-use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
+use crate::fs::source::change;
+use crate::fs::{DIRECTORY, PARTIAL, close, is_temporary_name, name_beside, partial, plain_fact, sync_directory};
 use crate::limits;
-use crate::tree::metadata::{Current, Reader};
+use crate::options::TreeOptions;
+use crate::tree::Fault;
+use crate::tree::metadata::{Current, Reader, Setter};
 
 /// Approximate maximum of memory for the files of a tree, in bytes.
 const INDEX_BYTES_MAX: usize = 64 << 20;
@@ -309,17 +312,18 @@ impl Moves {
 
     /// Gives a file of its own to each old name that has stayed, although it was to be deleted.
     pub fn separate(&self, shared: &Shared) {
+        let is_gone = |fault: &Fault| matches!(fault.errno(), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP));
         for (at, file) in self.files.iter().enumerate() {
             if self.states[at].load(Relaxed) == MOVED
-                && let Err(error) = self.separate_one(shared, file)
-                && ![Errno::NOENT, Errno::NOTDIR, Errno::LOOP].contains(&error)
+                && let Err(fault) = self.separate_one(shared, file)
+                && !is_gone(&fault)
             {
-                shared.report(&self.path_of(file), error);
+                shared.report(&self.path_of(file), fault);
             }
         }
     }
 
-    fn separate_one(&self, shared: &Shared, file: &File) -> Result<(), Errno> {
+    fn separate_one(&self, shared: &Shared, file: &File) -> Result<(), Fault> {
         let (directory, name) = open_below(&self.root, &self.path_of(file), OFlags::RDONLY)?;
         let Some((old, stat)) = open_regular(directory.as_fd(), &name) else { return Ok(()) };
         if stat.st_ino != file.inode || stat.st_nlink < 2 {
@@ -328,16 +332,43 @@ impl Moves {
         let before = fstat(&directory)?;
         let beside = name_beside(&name, PARTIAL);
         let (copy, _) = partial::open(&directory, &beside, false).map_err(|blocked| blocked.error)?;
-        copy_contents(shared, &old, &copy, stat.st_size as u64)?;
-        let mut reader = Reader::default();
-        let metadata = reader.read(&shared.options, Object::Open(old.as_fd()), &stat).map_err(|_| Errno::IO)?;
-        let current = Current::new(&fstat(&copy)?, true, false);
-        let mode = Some(stat.st_mode & 0o7777);
-        let applied = shared.setter.apply(&shared.options, Object::Open(copy.as_fd()), &metadata, mode, current);
-        shared.note_unsupported(applied);
-        partial::publish(&directory, &*beside, &copy, &*name)?;
-        restore_times(&directory, &before)
+        duplicate(shared, &old, &stat, &copy)
+            .and_then(|()| match partial::is_named(&directory, &*name, &old) {
+                true => partial::publish(&directory, &*beside, &copy, &*name).map_err(Fault::from),
+                false => Err(Errno::NOENT.into()),
+            })
+            .inspect_err(|_| partial::remove_named(&directory, &*beside, &copy))?;
+        restore_times(&directory, &before)?;
+        if shared.options.syncs() {
+            sync_directory(&directory)?;
+        }
+        Ok(())
     }
+}
+
+/// Makes `copy`, a new file, the same as a file that is open for reading and described by `stat`.
+///
+/// # Errors
+///
+/// Fails if the old file changes meanwhile, or if metadata that this user may set cannot be set.
+fn duplicate(shared: &Shared, old: &OwnedFd, stat: &Stat, copy: &OwnedFd) -> Result<(), Fault> {
+    copy_contents(shared, old, copy, stat.st_size as u64)?;
+    // The copy keeps all that the file at the old name has. The options of this run are for copies of the source.
+    let options = TreeOptions::default();
+    let mut reader = Reader::default();
+    let metadata = reader.read(&options, Object::Open(old.as_fd()), stat)?;
+    let current = Current::new(&fstat(copy)?, true, false);
+    let (setter, mode) = (Setter::new(true), Some(metadata.mode));
+    let applied = setter.apply(&options, Object::Open(copy.as_fd()), &metadata, mode, current);
+    shared.note_unsupported(applied);
+    if let Some(unset) = applied.unset {
+        return Err(unset.error.into());
+    }
+    close::settle(copy)?;
+    if shared.options.syncs() {
+        fsync(copy)?;
+    }
+    change(stat, &fstat(old)?).map_or(Ok(()), |change| Err(Fault::Detail(change)))
 }
 
 impl Shared {

@@ -56,7 +56,7 @@ impl Partial {
     /// Makes a file that is written at once and published.
     pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
         // A file that does not exist gets its name when it is whole, even with `--in-place`.
-        if shared.options.in_place && directory.has(name) {
+        if directory.is_in_place(name) && directory.has(name) {
             return Self::in_place(shared, directory, name, size, false);
         }
         if directory.is_unseen {
@@ -203,6 +203,10 @@ impl Partial {
             if let Some(old) = old.filter(is_regular) {
                 mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
             }
+        }
+        if options.syncs() && matches!(self.way, Way::InPlace { .. }) {
+            // If the host crashes, a file with the size and time to come would count as the same.
+            fdatasync(&self.file)?;
         }
         let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace { is_new: false, .. }));
         let current = Current { uid: owner.0, gid: owner.1, mode: old_mode, is_directory: false, gets_acl, was_there };

@@ -1,5 +1,6 @@
 mod blocks;
 mod hostile;
+mod in_place;
 mod rights;
 
 use std::ffi::OsStr;

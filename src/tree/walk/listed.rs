@@ -309,7 +309,7 @@ impl Recorder {
         let kind = FileType::from_raw_mode(stat.st_mode);
         if self.is_image(place, kind) {
             // The time of a device does not say whether its contents have changed, so it must never equal its copy's
-            // time.
+            // time. The caller sets no `--modify-window` for a session with a device.
             (_, stat) = self.open(entry, kind, None, OFlags::empty())?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             (stat.st_mtime, stat.st_mtime_nsec) = (now.as_secs() as i64, now.subsec_nanos().into());

@@ -1,4 +1,4 @@
-//! Large files of which something exists, with more blocks than fit into one answer.
+//! Large files of which something exists.
 
 use std::os::unix::fs::FileExt;
 
@@ -7,6 +7,7 @@ use crate::fs::direct::Tally;
 use crate::tree::Root;
 use crate::tree::source::{Next, TreeSource};
 
+/// It has more blocks than fit into one answer.
 #[test]
 fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent() {
     const BLOCK: u64 = 64 << 10;
@@ -65,5 +66,50 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
     source.handle_answer(Answer::nothing(1)).expect("late");
     for item in [0, 2, u32::MAX] {
         assert!(source.handle_answer(Answer::nothing(item)).is_err(), "{item}");
+    }
+}
+
+/// The sender of a broadcast waits for no digests. A block that is compared late must not be written over the block
+/// that has come.
+#[test]
+fn what_exists_is_not_compared_in_a_broadcast() {
+    const SIZE: u64 = 64 << 20;
+    assert!(Record::awaits_have(SIZE, false));
+    let scratch = Scratch::new();
+    let path = scratch.dst().join("large");
+    let old = fs::File::create(&path).expect("a file");
+    old.set_len(SIZE).expect("a length");
+    let Time { seconds, nanoseconds } = META.modified;
+    let time = std::time::UNIX_EPOCH + std::time::Duration::new(seconds as u64, nanoseconds);
+    old.set_modified(time).expect("a time");
+    let answers: Arc<Mutex<Vec<Answer>>> = Arc::default();
+    let answer = {
+        let answers = Arc::clone(&answers);
+        Box::new(move |answer| answers.lock().expect("no panics under it").push(answer))
+    };
+    let destination = Destination { awaits_proof: true, ..Destination::default() };
+    let mut sink = TreeSink::new(&scratch.dst(), destination, answer).expect("there");
+    sink.push(0, 0, chunk(&[large(b"large", 1, SIZE)])).expect("taken");
+    sink.push(1, 0, Arc::new(vec![2; SIZE as usize])).expect("taken");
+    sink.push(0, 0, chunk(&[closed(1, SIZE), END])).expect("taken");
+    assert_eq!(sink.finish().expect("whole").failed, 0);
+    assert_eq!(*answers.lock().expect("no panics under it"), [Answer::nothing(1)]);
+    assert!(fs::read(&path).expect("there").iter().all(|&byte| byte == 2));
+}
+
+/// Threads that compare an older file write its blocks into a new file that is no clone of it, and would do so into a
+/// clone of the source.
+#[test]
+fn a_file_becomes_no_clone_of_its_source_if_older_blocks_are_copied_into_it() {
+    let scratch = Scratch::new();
+    fs::write(scratch.dst().join("old"), vec![1; 1 << 20]).expect("a file");
+    let sink = scratch.sink(Destination { is_local: true, ..Destination::default() });
+    let top = sink.levels[0].clone().expect("the top");
+    for (name, compared) in [(&b"old"[..], Some(Compared::Named)), (&b"new"[..], None)] {
+        let large = Large::create(&sink.shared, &top, name, &META, (1 << 20, false), true, compared).expect("begun");
+        // Where the file system shares blocks, the new file begins as a clone of the older one, and nothing is copied.
+        let is_copied = large.basis.as_ref().is_some_and(|basis| !basis.is_in_target());
+        assert_eq!(large.basis.is_some(), name == b"old");
+        assert_eq!(large.may_share(), !is_copied);
     }
 }

@@ -23,7 +23,7 @@ use super::{tree, words};
 use crate::agent::place;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, Fault, Job, MANIFEST_WINDOW, Message, Report, SessionKey};
-use crate::control::stages::{Attachment, Inlet, Outlet, Whole};
+use crate::control::stages::{Attachment, Cut, Inlet, Outlet, Whole};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
 use crate::engine::listen::{Incoming, Listener};
@@ -269,6 +269,11 @@ impl End {
         !self.is_busy() && self.shared.lost.load(Ordering::Relaxed)
     }
 
+    /// The loss of the session's other end counts no longer.
+    pub(crate) fn forget_loss(&self) {
+        self.shared.lost.store(false, Ordering::Relaxed);
+    }
+
     /// Stops what is running as a signal would: ends it or, for SIGTSTP, has it stop this process.
     pub(crate) fn stop(&self, number: u8) {
         self.shared.stop.fetch_or(i32::from(number) != libc::SIGTSTP, Ordering::Relaxed);
@@ -389,6 +394,10 @@ impl Tee for Passing {
         self.0.pass(bytes).is_ok()
     }
 
+    fn end(&mut self) {
+        self.0.end();
+    }
+
     fn is_gone(&self) -> bool {
         self.0.is_gone()
     }
@@ -432,6 +441,8 @@ pub(crate) enum Moves {
 enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
     SendMemory(Duration),
+    /// The output of a command, and whether it has been cut off.
+    SendOutput(File, Cut),
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeOptions),
     ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeOptions, Option<Expected>),
@@ -456,15 +467,14 @@ impl Run {
         // lane alive.
         drop(self.events.drain());
         drop(self.made.lock().expect("no panic with it locked").take());
-        let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
-        self.shared.lost.store(is_lost, Ordering::Relaxed);
-        self.shared.ended.store(true, Ordering::Release);
         let is_whole = report.fault.is_none();
+        // The caller must hear how this end ended before it hears about the command.
         (self.emit)(Message::Ended(Box::new(report)));
-        // Only now, so that the caller hears how this end ended before it hears about the command.
         if let Some(whole) = self.whole.into_inner().expect("no panic with it locked").filter(|_| is_whole) {
             whole.tell();
         }
+        // From here on, the agent may end its stages.
+        self.shared.ended.store(true, Ordering::Release);
     }
 
     fn transfer(&self) -> Result<Report, Fault> {
@@ -487,9 +497,11 @@ impl Run {
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) | Prepared::SendSpool(_) => {
-                (Role::Sender, None)
-            }
+            Prepared::SendTree(..)
+            | Prepared::SendOutput(..)
+            | Prepared::SendRelay(_)
+            | Prepared::SendMemory(_)
+            | Prepared::SendSpool(_) => (Role::Sender, None),
             Prepared::Receive(_)
             | Prepared::ReceiveTree(..)
             | Prepared::ReceiveOpen(..)
@@ -539,6 +551,9 @@ impl Run {
                 tree::remove_spent(&mut ended.summary, &self.emit);
                 tree::tell_failed(&ended.summary, &self.emit);
                 let mut report = report(&ended, &lanes.lock().expect("no panic with it locked"));
+                // An other end that was stopped, and said so, is no reason to think that the caller is out of reach.
+                let is_lost = matches!(ended.summary.outcome, Outcome::LinkLost { .. });
+                self.shared.lost.store(is_lost, Ordering::Relaxed);
                 if ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed) && !self.is_writing_on() {
                     report.fault = None;
                 }
@@ -559,6 +574,10 @@ impl Run {
                 Ok(Work::Send(if self.begin.options.prompt { source.prompt() } else { source }))
             }
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
+            Prepared::SendOutput(pipe, cut) => {
+                let source = Source::of_command(pipe, cut);
+                Ok(Work::Send(if self.begin.options.prompt { source.prompt() } else { source }))
+            }
             Prepared::SendTree(roots, settings) => {
                 let source = TreeSource::new(roots, chunk_bytes, settings, Arc::clone(&self.shared.progress))?;
                 Ok(Work::SendTree(Box::new(source)))
@@ -658,9 +677,9 @@ impl Run {
             },
             Moves::Output(outlet) => match self.await_one(outlet)?? {
                 Outlet::File(file, path) => Self::sized(file, path.into_os_string())?,
-                Outlet::Command(pipe) => {
+                Outlet::Command(pipe, cut) => {
                     *self.output.lock().expect("no panic with it locked") = pipe.try_clone().ok();
-                    Self::sized(pipe, "pipe".into())?
+                    Prepared::SendOutput(pipe, cut)
                 }
                 Outlet::Relay(relay) => Prepared::SendRelay(relay),
             },

@@ -15,6 +15,7 @@ use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ use super::tunnel::Emit;
 use crate::fault::Exit;
 use crate::fs::{identity, io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
-use guard::{End, Guard, LINGER_MAX, Launch, Running};
+use guard::{End, Guard, LINGER_MAX, Launch, Running, WAKE_EVERY};
 pub use guard::{Warden, Whole};
 use redirection::{Call, Opening, Side};
 pub use room::Share;
@@ -50,10 +51,13 @@ const LOOK_AGAIN_MIN: Duration = Duration::from_millis(1);
 /// The running program, whatever is at its path by now.
 const OWN: &str = "/proc/self/exe";
 
+/// Whether a command has been ended before its time. The end of its output is then not the end of its data.
+pub type Cut = Arc<AtomicBool>;
+
 /// What the session out of a stage reads.
 pub enum Outlet {
     /// The pipe that a command writes to.
-    Command(File),
+    Command(File, Cut),
     /// The file that a redirection has opened.
     File(File, PathBuf),
     /// The data that the session into the stage receives.
@@ -90,6 +94,7 @@ struct Held {
     stage: Option<Stage>,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
+    cut: Cut,
     guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -113,7 +118,7 @@ impl Stages {
             let report = StageReport { fault, ..StageReport::default() };
             return (self.emit)(Message::StageEnded { stage: number, report });
         }
-        let held = Held { stage: Some(stage), inlet: None, outlet: None, guard: Arc::default() };
+        let held = Held { stage: Some(stage), inlet: None, outlet: None, cut: Arc::default(), guard: Arc::default() };
         self.held.insert(number, held);
     }
 
@@ -154,6 +159,7 @@ impl Stages {
                 inlet: held.inlet.take(),
                 outlet: held.outlet.take(),
                 left: None,
+                cut: Arc::clone(&held.cut),
                 guard: Arc::clone(&held.guard),
                 stage,
             };
@@ -168,10 +174,11 @@ impl Stages {
         }
     }
 
-    /// Sends a signal to a stage and to everything that it has started.
+    /// Ends a stage by sending a signal to it and to everything that it has started.
     pub fn signal(&self, stage: u32, signal: u8) {
         let Some(held) = self.held.get(&stage) else { return };
         let Some(signal) = Signal::from_named_raw(i32::from(signal)) else { return };
+        held.cut.store(true, Ordering::Release);
         if let Some(guard) = &*held.guard.lock().expect("no panic with it locked") {
             guard.signal(signal);
         }
@@ -183,6 +190,7 @@ impl Stages {
         let guards: Vec<Guard> = self
             .held
             .drain()
+            .inspect(|(_, held)| held.cut.store(true, Ordering::Release))
             .filter_map(|(_, held)| held.guard.lock().expect("no panic with it locked").take())
             .collect();
         // The guards are dropped in parallel, because each takes some time.
@@ -202,6 +210,7 @@ struct Run {
     outlet: Option<Hook<Outlet>>,
     /// Standard error of a command that has ended. A process that the command has left running still has it open.
     left: Option<PipeReader>,
+    cut: Cut,
     guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -269,7 +278,7 @@ impl Run {
         if let Some(hook) = self.outlet.take() {
             let _ = hook.send(Ok(outlet));
         } else if self.stage.output == Output::Dropped
-            && let Outlet::File(mut file, _) | Outlet::Command(mut file) = outlet
+            && let Outlet::File(mut file, _) | Outlet::Command(mut file, _) = outlet
         {
             let drop_all = move || drop(std::io::copy(&mut file, &mut std::io::sink()));
             std::thread::Builder::new()
@@ -308,7 +317,12 @@ impl Run {
             .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a guard: {error}")))?;
         let (guard, running) =
             started.map_err(|error| fault(CANNOT_RUN, "cannot run", Path::new(&words[0]), &error.into()))?;
-        *self.guard.lock().expect("no panic with it locked") = Some(guard);
+        let mut kept = self.guard.lock().expect("no panic with it locked");
+        // The request to end may have come before there was a guard.
+        if self.cut.load(Ordering::Acquire) {
+            guard.signal(Signal::TERM);
+        }
+        *kept = Some(guard);
         Ok(running)
     }
 
@@ -352,7 +366,7 @@ impl Run {
             let _ = hook.send(Ok(Inlet::Command(file, running.whole())));
         }
         if let Some(file) = out {
-            self.let_out(Outlet::Command(file))?;
+            self.let_out(Outlet::Command(file, Arc::clone(&self.cut)))?;
         }
         let end = match complaints {
             Some(complaints) => self.pass_on(complaints, &running),
@@ -367,6 +381,7 @@ impl Run {
             Some(End::Exited(code)) => Ok(StageReport { code: Some(code.into()), ..StageReport::default() }),
             Some(End::Killed(signal)) => Ok(StageReport { signal: Some(signal.into()), ..StageReport::default() }),
             None => {
+                self.cut.store(true, Ordering::Release);
                 // Dropping the guard ends the command, which would otherwise go on moving bytes.
                 drop(self.guard.lock().expect("no panic with it locked").take());
                 Err(Fault::plain(Exit::Connect.code(), "the guard process of the command was killed"))
@@ -383,7 +398,9 @@ impl Run {
             let mut both = [PollFd::new(&complaints, PollFlags::IN), PollFd::new(running, PollFlags::IN)];
             let watched = if end.is_none() { &mut both[..] } else { &mut both[..1] };
             let limit = until.map(|until| until.saturating_duration_since(Instant::now()).max(LOOK_AGAIN_MIN));
-            let _ = poll(watched, limit.and_then(|limit| Timespec::try_from(limit).ok()).as_ref());
+            if poll(watched, Timespec::try_from(limit.unwrap_or(WAKE_EVERY)).ok().as_ref()) == Ok(0) {
+                running.wake();
+            }
             let [has_spoken, has_ended] = both.map(|one| !one.revents().is_empty());
             if has_ended && end.is_none() {
                 end = Some(running.wait()?);

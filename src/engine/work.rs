@@ -23,7 +23,7 @@ use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
 use crate::options::Compress;
 use crate::transport::Buffer;
-use crate::transport::relay::RelayOutput;
+use crate::transport::relay::{Empty, RelayOutput};
 use crate::transport::spool::{Chunk, Gone, SpoolOutput};
 use crate::tree::sink::Refused;
 use crate::tree::source::{Next, TreeSource};
@@ -534,6 +534,7 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
             let target = &mut buffer.payload_mut()[..length];
             let part = shared.reading.during(|| source.next_part(target, &shared.backlog, &shared.over));
             Some(match part {
+                Ok(Some(part)) if part.is_final && source.is_cut() => CUT,
                 Ok(Some(part)) => {
                     shared.pace.wait(part.length);
                     Event::Filled(buffer, part)
@@ -544,14 +545,17 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
         }),
         Feed::Relay(relay) => in_turn(shared, move |buffer, _, shared| {
             let filled = shared.reading.during(|| relay.fill(buffer, shared.part_bytes(), &shared.over));
-            filled.map(|(buffer, length)| (buffer, length, None)).ok_or(None)
+            filled.map(|(buffer, length)| (buffer, length, None)).map_err(|empty| match empty {
+                Empty::Over => None,
+                Empty::Cut => Some(CUT),
+            })
         }),
         Feed::Spool(output) => in_turn(shared, move |mut buffer, numbered, shared| {
             let bytes_max = shared.part_bytes().min(buffer.payload().len());
             let chunk = match shared.reading.during(|| spool::next(&output, bytes_max, &shared.over)) {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => return Ok((buffer, 0, None)),
-                Err(fact) => return Err(fact.map(|fact| (buffer, fact))),
+                Err(fact) => return Err(fact.map(|fact| Event::SourceFailed(buffer, fact))),
             };
             let length = chunk.length();
             let sealed = if shared.compress == Compress::Off {
@@ -562,15 +566,18 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
             };
             match output.pass(chunk) {
                 Ok(()) => Ok((buffer, length, sealed)),
-                Err(Gone) => Err(spool::unless_over(&shared.over).map(|fact| (buffer, fact))),
+                Err(Gone) => Err(spool::unless_over(&shared.over).map(|fact| Event::SourceFailed(buffer, fact))),
             }
         }),
     }
 }
 
-/// A buffer, the number of bytes of the stream in it, and its header if they have been sealed. An error without a
-/// buffer means that the session is over.
-type Put = Result<(Buffer, usize, Option<ChunkHeader>), Option<(Buffer, IoFact)>>;
+/// A buffer, the number of bytes of the stream in it, and its header if they have been sealed. An error is what to
+/// report, if the session is not over anyway.
+type Put = Result<(Buffer, usize, Option<ChunkHeader>), Option<Event>>;
+
+/// Ends the session of a stream that has ended before its time. The other end must not take a part for the whole.
+const CUT: Event = Event::Signal(libc::SIGTERM);
 
 /// Numbers the data that `fill` puts into each buffer, until there is no more. `fill` gets a function that makes the
 /// header for a number of bytes.
@@ -584,7 +591,7 @@ fn in_turn(
         let filled = |length| Part { length, is_final: length == 0, ..*part };
         let (buffer, length, sealed) = match fill(buffer, &|length| header_of(&filled(length), encrypt), &shared) {
             Ok(filled) => filled,
-            Err(failed) => return failed.map(|(buffer, fact)| Event::SourceFailed(buffer, fact)),
+            Err(event) => return event,
         };
         let filled = filled(length);
         part.sequence += 1;

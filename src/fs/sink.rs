@@ -234,6 +234,8 @@ pub const NO_TEXT: &str = "it is a terminal, and the data is not text";
 pub trait Tee: Send {
     /// Takes all of `bytes`. Returns false if no reader is left.
     fn take(&mut self, bytes: &[u8]) -> bool;
+    /// Notes that all bytes have been taken. A destination that is dropped without this has got only a part.
+    fn end(&mut self);
     /// Reports whether no reader is left.
     fn is_gone(&self) -> bool;
 }
@@ -293,12 +295,16 @@ impl StreamSink {
         poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Asks the file system, after the last write, for the result of all writes.
+    /// Ends the stream after its last byte, and asks the file system for the result of all writes.
     ///
     /// # Errors
     ///
     /// The name and the error number.
     pub fn settle(&mut self) -> Result<(), IoFact> {
+        // As with `tee`, also if the file has failed.
+        if let Some(tee) = &mut self.tee {
+            tee.end();
+        }
         if let Some(text) = &mut self.text {
             let (shown, is_text) = text.end();
             self.write_file(&shown)?;

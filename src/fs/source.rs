@@ -4,8 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
@@ -115,15 +115,20 @@ impl Source {
             }
             _ => {}
         }
-        let input = Input::File(file);
-        Ok(Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false, is_prompt: false }))
+        Ok(Self::Stream(StreamSource::new(Input::File(file), name)))
+    }
+
+    /// Makes a source of the pipe that a command writes to. If `cut` is set by the time that the pipe ends, that is not
+    /// the end of the data: see [`StreamSource::is_cut`].
+    pub fn of_command(pipe: File, cut: Arc<AtomicBool>) -> Self {
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE_BYTES);
+        Self::Stream(StreamSource { cut, ..StreamSource::new(Input::File(pipe), "pipe".into()) })
     }
 
     /// Makes a source of meaningless bytes from memory, delivered as fast as they are taken, for `lasting` from the
     /// first part on. Reading then costs nothing, so that the rate is that of the rest of the transfer.
     pub fn memory(lasting: Duration) -> Self {
-        let (input, name) = (Input::Memory(lasting, None), OsString::from("memory"));
-        Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false, is_prompt: false })
+        Self::Stream(StreamSource::new(Input::Memory(lasting, None), "memory".into()))
     }
 
     /// Returns the source in a form for callers that wait for an answer: data after a pause goes out at once, and data
@@ -274,6 +279,7 @@ pub struct StreamSource {
     position: u64,
     ended: bool,
     is_prompt: bool,
+    cut: Arc<AtomicBool>,
 }
 
 /// What a stream is read from.
@@ -289,6 +295,15 @@ enum Input {
 const TOUCH_BYTES: usize = 4096;
 
 impl StreamSource {
+    fn new(input: Input, name: OsString) -> Self {
+        Self { input, name, sequence: 0, position: 0, ended: false, is_prompt: false, cut: Arc::default() }
+    }
+
+    /// Whether the stream has been ended before its time, so that its end is not that of its data.
+    pub fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
+    }
+
     /// Returns the next part without contents, which is always full. The stream ends after `lasting`.
     fn memory_part(&mut self, target: &mut [u8]) -> Part {
         if let Input::Memory(lasting, until) = &mut self.input {

@@ -34,6 +34,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// How long the other stages may go on after a failure while no byte moves anywhere.
 const REST_MAX: Duration = Duration::from_secs(2);
 
+/// How long they may go on if no byte has moved anywhere: a failure that is under way is still told.
+const IDLE_MAX: Duration = Duration::from_millis(300);
+
 /// How long stages and hops that were asked to end may take to do so.
 const END_MAX: Duration = Duration::from_secs(1);
 
@@ -125,10 +128,14 @@ pub(crate) struct Pipeline<'a> {
     /// When the stages were asked to end after a failure, and whether they were killed.
     asked: Option<Instant>,
     killed: bool,
+    /// Whether no byte had moved anywhere when the stages were asked to end.
+    was_idle: bool,
     /// The failure that ends the whole pipeline, if it is not a stage's failure.
     fatal: Option<Failure>,
     /// Whether `fatal` was reported by an end that only lost the other end, which may know the true reason.
     is_hearsay: bool,
+    /// The hop whose receiver has reported `fatal`, if `fatal` is a lost link.
+    lost_hop: Option<usize>,
     signal: Option<u8>,
 }
 
@@ -149,8 +156,10 @@ impl<'a> Pipeline<'a> {
             failing_since: None,
             asked: None,
             killed: false,
+            was_idle: false,
             fatal: None,
             is_hearsay: false,
+            lost_hop: None,
             signal: None,
         })
     }
@@ -317,10 +326,16 @@ impl<'a> Pipeline<'a> {
     /// After a failure, ends the stages and hops that do not end by themselves.
     fn urge(&mut self, stages: &[usize], hops: &[usize], now: Instant) {
         let Some(since) = self.failing_since else { return };
-        let is_urgent = self.fatal.is_some() || self.signal.is_some() || self.has_moved_nothing();
+        let is_idle = self.has_moved_nothing();
+        let wait = match self.fatal.is_some() || self.signal.is_some() {
+            true => Duration::ZERO,
+            false if is_idle => IDLE_MAX,
+            false => REST_MAX,
+        };
         match self.asked {
-            None if now > since + if is_urgent { Duration::ZERO } else { REST_MAX } => {
+            None if now > since + wait => {
                 self.asked = Some(now);
+                self.was_idle = is_idle;
                 self.end_all(stages, hops, libc::SIGTERM as u8);
             }
             Some(asked) if !self.killed && now > asked + END_MAX => {
@@ -331,9 +346,14 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Whether a command of a chain waits for an input that has failed, and no stage has been given anything to work on.
+    /// Whether a stage of a chain waits for an input that has failed, and no stage has been given anything to work on.
     fn has_moved_nothing(&self) -> bool {
-        let has_failed = |hop: &Hop| hop.report(Side::To).is_some_and(|report| report.fault.is_some());
+        let has_failed = |hop: &Hop| {
+            let fault = hop.report(Side::To).and_then(|report| report.fault.as_ref());
+            let is_input =
+                |fault: &frames::Fault| fault.exit != CANNOT_RUN && Exit::from_code(fault.exit) != Exit::SinkClosed;
+            fault.is_some_and(is_input) && hop.own_fault(Side::To).is_none()
+        };
         self.branches.is_none() && self.hops().all(|hop| hop.bytes == 0) && self.hops().any(has_failed)
     }
 
@@ -465,6 +485,7 @@ impl<'a> Pipeline<'a> {
                     failure.message = failure.message.map(|line| format!("{label}: {line}"));
                 }
                 self.is_hearsay = !fault.own && !nobodys && exit != Exit::LinkLost;
+                self.lost_hop = (side == Side::To && exit == Exit::LinkLost).then_some(at);
                 self.fail(failure);
             }
             _ => {}
@@ -557,17 +578,26 @@ impl<'a> Pipeline<'a> {
         }
         let mut failures: Vec<Failure> = Vec::new();
         let first_branch = self.plan.branching.as_ref().map_or(self.stages.len(), |branching| branching.first);
+        // The first stage behind a failed one.
+        let mut behind = None;
         for (number, stage) in self.stages.iter().enumerate().take(first_branch) {
-            failures.extend(self.stage_failure(number, stage));
+            let failure = self.stage_failure(number, stage);
+            if failure.is_some() && !stage.end.as_ref().is_some_and(|end| end.asked) {
+                behind.get_or_insert(number + 1);
+            }
+            failures.extend(failure);
         }
         // A failure that stops everything outweighs its effect on a stage.
         let standard = self.standard_failure();
         let is_explained = standard.is_some() || !failures.is_empty();
-        if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || !is_explained) {
+        if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay() || !is_explained) {
             return Some(fatal.clone());
         }
-        if standard.is_some() {
-            return standard;
+        if let Some((side, mut failure)) = standard {
+            if side == Side::From {
+                self.tell_cut(&mut failure, 0);
+            }
+            return Some(failure);
         }
         let is_explained = !failures.is_empty();
         failures.extend(self.judge_branches(is_explained));
@@ -581,32 +611,41 @@ impl<'a> Pipeline<'a> {
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
             self.observer.complain(line);
         }
-        if let (Some(line), Some(cut)) = (&mut last.message, self.cut_off()) {
-            *line += &format!("; {cut} was ended");
-            if !self.has_moved_nothing() {
-                *line += &format!(" after {} s without data", REST_MAX.as_secs());
-            }
+        if let Some(behind) = behind {
+            self.tell_cut(&mut last, behind);
         }
         Some(last)
     }
 
-    /// Returns the last stage behind a failed one that was still working on its input and was asked to end.
-    fn cut_off(&self) -> Option<String> {
+    /// Adds to a failure which stage, of those from number `behind` on, was still working on its input and was ended:
+    /// the last of them.
+    fn tell_cut(&self, failure: &mut Failure, behind: usize) {
         let is_asked = |stage: &Stage| stage.end.as_ref().is_some_and(|end| end.asked);
-        let has_failed = |StageEnd { report, .. }: &StageEnd| report.fault.is_some() || report.code != Some(0);
-        let failed =
-            self.stages.iter().position(|stage| !is_asked(stage) && stage.end.as_ref().is_some_and(has_failed))?;
-        let cut = self.stages.iter().enumerate().skip(failed + 1).rfind(|(_, stage)| is_asked(stage))?;
-        self.branches.is_none().then(|| format!("{}: {}", cut.1.spec.label(), quoted(&cut.1.spec.text)))
+        let cut = self.stages.iter().skip(behind).rfind(|stage| is_asked(stage)).filter(|_| self.branches.is_none());
+        let (Some(line), Some(Stage { spec, .. })) = (&mut failure.message, cut) else { return };
+        *line += &format!("; {}: {} was ended", spec.label(), quoted(&spec.text));
+        if !self.was_idle {
+            *line += &format!(" after {} s without data", REST_MAX.as_secs());
+        }
+    }
+
+    /// Whether `fatal` may be the effect of a stage's failure.
+    fn is_hearsay(&self) -> bool {
+        // The end before has been stopped, and has given no reason.
+        let is_stopped = |at: usize| {
+            let fault = self.job.hops[at].report(Side::From).and_then(|report| report.fault.as_ref());
+            fault.is_some_and(|fault| fault.own && fault.exit >= 128)
+        };
+        self.is_hearsay || self.lost_hop.is_some_and(is_stopped)
     }
 
     /// Returns the failure to read the caller's standard input or to write its standard output, which is no stage's
     /// failure.
-    fn standard_failure(&self) -> Option<Failure> {
+    fn standard_failure(&self) -> Option<(Side, Failure)> {
         let ends = self.hops().flat_map(|hop| [(hop, Side::From), (hop, Side::To)]);
         let mut faults = ends
             .filter(|(hop, side)| hop.stages[*side as usize].is_none())
-            .filter_map(|(hop, side)| Some(told(&self.job.hosts[hop.host(side)].name, hop.own_fault(side)?)));
+            .filter_map(|(hop, side)| Some((side, told(&self.job.hosts[hop.host(side)].name, hop.own_fault(side)?))));
         faults.next_back()
     }
 

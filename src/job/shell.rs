@@ -107,8 +107,7 @@ struct Command<'a> {
     output: Option<usize>,
     /// How the command ended.
     report: Option<StageReport>,
-    /// Why the command's input was cut off before the command ended. The command may have taken that for the end of
-    /// input.
+    /// Why the command's input was cut off before the command ended, which may have ended for that reason.
     cut: Option<Failure>,
     observer: &'a mut dyn Observer,
 }
@@ -203,8 +202,7 @@ impl Command<'_> {
         input.into_iter().chain(self.output).find_map(|hop| self.failed(hop).filter(|_| self.job.is_settled(hop)))
     }
 
-    /// Returns why the input was cut off, if it was. Must be called when the command ends: the agent reports a
-    /// session's end before it closes the pipe that the command reads.
+    /// Returns why the input was cut off, if it was. An agent that is ended reports that before it ends the command.
     fn cut(&self, hop: usize) -> Option<Failure> {
         self.failed(hop).filter(|_| self.job.hops[hop].report(Side::To).is_some_and(|report| report.fault.is_some()))
     }

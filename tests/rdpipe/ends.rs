@@ -1,6 +1,6 @@
 //! Signals and killed processes: all other processes end too, and no other pipeline is disturbed.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
@@ -92,6 +92,7 @@ fn a_killed_agent_leaves_nothing() {
 #[test]
 fn no_command_takes_a_part_for_the_whole() {
     let commits = "h2:cat >part && mv part final";
+    let begins = "h1:head -c 1000000 /dev/zero; sleep 20";
     for (victim, signal) in [
         ("rdpipe", Signal::INT),
         ("rdpipe", Signal::TERM),
@@ -101,7 +102,7 @@ fn no_command_takes_a_part_for_the_whole() {
         ("h2", Signal::KILL),
         ("h2", Signal::TERM),
     ] {
-        for stages in [&["h1:head -c 1000000 /dev/zero; sleep 20", commits][..], &[commits]] {
+        for stages in [&[begins, commits][..], &[begins, "h2:tee copy", "h3:cat >part && mv part final"], &[commits]] {
             let lab = Lab::new();
             let mut command = lab.rdpipe_by("rsh");
             let mut process = Process::spawn(command.args(stages).stdin(Stdio::piped()));
@@ -124,6 +125,29 @@ fn no_command_takes_a_part_for_the_whole() {
             assert!(!lab.join("home/final").exists(), "{victim} {signal:?} {stages:?}");
             drop(input);
         }
+    }
+}
+
+/// A stage that is ended because its input has failed does not end the input of the next stage.
+#[test]
+fn no_command_takes_what_an_ended_stage_has_written_for_the_whole() {
+    for between in [&["h2:cat"][..], &["h2:tee copy"], &["h2:tee copy", "h3:cat"]] {
+        let lab = Lab::new();
+        let grows = lab.join("home/grows");
+        fs::File::create(&grows).and_then(|file| file.set_len(8_000_000)).expect("a file");
+        let mut command = lab.rdpipe_by("rsh");
+        command.args(["--bwlimit", "1M", "h1:< grows"]).args(between);
+        let mut process = Process::spawn(command.arg("h4:trap '' TERM; cat >part && mv part final"));
+        let until = Instant::now() + PATIENCE;
+        while fs::metadata(lab.join("home/part")).map_or(0, |part| part.len()) < 100_000 {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        fs::File::options().append(true).open(&grows).and_then(|mut file| file.write_all(b"more")).expect("a file");
+        let ended = process.wait_for(PATIENCE);
+        ended.expect(5).one_line("rdpipe", &["grows", "changed size", "h4:", "was ended after 2 s without data"]);
+        lab.deserted(GONE);
+        assert!(!lab.join("home/final").exists(), "{between:?}");
     }
 }
 
@@ -287,6 +311,26 @@ fn what_has_left_its_session_ends_with_a_killed_agent() {
     kill(launches[0].0, Signal::KILL);
     process.wait_for(GONE);
     lab.deserted(GONE.saturating_sub(start.elapsed()));
+}
+
+/// Guards are continued, and the pipeline ends as if nothing had been.
+#[test]
+fn a_stopped_guard_holds_nothing() {
+    let lab = Lab::new();
+    let mut process = Process::spawn(lab.rdpipe_by("rsh").args(["h1:touch begun; sleep 2; echo x", "h2:cat"]));
+    let until = Instant::now() + PATIENCE;
+    while !lab.join("home/begun").exists() {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let found = marked(lab.0.path()).into_iter().filter(|it| it.arguments.ends_with("--guard group"));
+    let guards: Vec<u32> = found.map(|guard| guard.pid).collect();
+    assert_eq!(guards.len(), 2);
+    for guard in guards {
+        kill(guard, Signal::STOP);
+    }
+    process.wait_for(GONE + SOON).expect(0);
+    lab.deserted(GONE);
 }
 
 #[test]

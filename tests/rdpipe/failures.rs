@@ -316,6 +316,10 @@ fn a_failure_beside_a_reader_that_has_gone() {
         ran.ended.expect(0).within(FAILED);
         lab.pipe(&["h1:sleep .5", &reader]).ended.expect(0);
     }
+    // What works on something else gets its time.
+    let ran = lab.pipe(&["h1:sleep 1.5; exit 3", "h2:exec <&-; sleep 2.5; touch done"]);
+    ran.fails(3, &["h1", "exit code 3"]).ended.within(FAILED);
+    assert!(lab.join("home/done").exists());
     lab.deserted(GONE);
 }
 

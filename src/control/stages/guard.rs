@@ -30,8 +30,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
 };
 use rustix::process::{
-    DumpableBehavior, Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, set_child_subreaper,
-    set_dumpable_behavior, wait,
+    DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group,
+    pidfd_open, pidfd_send_signal, set_child_subreaper, set_dumpable_behavior, wait,
 };
 
 use super::descriptors;
@@ -47,6 +47,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long after SIGKILL to search for processes started in the meantime, and how often.
 const KILL_FOR: Duration = Duration::from_secs(1);
 const KILL_EVERY: Duration = Duration::from_millis(20);
+
+/// How often to continue a guard that has nothing to say: see [`Running::wake`].
+pub const WAKE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long processes left by a command may run on when the pipeline is over. Together with [`GRACE`] and the time that
 /// an agent takes to notice, nothing is left after five seconds.
@@ -131,9 +134,13 @@ pub struct Guard {
     lingers: bool,
 }
 
-/// The keeper's socket to a guard, on which the command's end is reported.
+/// The keeper's view of a guard: the socket on which the command's end is reported.
 #[derive(Debug)]
-pub struct Running(Arc<OwnedFd>);
+pub struct Running {
+    socket: Arc<OwnedFd>,
+    /// The guard's process; `None` on a system without such descriptors (Linux before 5.3).
+    process: Option<OwnedFd>,
+}
 
 /// Starts a guard's process, with `word` behind [`WORD`].
 fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
@@ -153,14 +160,15 @@ impl Guard {
         let group = if launch.shares_group { getpgrp().as_raw_nonzero().to_string() } else { OWN_GROUP.to_owned() };
         let child = spawn(&group, theirs.into())?;
         let socket = Arc::new(ours);
-        let running = Running(Arc::clone(&socket));
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
+        let running = Running { socket: Arc::clone(&socket), process };
         let guard = Self { child, socket, lingers: false };
         let [stdin, stdout, stderr] = &launch.standard;
         // Not passed as arguments of the guard, which every user of the host can read.
         let words = launch.words.join(OsStr::new("\0"));
         let standard = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
         let given: Vec<BorrowedFd<'_>> = standard.into_iter().chain(launch.held.as_ref().map(AsFd::as_fd)).collect();
-        descriptors::send(&running.0, words.as_bytes(), &given)?;
+        descriptors::send(&running.socket, words.as_bytes(), &given)?;
         // The command alone must hold these ends of the pipes.
         drop(launch);
         match running.hear() {
@@ -195,13 +203,26 @@ impl Whole {
 impl Running {
     /// Returns what lets the command's input end.
     pub fn whole(&self) -> Whole {
-        Whole(Arc::clone(&self.0))
+        Whole(Arc::clone(&self.socket))
+    }
+
+    /// Continues the guard if something has stopped it, since a stopped guard would hold its stage for ever. To stop a
+    /// stage, one stops its command.
+    pub fn wake(&self) {
+        if let Some(process) = &self.process {
+            let _ = pidfd_send_signal(process, Signal::CONT);
+        }
     }
 
     fn hear(&self) -> Option<Answer> {
+        let every = Timespec::try_from(WAKE_EVERY).ok();
         let mut message = [0; 5];
         loop {
-            match recv(&self.0, &mut message[..], RecvFlags::empty()) {
+            if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], every.as_ref()) == Ok(0) {
+                self.wake();
+                continue;
+            }
+            match recv(&self.socket, &mut message[..], RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
                 Ok((5, _)) => return Answer::decode(message),
                 _ => return None,
@@ -220,7 +241,7 @@ impl Running {
     /// Whether the command, which has ended, has left a process that still reads what the command gave it: its standard
     /// input is a pipe without writers.
     pub fn feeds(&self) -> bool {
-        let is_sent = send(&self.0, &QUESTION.to_le_bytes(), SendFlags::NOSIGNAL).is_ok();
+        let is_sent = send(&self.socket, &QUESTION.to_le_bytes(), SendFlags::NOSIGNAL).is_ok();
         is_sent && matches!(self.hear(), Some(Answer::Feeds(true)))
     }
 }
@@ -228,7 +249,7 @@ impl Running {
 impl AsFd for Running {
     /// Readable when there is an answer to receive.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 

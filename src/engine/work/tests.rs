@@ -54,6 +54,8 @@ fn nothing_is_written_behind_what_failed() {
             self.0.fetch_add(1, Ordering::Relaxed) > 0
         }
 
+        fn end(&mut self) {}
+
         fn is_gone(&self) -> bool {
             false
         }

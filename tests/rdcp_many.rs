@@ -295,10 +295,14 @@ fn the_source_among_the_hosts_and_a_missing_source() {
     }
     lab.is_equal("src", "h1/src");
     let sources = [lab.join("src/small1"), lab.join("nosuch")].map(OsString::from);
-    let rest = [lab.there("h1", "h1/"), "--to".into(), there];
+    let failed = lab.join("failed");
+    fs::write(&failed, "h1\n").expect("a file");
+    let rest = [lab.there("h1", "h1/"), "--to".into(), there, "--hosts-failed".into(), failed.clone().into()];
     let ended = lab.start_many::<OsString>(&[&sources[..], &rest].concat()).wait();
     ended.expect(8);
     assert!(ended.stderr.contains("1 entry not copied in full; the others were copied"), "{}", ended.stderr);
+    // No host has failed, so none is to be copied to again.
+    assert!(!failed.exists(), "{:?}", fs::read_to_string(&failed));
 }
 
 /// The only host hangs. The host that the copy waits for is named once, and not with --quiet.
@@ -407,6 +411,92 @@ fn hosts_are_added_while_it_runs() {
     assert!(gone.stderr.contains("no copy with this name is running here"), "{}", gone.stderr);
 }
 
+/// A command that adds a host hears the outcome even while all other hosts are still late.
+#[test]
+fn a_host_is_added_before_the_others_have_come() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    let go = lab.join("go");
+    let wait = format!("while ! [ -e '{}' ]; do sleep 0.1; done", go.display());
+    let late = format!("case $1 in h7) echo 'h7: no route to host' >&2; exit 255 ;; esac\n{wait}");
+    lab.script("rsh", &format!("{late}\nexec sh -c \"exec $2\""));
+    let mut arguments = vec!["-rv".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(2));
+    let mut process = lab.start_many(&arguments);
+    let added = lab.join_job(&job_of(&process), "h7:/x".into());
+    fs::write(&go, b"").expect("a file");
+    added.expect(3);
+    assert!(added.stderr.contains("h7: no route to host"), "{}", added.stderr);
+    process.wait().expect(8);
+    [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+}
+
+/// A host that is added where the source itself stands is done, also if its agent is lost later.
+#[test]
+fn a_host_that_has_the_source_itself_is_added() {
+    let lab = Lab::new();
+    lab.tree("src", 48 << 20);
+    let mut arguments = vec!["-rv".into(), "--bwlimit=10M".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(2));
+    let mut process = lab.start_many(&arguments);
+    lab.join_job(&job_of(&process), lab.there("h3", "")).expect(0);
+    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "h3").expect("it was started");
+    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    let ended = process.wait();
+    ended.expect(0);
+    assert!(ended.stderr.contains("are the same file; left unchanged"), "{}", ended.stderr);
+    [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+}
+
+/// A host that has joined has no part in the stream, so after ^C nothing of it is waited for.
+#[test]
+fn a_host_that_has_joined_does_not_delay_an_interrupt() {
+    let took = || {
+        let lab = Lab::new();
+        lab.tree("src", 64 << 20);
+        let mut arguments = vec!["-rv".into(), "--bwlimit=4M".into(), lab.join("src").into_os_string()];
+        arguments.extend(lab.to(2));
+        let mut process = lab.start_many(&arguments);
+        fs::create_dir(lab.join("h5")).expect("a directory");
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["--join", &job_of(&process)]).arg(lab.there("h5", "h5/copy"));
+        let mut added = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        process.line_with("added h5");
+        std::thread::sleep(Duration::from_millis(1500));
+        process.signal(Signal::INT);
+        let ended = process.wait();
+        ended.expect(130);
+        added.wait().expect(4);
+        ended.after
+    };
+    // On a busy machine other things may take long.
+    assert!((0..3).any(|_| took() < Duration::from_millis(2300)), "it waits for a host without a node");
+}
+
+/// If the host that gives a late host its copy dies, the late host gets the copy from the source at once. It does not
+/// wait until the lost link could have come back.
+#[test]
+fn a_giver_that_dies_is_not_waited_for() {
+    let lab = Lab::new();
+    lab.tree("src", 32 << 20);
+    lab.script("late", "case $1 in h2) sleep 6 ;; esac\nexec sh -c \"exec $2\"");
+    let mut arguments = vec!["-r".into(), "--bwlimit=10M".into(), "--reconnect=90".into()];
+    arguments.push(lab.join("src").into_os_string());
+    arguments.extend(lab.to(2));
+    let mut command = lab.command(rdcp(), "late", AGENT);
+    let mut process = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()));
+    let until = Instant::now() + PATIENCE;
+    while disk_bytes_below(&lab.join("h2")) < 4 << 20 {
+        assert!(Instant::now() < until, "nothing comes: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It gives the copy, because it has everything by now.
+    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "h1").expect("it was started");
+    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    process.wait_for(Duration::from_secs(45)).expect(0);
+    (1..=2).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+}
+
 /// Returns the name of a running job.
 fn job_of(process: &Process) -> String {
     let line = process.line_with("adds a host");
@@ -501,39 +591,63 @@ fn a_host_that_is_added_hears_what_the_source_could_not_read() {
 #[test]
 fn a_host_that_gives_something_else_is_found_out() {
     let lab = Lab::new();
-    lab.tree("src", 64 << 20);
-    let mut arguments = vec!["-r".into(), "--bwlimit=40M".into(), "--stall=1".into()];
-    arguments.push(lab.join("src").into_os_string());
-    arguments.extend(lab.to(2));
-    let mut process = lab.start_many(&arguments);
-    let until = Instant::now() + PATIENCE;
-    let agent = loop {
-        if let Some((agent, ..)) = lab.launches().into_iter().find(|(_, host, _)| host == "h2") {
-            break Pid::from_raw(agent as i32).expect("not 0");
-        }
-        assert!(Instant::now() < until, "no agent: {}", process.stderr());
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    std::thread::sleep(Duration::from_millis(1000));
-    kill_process(agent, Signal::STOP).expect("it runs");
-    let forged = lab.join("h1/copy/small8");
-    while !forged.exists() {
-        assert!(Instant::now() < until, "{}", process.stderr());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let modified = fs::metadata(&forged).and_then(|found| found.modified()).expect("there");
-    fs::write(&forged, noise(57).iter().rev().copied().collect::<Vec<u8>>()).expect("ours");
-    fs::File::open(&forged).and_then(|file| file.set_modified(modified)).expect("ours");
-    // Waits until h2 is passed over. Otherwise h2 would get the rest of the stream, which is not altered.
-    while !process.stderr().contains("h2 ") {
-        assert!(Instant::now() < until, "{}", process.stderr());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    kill_process(agent, Signal::CONT).expect("it runs");
-    let ended = process.wait();
-    ended.expect(0);
-    assert!(ended.stderr.contains("could not verify the data from"), "{}", ended.stderr);
+    lab.with_altered_copy().expect(0);
     lab.is_equal("src", "h2/copy");
+}
+
+/// In a directory that had entries before, altered data may have left some, so the host counts as failed.
+#[test]
+fn a_host_that_may_hold_altered_data_has_failed() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("h2/copy/src")).expect("directories");
+    fs::write(lab.join("h2/copy/src/own"), b"of before").expect("a file");
+    let ended = lab.with_altered_copy();
+    ended.expect(8);
+    for said in ["h2 has all of the source, but was first sent altered data", "1 of 2 hosts failed; 1 succeeded"] {
+        assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+    }
+    fs::remove_file(lab.join("h2/copy/src/own")).expect("it has stayed");
+    let [there, here] = ["h2/copy/src/small8", "src/small8"].map(|name| fs::read(lab.join(name)).expect("a file"));
+    assert_eq!(there, here);
+}
+
+impl Lab {
+    /// Copies a tree to two hosts, of which the second is stopped and so gets its copy from the first later, where it
+    /// has been altered.
+    fn with_altered_copy(&self) -> Ended {
+        self.tree("src", 64 << 20);
+        let mut arguments = vec!["-r".into(), "--bwlimit=40M".into(), "--stall=1".into()];
+        arguments.push(self.join("src").into_os_string());
+        arguments.extend(self.to(2));
+        let mut process = self.start_many(&arguments);
+        let until = Instant::now() + PATIENCE;
+        let agent = loop {
+            if let Some((agent, ..)) = self.launches().into_iter().find(|(_, host, _)| host == "h2") {
+                break Pid::from_raw(agent as i32).expect("not 0");
+            }
+            assert!(Instant::now() < until, "no agent: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        std::thread::sleep(Duration::from_millis(1000));
+        kill_process(agent, Signal::STOP).expect("it runs");
+        let forged = self.join("h1/copy/small8");
+        while !forged.exists() {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let modified = fs::metadata(&forged).and_then(|found| found.modified()).expect("there");
+        fs::write(&forged, noise(57).iter().rev().copied().collect::<Vec<u8>>()).expect("ours");
+        fs::File::open(&forged).and_then(|file| file.set_modified(modified)).expect("ours");
+        // Waits until h2 is passed over. Otherwise h2 would get the rest of the stream, which is not altered.
+        while !process.stderr().contains("h2 ") {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill_process(agent, Signal::CONT).expect("it runs");
+        let ended = process.wait();
+        assert!(ended.stderr.contains("could not verify the data from"), "{}", ended.stderr);
+        ended
+    }
 }
 
 /// Two names of one machine with the same destination: one of them is refused, with a line that says so.

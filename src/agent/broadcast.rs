@@ -12,7 +12,6 @@
 //!   then.
 //! * A node whose own tree has failed or is too slow goes on passing the stream.
 
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -45,9 +44,6 @@ const STATE_AT_LEAST: Duration = Duration::from_secs(1);
 /// How long a node whose caller is lost may take to discard its tree.
 const ABANDON_MAX: Duration = Duration::from_secs(2);
 
-/// How long an agent whose sessions have all lost their links stays for the sake of its node.
-const ALONE_MAX: Duration = Duration::from_secs(60);
-
 /// A node, running from the moment it is created. It ends when it is dropped, at the latest.
 pub(super) struct Node {
     shared: Arc<Shared>,
@@ -71,11 +67,6 @@ struct Shared {
     has_ended: Arc<AtomicBool>,
     progress: Arc<Progress>,
     entries: Arc<EntryStream>,
-    /// The pipe that a stage reads, kept open if the stage has not received everything, because it must not take that
-    /// for the end of its input.
-    kept_open: Mutex<Option<File>>,
-    /// When a session last ran.
-    accompanied: Mutex<Instant>,
     told: Mutex<Told>,
 }
 
@@ -102,8 +93,6 @@ impl Node {
             has_ended: Arc::default(),
             progress: Arc::default(),
             entries: Arc::new(EntryStream::new(Box::new(move |entries| told(Message::Entries(entries))))),
-            kept_open: Mutex::default(),
-            accompanied: Mutex::new(Instant::now()),
             told: Mutex::new(Told { state: BroadcastState::default(), at: Instant::now(), idle_micros: 0 }),
         });
         let countable = match &role {
@@ -166,16 +155,6 @@ impl Node {
     /// Whether the node has the whole stream and its proof, so that it needs no other host any more.
     pub(super) fn is_complete(&self) -> bool {
         self.shared.spool.status().has_all && self.shared.proof().is_some()
-    }
-
-    /// Whether the node has had no session for longer than [`ALONE_MAX`]. `is_accompanied`:
-    /// whether a session is running.
-    pub(super) fn is_alone(&self, is_accompanied: bool) -> bool {
-        let mut last = self.shared.accompanied.lock().expect("no panics under it");
-        if is_accompanied {
-            *last = Instant::now();
-        }
-        last.elapsed() > ALONE_MAX
     }
 
     /// Handles the loss of the caller. Returns the thread to wait for, and how long to wait.

@@ -36,6 +36,11 @@ const ENDS_MAX: usize = 2 * STAGES_MAX;
 /// How long sessions may take to end after a signal, and to tell their other ends.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
+/// How long an agent whose session has lost its other end stays without a word from its caller, and how long if it has
+/// a node of a broadcast, which a caller that is back may still want.
+const LOST_MAX: Duration = Duration::from_secs(3);
+const ALONE_MAX: Duration = Duration::from_secs(60);
+
 /// Called by any thread. Must not wait.
 pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
 
@@ -196,13 +201,22 @@ impl Agent {
         self.refusal.get_or_insert_with(|| Share { stages, ends, threads }.is_too_much()).clone()
     }
 
-    /// Reports whether a session has lost its other end while nothing else is running. If that other end was not the
-    /// caller, the caller may be out of reach as well.
-    pub(crate) fn has_lost_its_link(&self) -> bool {
-        let has_lost = self.ends.values().any(End::has_lost_its_link);
-        // Hops of a broadcast come and go, so a lost hop counts only if the node is alone.
-        let is_alone = |node: &Node| node.is_alone(self.ends.values().any(End::is_busy));
-        has_lost && self.node.as_ref().is_none_or(is_alone)
+    /// Notes a word from the caller: whatever link was lost, the caller is not out of reach.
+    pub(crate) fn note_caller(&mut self) {
+        self.ends.values().for_each(End::forget_loss);
+    }
+
+    /// Returns how long this host goes on without a word from its caller, if a session has lost its other end: the
+    /// caller may be out of reach as well, even if it was not that other end. `None` if no session has.
+    pub(crate) fn silence_max(&self) -> Option<Duration> {
+        if !self.ends.values().any(End::has_lost_its_link) {
+            return None;
+        }
+        // Hops of a broadcast come and go, so a lost hop counts only while the node has no other session.
+        match self.node {
+            Some(_) => (!self.ends.values().any(End::is_busy)).then_some(ALONE_MAX),
+            None => Some(LOST_MAX),
+        }
     }
 
     /// Ends everything: the sessions as by this signal, then the stages. Waits a while until all have ended.
@@ -238,6 +252,11 @@ impl Agent {
 
     /// Ends the stages after everything is done. Processes that they have left running get a little time.
     pub(crate) fn finish(&mut self) {
+        // A session that has reported its end may still be about to let the input of its command end.
+        let deadline = Instant::now() + STOP_MAX;
+        while self.ends.values().any(End::is_busy) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.stages.end();
     }
 

@@ -6,8 +6,9 @@
 //!   session of a copy goes on as long as it has a lane, and ends after two seconds without one. If the session's other
 //!   end is not the caller and has lost its caller as well, the session ends at once, because no caller is left to
 //!   report to. A pipeline, and a copy within this host, end at once.
-//! * The network is cut silently. The session has its reconnect window. The agent ends three seconds later, because the
-//!   caller is then out of reach as well.
+//! * The network is cut silently. The session has its reconnect window. The agent ends three seconds later, or with a
+//!   node of a broadcast a minute later, if nothing has come from the caller meanwhile: the caller is then out of reach
+//!   as well. A caller that is there answers the report of a lost link with STILL_HERE.
 //! * It gets SIGINT, SIGQUIT, SIGTERM or SIGHUP.
 //! * Its standard input contains something that is not a message.
 //! * The caller has said that it will request nothing more (END_WHEN_DONE), and each stage and session has reported its
@@ -33,9 +34,6 @@ const HELLO_MAX: Duration = Duration::from_secs(60);
 
 /// How long the last messages may take to be written.
 const FLUSH_MAX: Duration = Duration::from_millis(300);
-
-/// How long an agent whose session has lost its link stays for a caller that may still be there.
-const LOST_MAX: Duration = Duration::from_secs(3);
 
 /// How long a stage of a pipeline waits for the caller to take its messages before it goes on.
 const READER_MAX: Duration = Duration::from_secs(3600);
@@ -116,20 +114,18 @@ pub(crate) fn serve() -> Result<(), Failure> {
     let ended: Ended = Arc::new(move || drop(ends.send(Input::Ended)));
     let mut agent = Agent::new(say, tell, ended, true, true);
     let (mut ends_when_done, mut ended) = (false, 0);
-    let mut lost_since = None;
+    let mut silence = Silence::default();
     let mut outcome = Ok(());
     loop {
         let input = match inputs.recv_timeout(LOOK_AGAIN) {
             Ok(input) => input,
-            Err(RecvTimeoutError::Timeout) if agent.has_lost_its_link() => {
-                if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_MAX {
-                    break;
-                }
-                continue;
-            }
+            Err(RecvTimeoutError::Timeout) if silence.goes_beyond(agent.silence_max()) => break,
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => break,
         };
+        if matches!(input, Input::Message(_)) {
+            agent.note_caller();
+        }
         match input {
             Input::Message(Message::TellLog(level)) => logs::tell(&outbox, level),
             Input::Message(Message::EndWhenDone) => ends_when_done = true,
@@ -161,6 +157,20 @@ pub(crate) fn serve() -> Result<(), Failure> {
     outcome
 }
 
+/// How long an agent whose session has lost its other end has waited in vain for a word from its caller. Only waits
+/// count: while this process is itself stopped, messages may be coming.
+#[derive(Default)]
+struct Silence(Duration);
+
+impl Silence {
+    /// Counts another wait of [`LOOK_AGAIN`], unless nothing is lost (`limit` is `None`). Reports whether the limit has
+    /// passed.
+    fn goes_beyond(&mut self, limit: Option<Duration>) -> bool {
+        self.0 = limit.map_or(Duration::ZERO, |_| self.0 + LOOK_AGAIN);
+        limit.is_some_and(|limit| self.0 > limit)
+    }
+}
+
 fn broken(error: &MessageError) -> Failure {
     Failure::new(Exit::Protocol, format!("the caller broke the protocol: {error}"))
 }
@@ -177,5 +187,21 @@ fn wait(session: JoinHandle<()>, limit: Option<Duration>, stopped: impl Fn() -> 
     let deadline = limit.map(|limit| Instant::now() + limit);
     while !session.is_finished() && !stopped() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was lost before and has been replaced does not count, and neither does time with nothing lost.
+    #[test]
+    fn only_silence_after_a_loss_ends_an_agent() {
+        let (limit, mut silence) = (Some(4 * LOOK_AGAIN), Silence::default());
+        for _ in 0..3 {
+            assert!((0..100).all(|_| !silence.goes_beyond(None)));
+            assert!((0..4).all(|_| !silence.goes_beyond(limit)));
+        }
+        assert!(silence.goes_beyond(limit));
     }
 }

@@ -618,7 +618,8 @@ pub enum Message {
     /// What happened to the session's lanes, and why. A notice that this version does not know is skipped too.
     #[n(1006)]
     Notice(#[n(0)] Notice, #[n(1)] Option<String>),
-    /// The agent is there, and had nothing else to send for [`channel::BEAT`](super::channel::BEAT).
+    /// The agent is there, and had nothing else to send for [`channel::BEAT`](super::channel::BEAT). Or the caller is
+    /// there, although a link of the agent's has been lost.
     #[n(1007)]
     StillHere,
 }

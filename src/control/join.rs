@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use minicbor::{Decode, Encode};
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::geteuid;
 
 use crate::fault::{escaped, printable};
@@ -35,8 +36,15 @@ pub const STATE_EVERY: Duration = Duration::from_secs(1);
 /// How long a copy may stay silent before it is considered stalled.
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
+/// How long to wait before accepting or connecting again after a failure that may pass.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
 /// Maximum number of directory entries that one search for sockets of dead jobs examines.
 const STALE_MAX: usize = 100;
+
+/// Extension of the name of a job's socket, and of a socket that does not listen yet.
+const SOCKET: &str = "sock";
+const NEW_SOCKET: &str = "new";
 
 /// Length of a job's name in bytes.
 const NAME_BYTES: usize = 8;
@@ -124,14 +132,24 @@ fn made(path: &Path) -> Result<(), String> {
 }
 
 fn socket_of(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.sock"))
+    directory.join(format!("{name}.{SOCKET}"))
+}
+
+/// Connects without waiting. If too many connections wait to be accepted, as at a copy that is stopped, the error is
+/// [`io::ErrorKind::WouldBlock`]. A blocking socket would wait without limit.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// Removes sockets without a listener, such as those of copies that were killed.
 fn remove_stale(directory: &Path) {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    for path in entries.take(STALE_MAX).map(|entry| entry.path()).filter(|path| path.extension().is_some()) {
-        if UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    let is_socket = |path: &PathBuf| path.extension().is_some_and(|extension| extension == SOCKET);
+    for path in entries.take(STALE_MAX).map(|entry| entry.path()).filter(is_socket) {
+        if connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -164,24 +182,17 @@ impl JoinListener {
         remove_stale(directory);
         let (name, path) = (name.to_owned(), socket_of(directory, name));
         let failed = |error: io::Error| format!("{}: {}", escaped(path.as_os_str()), printable(&error.to_string()));
-        let listener = UnixListener::bind(&path).map_err(failed)?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed)?;
+        // Other copies remove sockets to which nobody listens. So this one gets its name only once it listens.
+        let new = path.with_extension(NEW_SOCKET);
+        let listener = UnixListener::bind(&new).map_err(failed)?;
+        let named = std::fs::set_permissions(&new, Permissions::from_mode(0o600));
+        if let Err(error) = named.and_then(|()| std::fs::rename(&new, &path)) {
+            let _ = std::fs::remove_file(&new);
+            return Err(failed(error));
+        }
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
-        let accept = move || {
-            while let Ok((stream, _)) = listener.accept() {
-                if ends.load(Ordering::Relaxed) {
-                    return;
-                }
-                let request = is_ours(&stream).then(|| read::<JoinRequest>(&stream, Instant::now() + REQUEST_MAX));
-                if let Some(Ok(request)) = request
-                    && stream.set_nonblocking(true).is_ok()
-                    && !take(Joiner { request, stream, is_gone: false })
-                {
-                    return;
-                }
-            }
-        };
+        let accept = move || serve(|| listener.accept().map(|(stream, _)| stream), &ends, take);
         std::thread::Builder::new().name("join".to_owned()).stack_size(128 << 10).spawn(accept).map_err(failed)?;
         Ok(Self { name, path, is_over })
     }
@@ -196,8 +207,30 @@ impl Drop for JoinListener {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         // This connection wakes the thread, which then checks the flag.
-        let _ = UnixStream::connect(&self.path);
+        let _ = connect(&self.path);
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Takes requests until the copy is over, or no more are wanted. `accept` waits for the next connection.
+fn serve(mut accept: impl FnMut() -> io::Result<UnixStream>, is_over: &AtomicBool, take: impl Fn(Joiner) -> bool) {
+    loop {
+        let accepted = accept();
+        if is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(stream) = accepted else {
+            // Such as too many open files for the moment.
+            std::thread::sleep(AGAIN_AFTER);
+            continue;
+        };
+        let request = is_ours(&stream).then(|| read::<JoinRequest>(&stream, Instant::now() + REQUEST_MAX));
+        if let Some(Ok(request)) = request
+            && stream.set_nonblocking(true).is_ok()
+            && !take(Joiner { request, stream, is_gone: false })
+        {
+            return;
+        }
     }
 }
 
@@ -238,10 +271,19 @@ fn ask_in(
     }
     let failed = |error: io::Error| JoinError::Io(printable(&error.to_string()));
     let path = socket_of(directory, name);
-    let mut stream = UnixStream::connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => JoinError::NoJob,
-        _ => failed(error),
-    })?;
+    let deadline = Instant::now() + SILENT_MAX;
+    let mut stream = loop {
+        match connect(&path) {
+            Ok(stream) => break stream,
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => return Err(JoinError::NoJob),
+                io::ErrorKind::WouldBlock if Instant::now() < deadline => std::thread::sleep(AGAIN_AFTER),
+                io::ErrorKind::WouldBlock => return Err(JoinError::Silent),
+                _ => return Err(failed(error)),
+            },
+        }
+    };
+    stream.set_nonblocking(false).map_err(failed)?;
     stream.set_write_timeout(Some(REQUEST_MAX)).map_err(failed)?;
     stream.write_all(&encoded(request)).map_err(|_| JoinError::Closed)?;
     loop {
@@ -391,7 +433,48 @@ mod tests {
         assert!(made(&link).is_err());
         let (stale, other) = (socket_of(scratch.path(), "00000000"), socket_of(scratch.path(), NAME));
         drop(UnixListener::bind(&stale).expect("free"));
+        // As if another copy were about to listen.
+        let new = scratch.path().join("11111111.new");
+        drop(UnixListener::bind(&new).expect("free"));
         let _alive = JoinListener::start_in(scratch.path(), NAME, |_| true).expect("free");
-        assert!(!stale.exists() && other.exists());
+        assert!(!stale.exists() && other.exists() && new.exists());
+        assert!(!other.with_extension(NEW_SOCKET).exists());
+    }
+
+    /// A copy that is stopped accepts nothing. Others neither wait for it nor remove its socket.
+    #[test]
+    fn a_copy_that_accepts_nothing_holds_nobody() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = socket_of(scratch.path(), "00000000");
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&*path).expect("a short path")).expect("free");
+        rustix::net::listen(&socket, 0).expect("bound");
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect(&path) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let _other = JoinListener::start_in(scratch.path(), NAME, |_| true).expect("free");
+        assert!(path.exists());
+    }
+
+    /// A connection that cannot be accepted does not keep the next one from being heard.
+    #[test]
+    fn a_failure_to_accept_passes() {
+        let (mut asking, asked) = UnixStream::pair().expect("two sockets");
+        asking.write_all(&encoded(&request())).expect("a short one");
+        let errors = [libc::EMFILE, libc::ECONNABORTED].map(|number| Err(io::Error::from_raw_os_error(number)));
+        let mut accepted = errors.into_iter().chain([Ok(asked)]);
+        let (give, heard) = flume::unbounded();
+        let take = |joiner: Joiner| {
+            give.send(joiner.request).expect("it is heard");
+            false
+        };
+        serve(|| accepted.next().expect("no more is wanted"), &AtomicBool::new(false), take);
+        assert_eq!(heard.try_recv().expect("it was taken"), request());
     }
 }

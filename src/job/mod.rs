@@ -542,6 +542,9 @@ impl Job {
                 self.advance(hop, next);
             }
             Message::Ended(report) => {
+                if report.has_lost_link() {
+                    self.send(self.hops[hop].host(side), Message::StillHere);
+                }
                 let wakes = self.hops[hop].note_ended(side, *report);
                 if wakes && !self.hosts[self.hops[hop].host(side.other())].gone {
                     self.send_end(hop, side.other(), &Message::Signal(libc::SIGTERM as u8));

@@ -9,7 +9,6 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 use crate::control::frames::{Found, Kind};
 use crate::fault::escaped;
-use crate::fs::standard;
 use crate::job::Setup;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Only;
@@ -67,7 +66,7 @@ impl Spec {
     /// A sentence for the user.
     pub(crate) fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
-        if bytes == b"-" || standard::is_output(text) {
+        if bytes == b"-" {
             return Ok(Self::Standard);
         }
         if bytes.is_empty() {
@@ -149,7 +148,7 @@ impl Spec {
 pub(crate) struct Plan<'a> {
     /// Manifests that list the copy.
     pub manifests: Vec<Target>,
-    /// The files of `--report` and `--trace`.
+    /// The files of `--json`, `--report` and `--trace`.
     pub(crate) reports: Vec<PathBuf>,
     pub(crate) sources: Vec<Spec>,
     /// If set, only these paths of the only source are copied.
@@ -198,7 +197,6 @@ mod tests {
             ("/a:b", here("/a:b")),
             ("dir/a:b", here("dir/a:b")),
             ("-", Ok(Spec::Standard)),
-            ("/dev/stdout", Ok(Spec::Standard)),
             ("h:f", there("h", "f")),
             ("h:", there("h", "")),
             ("u@h:/x:y", there("u@h", "/x:y")),

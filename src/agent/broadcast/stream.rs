@@ -2,8 +2,8 @@
 //!
 //! # What holds
 //!
-//! * A command gets the end of its input only after the stream has been proven. If a command has not had the whole
-//!   stream, its input stays open until the command or the node ends. The command must not take a part for the whole.
+//! * A command gets the end of its input only after the stream has been proven. Until then its guard keeps its input
+//!   open: the command must not take a part for the whole.
 //! * No thread waits for a command longer than its node lives.
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::Shared;
 use crate::agent::end::Moves;
 use crate::control::frames::{BroadcastProof, Fault, Message};
-use crate::control::stages::{Attachment, Inlet, Outlet};
+use crate::control::stages::{Attachment, Cut, Inlet, Outlet};
 use crate::fault::Exit;
 use crate::fs::queue::{DiskQueue, Unqueued};
 use crate::fs::{close, io_fact, standard, std_fact};
@@ -54,14 +54,15 @@ impl From<Unqueued> for Unwritten {
 impl Shared {
     /// Makes the stream from the output of a command, or from standard input.
     pub(super) fn read_stream(&self, moves: Option<Moves>) -> Result<(), Fault> {
-        let (file, path) = match moves {
+        let (file, path, cut) = match moves {
             Some(Moves::Output(outlet)) => match self.await_stage(&outlet)? {
-                Outlet::Command(pipe) => (pipe, PathBuf::from("pipe")),
-                Outlet::File(file, path) => (file, path),
+                Outlet::Command(pipe, cut) => (pipe, PathBuf::from("pipe"), cut),
+                Outlet::File(file, path) => (file, path, Cut::default()),
                 Outlet::Relay(_) => return Err(impossible()),
             },
             Some(Moves::Named) => {
-                (standard::named_input().map_err(|fact| Fault::unreadable(&fact))?, standard::INPUT.into())
+                let input = standard::named_input().map_err(|fact| Fault::unreadable(&fact))?;
+                (input, standard::INPUT.into(), Cut::default())
             }
             _ => return Err(impossible()),
         };
@@ -78,6 +79,7 @@ impl Shared {
                 continue;
             }
             let length = match rustix::io::read(&file, &mut buffer[..]) {
+                Ok(0) if cut.load(Ordering::Acquire) => return Err(self.given_up()),
                 Ok(0) => break,
                 Ok(length) => length,
                 Err(Errno::INTR | Errno::AGAIN) => continue,
@@ -115,9 +117,6 @@ impl Shared {
         });
         if let (Ok(()), Some(whole)) = (&done, &whole) {
             whole.tell();
-        }
-        if done.is_err() {
-            *self.kept_open.lock().expect("no panics under it") = Some(file);
         }
         done
     }

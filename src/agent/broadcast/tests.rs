@@ -9,6 +9,7 @@ use flume::{Receiver, unbounded};
 
 use super::*;
 use crate::agent::Agent;
+use crate::agent::end::End;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Job, SessionKey};
 use crate::options::TransferOptions;
@@ -346,6 +347,23 @@ fn what_is_not_kept_is_told_apart() {
     });
     assert!(ours.is_not_kept() && ours.exit == Exit::Source.code(), "{ours:?}");
     assert!(!theirs.own && !theirs.is_not_kept(), "{theirs:?}");
+}
+
+/// A hop that its other end was told to end is no reason to think that the caller is out of reach.
+#[test]
+fn a_hop_that_was_stopped_is_no_lost_link() {
+    let scratch = scratch();
+    let from = scratch.path().join("from");
+    random_tree(&from, seed(), 3, &[24 << 20]);
+    let mut hosts = vec![Host::source(&from, SPOOL_BYTES), Host::copy(scratch.path().join("h1"), SPOOL_BYTES, false)];
+    hop(&mut hosts, 1, 0, 1, Some(4 << 20));
+    until(&mut hosts, "some", |hosts| (hosts[1].state.received > 0).then_some(()));
+    tell(&mut hosts[0], 1, &Message::Signal(libc::SIGTERM as u8));
+    let hop = until(&mut hosts, "the hop ends", |hosts| hosts[1].ended(1).cloned());
+    assert_eq!(hop.fault.map(|fault| (fault.exit, fault.own)), Some((Exit::LinkLost.code(), false)));
+    let is_over = |host: &Host| !host.agent.ends.values().any(End::is_busy);
+    until(&mut hosts, "the end is over", |hosts| is_over(&hosts[1]).then_some(()));
+    assert_eq!(hosts[1].agent.silence_max(), None);
 }
 
 #[test]

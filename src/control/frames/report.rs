@@ -110,6 +110,12 @@ pub struct Report {
 }
 
 impl Report {
+    /// Whether the end has lost its other end. An agent that hears nothing from its caller after this takes the caller
+    /// for lost as well.
+    pub fn has_lost_link(&self) -> bool {
+        self.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code())
+    }
+
     /// Returns what the session transferred. For a tree, only the contents of its files count, not the records that
     /// describe them.
     pub fn moved(&self) -> Figures {

@@ -5,13 +5,11 @@
 //! as the chain decides, and puts the results of all hosts together.
 
 use std::collections::{HashMap, HashSet};
-use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use super::{Copy, entries, names_of, root_of};
-use crate::agent::place::target;
 use crate::control::frames::{
-    self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Found, Kind, Message, Placed, Report,
+    Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
 };
 use crate::control::join::Joiner;
 use crate::engine::{Figures, View};
@@ -23,19 +21,20 @@ use crate::job::hop::Side;
 use crate::job::line_of;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
-use crate::job::{EndOf, HERE, Round, Update};
-use crate::options::{Session, TreeOptions};
+use crate::job::{HERE, Round, Update};
+use crate::options::TreeOptions;
 use crate::tree::Root;
-use crate::tree::proof::Expected;
 use crate::tree::stats::TreeFigures;
 
 pub(in crate::job) mod branches;
 mod chain;
+mod copying;
 mod joining;
 mod links;
 mod neighbours;
 
-use chain::{Action, Chain, CopyEnd, Node, SOURCE, Tree, Why};
+use chain::{Action, Chain, Node, SOURCE, Tree, Why};
+use copying::Going;
 use joining::Placing;
 use links::Links;
 
@@ -69,6 +68,8 @@ struct Target {
     why: Option<Why>,
     /// Why this host and another could not connect.
     unmet: Option<String>,
+    /// Whether entries of a host that has altered the data may be left in the destination.
+    may_hold_forged: bool,
     done_after: Option<Duration>,
     /// Command that requested this host, and receives the outcome.
     joiner: Option<Joiner>,
@@ -81,6 +82,8 @@ struct Run {
     targets: Vec<Target>,
     /// Targets of nodes 1 and above.
     nodes: Vec<usize>,
+    /// How many of them take part in the stream. The others have joined.
+    streaming: usize,
     chain: Chain,
     has_begun: bool,
     /// When the commands that requested hosts were last told the state of these hosts.
@@ -97,8 +100,8 @@ struct Run {
     proof: Option<BroadcastProof>,
     /// Hops of the chain.
     links: Links,
-    /// Hops of ordinary copies, with the sending and the receiving node.
-    copies: HashMap<usize, (Node, Node)>,
+    /// Ordinary copies, by their hops.
+    copies: HashMap<usize, Going>,
     /// Bytes that each host has reported to keep of a tree that was given up.
     kept: HashMap<usize, u64>,
 }
@@ -132,6 +135,7 @@ impl Copy<'_> {
             chain: Chain::of_copies(targets.len(), Duration::ZERO),
             targets,
             nodes: Vec::new(),
+            streaming: 0,
             has_begun: false,
             told_joiners: Instant::now(),
             quickest: None,
@@ -151,6 +155,7 @@ impl Copy<'_> {
         let mut has_said = false;
         while !self.may_begin(&run) {
             self.take_updates(&mut run)?;
+            self.tell_joiners(&mut run, false);
             has_said = has_said || self.say_late(&run);
         }
         if self.plan.dry_run {
@@ -174,7 +179,8 @@ impl Copy<'_> {
             Err(failure) => (None, Some(failure)),
         };
         let (spec, state, placing) = (spec.clone(), BroadcastState::default(), None);
-        let (placed, report, unsent, from, why, unmet, done_after, joiner, is_replaced) = Default::default();
+        let (placed, report, unsent, from, why, unmet, done_after, joiner) = Default::default();
+        let (may_hold_forged, is_replaced) = (false, false);
         Target {
             joiner,
             is_replaced,
@@ -189,6 +195,7 @@ impl Copy<'_> {
             from,
             why,
             unmet,
+            may_hold_forged,
             done_after,
         }
     }
@@ -211,6 +218,7 @@ impl Copy<'_> {
 
     fn run_broadcast(&mut self, run: &mut Run) -> Result<(), Failure> {
         self.begin_chain(run);
+        let mut ticked = None::<Instant>;
         loop {
             let mut is_over = false;
             while let Some(action) = run.chain.poll() {
@@ -219,13 +227,20 @@ impl Copy<'_> {
             }
             self.tell_joiners(run, is_over);
             if is_over {
+                self.show_hosts(run);
                 return Ok(());
             }
             self.take_updates(run)?;
-            self.settle_hops(run);
+            run.links.settle(&self.job, &mut run.chain, run.began.elapsed());
+            self.settle_copies(run);
             self.give_up_late(run);
-            run.chain.tick(run.began.elapsed());
-            self.show_hosts(run);
+            // Many hosts report so often that there is no time for this after each report.
+            if ticked.is_none_or(|ticked| ticked.elapsed() >= TICK) {
+                ticked = Some(Instant::now());
+                run.chain.tick(run.began.elapsed());
+                self.stop_stuck(run);
+                self.show_hosts(run);
+            }
         }
     }
 
@@ -285,36 +300,6 @@ impl Copy<'_> {
         }
     }
 
-    /// Begins an ordinary copy of the tree from a node that has it to another node.
-    fn copy_node(&mut self, run: &mut Run, from: Node, to: Node) {
-        let mut settings = run.settings.clone();
-        settings.compares = settings.may_compare();
-        let is_directory = matches!(&run.found[..], [(_, found)] if found.kind == Kind::Directory);
-        let is_dst = run.target(to).placed.as_ref().is_some_and(|placed| placed.as_name.is_some()) && is_directory;
-        settings.generations.session = Session { is_dst, is_last: true, ..Session::default() };
-        let roots = match from {
-            SOURCE => roots_of(&run.found),
-            node => {
-                let placed = run.target(node).placed.as_ref().expect("it is a node");
-                let path = |found: &Found| target(placed, found).into_os_string().into_vec();
-                let root = |(_, found): &(usize, Found)| Root { path: path(found).into(), ..root_of(found) };
-                run.found.iter().map(root).collect()
-            }
-        };
-        let placed = run.target(to).placed.as_ref().expect("it is a node");
-        let (directory, names) = (placed.directory.clone(), names_of(placed, &run.found));
-        let proof = run.proof.as_ref().and_then(|proof| proof.tree);
-        let expected = proof.map(|proof| Expected { proof, is_bound: from != SOURCE });
-        let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone(), expected };
-        let hosts = [run.host(from), run.host(to)];
-        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
-        let (sender, receiver) = (end(hosts[0], frames::Job::SendTree { roots, settings }), end(hosts[1], receive));
-        let hop = self.job.connect(sender, receiver, self.plan.transfer, false);
-        run.copies.insert(hop, (from, to));
-        let at = run.nodes[to - 1];
-        run.targets[at].from = Some(hosts[0]);
-    }
-
     fn note_out(&mut self, run: &mut Run, node: Node, why: Why) {
         let label = self.label(run.host(node));
         if node == SOURCE {
@@ -364,11 +349,7 @@ impl Copy<'_> {
                 Some(at) => self.hear_placing(run, at, message),
                 None => self.hear_node(run, host, message),
             },
-            Update::End(hop, _, Message::Progress { tree: Some(tree), .. }) => {
-                if let Some(&(_, to)) = run.copies.get(&hop) {
-                    run.target_mut(to).state.tree = Some(tree);
-                }
-            }
+            Update::End(hop, side, Message::Progress { bytes, tree, .. }) => run.note_copied(hop, side, bytes, tree),
             Update::End(hop, side, Message::EntriesFailed(faults)) if run.copies.contains_key(&hop) => {
                 self.tell_failures(self.job.hops[hop].host(side), &faults);
             }
@@ -382,17 +363,19 @@ impl Copy<'_> {
                 }
             }
             Update::Unmet(hop, reason) => {
-                let nodes = run.links.link(hop).and_then(|link| run.chain.ends(link)).or(run.copies.get(&hop).copied());
+                let nodes = run.links.link(hop).and_then(|link| run.chain.ends(link));
+                let nodes = nodes.or(run.copies.get(&hop).map(Going::nodes));
                 for node in nodes.into_iter().flat_map(|(from, to)| [from, to]).filter(|&node| node != SOURCE) {
                     run.target_mut(node).unmet = Some(reason.clone());
                 }
-                self.job.stop(hop, libc::SIGTERM as u8);
+                self.stop_hop(run, hop);
             }
             Update::Gone(host, failure) => {
                 let failure = failure.unwrap_or_else(|| self.job.lost(host));
                 if host == run.source && !run.has_begun {
                     return Err(failure);
                 }
+                self.stop_copies_of(run, host);
                 if let Some(node) = run.node_of(host) {
                     // If the node is done, its tree has been proven, and the host is no longer needed.
                     if node != SOURCE && run.chain.tree(node) != Tree::Done {
@@ -434,7 +417,10 @@ impl Copy<'_> {
             Message::BroadcastEnded(report) => {
                 let fault = report.fault.clone();
                 match &fault {
-                    Some(fault) if node != SOURCE && fault.is_misled() => run.chain.misled(node),
+                    Some(fault) if node != SOURCE && fault.is_misled() => {
+                        run.target_mut(node).note_forged();
+                        run.chain.misled(node);
+                    }
                     fault => run.chain.tree_over(node, fault.is_none()),
                 }
                 if node == SOURCE {
@@ -465,63 +451,6 @@ impl Copy<'_> {
         }
     }
 
-    /// Reports hops that have met, and hops that are over, to the chain.
-    fn settle_hops(&mut self, run: &mut Run) {
-        run.links.settle(&self.job, &mut run.chain, run.began.elapsed());
-        let copies: Vec<usize> = run.copies.keys().copied().filter(|&hop| links::is_over(&self.job, hop)).collect();
-        for hop in copies {
-            let (from, to) = run.copies.remove(&hop).expect("it is there");
-            self.end_copy(run, hop, from, to);
-        }
-    }
-
-    fn end_copy(&mut self, run: &mut Run, hop: usize, from: Node, to: Node) {
-        let now = run.began.elapsed();
-        let fault = self.job.hops[hop].first_fault();
-        // If this command stopped the hop because its ends did not meet, the signal is not the reason for the failure.
-        let is_stopped = self.job.hops[hop].is_stopping && fault.is_some_and(|(_, fault)| fault.exit > 128);
-        let fault = fault.map(|(host, fault)| (host, self.failure(host, fault)));
-        let received = self.job.hops[hop].report(Side::To).cloned();
-        let is_forged = self.job.hops[hop].report(Side::To).and_then(|report| report.fault.as_ref());
-        let is_forged = is_forged.is_some_and(Fault::is_misled);
-        let end = match &fault {
-            _ if is_forged => CopyEnd::Forged,
-            Some((host, _)) if *host == run.host(to) => CopyEnd::ToFailed,
-            None if received.is_some() => CopyEnd::Made,
-            _ => CopyEnd::Broken,
-        };
-        let names = [from, to].map(|node| self.label(run.host(node)));
-        if is_forged {
-            let [from, to] = &names;
-            // The data may be wrong, or entries that failed on the host were not there to be compared.
-            self.say(&format!("{to} could not verify the data from {from}; it gets its copy from the source"));
-        }
-        // What failed on the host cannot have been compared.
-        if received.as_ref().is_some_and(|report| report.tree.is_other && report.tree.failed == 0) {
-            run.chain.keep_to_itself(to);
-            let [from, to] = &names;
-            self.say(&format!(
-                "{to}: the data on {from} changed after the others received it; {to} has the new version"
-            ));
-        }
-        if received.as_ref().is_some_and(|report| report.tree.failed > 0) {
-            run.chain.keep_to_itself(to);
-        }
-        let sent = self.job.hops[hop].report(Side::From).map(|report| report.tree.failed);
-        let unsent = sent.or(received.as_ref().map(|report| report.tree.failed_there)).unwrap_or(0);
-        if sent.is_none() {
-            self.tell_failed_there(run.host(from), unsent);
-        }
-        let target = run.target_mut(to);
-        (target.report, target.unsent) = (received, unsent);
-        if end == CopyEnd::Made {
-            (target.done_after, target.failure) = (Some(now), None);
-        } else if let Some((_, failure)) = fault.filter(|_| !is_stopped) {
-            target.failure = Some(failure);
-        }
-        run.chain.copy_over(from, to, end);
-    }
-
     /// Ends all nodes and copies, and waits for a limited time until they have ended. Returns the number of bytes that
     /// are kept on all hosts together.
     fn stop_nodes(&mut self, run: &Run, number: u8) -> u64 {
@@ -531,9 +460,8 @@ impl Copy<'_> {
         for node in 0..=run.nodes.len() {
             self.tell_node(run, node, Message::Signal(number));
         }
-        let is_chain = !self.plan.tree.sync;
         let is_open = |node: &Node| !self.job.hosts[run.host(*node)].gone && run.target(*node).report.is_none();
-        let open = (1..=run.nodes.len()).filter(|node| is_chain && is_open(node));
+        let open = (1..=run.streaming).filter(is_open);
         let mut left: HashSet<usize> = open.map(|node| run.host(node)).collect();
         let (mut kept, deadline) = (run.kept.clone(), Instant::now() + STOP_MAX);
         // A host that keeps sending messages without ending is waited for no longer than a silent host.

@@ -57,7 +57,7 @@ impl Copy<'_> {
         Ok(Some(Manifest { writer: Arc::new(Mutex::new(Some(writer))), root }))
     }
 
-    /// Refuses a report (`--report`, `--trace`) that would be part of what is copied.
+    /// Refuses a report (`--json`, `--report`, `--trace`) that would be part of what is copied.
     ///
     /// # Errors
     ///

@@ -165,13 +165,13 @@ struct Drill<'a> {
     contents: Vec<u8>,
 }
 
-/// Runs all drills with one host. `complain` takes a line about what could not be removed from the host.
+/// Runs all drills with one host. `complain` takes a line about what could not be removed.
 ///
 /// # Errors
 ///
 /// Fails with the reason if the drill cannot be begun: the host cannot be reached, or has no room. Exit code 128+n for
 /// a signal.
-pub(crate) fn run(setup: Setup, host: &OsStr, complain: impl FnOnce(&str)) -> Result<Vec<Finding>, Failure> {
+pub(crate) fn run(setup: Setup, host: &OsStr, complain: impl Fn(&str)) -> Result<Vec<Finding>, Failure> {
     let name = format!("rddoctor-drill-{:016x}", rng().next_u64());
     let there_at = std::env::temp_dir().join(format!("{name}-there"));
     let there_at = there_at.to_str().filter(|path| is_plain(path)).map(str::to_owned);
@@ -193,8 +193,12 @@ pub(crate) fn run(setup: Setup, host: &OsStr, complain: impl FnOnce(&str)) -> Re
     let (here_at, may_be_there, stages) = (here_at.clone(), false, 0);
     let mut drill = Drill { job, there, host, transfer, here_at, there_at, may_be_there, stages, contents };
     let done = written.and_then(|()| drill.all());
-    let _ = fs::remove_dir_all(&drill.here_at);
+    // Before the directory on this host goes: an interrupted copy must not write there any more.
     let removed = drill.remove();
+    if let Err(error) = fs::remove_dir_all(&drill.here_at) {
+        let path = escaped(drill.here_at.as_os_str());
+        complain(&format!("cannot remove {path}: {error}; run: rm -r {path}"));
+    }
     if let Err(failure) = &removed {
         complain(&drill.left_behind(failure));
     }
@@ -447,6 +451,8 @@ impl Drill<'_> {
                         Some(fault) => Err(told(&self.job.hosts[self.there].name, &fault)),
                     };
                 }
+                // An agent that was given up before its successor was started.
+                Some(Update::Gone(host, _)) if host != self.there => {}
                 Some(update) => self.job.check(update)?,
                 None => {
                     let (label, within) = (self.job.hosts[self.there].label(), COMMAND_MAX.as_secs());

@@ -34,6 +34,10 @@ const MARK: &str = "rdma-pipe-bootstrap ";
 /// Number of bytes that are written to the launcher at a time. Each piece that is taken shows that the host is alive.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// What the script asks or reports before the agent runs: each at most once, in this order. A host that repeats one
+/// could otherwise have the agent sent to it, or a line printed, without end.
+const STEPS: [&str; 3] = ["ask", "want", "sent"];
+
 /// An upload that takes longer than this is announced.
 const SLOW: Duration = Duration::from_secs(2);
 
@@ -232,6 +236,7 @@ impl Request {
         noise: &mut Option<String>,
     ) -> Result<Result<(), ChannelError>, Failure> {
         let mut lines = stdout.take((NOISE_BYTES_MAX + MAGIC.len()) as u64);
+        let mut steps = STEPS.iter();
         loop {
             let mut line = Vec::new();
             // The magic ends with a line feed, so it is at the end of a line.
@@ -252,6 +257,10 @@ impl Request {
             }
             let Some((_, answer)) = answer else { continue };
             let (what, about) = answer.split_once(' ').unwrap_or((answer, ""));
+            if STEPS.contains(&what) && steps.next() != Some(&what) {
+                let line = format!("the program on {} is not an rdma-pipe agent: an unexpected request", self.label);
+                return Err(Failure::new(Exit::Connect, line));
+            }
             match what {
                 "ask" => {
                     let own = self.own()?;
@@ -433,20 +442,48 @@ mod tests {
     #[test]
     fn a_host_gets_what_it_asks_for() {
         let ours = Hello::ours();
+        let ask = format!("{MARK}ask\n");
         let want = format!("welcome{MARK}want {} {} \n", ours.system, ours.machine);
         let (sent, outcome) = served(b"rdma-pipe-bootstrap ask\nbye\n");
         let answer = format!("{} 200000 {} {}\n", hash(&[7; 200_000]), ours.system, ours.machine);
         assert!(sent == answer.len() && matches!(outcome, Ok(Err(ChannelError::Closed))), "{sent} {outcome:?}");
-        let (sent, outcome) = served(&[want.as_bytes(), b"noise\n", MAGIC].concat());
-        assert!(sent == 200_000 && matches!(outcome, Ok(Ok(()))), "{sent} {outcome:?}");
+        let (sent, outcome) = served(&[ask.as_bytes(), want.as_bytes(), b"noise\n", MAGIC].concat());
+        assert!(sent == answer.len() + 200_000 && matches!(outcome, Ok(Ok(()))), "{sent} {outcome:?}");
         let (sent, outcome) = served(&[b"no newline", MAGIC].concat());
         assert!(sent == 0 && matches!(outcome, Ok(Ok(()))), "{sent} {outcome:?}");
-        let (sent, outcome) = served(b"rdma-pipe-bootstrap want Plan9 mips\n");
-        assert!(sent == 0 && outcome.is_err_and(|failure| failure.message.is_some_and(|line| line.contains("Plan9"))));
+        let (sent, outcome) = served(b"rdma-pipe-bootstrap ask\nrdma-pipe-bootstrap want Plan9 mips\n");
+        assert_eq!(sent, answer.len());
+        assert!(outcome.is_err_and(|failure| failure.message.is_some_and(|line| line.contains("Plan9"))));
         let (_, outcome) = served(b"bye\n");
         assert!(matches!(outcome, Ok(Err(ChannelError::Closed))), "{outcome:?}");
         let (_, outcome) = served(&vec![b'\n'; NOISE_BYTES_MAX + MAGIC.len() + 1]);
         assert!(matches!(outcome, Ok(Err(ChannelError::NoMagic))), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_host_asks_for_each_thing_once_and_in_order() {
+        let ours = Hello::ours();
+        let (ask, sent) = (format!("{MARK}ask\n"), format!("{MARK}sent\n"));
+        let want = format!("{MARK}want {} {} \n", ours.system, ours.machine);
+        let answer = format!("{} 200000 {} {}\n", hash(&[7; 200_000]), ours.system, ours.machine).len();
+        let all = answer + 200_000;
+        for (said, taken) in [
+            (&[&ask, &ask][..], answer),
+            (&[&want], 0),
+            (&[&sent], 0),
+            (&[&ask, &sent], answer),
+            (&[&ask, &want, &want], all),
+            (&[&ask, &want, &ask], all),
+            (&[&ask, &want, &sent, &sent], all),
+            (&[&ask, &want, &sent, &want], all),
+        ] {
+            let said: String = said.iter().copied().map(String::as_str).collect();
+            let (bytes, outcome) = served(&[said.as_bytes(), MAGIC].concat());
+            let failure = outcome.expect_err("an unexpected request");
+            assert_eq!((bytes, failure.exit), (taken, Exit::Connect), "{said}: {failure:?}");
+        }
+        let (bytes, outcome) = served(&[ask.as_bytes(), want.as_bytes(), sent.as_bytes(), MAGIC].concat());
+        assert!(bytes == all && matches!(outcome, Ok(Ok(()))), "{bytes} {outcome:?}");
     }
 
     #[test]

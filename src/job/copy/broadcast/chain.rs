@@ -117,6 +117,8 @@ pub(super) enum LinkEnd {
     FromFailed,
     /// The receiving node could not go on.
     ToFailed,
+    /// The receiving node has never said where it wants the stream to start.
+    ToSilent,
 }
 
 /// How an ordinary copy ended.
@@ -161,6 +163,8 @@ struct Member {
     received: u64,
     sure: u64,
     has_all: bool,
+    /// Whether a link to it has carried everything, by the word of both ends.
+    is_fed: bool,
     /// When it last got more, or a link to it came up. `reached` is how far it was then, by the word of both ends of
     /// the link, and by the word of one end.
     moved: Duration,
@@ -187,6 +191,9 @@ struct Member {
     /// Number of nodes to which it is giving its tree.
     serves: u32,
     is_served: bool,
+    /// The node that gives the copy to it, and when that copy last got further.
+    giver: Node,
+    copied: Duration,
     copies: u32,
     /// Whether it takes part in the stream, and so reports its progress.
     speaks: bool,
@@ -244,6 +251,7 @@ impl Member {
             received: 0,
             sure: 0,
             has_all: false,
+            is_fed: false,
             moved: now,
             reached: (0, 0),
             spoke: now,
@@ -259,6 +267,8 @@ impl Member {
             busy_since: None,
             serves: 0,
             is_served: false,
+            giver: SOURCE,
+            copied: now,
             copies: 0,
             speaks: true,
             tried: Vec::new(),
@@ -462,11 +472,12 @@ impl Chain {
     pub(super) fn link_over(&mut self, id: LinkId, end: LinkEnd, now: Duration) {
         let Some(Link { from, to, is_stopping, .. }) = self.links.remove(&id) else { return };
         match end {
-            LinkEnd::Done => self.members[to].has_all = true,
+            LinkEnd::Done => (self.members[to].has_all, self.members[to].is_fed) = (true, true),
             // Failures of a link that is being stopped say nothing about its nodes.
             _ if is_stopping => {}
             LinkEnd::NotKept => self.take_out(to, Why::TooFar),
             LinkEnd::ToFailed => self.take_out(to, Why::Failed),
+            LinkEnd::ToSilent => self.take_out(to, Why::CutOff),
             LinkEnd::FromFailed => self.take_out(from, Why::Failed),
             LinkEnd::Broken => {
                 if self.are_neighbours(from, to) {
@@ -567,6 +578,7 @@ impl Chain {
                 member.last_since = member.last_since.map(|since| since + slept);
             }
         }
+        self.excuse_copies(slept);
         self.ticked = now;
         for at in 0..self.order.len() {
             self.learn(self.order[at], now);

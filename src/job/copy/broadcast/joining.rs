@@ -101,7 +101,7 @@ impl Copy<'_> {
                 run.chain.keep_to_itself(node);
             }
         }
-        run.nodes = nodes;
+        (run.streaming, run.nodes) = (nodes.len(), nodes);
         self.begin_nodes(run);
     }
 
@@ -270,7 +270,8 @@ impl Copy<'_> {
     pub(super) fn fail_target(&mut self, run: &mut Run, at: usize, failure: Failure) {
         let target = &mut run.targets[at];
         (target.placing, target.placed) = (None, None);
-        if target.failure.is_none() {
+        // A host where the source itself stands is done, and no longer needed.
+        if target.failure.is_none() && target.done_after.is_none() {
             target.failure = Some(failure);
             if run.has_begun {
                 run.chain.will_not_join();
@@ -356,6 +357,8 @@ impl Run {
                 let line = format!("{label}: {} not copied in full; the others were copied", entries(failed));
                 JoinOutcome { exit: Exit::Partial.code(), line }
             }
+            // Nothing had to be copied.
+            (None, None, Some(_)) => JoinOutcome { exit: 0, line: format!("{label}: has the source; left unchanged") },
             (failure, ..) => {
                 let any = failure.as_ref().or(self.source_failure.as_ref());
                 let exit = any.map_or(Exit::LinkLost, |failure| failure.exit);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::chain::{Chain, LinkEnd, LinkId, Why};
-use crate::control::frames;
+use crate::control::frames::{self, Fault};
 use crate::fault::Exit;
 use crate::job::event::rate;
 use crate::job::hop::Side;
@@ -131,15 +131,48 @@ fn has_failed(job: &Job, hop: usize) -> bool {
 
 fn how_ended(job: &Job, hop: usize) -> LinkEnd {
     let hop = &job.hops[hop];
-    let fault = |side: Side| hop.report(side).and_then(|report| report.fault.as_ref()).filter(|fault| fault.own);
-    let is_code = |side, exit: Exit| fault(side).is_some_and(|fault| fault.exit == exit.code());
+    let fault = |side: Side| hop.report(side).and_then(|report| report.fault.as_ref());
     if hop.reports.iter().flatten().count() == 2 && hop.reports.iter().flatten().all(|report| report.fault.is_none()) {
         return LinkEnd::Done;
     }
-    match fault(Side::From) {
+    how_failed(fault(Side::From), fault(Side::To))
+}
+
+/// Returns how a link ended if its ends have reported these faults.
+fn how_failed(from: Option<&Fault>, to: Option<&Fault>) -> LinkEnd {
+    let is_own = |fault: Option<&Fault>, exit: Exit| fault.is_some_and(|fault| fault.own && fault.exit == exit.code());
+    match from {
         Some(fault) if fault.is_not_kept() => LinkEnd::NotKept,
-        _ if is_code(Side::From, Exit::Source) => LinkEnd::FromFailed,
-        _ if is_code(Side::To, Exit::Destination) => LinkEnd::ToFailed,
+        Some(fault) if is_own(from, Exit::Source) && is_timeout(fault) => LinkEnd::ToSilent,
+        _ if is_own(from, Exit::Source) => LinkEnd::FromFailed,
+        _ if is_own(to, Exit::Destination) => LinkEnd::ToFailed,
         _ => LinkEnd::Broken,
+    }
+}
+
+/// Whether a sending end has waited in vain for the other end to say where it wants the stream to start.
+fn is_timeout(fault: &Fault) -> bool {
+    fault.path.is_empty() && fault.errno == libc::ETIMEDOUT
+}
+
+#[cfg(test)]
+mod tests {
+    use rd_proto::control::IoFact;
+
+    use super::*;
+
+    /// A sending end that was not asked for anything has not failed.
+    #[test]
+    fn an_end_fails_for_its_own_faults_alone() {
+        let fact = |errno, path: &str| IoFact { path: path.into(), errno, detail: Vec::new() };
+        let from = |errno, path| how_failed(Some(&Fault::unreadable(&fact(errno, path))), None);
+        assert_eq!(from(libc::ETIMEDOUT, ""), LinkEnd::ToSilent);
+        assert_eq!(from(libc::ETIMEDOUT, "file"), LinkEnd::FromFailed);
+        assert_eq!(from(libc::EIO, ""), LinkEnd::FromFailed);
+        assert_eq!(from(libc::ESTALE, ""), LinkEnd::NotKept);
+        let to = Fault::unwritable(&fact(libc::ENOSPC, "file"));
+        assert_eq!(how_failed(None, Some(&to)), LinkEnd::ToFailed);
+        let told = Fault { own: false, ..Fault::unreadable(&fact(libc::ETIMEDOUT, "")) };
+        assert_eq!(how_failed(Some(&told), Some(&Fault { own: false, ..to })), LinkEnd::Broken);
     }
 }

@@ -215,11 +215,13 @@ impl Chain {
         from.sure > to.received || self.length == Some(from.sure) && !to.has_all
     }
 
-    /// Records that nodes without anything to take do not stand still.
+    /// Records that nodes without anything to take do not stand still. While the source is silent, it gives nothing
+    /// either.
     pub(super) fn excuse(&mut self, now: Duration) {
         for at in 1..self.order.len() {
-            if !self.waits(self.order[at - 1], self.order[at]) {
-                self.members[self.order[at]].moved = now;
+            let (from, to) = (self.order[at - 1], self.order[at]);
+            if !self.waits(from, to) || from == SOURCE && self.is_silent(SOURCE, now) {
+                self.members[to].moved = now;
             }
         }
     }

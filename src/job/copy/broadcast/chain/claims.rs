@@ -34,7 +34,9 @@ impl Chain {
 
     /// Derives what is believed of a node from what has been reported.
     pub(super) fn learn(&mut self, node: Node, now: Duration) {
-        let said = self.members[node].said;
+        let member = &self.members[node];
+        // A node that has taken everything cannot hide that, so that it need not pass it on.
+        let said = self.length.filter(|_| member.is_fed).unwrap_or(member.said);
         let Some(before) = self.before(node) else {
             let of_source = self.length.unwrap_or(self.members[SOURCE].received);
             let said = if node == SOURCE { said } else { said.min(of_source) };

@@ -1,5 +1,7 @@
 //! Ordinary copies to nodes that are out of the chain without the whole stream, and to nodes that join: which node
-//! gives them, and when.
+//! gives them, when, and for how long they may stand still.
+
+use std::time::Duration;
 
 use super::{Action, Chain, CopyEnd, Member, Node, SOURCE, Tree};
 
@@ -8,6 +10,22 @@ const COPIES_MAX: u32 = 3;
 
 /// Maximum number of ordinary copies that the source gives at once if there is no chain.
 pub(super) const COPIES_AT_ONCE: u32 = 4;
+
+/// How long a copy may get no further. Its receiver may be making files durable or deleting others, which it does not
+/// report. Neither does it report how much it has read back for the proof, so a very slow disk gets the time to read
+/// the whole tree in addition, at `STILL_RATE` bytes a second.
+const STILL_MAX: Duration = Duration::from_secs(30 * 60);
+const STILL_RATE: u64 = 1 << 20;
+
+/// The same if another node waits for the giver of the copy.
+const WAITED_MAX: Duration = Duration::from_secs(5 * 60);
+const WAITED_RATE: u64 = 32 << 20;
+
+/// Within what time a copy gets further if nothing is wrong with its giver.
+const GOES_ON: Duration = Duration::from_secs(30);
+
+/// How long this process may take from one look at the time to the next. If it took longer, it was stopped.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 
 impl Chain {
     /// Records the end of an ordinary copy.
@@ -28,34 +46,81 @@ impl Chain {
         self.settle();
     }
 
+    /// Records that the copy to a node has got further.
+    pub(in crate::job::copy::broadcast) fn copy_moved(&mut self, to: Node, now: Duration) {
+        self.members[to].copied = now;
+    }
+
+    /// Returns the nodes whose copies have got no further for too long, and for how long. A copy may stand still for
+    /// `least` in any case.
+    pub(in crate::job::copy::broadcast) fn stuck(&self, now: Duration, least: Duration) -> Vec<(Node, Duration)> {
+        let for_all = |rate: u64| Duration::from_secs(self.length.unwrap_or(0) / rate);
+        let is_stuck = |&(to, still): &(Node, Duration)| {
+            still > least
+                && still > WAITED_MAX + for_all(WAITED_RATE)
+                && (still > STILL_MAX + for_all(STILL_RATE) || self.is_waited_for(to, now))
+        };
+        let served = (1..self.members.len()).filter(|&node| self.members[node].is_served);
+        served.map(|node| (node, now.saturating_sub(self.members[node].copied))).filter(is_stuck).collect()
+    }
+
+    /// Whether another node could get its copy if the copy to this one ended.
+    fn is_waited_for(&self, to: Node, now: Duration) -> bool {
+        let (giver, is_live) = (self.members[to].giver, self.is_live());
+        // If none of several copies gets further, the giver may be the reason, such as a source on tapes.
+        let goes_on = |&(node, member): &(Node, &Member)| {
+            node != to && member.is_served && member.giver == giver && now.saturating_sub(member.copied) <= GOES_ON
+        };
+        let is_to_blame = self.serves_max == 1 || self.members.iter().enumerate().any(|it| goes_on(&it));
+        let waits = |node: Node| Self::needs_copy(&self.members[node]) && self.can_give(giver, node, is_live);
+        is_to_blame && (1..self.members.len()).any(waits)
+    }
+
+    /// Records how much time has passed since the last look at the time. If this process was stopped meanwhile, no copy
+    /// has stood still for that time.
+    pub(super) fn excuse_copies(&mut self, slept: Duration) {
+        if slept > LOOK_MAX {
+            self.members.iter_mut().for_each(|member| member.copied += slept);
+        }
+    }
+
     /// Whether a node can get its tree only by an ordinary copy.
     fn needs_copy(member: &Member) -> bool {
         member.is_heard && member.tree == Tree::Open && member.is_behind && member.is_over && !member.is_served
     }
 
-    /// Begins all copies that can be begun.
-    pub(super) fn copy(&mut self) {
+    /// Whether nodes of the chain are still at work, and so need the source.
+    fn is_live(&self) -> bool {
         // A disk that stands still may do so for ever. Its node has the whole stream, so the source is not needed for
         // it.
         let is_still = |node: Node| self.members[node].has_all && self.has_hardly_written(node, self.ticked);
         let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
-        let is_live = self.order.iter().any(|&node| node != SOURCE && is_at_it(node));
+        self.order.iter().any(|&node| node != SOURCE && is_at_it(node))
+    }
+
+    /// Whether one node may give its tree to another, once it gives fewer copies than it can give at once.
+    fn can_give(&self, from: Node, to: Node, is_live: bool) -> bool {
+        let (giver, taker) = (&self.members[from], &self.members[to]);
+        let is_there = from != to && giver.is_heard && !self.is_silent(from, self.ticked);
+        if from == SOURCE {
+            // The source gives what no other node can, once the others do not need it.
+            return is_there && !is_live;
+        }
+        let believes_source = taker.wants_source && self.members[SOURCE].is_heard;
+        is_there && giver.tree == Tree::Done && giver.may_serve && self.is_provable && !believes_source
+    }
+
+    /// Begins all copies that can be begun.
+    pub(super) fn copy(&mut self) {
+        let is_live = self.is_live();
         for to in 1..self.members.len() {
             if !Self::needs_copy(&self.members[to]) {
                 continue;
             }
-            let is_whole = |node: &Node| {
-                let member = &self.members[*node];
-                let has_tree = member.tree == Tree::Done && *node != SOURCE && member.may_serve;
-                // The source gives what no other node can, once the others do not need it.
-                let has_tree = has_tree && self.is_provable;
-                let is_there = member.is_heard && !self.is_silent(*node, self.ticked);
-                is_there && member.serves < self.serves_max && (has_tree || *node == SOURCE && !is_live)
-            };
+            let is_free = |from: &Node| self.members[*from].serves < self.serves_max;
+            let is_whole = |from: &Node| is_free(from) && self.can_give(*from, to, is_live);
             let tried = &self.members[to].tried;
-            let believes_source = self.members[to].wants_source && self.members[SOURCE].is_heard;
-            let may_give = |&node: &Node| node != to && (node == SOURCE || !believes_source);
-            let whole = || (0..self.members.len()).rev().filter(may_give).filter(is_whole);
+            let whole = || (0..self.members.len()).rev().filter(is_whole);
             // A node from which a copy has failed is asked again only when there will be no other.
             let again = || whole().next().filter(|_| !is_live);
             let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else {
@@ -64,10 +129,10 @@ impl Chain {
                 member.stranded = member.stranded.or(Some(self.ticked)).filter(|_| is_stranded);
                 continue;
             };
-            self.members[to].stranded = None;
             self.members[from].serves += 1;
-            self.members[to].is_served = true;
-            self.members[to].copies += 1;
+            let member = &mut self.members[to];
+            (member.stranded, member.is_served, member.giver, member.copied) = (None, true, from, self.ticked);
+            member.copies += 1;
             self.actions.push_back(Action::Copy { from, to });
         }
     }

@@ -87,6 +87,22 @@ fn one_whose_command_waits_for_more_is_not_slow() {
     assert_eq!(rig.outs(), [(2, Why::StoodStill)]);
 }
 
+/// A source that is silent gives nothing, so nobody behind it stands still. Once it is back, the time begins anew.
+#[test]
+fn nobody_stands_still_behind_a_source_that_is_silent() {
+    for lag in [Lag::Held, Lag::Dropped] {
+        let mut rig = Rig::new(3, lag);
+        let hosts = [(1, 64, 64), (2, 64, 64), (3, 64, 64)];
+        let all = [&[(SOURCE, 96, 96)][..], &hosts].concat();
+        rig.pass(Duration::from_secs(1), &all);
+        rig.pass(2 * STALL, &hosts);
+        rig.pass(STALL - STEP, &all);
+        assert_eq!(rig.outs(), [], "{lag:?}");
+        rig.pass(2 * STEP, &all);
+        assert_eq!(rig.outs(), [(1, Why::StoodStill)], "{lag:?}");
+    }
+}
+
 #[test]
 fn one_that_is_slow_is_dropped_where_that_is_asked_for() {
     let mut rig = Rig::new(3, Lag::Dropped);

@@ -160,3 +160,42 @@ fn one_that_has_much_to_finish_is_waited_for() {
     });
     assert!(ended.is_some_and(|second| (4800..4810).contains(&second)), "{ended:?}");
 }
+
+/// A node that has surely taken everything, and says that it has nothing, does not keep the node behind it waiting.
+#[test]
+fn one_that_has_taken_all_cannot_hide_that() {
+    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    let (mut to_first, mut ended) = (None, None);
+    for tenths in 0..1000 {
+        let now = Duration::from_millis(100 * tenths);
+        let all = BroadcastState { received: 100, passed: 100, has_all: true, ..BroadcastState::default() };
+        chain.state(SOURCE, &all, now);
+        (1..=2).for_each(|node| chain.state(node, &BroadcastState::default(), now));
+        if tenths == 10 {
+            chain.link_over(to_first.expect("it was begun"), LinkEnd::Done, now);
+            chain.proof(100, true);
+            chain.tree_over(SOURCE, true);
+            chain.tree_over(1, true);
+        }
+        chain.tick(now);
+        while let Some(action) = chain.poll() {
+            match action {
+                Action::Connect { link, from, .. } => {
+                    if from == SOURCE {
+                        to_first.get_or_insert(link);
+                    }
+                    chain.link_up(link, now);
+                }
+                Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
+                Action::Leave(node) => chain.tree_over(node, false),
+                Action::Copy { from, to } => chain.copy_over(from, to, CopyEnd::Made),
+                _ => {}
+            }
+        }
+        if chain.has_ended() {
+            ended.get_or_insert(now);
+        }
+    }
+    assert!(ended.is_some_and(|after| after <= Duration::from_secs(1) + 2 * STALL), "{ended:?} {chain:?}");
+    assert!((1..=2).all(|node| chain.tree(node) == Tree::Done), "{chain:?}");
+}

@@ -1,5 +1,5 @@
-//! Disks that stand still: nodes with such disks, one or several, are not waited for without end, and neither are
-//! others because of them.
+//! Disks and copies that stand still: nodes with such disks, one or several, are not waited for without end, and
+//! neither are others because of them.
 
 use super::*;
 
@@ -165,4 +165,117 @@ fn one_that_has_all_when_it_is_told_to_leave_is_proven() {
     assert!(said.contains(&Action::Leave(2)), "{said:?}");
     assert!(said.contains(&Action::Prove(2)), "{said:?}");
     assert_eq!(said.last(), Some(&Action::End));
+}
+
+/// Lets time pass until copies are given up, and returns when that was, in seconds, and the nodes that were to get
+/// them. Only the copies to the nodes of `moving` get further.
+fn stuck_after(chain: &mut Chain, of_chain: usize, moving: &[Node]) -> (u64, Vec<Node>) {
+    for second in 0..3600 {
+        let now = Duration::from_secs(second);
+        for node in 0..of_chain {
+            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, now);
+        }
+        moving.iter().for_each(|&node| chain.copy_moved(node, now));
+        chain.tick(now);
+        let stuck: Vec<Node> = chain.stuck(now, Duration::ZERO).into_iter().map(|(node, _)| node).collect();
+        if !stuck.is_empty() {
+            return (second, stuck);
+        }
+    }
+    panic!("no copy is given up: {chain:?}");
+}
+
+/// Returns a state without a chain in which the source gives four hosts their copies, and these many others wait.
+fn copies_to(waiting: usize) -> Chain {
+    let mut chain = Chain::of_copies(4 + waiting, Duration::ZERO);
+    for _ in 0..4 + waiting {
+        chain.join(true, Duration::ZERO);
+    }
+    let begun: Vec<Action> = std::iter::from_fn(|| chain.poll()).collect();
+    assert_eq!(begun, [1, 2, 3, 4].map(|to| Action::Copy { from: SOURCE, to }));
+    chain
+}
+
+/// A copy that gets no further, as to a file system that hangs, is given up: soon if others wait for its giver,
+/// otherwise after a long time. A copy that goes on may take any time.
+#[test]
+fn a_copy_that_gets_no_further_is_given_up() {
+    for (waiting, second) in [(1, 5 * 60 + 1), (0, 30 * 60 + 1)] {
+        let mut chain = copies_to(waiting);
+        assert_eq!(stuck_after(&mut chain, 0, &[1, 2, 3]), (second, vec![4]));
+        chain.copy_over(SOURCE, 4, CopyEnd::ToFailed);
+        assert_eq!(chain.tree(4), Tree::Failed);
+        let next = chain.poll();
+        assert_eq!(next, (waiting > 0).then_some(Action::Copy { from: SOURCE, to: 5 }));
+        // While the ends reconnect, a copy stands still for a good reason.
+        let now = Duration::from_secs(3000);
+        assert_eq!(chain.stuck(now, now), []);
+    }
+    // If the source gives nothing to anybody, it may be the reason.
+    assert_eq!(stuck_after(&mut copies_to(1), 0, &[]), (30 * 60 + 1, vec![1, 2, 3, 4]));
+}
+
+/// In a chain, each node gives one copy at a time. A copy for which nobody waits gets more time.
+#[test]
+fn a_copy_after_a_chain_that_gets_no_further_is_given_up() {
+    for late in [2, 3] {
+        let mut chain = proven(2);
+        chain.expect(late);
+        for node in 0..2 {
+            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, Duration::ZERO);
+        }
+        chain.tree_over(1, true);
+        for _ in 0..late {
+            chain.join(true, Duration::ZERO);
+        }
+        let copies: Vec<Action> =
+            std::iter::from_fn(|| chain.poll()).filter(|action| matches!(action, Action::Copy { .. })).collect();
+        assert_eq!(copies, [Action::Copy { from: 1, to: 2 }, Action::Copy { from: SOURCE, to: 3 }]);
+        let second = if late == 3 { 5 * 60 + 1 } else { 30 * 60 + 1 };
+        assert_eq!(stuck_after(&mut chain, 2, &[]), (second, vec![2, 3]));
+        // Another host may have been the reason, so this is not yet the end for the second.
+        chain.copy_over(1, 2, CopyEnd::ToFailed);
+        chain.copy_over(SOURCE, 3, CopyEnd::ToFailed);
+        assert_eq!((chain.tree(2), chain.tree(3)), (Tree::Open, Tree::Failed));
+    }
+}
+
+/// After the caller was stopped for a while, no copy is blamed for that time.
+#[test]
+fn a_while_in_which_the_caller_was_stopped_does_not_count_for_copies() {
+    let mut chain = copies_to(1);
+    chain.tick(Duration::from_secs(1));
+    let now = Duration::from_secs(3600);
+    chain.tick(now);
+    assert_eq!(chain.stuck(now, Duration::ZERO), []);
+}
+
+/// A source that stops for a while, such as a frozen virtual machine, gives nothing. No host is blamed for that.
+#[test]
+fn a_source_that_stops_for_a_while_has_nobody_blamed() {
+    for seed in seeds(24) {
+        let mut world = World::new(seed, 2 + (seed % 6) as usize, 600);
+        let begin = Duration::from_millis(500 + world.below(3000));
+        let end = begin + Duration::from_millis(5000 + world.below(6500));
+        world.run(|world| {
+            let is_stopped = (begin..end).contains(&world.now);
+            world.peers[SOURCE].fault = is_stopped.then_some(Fault::Stopped);
+        });
+        world.check(true);
+        assert!(world.now > end && world.outs.is_empty(), "seed {seed}: {:?} {:?}", world.now, world.outs);
+    }
+}
+
+/// A node that never says where it wants the stream to start is passed over, and not the node that would send to it.
+#[test]
+fn one_that_asks_for_nothing_is_passed_over() {
+    for to in 1..=2 {
+        let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+        let link = *chain.links.iter().find(|(_, link)| link.to == to).expect("it was begun").0;
+        chain.link_over(link, LinkEnd::ToSilent, Duration::ZERO);
+        let outs: Vec<_> = std::iter::from_fn(|| chain.poll()).filter(|one| matches!(one, Action::Out(..))).collect();
+        assert_eq!(outs, [Action::Out(to, Why::CutOff)]);
+    }
 }

@@ -43,17 +43,13 @@ install:
 		install -D -m 644 "docs/completions/_$$command" "$(DESTDIR)$(ZSHDIR)/_$$command" || exit 1; done
 	install -d "$(UNITDIR)" && install -m 644 $(UNITS) "$(UNITDIR)"
 
+# Removes files only. The directories are not ours alone: a package may have brought an empty one, as Debian does
+# /usr/local/bin, and nothing tells it from one that `make install` has made.
 uninstall:
 	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(PROGRAMS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS)) \
 		$(COMPLETED:%="$(SHAREDIR)"/bash-completion/completions/%) \
 		$(COMPLETED:%="$(SHAREDIR)"/fish/vendor_completions.d/%.fish) $(COMPLETED:%="$(DESTDIR)$(ZSHDIR)"/_%) \
 		$(UNITS:packaging/%="$(UNITDIR)"/%)
-	@# Only directories that are empty now, from the inner ones outwards; those of a system hold more than ours.
-	@for directory in "$(MANDIR)" "$(SHAREDIR)/man" "$(SHAREDIR)/bash-completion/completions" \
-		"$(SHAREDIR)/bash-completion" "$(SHAREDIR)/fish/vendor_completions.d" "$(SHAREDIR)/fish" \
-		"$(DESTDIR)$(ZSHDIR)" "$(SHAREDIR)/zsh" "$(SHAREDIR)" "$(UNITDIR)" "$(DESTDIR)$(PREFIX)/lib/systemd" \
-		"$(DESTDIR)$(PREFIX)/lib" "$(BINDIR)" "$(DESTDIR)$(PREFIX)"; do \
-		rmdir "$$directory" 2>/dev/null || true; done
 
 # A .deb, an .rpm, a tarball and a wheel under build/packages, of what `make install` installs, for glibc 2.28 and newer.
 packages: package-deps

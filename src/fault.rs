@@ -170,14 +170,21 @@ pub fn shown_path(path: &[u8]) -> String {
     escaped(OsStr::from_bytes(&text))
 }
 
-/// Returns a name as it may be printed on a terminal. Escapes control characters, marks that reverse the direction of
-/// the text after them, and bytes that are not UTF-8.
+/// Whether a character must not reach a terminal or a page unescaped: a control character, or a mark that changes the
+/// direction of the text around it, so that a name reads as another one.
+pub fn is_unprintable(character: char) -> bool {
+    let is_mark =
+        matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    is_mark || character.is_control()
+}
+
+/// Returns a name as it may be printed on a terminal. Escapes control characters, marks that change the direction of
+/// text, and bytes that are not UTF-8.
 pub fn escaped(name: &OsStr) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.as_bytes().utf8_chunks() {
         for character in chunk.valid().chars() {
-            let is_mark = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-            if is_mark || character.is_control() {
+            if is_unprintable(character) {
                 text.extend(character.escape_default());
             } else {
                 text.push(character);
@@ -236,5 +243,11 @@ mod tests {
     #[test]
     fn names_are_printed_without_their_escapes() {
         assert_eq!(escaped(OsStr::from_bytes(b"a\x1b[31mb\n\xff\xc3\xa9")), "a\\u{1b}[31mb\\n\\xff\u{e9}");
+        for mark in ['\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}'] {
+            let name = format!("a{mark}b");
+            assert_eq!(escaped(OsStr::new(&name)), format!("a{}b", mark.escape_default()));
+        }
+        // Letters of scripts that are written from right to left, and joiners, which some scripts need.
+        assert_eq!(escaped(OsStr::new("\u{5d0}\u{627}\u{200c}\u{200d}")), "\u{5d0}\u{627}\u{200c}\u{200d}");
     }
 }

@@ -159,3 +159,33 @@ fn the_two_commands_install_what_they_need() {
     assert_eq!(commands.iter().map(run).collect::<Vec<_>>(), ["make check", "make test"]);
     assert!(["deps", "rustup", "cargo install"].iter().all(|word| !main_job.contains(word)));
 }
+
+/// An empty directory may be the system's, as `/usr/local/bin` of a fresh Debian is.
+#[test]
+fn uninstalling_removes_files_and_no_directory() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| scratch.path().join("usr/local").join(name);
+    let installed = [
+        ("bin", "rdcp"),
+        ("share/man/man1", "rdcp.1"),
+        ("share/bash-completion/completions", "rdcp"),
+        ("share/fish/vendor_completions.d", "rdcp.fish"),
+        ("share/zsh/site-functions", "_rdcp"),
+        ("lib/systemd/system", "rdrecv@.service"),
+    ];
+    for (directory, file) in installed {
+        fs::create_dir_all(at(directory)).expect("a directory");
+        fs::write(at(directory).join(file), "").expect("a file");
+    }
+    let mut command = Command::new("make");
+    command.args(["uninstall", "PREFIX=/usr/local"]).arg(format!("DESTDIR={}", scratch.path().display()));
+    for variable in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ZSHDIR"] {
+        command.env_remove(variable);
+    }
+    let output = command.current_dir(ROOT).output().expect("make");
+    assert!(output.status.success(), "{output:?}");
+    for (directory, file) in installed {
+        assert!(at(directory).is_dir(), "{directory} is left: {output:?}");
+        assert!(!at(directory).join(file).exists(), "{directory}/{file} is removed: {output:?}");
+    }
+}

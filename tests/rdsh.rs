@@ -384,6 +384,13 @@ fn ssh_does_the_rest() {
     }
     let (ended, _) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &["-v", "h", "top"])), b"");
     ended.expect(9).one_line("rdsh", &["left to", "has no"]);
+    // Further words of the launcher may be a password.
+    let mut command = rdsh();
+    command.args(["-v", "--rsh", &format!("{} -o User=hunter2", lab.join("ssh").display()), "-t", "h", "top"]);
+    command.current_dir(lab.0.path()).env("HOME", lab.join("home")).stdin(Stdio::null()).stdout(Stdio::null());
+    let ended = Process::spawn(&mut command).wait();
+    let told = &ended.expect(9).one_line("rdsh", &["left to", "ssh"]).stderr;
+    assert!(!told.contains("hunter2"), "{told}");
 }
 
 /// The first `-v` is for rdsh. ssh gets them from the second on.

@@ -87,7 +87,8 @@ pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
                 std::process::exit(i32::from(Exit::Connect.code()));
             });
             let text = text.first().and_then(|text| text.to_str()).unwrap_or_default();
-            let found = line.to_str().map(|line| found(shell, name, line, until)).unwrap_or_default();
+            // A line that is not UTF-8 has local names, which the shell itself can complete.
+            let found = line.to_str().map_or_else(Found::files, |line| found(shell, name, line, until));
             super::print(&found.shown(shell, text))
         }
         _ => Err(usage()),
@@ -124,7 +125,7 @@ impl Found {
             let typed = &self.typed.value;
             let at = typed.find('=').filter(|_| typed.starts_with("--")).map_or(0, |at| at + 1);
             let (front, prefix) = typed.split_at(at);
-            let names = local_names(prefix).into_iter();
+            let names = local_names(prefix).into_iter().map(as_path);
             self.words.extend(names.map(|name| Candidate(format!("{front}{name}"), String::new())));
             self.files = false;
         }
@@ -169,6 +170,19 @@ fn local_names(prefix: &str) -> Vec<String> {
     names.collect()
 }
 
+/// Returns a local name as it must be written: `./NAME` if it would otherwise be read as a host or an option.
+fn as_path(name: String) -> String {
+    if name.contains(':') || name.starts_with('-') { format!("./{name}") } else { name }
+}
+
+/// Returns the text of a word as the shell will pass it: an unquoted `~/` stands for the home directory.
+fn with_home(word: Word) -> String {
+    match std::env::var("HOME") {
+        Ok(home) if word.raw.starts_with("~/") => format!("{home}{}", &word.value[1..]),
+        _ => word.value,
+    }
+}
+
 /// Returns what may stand at the end of the line.
 fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
     let mut line = words(line, shell);
@@ -179,9 +193,10 @@ fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
     // The command name may follow sudo or env, and their arguments.
     let is_it = |word: &Word| Path::new(&word.value).file_name() == Some(name);
     let start = line.iter().position(is_it).map_or(0, |at| at + 1);
-    let before = line.drain(start.min(line.len())..).filter(|word| !word.is_shells);
-    let before: Vec<String> = before.map(|word| word.value).collect();
-    let given = Given::of(command, before);
+    let before = line.split_off(start.min(line.len()));
+    let is_open = before.iter().any(|word| word.is_open);
+    let before = before.into_iter().filter(|word| !word.is_shells).map(with_home).collect();
+    let given = Given { is_open, ..Given::of(command, before) };
     let found = given.found(command, &typed.value, until);
     Found { typed, ..found }
 }
@@ -197,6 +212,8 @@ struct Given<'a> {
     pending: Option<&'a Arg>,
     /// Whether no more options may come: after `--`, or within a command that `rdsh` runs.
     is_over: bool,
+    /// Whether a word contains something that only the shell can evaluate, so that its text is not known.
+    is_open: bool,
 }
 
 impl<'a> Given<'a> {
@@ -392,6 +409,10 @@ impl<'a> Given<'a> {
         path: &str,
         until: Instant,
     ) -> Option<Vec<(String, String)>> {
+        // ssh would be given another option, host or program than is typed.
+        if self.is_open {
+            return None;
+        }
         // Of a list of hosts, only the first is asked.
         let host = expand(host).ok()?.into_iter().next()?;
         let written = host.to_str().filter(|host| escaped(OsStr::new(host)) == **host)?;

@@ -45,7 +45,8 @@ const WITHIN_MAX: i64 = 86_400;
 /// and RDMA, which network carries the data, and how fast. Each check prints a line; a problem comes with the reason
 /// why it matters and the command that fixes it. If HOST is a list, such as 'gpu[01-64]', rddoctor checks all of its
 /// hosts and measures pairs, as many at once as possible without a host in two of them; it names slow pairs, and the
-/// host that slow pairs have in common. Nothing is changed on any host.
+/// host that slow pairs have in common. Nothing is changed on any host, except that an agent is copied to
+/// ~/.cache/rdma-pipe on a host that has none (not with --no-bootstrap).
 #[derive(Parser, Debug)]
 #[command(
     name = "rddoctor",
@@ -171,9 +172,18 @@ struct Section {
     part: &'static str,
     /// The host on which the fixes are to be run, by the name that `uname -n` prints.
     node: String,
+    /// Whether that is this host. Otherwise another host has reported the name, which may be that of yet another host.
+    is_here: bool,
     /// The host as named on the command line; empty for this host.
     name: String,
     lines: Vec<Line>,
+}
+
+impl Section {
+    /// Returns the host on which the fixes are to be run, as the user knows it.
+    fn owner(&self) -> &str {
+        if self.is_here { "this host" } else { &self.name }
+    }
 }
 
 fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
@@ -250,7 +260,7 @@ fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<()
         }
     };
     let title = format!("drill with {label}");
-    let sections = vec![Section { title, part: "drill", node: here.host.clone(), name: label, lines }];
+    let sections = vec![Section { title, part: "drill", node: here.host.clone(), is_here: true, name: label, lines }];
     let format = Format::of(arguments);
     format.section(&sections)?;
     format.end(&sections, None, None)
@@ -297,7 +307,7 @@ fn of_host(label: &str, part: &'static str, facts: &Facts) -> Section {
     let title = if label == facts.host { label.to_owned() } else { format!("{label} ({})", facts.host) };
     let examined = Examined { facts, ports: None };
     let lines = examine(facts).into_iter().map(|finding| line(finding, &examined)).collect();
-    Section { title, part, node: facts.host.clone(), name: String::new(), lines }
+    Section { title, part, node: facts.host.clone(), is_here: true, name: String::new(), lines }
 }
 
 fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
@@ -309,20 +319,24 @@ fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
 fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result<Path, NoWay>) -> Vec<Section> {
     let label = escaped(host);
     let path_title = format!("this host -> {label}");
-    let path_of =
-        |node: String, lines| Section { title: path_title.clone(), part: "path", node, name: label.clone(), lines };
+    let path_of = |node: String, is_here, lines| {
+        let (title, name) = (path_title.clone(), label.clone());
+        Section { title, part: "path", node, is_here, name, lines }
+    };
     match found {
         Ok(path) => {
-            let there = Section { name: label.clone(), ..of_host(&label, "there", &path.there) };
+            // The other host may be this one, by another name.
+            let is_here = path.is_one_machine && path.there.host == path.here.host;
+            let there = Section { is_here, name: label.clone(), ..of_host(&label, "there", &path.there) };
             let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
             // Settings of this host are fixed here; everything else on the way is fixed on the other host.
             let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path).into_iter().partition(|finding| finding.is_here);
             let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
-            let mut sections = vec![there, path_of(path.there.host.clone(), lines(theirs))];
+            let mut sections = vec![there, path_of(path.there.host.clone(), is_here, lines(theirs))];
             if !ours.is_empty() {
                 let title = format!("this host, on the path to {label}");
                 let node = path.here.host.clone();
-                sections.push(Section { title, part: "path", node, name: label, lines: lines(ours) });
+                sections.push(Section { title, part: "path", node, is_here: true, name: label, lines: lines(ours) });
             }
             sections
         }
@@ -336,7 +350,7 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
             };
             let words = words::no_way(found, code, host);
             let lines = vec![Line { check: "ssh", about: String::new(), level: Level::Failure, words }];
-            vec![path_of(node.to_owned(), lines)]
+            vec![path_of(node.to_owned(), true, lines)]
         }
     }
 }

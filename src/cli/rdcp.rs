@@ -278,9 +278,10 @@ impl HostOptions {
 }
 
 /// The exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified; 1 usage error; 2 authentication failed; \
-    3 cannot connect, or no agent; 4 link lost; 5 source error; 6 destination error; 7 corruption; \
-    8 some files failed; 9 protocol or version; 128+n ended by signal n; 141 standard output closed";
+const EXIT_CODES: &str = "Exit codes: 0 done, every byte verified (copies within one host are not compared); \
+    1 usage error; 2 authentication failed; 3 cannot connect, or no agent; 4 link lost; 5 source error; \
+    6 destination error; 7 corruption; 8 some files failed; 9 protocol or version; 128+n ended by signal n; \
+    141 standard output closed";
 
 /// Runs the whole command. `words` begins with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
@@ -528,6 +529,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             None => sources.pop().ok_or_else(missing)?,
         },
     };
+    let destination = match destination {
+        Spec::Here(path) if standard::is_output(&path) => Spec::Standard,
+        other => other,
+    };
     if sources.is_empty() {
         return Err(missing());
     }
@@ -636,7 +641,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         (_, true) => Digits::Plain,
         _ => Digits::Separated,
     };
-    let reports = report.page.iter().chain(&report.trace);
+    // Only a regular file's contents could be copied, or deleted with the rest of DST: a FIFO or terminal may be there.
+    let is_other = |path: &Path| path.as_os_str() == "-" || path.metadata().is_ok_and(|found| !found.is_file());
+    let json = report.json.as_ref().filter(|path| !is_other(path));
+    let reports = report.page.iter().chain(&report.trace).chain(json);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     if destination == Spec::Standard {
         standard::guard_terminal(true);
@@ -683,7 +691,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         ("--hosts-failed", arguments.targets.hosts_failed.as_deref()),
     ];
     moved.extend(named.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
-    let (failed, remarks) = (RefCell::new(Vec::new()), RefCell::default());
+    // The hosts that failed, once it is known for each.
+    let (failed, remarks) = (RefCell::new(None::<Vec<(Spec, String)>>), RefCell::default());
     let mut copy = |touched: Option<Only>| {
         // Changed paths do not restrict a copy with a manifest, which covers everything, or a copy of listed paths
         // (-R).
@@ -701,7 +710,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             let mut ended =
                 ended.map_err(|failure| with_hint(failure, plan.sources.iter().chain([&plan.destination])))?;
             ended.failure = ended.failure.map(unshown);
-            failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
+            if !ended.hosts.is_empty() || ended.failure.is_none() {
+                *failed.borrow_mut() = Some(ended.hosts.iter().filter_map(HostEnded::failed).collect());
+            }
             if let Some(text) =
                 ended.copied.as_ref().filter(|_| plan.tree.stats).and_then(|copied| stats(copied, digits))
             {
@@ -727,10 +738,12 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         let failed = failed.take();
         let one = std::slice::from_ref(&plan.destination);
         let targets = if plan.targets.is_empty() { one } else { &plan.targets };
-        let failed: Vec<_> = match cause {
+        let failed: Vec<_> = match (&failed, cause) {
+            // The command may have failed all the same: a source was missing, or the report could not be written.
+            (Some(failed), _) => failed.iter().map(|(spec, cause)| (spec, &**cause)).collect(),
             // No host has the copy.
-            Some(cause) if failed.is_empty() => targets.iter().map(|target| (target, cause)).collect(),
-            _ => failed.iter().map(|(spec, cause)| (spec, &**cause)).collect(),
+            (None, Some(cause)) => targets.iter().map(|target| (target, cause)).collect(),
+            (None, None) => Vec::new(),
         };
         let written = file.finish(targets, &failed);
         if let (Err(_), Err(Failure { message: Some(line), .. })) = (&outcome, &written) {

@@ -117,6 +117,8 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     let rsh = arguments.rsh();
     let launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
         .map_err(|reason| Failure::new(Exit::Usage, format!("the command of --rsh {reason}")))?;
+    // Further words of the command may contain a password.
+    let program = escaped(launcher.program());
     if launcher.name() == "rdsh" {
         return Err(Failure::new(Exit::Usage, "rdsh would start itself; name an ssh with --rsh"));
     }
@@ -148,7 +150,7 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
             }
         }
     };
-    shell::Observer::remark(&mut console, &format!("left to {}: {reason}", escaped(&rsh)));
+    shell::Observer::remark(&mut console, &format!("left to {program}: {reason}"));
     Err(arguments.become_ssh())
 }
 

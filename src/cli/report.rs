@@ -9,12 +9,12 @@ mod nonblocking;
 mod outputs;
 mod page;
 mod record;
+mod sink;
 mod stats;
 mod trace;
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,6 +42,7 @@ pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};
 use record::{Record, Weight};
+use sink::Sink;
 pub(crate) use stats::{Digits, stats};
 use trace::Trace;
 
@@ -391,7 +392,7 @@ impl From<session::Ended> for Ended {
 /// that the reports cannot be missing in the end.
 pub struct Reporter<'a> {
     options: &'a ReportOptions,
-    sink: Option<(File, String)>,
+    sink: Option<Sink>,
     /// The record from which `--report` and `--trace` are made.
     record: Option<Arc<Mutex<Record>>>,
     page: Option<Page>,
@@ -424,14 +425,21 @@ impl<'a> Reporter<'a> {
         let trace = options.trace.as_ref().map(|path| Trace::open(path)).transpose()?;
         let is_kept = page.is_some() || trace.is_some();
         let record = is_kept.then(|| Arc::new(Mutex::new(Record::new(command))));
-        let (name, opened) = match (&options.json, options.json_fd) {
-            _ if is_on_output => ("standard output".to_owned(), standard::output()),
-            (Some(path), _) => (escaped(path.as_os_str()), File::create(path)),
-            (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
+        let name = match (&options.json, options.json_fd) {
+            _ if is_on_output => "standard output".to_owned(),
+            (Some(path), _) => escaped(path.as_os_str()),
+            (None, Some(number)) => format!("--json-fd {number}"),
             (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
-        let file = opened.map_err(|error| unreportable(Exit::Usage, REPORT, &name, &error))?;
-        Ok(Self { options, sink: Some((file, name)), record, page, trace })
+        let opened = match (&options.json, options.json_fd) {
+            (Some(path), _) if !is_on_output => Sink::open(path, name.clone()),
+            (None, Some(number)) if !is_on_output => {
+                standard::given(number).map(|file| Sink::stream(file, name.clone()))
+            }
+            _ => standard::output().map(|file| Sink::stream(file, name.clone())),
+        };
+        let sink = opened.map_err(|error| unreportable(Exit::Usage, REPORT, &name, &error))?;
+        Ok(Self { options, sink: Some(sink), record, page, trace })
     }
 
     /// Reports an event before the end.
@@ -478,14 +486,15 @@ impl<'a> Reporter<'a> {
         figures: Option<&Figures>,
         copied: Option<&Copied>,
     ) -> Result<(), Failure> {
+        // Nothing was done that could be reported, and the place of a report may be what is not allowed.
+        let is_refused = CameTo { end: &end, figures, copied }.exit() == Exit::Usage.code();
+        let is_left = is_refused && figures.is_none() && self.sink.as_ref().is_some_and(Sink::leave);
         let event = json::Event::End(end);
-        let told = self.last(&event);
+        let told = if is_left { Ok(()) } else { self.last(&event) };
         let json::Event::End(end) = &event else { return told };
         let Some(record) = &self.record else { return told };
         let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, figures, copied });
-        if came_to.exit() == Exit::Usage.code() {
-            // Nothing was done that could be reported. Also, a report whose destination is not allowed must not be
-            // written there.
+        if is_refused {
             return told;
         }
         let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
@@ -504,17 +513,17 @@ impl<'a> Reporter<'a> {
             (std::io::ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => {
                 Failure::silent(Exit::SinkClosed)
             }
-            (_, Some((_, name))) => unreportable(Exit::Destination, REPORT, name, &error),
+            (_, Some(sink)) => unreportable(Exit::Destination, REPORT, &sink.name, &error),
             (_, None) => unreachable!("nothing is written"),
         })
     }
 
-    /// Writes an event in one piece, so that a reader sees whole lines.
     fn write(&self, event: &json::Event<'_>) -> std::io::Result<()> {
-        let Some((file, _)) = &self.sink else { return Ok(()) };
+        let Some(sink) = &self.sink else { return Ok(()) };
         let mut line = serde_json::to_vec(&json::Line::new(event))?;
         line.push(b'\n');
-        (&*file).write_all(&line)
+        // A missing source is reported before it is checked whether FILE is part of the copy. All other events follow.
+        sink.write(&line, matches!(event, json::Event::Failed(_)))
     }
 
     /// Reports what `-v` and `--json` ask for, after success and after failure. `figures`: `None` if nothing began.

@@ -79,7 +79,8 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 impl Arguments for SendArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
         let word: Option<&OsString> = given.get_many("positionals").unwrap_or_default().next();
-        word.map(|word| with_port(word).map_or_else(|| word.clone(), |(host, _)| host)).into_iter().collect()
+        let host = word.map(|word| with_port(word).map_or_else(|| word.clone(), |(host, _)| host));
+        host.iter().map(|host| without_brackets(host).to_owned()).collect()
     }
 
     fn conceal(given: &ArgMatches) {
@@ -96,6 +97,12 @@ fn with_port(word: &OsStr) -> Option<(OsString, OsString)> {
     let is_bracketed = host.starts_with('[') && host.ends_with(']');
     let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     (is_number && !host.is_empty() && (is_bracketed || !host.contains(':'))).then(|| (host.into(), port.into()))
+}
+
+/// Returns an address without its brackets, as a section of a settings file names it.
+fn without_brackets(host: &OsStr) -> &OsStr {
+    let address = host.as_bytes().strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]"));
+    address.map_or(host, OsStr::from_bytes)
 }
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {
@@ -194,9 +201,15 @@ fn transfer(
         reports_for_both: true,
     };
     let shared = input.try_clone().map_err(|_| no_descriptors())?;
-    let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
+    let mut size_sent = None;
+    let make_work = |chunk_bytes| {
+        let source = Source::new(input, &name, chunk_bytes)?;
+        // The file may have grown since the receiver was contacted.
+        size_sent = source.size_bytes();
+        Ok(Work::Send(source))
+    };
     let ended = session.run(first, make_work).map_err(|not_begun| words::not_begun(&not_begun))?;
-    if let (Outcome::Done, Some(size)) = (&ended.summary.outcome, size_bytes) {
+    if let (Outcome::Done, Some(size)) = (&ended.summary.outcome, size_sent) {
         // A file is read by position. The next reader of standard input finds what follows, as after other programs.
         let _ = seek(&shared, SeekFrom::Current(size as i64));
     }

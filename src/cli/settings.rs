@@ -2,11 +2,12 @@
 //! the environment.
 //!
 //! The definitions of the commands serve as the list of settings. A key is the long name of an option. Its value
-//! becomes a word in front of the command line, which clap checks like any other word. So a setting can do nothing that
-//! a command line could not. The command line is the strongest place, then the environment, the user's file, and the
+//! becomes a word of the command line, which clap checks like any other word. So a setting can do nothing that a
+//! command line could not. The command line is the strongest place, then the environment, the user's file, and the
 //! system's file. A value set in a stronger place hides those in weaker ones. A setting that conflicts with stronger
-//! ones, or lacks an option that it needs, is left out.
+//! ones, or lacks an option that it needs, is left out. So is a value that another command accepts, but not this one.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::builder::ArgAction;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
@@ -103,6 +104,9 @@ const REFUSED: [(&str, &[&str]); 4] = [
 const REFUSED_VALUES: [(&str, &str, &str); 1] =
     [("encrypt", "never", "options that weaken the check of received data belong on the command line, each time")];
 
+/// Options that give rules about names. Of all rules, the first that matches decides.
+const RULES: [&str; 4] = ["exclude", "include", "exclude-from", "include-from"];
+
 /// The places from which settings come.
 pub(super) struct Sources {
     /// The files, the strongest first.
@@ -157,6 +161,10 @@ struct Setting {
     /// The words that set the value on a command line; none for a switch that is off.
     words: Vec<OsString>,
     origin: Origin,
+    /// Number of the section of a file, or of the part before the sections, the strongest first.
+    section: usize,
+    /// Number among all settings, the strongest first.
+    rank: usize,
 }
 
 /// A command line with the settings that apply to it.
@@ -185,9 +193,10 @@ impl Settings {
     ) -> Result<Self, Failure> {
         let mut settings =
             Self { typed: words.clone(), words, taken: Vec::new(), left_out: Vec::new(), files: Vec::new() };
-        // A command line that is wrong, or asks for help, needs no settings.
-        let given = match command.try_get_matches_from_mut(&settings.words) {
-            Ok(given) if T::refused(&given).is_none() => given,
+        // A command line that is wrong, or asks for help, needs no settings. One that only lacks an option may get it
+        // from them.
+        let given = match parse(command, &settings.words) {
+            Ok((given, _)) if T::refused(&given).is_none() => given,
             _ => return Ok(settings),
         };
         // This comes before files are read, because reading a file may take long.
@@ -208,15 +217,19 @@ impl Settings {
         let mut known = if entries.is_empty() { Vec::new() } else { definitions().into() };
         let named: Vec<OsString> = T::hosts(&given).iter().map(|host| without_user(host).to_owned()).collect();
         let mut weaker = environment(command, sources.variable);
-        for (path, entry) in entries {
-            let origin = Origin::File(path, entry.line);
-            let wrong = |reason: String| usage(format!("{origin}: {reason}"));
-            let words = check(&mut known, &entry).map_err(wrong)?;
-            let is_for_it = entry.hosts.as_deref().map_or(Ok(true), |hosts| are_meant(hosts, &named)).map_err(wrong)?;
-            if is_for_it && option(command, &entry.key).is_some() {
-                weaker.push(Setting { key: entry.key, words, origin });
+        let sections = entries.chunk_by(|(path, one), (other, next)| path == other && one.hosts == next.hosts);
+        for (section, entries) in sections.enumerate() {
+            for (path, entry) in entries {
+                let origin = Origin::File(path.clone(), entry.line);
+                let wrong = |reason: String| usage(format!("{origin}: {reason}"));
+                let words = check(&mut known, entry).map_err(wrong)?;
+                let is_meant = entry.hosts.as_deref().map_or(Ok(true), |hosts| are_meant(hosts, &named));
+                if is_meant.map_err(wrong)? && option(command, &entry.key).is_some() {
+                    weaker.push(Setting { key: entry.key.clone(), words, origin, section, rank: 0 });
+                }
             }
         }
+        weaker.iter_mut().enumerate().for_each(|(rank, setting)| setting.rank = rank);
         // Of each key, only the strongest setting is kept.
         let mut keys: BTreeSet<String> = command
             .get_arguments()
@@ -224,40 +237,60 @@ impl Settings {
             .filter_map(|option| option.get_long().map(str::to_owned))
             .collect();
         weaker.retain(|setting| keys.insert(setting.key.clone()));
-        settings.take::<T>(command, weaker)?;
-        settings.words = settings.with(|setting| matches!(setting.origin, Origin::File(..)), &[]);
+        settings.take_needed::<T>(command, &mut weaker);
+        settings.take::<T>(command, weaker);
+        settings.words = settings.with(|setting| matches!(setting.origin, Origin::File(..)), None);
         Ok(settings)
     }
 
-    /// Returns the typed command line with words in front: those of the taken settings for which `may` holds, and
-    /// `others`.
-    fn with(&self, may: impl Fn(&Setting) -> bool, others: &[OsString]) -> Vec<OsString> {
-        let taken = self.taken.iter().filter(|setting| may(setting)).flat_map(|setting| &setting.words);
-        let (program, rest) = self.typed.split_at(self.typed.len().min(1));
-        program.iter().chain(taken).chain(others).chain(rest).cloned().collect()
+    /// Returns the typed command line with the words of `other` and of the taken settings for which `may` holds.
+    fn with(&self, may: impl Fn(&Setting) -> bool, other: Option<&Setting>) -> Vec<OsString> {
+        let mut settings: Vec<&Setting> = self.taken.iter().filter(|setting| may(setting)).chain(other).collect();
+        // Of options that override each other, clap obeys the last. So the strongest stands last, before the typed.
+        settings.sort_by_key(|setting| Reverse(setting.rank));
+        let (mut rules, defaults): (Vec<&Setting>, Vec<&Setting>) =
+            settings.into_iter().partition(|setting| RULES.contains(&&*setting.key));
+        // Of rules, the first that matches decides. So they follow the typed words, and the strongest section is the
+        // first. In each section, they keep the order of its lines.
+        rules.sort_by_key(|setting| setting.section);
+        let (program, typed) = self.typed.split_at(self.typed.len().min(1));
+        // Behind `--`, a rule would be a path.
+        let end = typed.iter().position(|word| word == "--").unwrap_or(typed.len());
+        let mut words = program.to_vec();
+        words.extend(defaults.iter().flat_map(|setting| setting.words.iter().cloned()));
+        words.extend_from_slice(&typed[..end]);
+        words.extend(rules.iter().flat_map(|setting| setting.words.iter().cloned()));
+        words.extend_from_slice(&typed[end..]);
+        words
+    }
+
+    /// Takes the settings that typed options need. This comes before all others, because as long as a typed option
+    /// lacks one, no command line can tell which settings go together.
+    fn take_needed<T: Arguments>(&mut self, command: &mut Command, weaker: &mut Vec<Setting>) {
+        while let Ok((_, lacks)) = parse(command, &self.with(|_| true, None))
+            && !lacks.is_empty()
+        {
+            let helps = |setting: &Setting| match parse(command, &self.with(|_| true, Some(setting))) {
+                Ok((given, left)) => {
+                    left.len() < lacks.len()
+                        && left.iter().all(|name| lacks.contains(name))
+                        && T::refused(&given).or_else(|| T::idle(&given, &setting.key)).is_none()
+                }
+                Err(_) => false,
+            };
+            let Some(at) = weaker.iter().position(helps) else { return };
+            self.taken.push(weaker.remove(at));
+        }
     }
 
     /// Takes the settings that go with the command line and with the settings already taken. Repeats until none is
     /// taken, because a setting may need another that comes later.
-    fn take<T: Arguments>(&mut self, command: &mut Command, mut weaker: Vec<Setting>) -> Result<(), Failure> {
+    fn take<T: Arguments>(&mut self, command: &mut Command, mut weaker: Vec<Setting>) {
         loop {
             let count = weaker.len();
             self.left_out.clear();
             for setting in std::mem::take(&mut weaker) {
-                let reason = match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
-                    Ok(given) => T::refused(&given)
-                        .or_else(|| T::idle(&given, &setting.key))
-                        .or_else(|| silenced(&given, &setting.key)),
-                    Err(error) if error.kind() == ErrorKind::MissingRequiredArgument => {
-                        Some(format!("needs {}", wrong::lacks(&error)))
-                    }
-                    Err(error) if is_about_others(&error) => Some(wrong::reason(&error)),
-                    Err(error) => {
-                        let line = format!("{}: {}", setting.origin, wrong::reason(&error));
-                        return Err(Failure::new(Exit::Usage, line));
-                    }
-                };
-                match reason {
+                match self.obstacle::<T>(command, &setting) {
                     None => self.taken.push(setting),
                     Some(reason) => {
                         self.left_out.push((setting.clone(), reason));
@@ -266,10 +299,37 @@ impl Settings {
                 }
             }
             if weaker.len() == count {
-                return Ok(());
+                return;
             }
         }
     }
+
+    /// Returns why a setting does not go with the command line and the settings already taken.
+    fn obstacle<T: Arguments>(&self, command: &mut Command, setting: &Setting) -> Option<String> {
+        match parse(command, &self.with(|_| true, Some(setting))) {
+            Ok((given, lacks)) if lacks.is_empty() => T::refused(&given)
+                .or_else(|| T::idle(&given, &setting.key))
+                .or_else(|| silenced(&given, &setting.key))
+                .or_else(|| overridden(command, &given, setting)),
+            Ok((_, lacks)) => Some(format!("needs {}", lacks.join(", "))),
+            Err(error) => Some(wrong::reason(&error)),
+        }
+    }
+}
+
+/// Parses a command line, also if options on it need others that are missing. Returns the missing ones as well.
+fn parse(command: &mut Command, words: &[OsString]) -> Result<(ArgMatches, Vec<String>), clap::Error> {
+    let error = match command.try_get_matches_from_mut(words) {
+        Err(error) if error.kind() == ErrorKind::MissingRequiredArgument => error,
+        parsed => return Ok((parsed?, Vec::new())),
+    };
+    let lacks = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(names)) => names.iter().map(|name| name.replace(['<', '>'], "")).collect(),
+        _ => Vec::new(),
+    };
+    // clap looks for missing options last, so nothing else is wrong.
+    let given = command.clone().ignore_errors(true).try_get_matches_from_mut(words)?;
+    Ok((given, lacks))
 }
 
 /// Returns the hosts for which the files have sections. Patterns are left out, because they name no host, and so are
@@ -290,6 +350,13 @@ fn silenced(given: &ArgMatches, key: &str) -> Option<String> {
     Some(format!("--{option} is given"))
 }
 
+/// Returns why a setting is ignored that a stronger one, or a typed option, overrides.
+fn overridden(command: &Command, given: &ArgMatches, setting: &Setting) -> Option<String> {
+    let id = option(command, &setting.key)?.get_id().as_str();
+    let is_given = setting.words.is_empty() || given.value_source(id) == Some(ValueSource::CommandLine);
+    (!is_given).then(|| "a stronger value overrides it".to_owned())
+}
+
 /// Whether a command line is refused because of another option, present or missing.
 fn is_about_others(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument)
@@ -302,7 +369,7 @@ fn environment(command: &Command, variable: fn(&str) -> Option<OsString>) -> Vec
         let mut word = OsString::from(format!("--{key}="));
         let set = variable(name)?;
         word.push(value.map_or(&*set, OsStr::new));
-        Some(Setting { key: key.to_owned(), words: vec![word], origin: Origin::Variable(name) })
+        Some(Setting { key: key.to_owned(), words: vec![word], origin: Origin::Variable(name), section: 0, rank: 0 })
     };
     VARIABLES.iter().filter_map(setting).collect()
 }
@@ -311,27 +378,35 @@ fn option<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|option| option.get_long() == Some(key))
 }
 
-/// Returns the words of an entry, if a file may set its key and a command accepts its value.
+/// Returns the words of an entry, if a file may set its key and any command accepts its value. Commands with the same
+/// option may accept different values.
 fn check(known: &mut [Command], entry: &Entry) -> Result<Vec<OsString>, String> {
     let key = &*entry.key;
     if let Some((reason, _)) = REFUSED.iter().find(|(_, keys)| keys.contains(&key)) {
         return Err(format!("{key} cannot be set in a file: {reason}"));
     }
-    let Some(command) = known.iter_mut().find(|command| option(command, key).is_some()) else {
-        return Err(unknown(known, key));
-    };
-    let words = option(command, key).map(|option| words_of(option, key, &entry.value)).transpose()?.unwrap_or_default();
     let is_refused = |text: &str| REFUSED_VALUES.iter().find(|(of, value, _)| (*of, *value) == (key, text));
     if let Value::Text(text) = &entry.value
         && let Some((_, value, reason)) = is_refused(text)
     {
         return Err(format!("{key} cannot be set to {value} in a file: {reason}"));
     }
-    let line = [OsString::from(command.get_name())].into_iter().chain(words.iter().cloned());
-    match command.try_get_matches_from_mut(line) {
-        Err(error) if !is_about_others(&error) => Err(wrong::reason(&error)),
-        _ => Ok(words),
+    let mut first = None;
+    for command in known.iter_mut() {
+        let Some(words) = option(command, key).map(|option| words_of(option, key, &entry.value)) else { continue };
+        let accepted = words.and_then(|words| {
+            let line = [OsString::from(command.get_name())].into_iter().chain(words.iter().cloned());
+            match command.try_get_matches_from_mut(line) {
+                Err(error) if !is_about_others(&error) => Err(wrong::reason(&error)),
+                _ => Ok(words),
+            }
+        });
+        match accepted {
+            Ok(words) => return Ok(words),
+            Err(reason) => first = first.or(Some(reason)),
+        }
     }
+    Err(first.unwrap_or_else(|| unknown(known, key)))
 }
 
 /// Returns the words of a command line that give an option this value.
@@ -377,7 +452,8 @@ fn are_meant(section: &str, hosts: &[OsString]) -> Result<bool, String> {
 fn fits(pattern: &[u8], host: &[u8]) -> bool {
     let rules = [Rule { pattern: pattern.to_ascii_lowercase().into(), is_include: false }];
     let leaves_out = |patterns: Patterns| patterns.leave_out(&host.to_ascii_lowercase(), false);
-    // Equality also covers addresses in brackets.
+    // Addresses have lost their brackets, which mean a list in a section's name. Equality covers names that mean
+    // something else as a pattern, such as one that ends in a slash.
     pattern.eq_ignore_ascii_case(host) || Patterns::new(&rules).is_ok_and(leaves_out)
 }
 

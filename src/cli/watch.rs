@@ -67,7 +67,7 @@ pub(super) fn run(
             failure = gather(&mut watch, &mut touched)?;
         }
         // Repeats until the source is watched again.
-        while let Some(Failure { message, .. }) = failure.take() {
+        while let Some(Failure { message, exit, .. }) = failure.take() {
             touched = None;
             let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
             lost += 1;
@@ -77,6 +77,10 @@ pub(super) fn run(
             }
             say(&format!("trying again in {} s", pause.as_secs()));
             watch.rest(pause)?;
+            // The source has not been lost. There may be no room for a second watch of all of it.
+            if exit == Exit::Destination {
+                break;
+            }
             match start() {
                 Ok(started) => watch = started,
                 Err(error) if is_loss(&error) => failure = Some(error),

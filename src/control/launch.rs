@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::fault::escaped;
+use crate::fault::{escaped, is_unprintable};
 use crate::standard_error;
 
 mod kinds;
@@ -160,14 +160,17 @@ impl Launcher {
 
     /// Returns the command line that runs `command` on `host`, for display: possible secrets are left out.
     pub fn shown(&self, host: &OsStr, command: &OsStr) -> String {
-        let words = self.0.words(host, command);
-        let shown: Vec<String> = words.iter().map(|word| escaped(&without_secret(word))).collect();
-        // Programs such as sshpass take the password as an argument before ssh.
-        let is_ssh = |word: &String| word == "ssh" || word.ends_with("/ssh");
-        match shown.iter().skip(1).position(is_ssh) {
-            Some(others @ 1..) => [&shown[..1], &["…".to_owned()], &shown[others + 1..]].concat().join(" "),
-            _ => shown.join(" "),
+        // Only ssh's arguments are known. With other programs any word may be a password, as in `sshpass -p`.
+        if self.option() != "--rsh" || self.name() != "ssh" {
+            return format!("{} …", escaped(self.program()));
         }
+        let words = self.0.words(host, command);
+        let options = 1..words.len().saturating_sub(2);
+        let shown = words.iter().enumerate().map(|(at, word)| match options.contains(&at) {
+            true => escaped(&without_secret(word)),
+            false => escaped(word),
+        });
+        shown.collect::<Vec<_>>().join(" ")
     }
 
     /// Starts `command` on `host`.
@@ -202,15 +205,18 @@ impl Launcher {
     }
 }
 
-/// Returns the word, with its value left out if it assigns a value to a name that suggests a secret.
-fn without_secret(word: &OsStr) -> OsString {
-    const SECRETS: [&str; 5] = ["pass", "secret", "token", "key", "auth"];
-    let text = word.to_string_lossy();
-    let Some((name, _)) = text.split_once('=') else { return word.to_owned() };
-    let lower = name.to_ascii_lowercase();
-    // In ssh's own options, such names stand for the name of a file, or for a method.
-    let is_secret = SECRETS.iter().any(|secret| lower.contains(secret)) && !lower.contains("file");
-    if is_secret { format!("{name}=…").into() } else { word.to_owned() }
+/// Returns an option of ssh without its value if the value may contain a secret: it is a command or a variable, as with
+/// `ProxyCommand` and `SetEnv`, or the name suggests it.
+fn without_secret(option: &OsStr) -> OsString {
+    const SECRETS: [&str; 7] = ["command", "setenv", "pass", "secret", "token", "key", "auth"];
+    let text = option.to_string_lossy();
+    let lower = text.to_ascii_lowercase();
+    let Some(named) = SECRETS.iter().filter_map(|name| lower.find(name)).min() else { return option.to_owned() };
+    // ssh takes `NAME=VALUE`, `NAME VALUE`, and a name in double quotes.
+    match text[named..].find(|letter: char| "=\"".contains(letter) || letter.is_whitespace()) {
+        Some(end) => format!("{}=…", &text[..named + end]).into(),
+        None => option.to_owned(),
+    }
 }
 
 /// Returns the command line for an agent at `path`. The shell of the other host interprets it, so characters that are
@@ -452,12 +458,13 @@ fn unfinished(text: &[u8]) -> usize {
     if is_begun { rest.len() } else { 0 }
 }
 
-/// Returns text without terminal control sequences. The launcher also passes on what the host writes to standard error.
+/// Returns text without terminal control sequences and marks that change its direction. The launcher also passes on
+/// what the host writes to standard error.
 fn harmless(text: &[u8]) -> Vec<u8> {
     let mut harmless = Vec::with_capacity(text.len());
     for chunk in text.utf8_chunks() {
         for character in chunk.valid().chars() {
-            if character.is_control() && !"\n\r\t".contains(character) {
+            if is_unprintable(character) && !"\n\r\t".contains(character) {
                 harmless.extend(character.escape_default().to_string().bytes());
             } else {
                 harmless.extend(character.encode_utf8(&mut [0; 4]).bytes());
@@ -502,8 +509,8 @@ mod tests {
 
     #[test]
     fn nothing_that_a_host_says_commands_a_terminal() {
-        let said = b"caf\xc3\xa9\t50 %\r\n\x1b]0;title\x07\x1b[2J\xc2\x9b1m \xe9\x9b\n";
-        let told = b"caf\xc3\xa9\t50 %\r\n\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}1m \xe9?\n";
+        let said = b"caf\xc3\xa9\t50 %\r\n\x1b]0;title\x07\x1b[2J\xc2\x9b1m \xe9\x9b\xe2\x80\xaex\n";
+        let told = b"caf\xc3\xa9\t50 %\r\n\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}1m \xe9?\\u{202e}x\n";
         assert_eq!(harmless(said), told);
         for (text, bytes) in [
             (&b"a\xe2\x80"[..], 2),
@@ -536,15 +543,40 @@ mod tests {
 
     #[test]
     fn a_command_line_is_shown_without_secrets() {
+        let of = |launcher: Launcher| launcher.shown(OsStr::new("h"), OsStr::new("agent"));
         let shown = |command: &str, options: &[&str]| {
             let options = options.iter().map(OsString::from).collect();
-            let launcher = Launcher::new(OsStr::new(command), options).expect("words");
-            launcher.shown(OsStr::new("h"), OsStr::new("agent"))
+            of(Launcher::new(OsStr::new(command), options).expect("words"))
         };
-        assert_eq!(shown("sshpass -p hunter2 ssh -v", &[]), "sshpass … ssh -v h agent");
-        assert_eq!(shown("env MY_TOKEN=hunter2 rsh", &[]), "env MY_TOKEN=… rsh h agent");
+        for (command, expected) in [
+            ("sshpass -p hunter2 ssh -v", "sshpass …"),
+            ("sshpass -p hunter2 /opt/myssh", "sshpass …"),
+            ("env MY_TOKEN=hunter2 rsh", "env …"),
+            ("/opt/plink -pw hunter2", "/opt/plink …"),
+        ] {
+            assert_eq!(shown(command, &[]), expected);
+        }
+        let template = "kubectl --token hunter2 exec -i %h -- sh -c %c";
+        assert_eq!(of(Launcher::template(OsStr::new(template)).expect("a template")), "kubectl …");
+        assert_eq!(of(Launcher::template(OsStr::new("ssh -o ProxyCommand=x %h")).expect("a template")), "ssh …");
         assert!(shown("ssh", &["-p", "22", "-i", "k\u{1b}"]).starts_with("ssh -p 22 -i k\\u{1b} -o ServerAlive"));
-        assert!(shown("rsh", &["-o", "UserKnownHostsFile=/x"]).contains("=/x"));
+        assert!(
+            shown("/usr/bin/ssh -x", &["-o", "UserKnownHostsFile=/x"]).contains("/ssh -x -o UserKnownHostsFile=/x -o")
+        );
+        assert!(shown("ssh", &["-v"]).ends_with(" h agent"));
+        for (option, expected) in [
+            ("ProxyCommand=sshpass -p hunter2 ssh g nc %h %p", "ProxyCommand=…"),
+            ("proxycommand sshpass -p hunter2 --x=y", "proxycommand=…"),
+            ("-oProxyCommand=sshpass -p hunter2", "-oProxyCommand=…"),
+            ("-vo \"ProxyCommand\" sshpass -p hunter2", "-vo \"ProxyCommand=…"),
+            ("KnownHostsCommand=curl -H hunter2", "KnownHostsCommand=…"),
+            ("SetEnv=A=hunter2", "SetEnv=…"),
+        ] {
+            assert!(
+                shown("ssh", &["-o", option]).starts_with(&format!("ssh -o {expected} -o ServerAlive")),
+                "{option}"
+            );
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use minicbor::decode::Error;
 use minicbor::{Decode, Decoder, Encode};
 
 use super::counters::{COUNTERS_MAX, Counter};
+use crate::fault::is_unprintable;
 use crate::transport::same_subnet;
 
 /// Maximum number of entries in a list.
@@ -397,7 +398,7 @@ impl Facts {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut facts: Self = super::decode(bytes)?;
         // Scripts quote the host's name. Values that are no host name are common, such as "(none)".
-        if facts.host.is_empty() || facts.host.len() > 64 || facts.host.chars().any(char::is_control) {
+        if facts.host.is_empty() || facts.host.len() > 64 || facts.host.chars().any(is_unprintable) {
             facts.host = "unnamed".to_owned();
         }
         hold(&mut facts.nodes, LIST_MAX, |node| &node.name);

@@ -1,7 +1,9 @@
 //! Completions in real shells: a line with a TAB in it is typed, and the resulting arguments of the command are
 //! checked. The ssh here runs on this host what sshd would run, by a shell in the home.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -242,4 +244,46 @@ fn an_answer_comes_within_a_second_or_not_at_all() {
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert!(output.stdout == b"none\n" || output.stdout.is_empty(), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+/// Returns what the program itself answers to a line of rdcp. `text` is what bash would replace.
+fn answer(scratch: &Scratch, line: impl AsRef<OsStr>, text: &str) -> String {
+    let mut command = Command::new(PROGRAM);
+    command.args(["complete", "bash", "rdcp"]).arg(line).arg(text).current_dir(scratch.join("work"));
+    command.env("HOME", scratch.join("home")).env_remove("RDCP_RSH");
+    command.env("PATH", format!("{}:/usr/bin:/bin", scratch.join("bin").display()));
+    String::from_utf8(command.output().expect("it runs").stdout).expect("text")
+}
+
+#[test]
+fn a_host_is_asked_only_as_the_shell_would_have_it_asked() {
+    let scratch = prepare();
+    let asked = scratch.join("home/asked");
+    for before in ["-o \"ProxyCommand=$HOME/bin/px %h\"", "-J $GATE", "-F `x`", "-r $x", "a 2>\"$x\"", "$(x)"] {
+        assert_eq!(answer(&scratch, format!("rdcp {before} near:t/fil"), "t/fil"), "none\n", "{before}");
+        assert!(!asked.exists(), "{before}");
+    }
+    let home = scratch.join("home").display().to_string();
+    for (before, given) in [
+        ("-o 'LogLevel=$x'", "-o LogLevel=$x".to_owned()),
+        ("-F ~/config", format!("-F {home}/config")),
+        ("-F '~/config'", "-F ~/config".to_owned()),
+        ("-F \\~/config", "-F ~/config".to_owned()),
+    ] {
+        // On a busy machine the answer may come too late.
+        let is_asked = (0..4).any(|_| {
+            answer(&scratch, format!("rdcp {before} near:t/fil"), "t/fil");
+            fs::read_to_string(&asked).is_ok_and(|asked| asked.contains(&format!(" {given} ")))
+        });
+        assert!(is_asked, "{before}: {:?}", fs::read_to_string(&asked));
+        fs::remove_file(&asked).expect("it was asked");
+    }
+}
+
+#[test]
+fn local_names_that_are_not_hosts() {
+    let scratch = prepare();
+    fs::write(scratch.join("work/nearby:x"), "").expect("written");
+    assert_eq!(answer(&scratch, "rdcp nea", "nea"), "none\n./nearby:x\nnear:\n");
+    assert_eq!(answer(&scratch, OsStr::from_bytes(b"rdcp \xff lo"), "lo"), "files\n");
 }

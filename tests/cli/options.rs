@@ -1,6 +1,6 @@
 //! Effects of the options, as far as one machine can show them.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -344,6 +344,51 @@ fn a_report_is_a_file_of_its_own() {
     let (mut recv, port) = start_recv(&["--json=/dev/null"], Some(&target));
     start_send(&["--json=/dev/null"], port, Some(Path::new("/dev/null"))).wait().expect(0);
     recv.wait().expect(0);
+}
+
+/// A report that would be part of the copy is refused, and what it would have overwritten stays.
+#[test]
+fn a_report_in_what_is_copied_is_refused() {
+    let scratch = Scratch::new();
+    for directory in ["src/sub", "dst"] {
+        std::fs::create_dir_all(scratch.join(directory)).expect("a directory");
+    }
+    let precious = [scratch.file("src/sub/file", b"precious"), scratch.file("dst/file", b"precious")];
+    let run = |arguments: &[&str]| ended(rdcp().current_dir(scratch.path()).args(arguments));
+    for arguments in [
+        &["-r", "--json=src/sub/file", "src", "copy"][..],
+        &["-r", "--json=src/new", "src/", "copy"],
+        &["-n", "-r", "--json=src/sub/file", "src", "copy"],
+        &["--sync", "-r", "--delete", "--json=dst/file", "src/", "dst"],
+        &["--sync", "-r", "--delete", "--json=dst/new", "src/", "dst"],
+        // A missing source is reported before.
+        &["-r", "--json=src/sub/file", "missing", "src", "dst"],
+    ] {
+        let ended = run(arguments);
+        assert!(ended.expect(1).stderr.contains("which is copied; choose another path"), "{}", ended.stderr);
+        for file in &precious {
+            assert_eq!(std::fs::read(file).expect("it stays"), b"precious", "{arguments:?}");
+        }
+        assert!(!scratch.join("copy").exists() && !scratch.join("src/new").exists(), "{arguments:?}");
+        assert!(!scratch.join("dst/new").exists(), "{arguments:?}");
+    }
+    // A longer file is replaced, and not only its beginning.
+    let told = scratch.file("told", &[b'x'; 100_000]);
+    run(&["-r", "--json=told", "src", "first"]).expect(0);
+    let text = std::fs::read_to_string(told).expect("a report");
+    assert!(text.lines().all(|line| line.starts_with('{') && line.ends_with('}')), "{text}");
+    assert!(text.contains("\"event\":\"end\""), "{text}");
+    // What is no file may be anywhere.
+    let ended = run(&["-r", "--json=/dev/stderr", "src", "second"]);
+    assert!(ended.expect(0).stderr.contains("\"event\":\"end\""), "{}", ended.stderr);
+    let fifo = scratch.join("src/fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NONBLOCK;
+    let mut pipe = std::fs::File::from(rustix::fs::open(&fifo, flags, rustix::fs::Mode::empty()).expect("a FIFO"));
+    run(&["-r", "--json=src/fifo", "src", "third"]).expect(0);
+    let mut text = vec![0; 64 << 10];
+    let count = pipe.read(&mut text).expect("a report");
+    assert!(String::from_utf8_lossy(&text[..count]).contains("\"event\":\"end\""));
 }
 
 #[test]

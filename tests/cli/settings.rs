@@ -23,9 +23,9 @@ fn own(scratch: &Scratch, text: &str) -> std::path::PathBuf {
 #[test]
 fn the_user_s_file_has_defaults_which_the_command_line_overrides() {
     let scratch = Scratch::new();
-    own(&scratch, "exclude = ['*.o']\nquiet = true\n");
+    own(&scratch, "include = ['keep.o']\nexclude = ['*.o']\nquiet = true\n");
     fs::create_dir(scratch.join("tree")).expect("a directory");
-    for name in ["a.o", "b.c"] {
+    for name in ["a.o", "b.c", "keep.o"] {
         scratch.file(&format!("tree/{name}"), b"x");
     }
     let copy = |to: &str, options: &[&str]| {
@@ -37,8 +37,27 @@ fn the_user_s_file_has_defaults_which_the_command_line_overrides() {
         names.sort();
         names
     };
-    assert_eq!(copy("one", &[]), ["b.c"]);
-    assert_eq!(copy("two", &["--exclude", "*.c"]), ["a.o"]);
+    // The rules follow the lines of the file.
+    assert_eq!(copy("one", &[]), ["b.c", "keep.o"]);
+    assert_eq!(copy("two", &["--exclude", "*.c"]), ["a.o", "keep.o"]);
+    // A typed rule comes before those of the file.
+    assert_eq!(copy("three", &["--include", "a.o"]), ["a.o", "b.c"]);
+}
+
+#[test]
+fn a_typed_option_may_need_one_that_is_set() {
+    let scratch = Scratch::new();
+    let settings = own(&scratch, "sync = true\nrecursive = true\n");
+    fs::create_dir(scratch.join("tree")).expect("a directory");
+    scratch.file("tree/a", b"x");
+    let copy = |file: &std::path::Path| {
+        let mut command = rdcp();
+        command.env(FILE, file).args(["-u", "--max-size=1M"]);
+        ended(command.arg(scratch.join("tree")).arg(scratch.join("copy")))
+    };
+    copy(&settings).expect(0);
+    assert!(scratch.join("copy").exists());
+    copy(&own(&scratch, "recursive = true\n")).expect(1).one_line("rdcp", &[" needs --sync"]);
 }
 
 #[test]
@@ -116,7 +135,7 @@ fn a_file_that_cannot_be_taken_is_one_line_and_nothing_is_done() {
     run(&scratch.join("none"), &["none", "which does not exist"]);
     let path = own(&scratch, "lanes = 4\n");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
-    run(&path, &["can be written by others; type: chmod go-w ", "config.toml"]);
+    run(&path, &["can be written by others; read the file, ", ", then type: chmod go-w ", "config.toml"]);
     // Help is printed even so.
     let mut command = rdcp();
     ended(command.env(FILE, &path).arg("--help")).expect(0);

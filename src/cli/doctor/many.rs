@@ -68,7 +68,7 @@ pub(super) fn examine(
     let lines: Vec<Line> = surveyed.matrix.examine().into_iter().map(|finding| line(finding, &examined)).collect();
     if !lines.is_empty() {
         let (title, node) = ("pairs".to_owned(), here.host.clone());
-        sections.push(Section { title, part: "pairs", node, name: String::new(), lines });
+        sections.push(Section { title, part: "pairs", node, is_here: true, name: String::new(), lines });
     }
     let format = Format::of(arguments);
     if let Format::Text(colour) = format {

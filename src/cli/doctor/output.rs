@@ -222,7 +222,8 @@ fn pair_json(matrix: &Matrix, pair: &Measured, fault: Option<Fault>) -> serde_js
 }
 
 /// Returns the fixes as one script for all hosts, of which each host runs its own part. A command that several findings
-/// of a host need appears once.
+/// of a host need appears once. Hosts report their names themselves: if several report the same, their commands become
+/// comments, because one of them may have claimed the name in order to change the other.
 pub(super) fn script(sections: &[Section]) -> String {
     let mut nodes: Vec<&str> = Vec::new();
     for section in sections.iter().filter(|section| section.lines.iter().any(|line| line.words.fix.is_some())) {
@@ -244,17 +245,30 @@ pub(super) fn script(sections: &[Section]) -> String {
     );
     for node in nodes {
         let _ = writeln!(out, "{})", shell_words::quote(node));
-        let mut told: BTreeSet<&str> = BTreeSet::new();
+        let of_node = || sections.iter().filter(move |section| section.node == node);
+        let owners: BTreeSet<&str> = of_node().map(Section::owner).collect();
+        let is_shared = owners.len() > 1;
+        if is_shared {
+            let names = escaped(OsStr::new(&owners.into_iter().collect::<Vec<_>>().join(", ")));
+            let _ = writeln!(
+                out,
+                "    # Several hosts report this name: {names}. So their commands are comments; run each on its host."
+            );
+        }
+        let mut told: BTreeSet<(&str, &str)> = BTreeSet::new();
         let mut commands = 0;
-        let of_node = sections.iter().filter(|section| section.node == node);
-        for line in of_node.flat_map(|section| &section.lines) {
+        for (section, line) in of_node().flat_map(|section| section.lines.iter().map(move |line| (section, line))) {
             let Some(fix) = &line.words.fix else { continue };
             let (Fix::Run(text) | Fix::Do(text)) = fix;
-            if !told.insert(text) {
+            if !told.insert((section.owner(), text.as_str())) {
                 continue;
             }
-            let _ = writeln!(out, "    # {}: {}", name(line), escaped(OsStr::new(&line.words.found)));
+            let of = if is_shared { format!("{}: ", escaped(OsStr::new(section.owner()))) } else { String::new() };
+            let _ = writeln!(out, "    # {of}{}: {}", name(line), escaped(OsStr::new(&line.words.found)));
             match fix {
+                Fix::Run(command) if is_shared => {
+                    let _ = writeln!(out, "    # {}", escaped(OsStr::new(command)));
+                }
                 Fix::Run(command) => {
                     commands += 1;
                     let _ = writeln!(out, "    {command}");

@@ -243,6 +243,42 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
 }
 
 #[test]
+fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
+    use clap::Parser;
+    const FIX: &str = "ip link set dev enp65s0f0np0 mtu 9000";
+    let section = |name: &str, node: &str, is_here: bool| {
+        let mut facts = facts("roce-1024");
+        facts.host = node.to_owned();
+        Section { is_here, name: name.to_owned(), ..super::of_host(name, "there", &facts) }
+    };
+    let claimed = [section("", "node1", true), section("evil", "node1", false), section("good", "node2", false)];
+    let script = output::script(&claimed);
+    accepted_by("sh", &["-n"], &script);
+    accepted_by("shellcheck", &["-s", "sh", "-"], &script);
+    let (_, rest) = script.split_once("\nnode1)\n").expect("its part");
+    let (part, rest) = rest.split_once(";;").expect("its end");
+    assert!(part.contains("report this name: evil, this host."), "{script}");
+    assert_eq!(part.matches(&format!("    # {FIX}\n")).count(), 2, "{script}");
+    for line in part.lines().map(str::trim) {
+        assert!(["", ":"].contains(&line) || line.starts_with('#'), "{line}");
+    }
+    assert!(rest.contains(&format!("\n    {FIX}\n")), "another host's part is as ever: {script}");
+    // A name is claimed even if nothing is wrong with its owner.
+    let mut well = section("", "node1", true);
+    well.lines.clear();
+    assert!(!output::script(&[well, section("evil", "node1", false)]).contains(&format!("\n    {FIX}\n")));
+    // This host by another name.
+    let arguments = super::DoctorArguments::try_parse_from(["rddoctor"]).expect("none");
+    let (here, there) = (facts("roce-1024"), facts("roce-1024"));
+    let mut same = vec![super::of_host("this host", "here", &here)];
+    let path = crate::measure::Path { here, there, is_one_machine: true, ..Default::default() };
+    let node = path.here.host.clone();
+    same.extend(super::of_found(std::ffi::OsStr::new("localhost"), &arguments, &node, Ok(path)));
+    let script = output::script(&same);
+    assert!(script.contains(&format!("\n    {FIX}\n")) && !script.contains("report this name"), "{script}");
+}
+
+#[test]
 fn the_text_has_what_was_found_why_it_matters_and_the_fix_in_80_columns() {
     let sections = sections(&["roce-1024", "memlock-64k"]);
     let text = output::text(&sections, false) + &output::sum(&sections, false, Some(std::ffi::OsStr::new("node2")));
@@ -337,7 +373,7 @@ fn many(hosts: usize) -> (Vec<std::ffi::OsString>, Vec<Section>, Matrix) {
     let examined = Examined { facts: &here, ports: None };
     let lines = matrix.examine().into_iter().map(|finding| super::line(finding, &examined)).collect();
     let (title, node, name) = ("pairs".to_owned(), "node0".to_owned(), String::new());
-    sections.push(Section { title, part: "pairs", node, name, lines });
+    sections.push(Section { title, part: "pairs", node, is_here: true, name, lines });
     (names, sections, matrix)
 }
 

@@ -4,6 +4,7 @@
 use std::io::{IsTerminal, Write};
 
 use crate::cli::printed;
+use crate::fault::is_unprintable;
 use crate::fs::standard;
 use crate::job::entries::TakeEntries;
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
@@ -101,7 +102,8 @@ fn letters(change: &Change, style: Style) -> [u8; 11] {
 }
 
 /// Escapes a name as rsync does in a UTF-8 locale. Each byte that is not part of a printable character becomes `\#ooo`.
-/// So does a backslash that would be read as the beginning of such an escape.
+/// So does a backslash that would be read as the beginning of such an escape, and, unlike with rsync, a mark that
+/// changes the direction of text.
 fn escape(name: &[u8], text: &mut Vec<u8>) {
     let octal = |text: &mut Vec<u8>, bytes: &[u8]| {
         for byte in bytes {
@@ -117,7 +119,7 @@ fn escape(name: &[u8], text: &mut Vec<u8>) {
                 matches!(rest, [b'\\', b'#', a, b, c, ..] if [a, b, c].iter().all(|byte| byte.is_ascii_digit()));
             match letter {
                 '\t' => text.push(b'\t'),
-                letter if letter.is_control() || is_escape => octal(text, bytes),
+                letter if is_unprintable(letter) || is_escape => octal(text, bytes),
                 _ => text.extend(bytes),
             }
         }
@@ -199,6 +201,7 @@ mod tests {
             (b"a\nb\x1b[m\x7f", b"a\\#012b\\#033[m\\#177"),
             (b"\xff\xc3", b"\\#377\\#303"),
             (b"\xc2\x9b", b"\\#302\\#233"),
+            (b"a\xe2\x80\xaeb\xd8\x9c", b"a\\#342\\#200\\#256b\\#330\\#234"),
             (b"\\#012 \\# \\#12x \\", b"\\#134#012 \\# \\#12x \\"),
             (b"\xff\\#377", b"\\#377\\#134#377"),
         ] {

@@ -251,11 +251,9 @@ fn cut_start(text: &str, columns: usize) -> String {
 pub(crate) fn name_words(path: &[u8]) -> String {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
-    let turns =
-        |letter: char| matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let breaks = |letter: char| matches!(letter, '\u{2028}' | '\u{2029}');
     let escaped = crate::fault::escaped(OsStr::from_bytes(path));
-    escaped.chars().map(|letter| if turns(letter) || breaks(letter) { '?' } else { letter }).collect()
+    escaped.chars().map(|letter| if breaks(letter) { '?' } else { letter }).collect()
 }
 
 /// Describes the result of a stream on one line.
@@ -506,8 +504,8 @@ mod tests {
 
     #[test]
     fn names_do_nothing_to_the_terminal() {
-        let name = name_words("a\x1b[2J\r\n\u{9b}1m\u{202e}txt.exe\u{2028}é".as_bytes());
-        assert_eq!(name, "a\\u{1b}[2J\\r\\n\\u{9b}1m\\u{202e}txt.exe?é");
+        let name = name_words("a\x1b[2J\r\n\u{9b}1m\u{202e}txt.exe\u{200f}\u{2028}é".as_bytes());
+        assert_eq!(name, "a\\u{1b}[2J\\r\\n\\u{9b}1m\\u{202e}txt.exe\\u{200f}?é");
         assert_eq!(name_words(b"\xff"), "\\xff");
     }
 

@@ -94,7 +94,7 @@ fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
             html.style(STYLE);
         });
         html.element("body", &[], |html| {
-            header(html, record, result, &outcome);
+            header(html, record, result, &outcome, came_to.copied);
             route(html, record);
             match came_to.end {
                 End::Transfer(transfer) => self::transfer(html, record, transfer, came_to),
@@ -143,7 +143,7 @@ fn outcome(record: &Record, came_to: CameTo<'_>, result: &event::Result<'_>) -> 
     }
 }
 
-fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome: &str) {
+fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome: &str, copied: Option<&Copied>) {
     let class = match result.exit {
         0 => "done",
         8 => "partial",
@@ -160,7 +160,10 @@ fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome:
         html.element("p", &[("class", "exit")], |html| {
             html.text("Exit code ");
             html.data("exit", &result.exit.to_string(), &result.exit.to_string());
-            let meaning = result.failure.as_ref().map_or("done, and every byte verified", |failure| failure.code);
+            // Within one host nothing is compared, nor in a dry run.
+            let is_compared = copied.is_none_or(|copied| copied.is_verified);
+            let done = if is_compared { "done, and every byte verified" } else { "done" };
+            let meaning = result.failure.as_ref().map_or(done, |failure| failure.code);
             html.text(&format!(": {meaning}"));
         });
     });

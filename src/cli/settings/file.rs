@@ -93,31 +93,40 @@ fn check_owner(path: &Path, file: &File) -> Result<(), String> {
     if !found.is_file() {
         return Err(format!("{name} is not a regular file"));
     }
-    check(path, &name, &found, false)?;
+    check(path, &name, (found.uid(), found.mode()), false)?;
     // Checks the directory of the path, and the directory to which a link leads.
     let real = path.canonicalize().map_err(failed)?;
     for directory in [path, &real].iter().filter_map(|path| path.parent()) {
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-        check(directory, &name, &directory.metadata().map_err(failed)?, true)?;
+        let found = directory.metadata().map_err(failed)?;
+        check(directory, &name, (found.uid(), found.mode()), true)?;
     }
     Ok(())
 }
 
-fn check(path: &Path, file: &str, found: &std::fs::Metadata, is_directory: bool) -> Result<(), String> {
+/// Checks the owner and the mode of `path`, which is the file, or if `is_directory` the file's directory. The advice
+/// never makes a file trusted that the user has not read: the other user may have written it.
+fn check(path: &Path, file: &str, (owner, mode): (u32, u32), is_directory: bool) -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
     let place = if is_directory { " is in a directory that" } else { "" };
     let typed = escaped(path.as_os_str());
     let typed = shell_words::quote(&typed);
-    if ![own, 0].contains(&found.uid()) {
-        let uid = found.uid();
+    if ![own, 0].contains(&owner) {
+        let instead = if is_directory {
+            "write your settings to a file in a directory of your own and set RDMA_PIPE_CONFIG to its path"
+        } else {
+            "remove it and write your own"
+        };
         return Err(format!(
-            "{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}, or ignore the file \
-             with RDMA_PIPE_CONFIG=none"
+            "{file}{place} belongs to user {owner}, who could change it; ignore it with RDMA_PIPE_CONFIG=none, or \
+             {instead}"
         ));
     }
-    if found.mode() & OTHERS_WRITE != 0 && !(is_directory && found.mode() & STICKY != 0) {
+    if mode & OTHERS_WRITE != 0 && !(is_directory && mode & STICKY != 0) {
         let may = if is_directory { "others can write to" } else { "can be written by others" };
-        return Err(format!("{file}{place} {may}; type: chmod go-w {typed}"));
+        return Err(format!(
+            "{file}{place} {may}; read the file, which they may have changed, then type: chmod go-w {typed}"
+        ));
     }
     Ok(())
 }
@@ -247,7 +256,8 @@ mod tests {
                 continue;
             };
             let line = read(&path).expect_err("refused");
-            let (_, command) = line.split_once("; type: chmod go-w ").expect("what to type");
+            let (before, command) = line.split_once(", then type: chmod go-w ").expect("what to type");
+            assert!(before.contains("; read the file"), "{line}");
             let words = shell_words::split(command).expect("words");
             assert!(matches!(&words[..], [one] if Path::new(one).ends_with(typed) || one.ends_with("it's")), "{line}");
             assert!(line.starts_with(&*path.to_string_lossy()), "{line}");
@@ -262,5 +272,19 @@ mod tests {
         assert!(read(&path).is_err_and(|line| line.contains("others can write to")));
         fs::remove_file(&path).expect("removed");
         assert!(read(&directory).is_err_and(|line| line.contains("regular")));
+    }
+
+    #[test]
+    fn nobody_is_told_to_take_over_what_another_user_has_written() {
+        let other = rustix::process::geteuid().as_raw() + 1;
+        for (path, is_directory, part) in [
+            ("/x/config.toml", false, "or remove it and write your own"),
+            ("/x", true, "or write your settings to a file in a directory of your own"),
+        ] {
+            let line = check(Path::new(path), "/x/config.toml", (other, 0o644), is_directory).expect_err(path);
+            assert!(line.contains(&format!("belongs to user {other}")) && line.contains(part), "{line}");
+            assert!(line.contains("RDMA_PIPE_CONFIG=none"), "{line}");
+            assert!(!line.contains("chown") && !line.contains("chmod"), "{line}");
+        }
     }
 }

@@ -25,7 +25,7 @@ impl Settings {
         if self.files.is_empty() {
             text.push_str("# no settings file is read\n");
         }
-        let Ok(matches) = command.try_get_matches_from_mut(self.with(|_| true, &[])) else { return text };
+        let Ok(matches) = command.try_get_matches_from_mut(self.with(|_| true, None)) else { return text };
         for option in command.get_arguments() {
             let Some(key) = option.get_long() else { continue };
             let source = matches.value_source(option.get_id().as_str());

@@ -5,9 +5,12 @@ use clap::CommandFactory;
 
 use super::*;
 use crate::cli::Arguments;
+use crate::cli::doctor::DoctorArguments;
+use crate::cli::perf::PerfArguments;
 use crate::cli::rdcp::CopyArguments;
 use crate::cli::rdpipe::PipeArguments;
 use crate::cli::rdsh::ShellArguments;
+use crate::cli::recv::RecvArguments;
 use crate::cli::send::SendArguments;
 
 /// A user's file and the system's file.
@@ -42,6 +45,12 @@ impl Files {
         settings.words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" ")
     }
 
+    /// Returns what `--show-config` prints.
+    fn shown<T: Arguments>(&self, line: &str) -> String {
+        let settings = self.settings::<T>(line, |_| None).unwrap_or_else(|line| panic!("{line}"));
+        settings.shown(&mut T::command())
+    }
+
     /// Returns what is wrong with the user's file.
     fn wrong(text: &str) -> String {
         let files = Self::new(text, "");
@@ -53,10 +62,10 @@ impl Files {
 #[test]
 fn the_stronger_place_decides() {
     let files = Files::new("lanes = 3\nquiet = false\n", "lanes = 2\nquiet = true\nbuffer = '8M'\nfsync = true\n");
-    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --lanes=3 --fsync --buffer=8M a b");
-    assert_eq!(files.words::<CopyArguments>("rdcp --lanes 5 a b"), "rdcp --fsync --buffer=8M --lanes 5 a b");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --buffer=8M --fsync --lanes=3 a b");
+    assert_eq!(files.words::<CopyArguments>("rdcp --lanes 5 a b"), "rdcp --buffer=8M --fsync --lanes 5 a b");
     // A setting for which a command has no option is meant for other commands.
-    assert_eq!(files.words::<SendArguments>("rdsend h 7000"), "rdsend --lanes=3 --buffer=8M h 7000");
+    assert_eq!(files.words::<SendArguments>("rdsend h 7000"), "rdsend --buffer=8M --lanes=3 h 7000");
 }
 
 #[test]
@@ -66,41 +75,132 @@ fn sections_are_for_the_hosts_that_are_named() {
     let files = Files::new(text, "[host.'*']\nencrypt = 'auto'\n");
     for (line, words) in [
         ("rdcp a b", "--lanes=1"),
-        ("rdcp a me@gpu7:b", "--lanes=2 --encrypt=auto"),
-        ("rdcp gpu2.lan:a gpu7:b", "--lanes=3 --encrypt=auto"),
-        ("rdcp a gpu[1-4]:b", "--lanes=2 --encrypt=auto"),
-        ("rdcp -t db1:x a", "--encrypt=always --lanes=1"),
-        ("rdcp a h:b --to db1:x", "--encrypt=always --lanes=1"),
+        ("rdcp a me@gpu7:b", "--encrypt=auto --lanes=2"),
+        ("rdcp gpu2.lan:a gpu7:b", "--encrypt=auto --lanes=3"),
+        ("rdcp a gpu[1-4]:b", "--encrypt=auto --lanes=2"),
+        ("rdcp -t db1:x a", "--lanes=1 --encrypt=always"),
+        ("rdcp a h:b --to db1:x", "--lanes=1 --encrypt=always"),
         ("rdcp a ./gpu7:b", "--lanes=1"),
     ] {
         let (program, rest) = line.split_once(' ').expect("words");
         assert_eq!(files.words::<CopyArguments>(line), format!("{program} {words} {rest}"), "{line}");
     }
-    assert_eq!(files.words::<SendArguments>("rdsend db2 1"), "rdsend --encrypt=always --lanes=1 db2 1");
+    assert_eq!(files.words::<SendArguments>("rdsend db2 1"), "rdsend --lanes=1 --encrypt=always db2 1");
     let pipe = files.words::<PipeArguments>("rdpipe gpu7:ls");
-    assert_eq!(pipe, "rdpipe --lanes=2 --encrypt=auto gpu7:ls");
+    assert_eq!(pipe, "rdpipe --encrypt=auto --lanes=2 gpu7:ls");
     let pipe = files.words::<PipeArguments>("rdpipe ls db[1-3]:cat");
-    assert_eq!(pipe, "rdpipe --encrypt=always --lanes=1 ls db[1-3]:cat");
+    assert_eq!(pipe, "rdpipe --lanes=1 --encrypt=always ls db[1-3]:cat");
     for host in ["ssh://me@db1:22", "ssh://db1/", "me@db1"] {
         let shell = files.words::<ShellArguments>(&format!("rdsh {host} ls"));
-        assert_eq!(shell, format!("rdsh --encrypt=always --lanes=1 {host} ls"));
+        assert_eq!(shell, format!("rdsh --lanes=1 --encrypt=always {host} ls"));
     }
     let files = Files::new("[host.'fe80::*']\nlanes = 4\n", "");
     for host in ["ssh://[fe80::1]:22", "ssh://me@[fe80::1]", "fe80::1"] {
         assert_eq!(files.words::<ShellArguments>(&format!("rdsh {host} ls")), format!("rdsh --lanes=4 {host} ls"));
+    }
+    for to in ["[fe80::1]:7000", "[fe80::1] 7000", "fe80::1 7000"] {
+        assert_eq!(files.words::<SendArguments>(&format!("rdsend {to}")), format!("rdsend --lanes=4 {to}"));
+    }
+}
+
+/// The first rule that matches decides: a typed one, then those of the strongest place, each in the order of its lines.
+#[test]
+fn rules_follow_the_typed_ones_in_the_order_of_their_lines() {
+    let files = Files::new("include = ['*.c', '*.h']\nquiet = true\nexclude = ['*']\n", "");
+    for (line, words) in [
+        ("a b", "--quiet a b --include=*.c --include=*.h --exclude=*"),
+        ("--include k a b", "--quiet --include k a b --exclude=*"),
+        ("--exclude-from k a b", "--quiet --exclude-from k a b --include=*.c --include=*.h --exclude=*"),
+        ("--fsync -- a b", "--quiet --fsync --include=*.c --include=*.h --exclude=* -- a b"),
+    ] {
+        assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words}"));
+    }
+    let user = "exclude = ['u']\n[host.h]\ninclude = ['h', 'i']\nexclude-from = 'f'\n";
+    let files = Files::new(user, "exclude = ['s']\ninclude-from = 's'\n");
+    let words = files.words::<CopyArguments>("rdcp a h:b");
+    assert_eq!(words, "rdcp a h:b --include=h --include=i --exclude-from=f --exclude=u --include-from=s");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp a b --exclude=u --include-from=s");
+    let definition = CopyArguments::command();
+    assert!(RULES.iter().all(|key| option(&definition, key).is_some()));
+}
+
+#[test]
+fn the_stronger_of_two_that_override_each_other_counts() {
+    let user = "human-readable = true\nno-bootstrap = true\n";
+    let files = Files::new(user, "no-human-readable = true\nbootstrap = true\n");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --human-readable --no-bootstrap a b");
+    let typed = files.words::<CopyArguments>("rdcp --no-human-readable a b");
+    assert_eq!(typed, "rdcp --no-bootstrap --no-human-readable a b");
+    let text = files.shown::<CopyArguments>("rdcp a b");
+    assert!(text.contains("\nhuman-readable = true ") && text.contains("\nno-human-readable = false "), "{text}");
+    let ignored = text.lines().find(|line| line.starts_with("# --no-human-readable ")).expect("a line");
+    assert!(ignored.ends_with(":1, ignored: a stronger value overrides it"), "{text}");
+    // Of two lines in a file, the later is the stronger.
+    let files = Files::new("human-readable = true\nno-human-readable = true\n", "");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --no-human-readable a b");
+}
+
+#[test]
+fn a_typed_option_takes_what_it_needs_from_a_setting() {
+    let files = Files::new("via = 'ib0'\nsync = true\nrecursive = true\n", "relay = true\nfsync = true\n");
+    for typed in ["-u", "--max-size=1M", "--watch", "--delete", "--link-dest=x", "--manifest=m", "-u --manifest=m"] {
+        let words = files.words::<CopyArguments>(&format!("rdcp {typed} a h:b"));
+        // The weaker of two settings that conflict is still left out.
+        assert_eq!(words, format!("rdcp --fsync --via=ib0 --sync --recursive {typed} a h:b"));
+    }
+    // If no setting helps, the words are left as they are, so that the error is about a typed option.
+    let files = Files::new("update = true\nfsync = true\n", "");
+    assert_eq!(files.words::<CopyArguments>("rdcp --max-size=1M a h:b"), "rdcp --max-size=1M a h:b");
+}
+
+#[test]
+fn a_value_that_one_command_refuses_is_left_out_there() {
+    let files = Files::new("connect-timeout = 300\n", "");
+    assert_eq!(files.words::<SendArguments>("rdsend h 1"), "rdsend --connect-timeout=300 h 1");
+    assert_eq!(files.words::<PipeArguments>("rdpipe h:ls"), "rdpipe h:ls");
+    let text = files.shown::<PipeArguments>("rdpipe h:ls");
+    assert!(text.contains(":1, ignored: --connect-timeout 300: give 1 to 120\n"), "{text}");
+    assert!(text.contains("\nconnect-timeout = 30 "), "{text}");
+    // No command accepts this value.
+    assert_eq!(Files::wrong("connect-timeout = 'soon'\n"), ":1: --connect-timeout soon: not a number");
+}
+
+#[test]
+fn a_value_for_one_command_spoils_no_other() {
+    let mut known: Vec<Command> = definitions().into();
+    let keys: BTreeSet<String> =
+        known.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).map(str::to_owned).collect();
+    for number in ["0", "300", "4000000000"] {
+        let mut text = String::new();
+        for key in &keys {
+            let entry = Entry { hosts: None, key: key.clone(), value: Value::Text(number.to_owned()), line: 1 };
+            if check(&mut known, &entry).is_ok() {
+                text.push_str(&format!("{key} = {number}\n"));
+            }
+        }
+        assert!(text.contains("connect-timeout"), "{text}");
+        let files = Files::new(&text, "");
+        // Each panics if the file is refused.
+        files.words::<CopyArguments>("rdcp a h:b");
+        files.words::<SendArguments>("rdsend h 1");
+        files.words::<RecvArguments>("rdrecv 1");
+        files.words::<PipeArguments>("rdpipe h:ls");
+        files.words::<ShellArguments>("rdsh h ls");
+        files.words::<PerfArguments>("rdperf h");
+        files.words::<DoctorArguments>("rddoctor h");
     }
 }
 
 #[test]
 fn what_does_not_go_with_a_stronger_one_is_left_out() {
     let files = Files::new("via = 'ib0'\nupdate = true\nlauncher = 'slurm'\n", "rsh = 'x'\nsync = true\n");
-    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --launcher=slurm --via=ib0 --sync --update a b");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --sync --via=ib0 --update --launcher=slurm a b");
     let relayed = files.words::<CopyArguments>("rdcp --relay a b");
-    assert_eq!(relayed, "rdcp --launcher=slurm --sync --update --relay a b");
+    assert_eq!(relayed, "rdcp --sync --update --launcher=slurm --relay a b");
     // RDCP_RSH is stronger than the files, and the command reads it itself.
     let variable = |name: &str| (name == "RDCP_RSH").then(|| OsString::from("mine"));
     let settings = files.settings::<CopyArguments>("rdcp a b", variable).unwrap_or_else(|line| panic!("{line}"));
-    assert_eq!(settings.words, ["rdcp", "--via=ib0", "--sync", "--update", "a", "b"]);
+    assert_eq!(settings.words, ["rdcp", "--sync", "--via=ib0", "--update", "a", "b"]);
     // The environment gives way to typed words.
     let files = Files::new("color = 'always'\n", "");
     let variable = |name: &str| (name == "NO_COLOR").then(|| OsString::from("1"));
@@ -115,16 +215,16 @@ fn what_does_not_go_with_a_stronger_one_is_left_out() {
 #[test]
 fn what_means_nothing_for_a_copy_is_left_out() {
     let files = Files::new("bwlimit = '200M'\nverify = true\nfsync = true\n", "itemize-changes = true\nsync = true\n");
-    let between = "--fsync --verify --bwlimit=200M --sync --itemize-changes";
+    let between = "--itemize-changes --sync --bwlimit=200M --verify --fsync";
     for (line, words) in [
-        ("a b", "--fsync --sync --itemize-changes"),
-        ("h:a h:b", "--fsync --sync --itemize-changes"),
-        ("-t b a", "--fsync --sync --itemize-changes"),
+        ("a b", "--itemize-changes --sync --fsync"),
+        ("h:a h:b", "--itemize-changes --sync --fsync"),
+        ("-t b a", "--itemize-changes --sync --fsync"),
         ("a h:b", between),
         ("h:a g:b", between),
-        ("a h:b --to g:c", "--fsync --verify --bwlimit=200M --sync"),
-        ("a h[1-2]:b", "--fsync --verify --bwlimit=200M --sync"),
-        ("--json=- a h:b", "--fsync --verify --bwlimit=200M --sync"),
+        ("a h:b --to g:c", "--sync --bwlimit=200M --verify --fsync"),
+        ("a h[1-2]:b", "--sync --bwlimit=200M --verify --fsync"),
+        ("--json=- a h:b", "--sync --bwlimit=200M --verify --fsync"),
         ("- h:b", "--bwlimit=200M"),
         ("h:a -", "--bwlimit=200M"),
         ("/dev/zero b", between),
@@ -136,7 +236,7 @@ fn what_means_nothing_for_a_copy_is_left_out() {
         assert_eq!(quiet.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words}"));
     }
     let typed = files.words::<CopyArguments>("rdcp --bwlimit 1M a b");
-    assert_eq!(typed, "rdcp --fsync --sync --itemize-changes --bwlimit 1M a b");
+    assert_eq!(typed, "rdcp --itemize-changes --sync --fsync --bwlimit 1M a b");
 }
 
 #[test]
@@ -276,7 +376,7 @@ fn patterns_of_hosts() {
         ("g?", "g", false),
         ("*", "", true),
         ("", "a", false),
-        ("[FD00::1]", "[fd00::1]", true),
+        ("FD00::1", "fd00::1", true),
     ] {
         assert_eq!(fits(pattern.as_bytes(), host.as_bytes()), expected, "{pattern} {host}");
     }

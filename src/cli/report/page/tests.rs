@@ -178,6 +178,7 @@ fn what_it_says_is_what_happened() {
     for part in [
         &*copied.line(),
         "No data was transferred.",
+        "Exit code 0: done, and every byte verified",
         "the data is on stable storage",
         "Limited by the source, for 75 % of the time: it allows 2.00 GB/s.",
         "A faster source would help",
@@ -185,6 +186,10 @@ fn what_it_says_is_what_happened() {
     ] {
         assert!(page.text.contains(part), "{part}: {}", page.text);
     }
+    let within = Copied { is_verified: false, ..copied };
+    let page = rendered(&record, None, Some(&within));
+    assert!(page.text.contains("Exit code 0: done") && page.text.contains("nothing was compared"), "{}", page.text);
+    assert!(!page.text.contains("every byte"), "{}", page.text);
     let failure = Failure::silent(Exit::Signal(15));
     let page = rendered(&record, Some(&failure), None);
     assert!(page.text.contains("ended by signal 15") && page.text.contains("none: the transfer failed"));

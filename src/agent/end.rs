@@ -66,6 +66,8 @@ struct Shared {
     stop: Arc<AtomicBool>,
     /// Whether the outcome has been reported, or is about to be.
     ended: Arc<AtomicBool>,
+    /// Whether the outcome is about to be reported.
+    is_told: AtomicBool,
     /// Whether the end ended because its other end could not be reached any more.
     lost: AtomicBool,
     /// Whether the end has met its other end.
@@ -117,6 +119,7 @@ impl End {
             listener: Mutex::default(),
             stop: Arc::default(),
             ended: Arc::default(),
+            is_told: AtomicBool::default(),
             lost: AtomicBool::default(),
             met: AtomicBool::default(),
             progress: Arc::default(),
@@ -176,9 +179,8 @@ impl End {
                 })
             }
             _ => {
-                let (output, input, whole, made, last_word) = Default::default();
-                let run =
-                    Run { emit, is_remote, begin, moves, output, input, whole, goes, events, shared, made, last_word };
+                let (output, whole, made, last_word) = Default::default();
+                let run = Run { emit, is_remote, begin, moves, output, whole, goes, events, shared, made, last_word };
                 Box::new(move || run.run())
             }
         };
@@ -287,6 +289,11 @@ impl End {
     /// Whether the outcome has not been reported yet.
     pub(crate) fn is_busy(&self) -> bool {
         !self.shared.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether the outcome has been reported, but the input of the end's command may still have to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_busy() && self.shared.is_told.load(Ordering::Acquire)
     }
 
     /// Whether this is a session, which has another end.
@@ -411,9 +418,6 @@ struct Run {
     moves: Moves,
     /// The pipe that a command writes and this end reads, kept open until this end has reported its outcome.
     output: Mutex<Option<File>>,
-    /// The file that a redirection has opened, which may be a FIFO, kept open until then too: the caller is to hear how
-    /// this end ended before it hears about the FIFO's reader.
-    input: Mutex<Option<File>>,
     /// What lets the input of a command end.
     whole: Mutex<Option<Whole>>,
     goes: Receiver<()>,
@@ -468,6 +472,7 @@ impl Run {
         drop(self.events.drain());
         drop(self.made.lock().expect("no panic with it locked").take());
         let is_whole = report.fault.is_none();
+        self.shared.is_told.store(true, Ordering::Release);
         // The caller must hear how this end ended before it hears about the command.
         (self.emit)(Message::Ended(Box::new(report)));
         if let Some(whole) = self.whole.into_inner().expect("no panic with it locked").filter(|_| is_whole) {
@@ -667,12 +672,7 @@ impl Run {
                     *self.whole.lock().expect("no panic with it locked") = Some(whole);
                     Prepared::ReceiveOpen(pipe, "pipe".into())
                 }
-                Inlet::File(file, path) => {
-                    let again =
-                        file.try_clone().map_err(|error| Fault::unwritable(&std_fact(path.as_os_str(), &error)))?;
-                    *self.input.lock().expect("no panic with it locked") = Some(again);
-                    Prepared::ReceiveOpen(file, path)
-                }
+                Inlet::File(file, path) => Prepared::ReceiveOpen(file, path),
                 Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),
             },
             Moves::Output(outlet) => match self.await_one(outlet)?? {

@@ -254,7 +254,7 @@ impl Agent {
     pub(crate) fn finish(&mut self) {
         // A session that has reported its end may still be about to let the input of its command end.
         let deadline = Instant::now() + STOP_MAX;
-        while self.ends.values().any(End::is_busy) && Instant::now() < deadline {
+        while self.ends.values().any(End::is_ending) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.stages.end();

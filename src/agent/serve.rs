@@ -125,6 +125,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
         };
         if matches!(input, Input::Message(_)) {
             agent.note_caller();
+            silence = Silence::default();
         }
         match input {
             Input::Message(Message::TellLog(level)) => logs::tell(&outbox, level),

@@ -56,6 +56,7 @@ pub(crate) fn check(
     let is_json_on_stdout = options.is_json_on_output();
     let moved = [Moved::File("the manifest", Path::new(&file)), Moved::File("DIR", Path::new(directory))];
     let reporter = Reporter::open("rdcp", options, if host.is_empty() { &moved } else { &moved[..1] })?;
+    reporter.begin();
     let mut checking = Checking {
         reporter: &reporter,
         host,

@@ -325,14 +325,13 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
     };
     match found {
         Ok(path) => {
-            // The other host may be this one, by another name.
-            let is_here = path.is_one_machine && path.there.host == path.here.host;
-            let there = Section { is_here, name: label.clone(), ..of_host(&label, "there", &path.there) };
+            // If the other host seems to be this one, by another name, that is only what its agent reports.
+            let there = Section { is_here: false, name: label.clone(), ..of_host(&label, "there", &path.there) };
             let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
             // Settings of this host are fixed here; everything else on the way is fixed on the other host.
             let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path).into_iter().partition(|finding| finding.is_here);
             let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
-            let mut sections = vec![there, path_of(path.there.host.clone(), is_here, lines(theirs))];
+            let mut sections = vec![there, path_of(path.there.host.clone(), false, lines(theirs))];
             if !ours.is_empty() {
                 let title = format!("this host, on the path to {label}");
                 let node = path.here.host.clone();

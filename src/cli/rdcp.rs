@@ -314,7 +314,7 @@ impl Arguments for CopyArguments {
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
-        let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).collect();
+        let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).map(as_standard).collect();
         let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
         if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
             return Some(format!("--{key} is for files and trees"));
@@ -378,6 +378,14 @@ fn note_hosts(sources: &[Spec], destination: &Spec) {
     }
     if let Some(host) = host(destination) {
         super::say(&format!("rdcp: copying to a local file named {}; did you mean {host}?", bare(&host)));
+    }
+}
+
+/// Returns what a destination means: another name of standard output is standard output.
+fn as_standard(destination: Spec) -> Spec {
+    match destination {
+        Spec::Here(path) if standard::is_output(&path) => Spec::Standard,
+        other => other,
     }
 }
 
@@ -529,10 +537,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             None => sources.pop().ok_or_else(missing)?,
         },
     };
-    let destination = match destination {
-        Spec::Here(path) if standard::is_output(&path) => Spec::Standard,
-        other => other,
-    };
+    let destination = as_standard(destination);
     if sources.is_empty() {
         return Err(missing());
     }

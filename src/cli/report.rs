@@ -229,6 +229,10 @@ impl job::Observer for Console<'_> {
 }
 
 impl job::copy::Observer for Console<'_> {
+    fn begin(&mut self) {
+        self.reporter.begin();
+    }
+
     fn observe(&mut self, event: SessionEvent) {
         let options = self.reporter.options;
         let new = || Terminal::new(self.name, options, self.may_draw);
@@ -432,7 +436,7 @@ impl<'a> Reporter<'a> {
             (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
         let opened = match (&options.json, options.json_fd) {
-            (Some(path), _) if !is_on_output => Sink::open(path, name.clone()),
+            (Some(path), _) if !is_on_output => Sink::open(path, name.clone(), command == "rdcp"),
             (None, Some(number)) if !is_on_output => {
                 standard::given(number).map(|file| Sink::stream(file, name.clone()))
             }
@@ -440,6 +444,13 @@ impl<'a> Reporter<'a> {
         };
         let sink = opened.map_err(|error| unreportable(Exit::Usage, REPORT, &name, &error))?;
         Ok(Self { options, sink: Some(sink), record, page, trace })
+    }
+
+    /// Must be called once it is sure that the command is not refused. Until then, `rdcp` leaves the file of `--json` as
+    /// it is, because it may be a part of what is to be copied.
+    pub(crate) fn begin(&self) {
+        // A failure to write shows again at the end, and is reported then.
+        let _ = self.sink.as_ref().map_or(Ok(()), Sink::begin);
     }
 
     /// Reports an event before the end.
@@ -487,8 +498,8 @@ impl<'a> Reporter<'a> {
         copied: Option<&Copied>,
     ) -> Result<(), Failure> {
         // Nothing was done that could be reported, and the place of a report may be what is not allowed.
-        let is_refused = CameTo { end: &end, figures, copied }.exit() == Exit::Usage.code();
-        let is_left = is_refused && figures.is_none() && self.sink.as_ref().is_some_and(Sink::leave);
+        let is_refused = CameTo { end: &end, figures, copied }.is_refused();
+        let is_left = is_refused && self.sink.as_ref().is_some_and(Sink::leave);
         let event = json::Event::End(end);
         let told = if is_left { Ok(()) } else { self.last(&event) };
         let json::Event::End(end) = &event else { return told };
@@ -509,6 +520,7 @@ impl<'a> Reporter<'a> {
     ///
     /// As [`Reporter::end`].
     pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
+        self.begin();
         self.write(event).map_err(|error| match (error.kind(), &self.sink) {
             (std::io::ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => {
                 Failure::silent(Exit::SinkClosed)
@@ -522,8 +534,7 @@ impl<'a> Reporter<'a> {
         let Some(sink) = &self.sink else { return Ok(()) };
         let mut line = serde_json::to_vec(&json::Line::new(event))?;
         line.push(b'\n');
-        // A missing source is reported before it is checked whether FILE is part of the copy. All other events follow.
-        sink.write(&line, matches!(event, json::Event::Failed(_)))
+        sink.write(&line)
     }
 
     /// Reports what `-v` and `--json` ask for, after success and after failure. `figures`: `None` if nothing began.

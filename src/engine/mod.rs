@@ -438,6 +438,7 @@ impl Engine {
             }
             Event::Committed(Err(refused)) => self.handle_refused(refused, now),
             Event::Signal(number) => self.handle_signal(number, now),
+            Event::Cut => self.half.machine().abort(Cause::Signal(libc::SIGTERM as u8), now),
             Event::Orphaned => self.orphan.is_one = true,
             Event::Unwatched => {
                 self.orphan.is_one = true;

@@ -75,6 +75,8 @@ pub enum Event {
     Committed(Result<Option<Box<TreeReport>>, Refused>),
     /// This process has received a signal.
     Signal(i32),
+    /// The stream to be sent has ended before its time. The other end must not take a part for the whole.
+    Cut,
     /// Only the lanes show from now on whether the other end lives. After two seconds without a lane this end finishes.
     Orphaned,
     /// As [`Event::Orphaned`], except that the lost caller is not the other end. The session goes on as long as the

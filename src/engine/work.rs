@@ -534,7 +534,7 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
             let target = &mut buffer.payload_mut()[..length];
             let part = shared.reading.during(|| source.next_part(target, &shared.backlog, &shared.over));
             Some(match part {
-                Ok(Some(part)) if part.is_final && source.is_cut() => CUT,
+                Ok(Some(part)) if part.is_final && source.is_cut() => Event::Cut,
                 Ok(Some(part)) => {
                     shared.pace.wait(part.length);
                     Event::Filled(buffer, part)
@@ -547,7 +547,7 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
             let filled = shared.reading.during(|| relay.fill(buffer, shared.part_bytes(), &shared.over));
             filled.map(|(buffer, length)| (buffer, length, None)).map_err(|empty| match empty {
                 Empty::Over => None,
-                Empty::Cut => Some(CUT),
+                Empty::Cut => Some(Event::Cut),
             })
         }),
         Feed::Spool(output) => in_turn(shared, move |mut buffer, numbered, shared| {
@@ -576,9 +576,6 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
 /// report, if the session is not over anyway.
 type Put = Result<(Buffer, usize, Option<ChunkHeader>), Option<Event>>;
 
-/// Ends the session of a stream that has ended before its time. The other end must not take a part for the whole.
-const CUT: Event = Event::Signal(libc::SIGTERM);
-
 /// Numbers the data that `fill` puts into each buffer, until there is no more. `fill` gets a function that makes the
 /// header for a number of bytes.
 fn in_turn(
@@ -591,7 +588,10 @@ fn in_turn(
         let filled = |length| Part { length, is_final: length == 0, ..*part };
         let (buffer, length, sealed) = match fill(buffer, &|length| header_of(&filled(length), encrypt), &shared) {
             Ok(filled) => filled,
-            Err(event) => return event,
+            Err(event) => {
+                next = None;
+                return event;
+            }
         };
         let filled = filled(length);
         part.sequence += 1;

@@ -62,6 +62,8 @@ fn message_bytes(found: &Found) -> usize {
 
 /// Receives what a copy reports.
 pub(crate) trait Observer: super::Observer {
+    /// Reports that the reports are no part of what is copied.
+    fn begin(&mut self);
     /// Reports what becomes of a session, from its beginning on.
     fn observe(&mut self, event: SessionEvent);
     /// Reports that a source would be copied (`--dry-run`): from where and to where, for a person.
@@ -182,6 +184,7 @@ impl<'a> Copy<'a> {
         self.tell_nested(&found, placed.as_ref());
         self.check_options(&found, destination, placed.as_ref())?;
         self.check_reports(&found, destination, placed.as_ref())?;
+        self.observer.begin();
         let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
         self.take_entries(destination, manifest.clone())?;
         if self.plan.dry_run && !self.plan.tree.sync {

@@ -542,7 +542,7 @@ impl Job {
                 self.advance(hop, next);
             }
             Message::Ended(report) => {
-                if report.has_lost_link() {
+                if report.has_lost_link() && self.hops[hop].report(side).is_none() {
                     self.send(self.hops[hop].host(side), Message::StillHere);
                 }
                 let wakes = self.hops[hop].note_ended(side, *report);

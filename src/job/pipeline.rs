@@ -133,7 +133,7 @@ pub(crate) struct Pipeline<'a> {
     /// The failure that ends the whole pipeline, if it is not a stage's failure.
     fatal: Option<Failure>,
     /// Whether `fatal` was reported by an end that only lost the other end, which may know the true reason.
-    is_hearsay: bool,
+    is_from_other_end: bool,
     /// The hop whose receiver has reported `fatal`, if `fatal` is a lost link.
     lost_hop: Option<usize>,
     signal: Option<u8>,
@@ -158,7 +158,7 @@ impl<'a> Pipeline<'a> {
             killed: false,
             was_idle: false,
             fatal: None,
-            is_hearsay: false,
+            is_from_other_end: false,
             lost_hop: None,
             signal: None,
         })
@@ -484,7 +484,7 @@ impl<'a> Pipeline<'a> {
                     let label = hop.label();
                     failure.message = failure.message.map(|line| format!("{label}: {line}"));
                 }
-                self.is_hearsay = !fault.own && !nobodys && exit != Exit::LinkLost;
+                self.is_from_other_end = !fault.own && !nobodys && exit != Exit::LinkLost;
                 self.lost_hop = (side == Side::To && exit == Exit::LinkLost).then_some(at);
                 self.fail(failure);
             }
@@ -636,7 +636,7 @@ impl<'a> Pipeline<'a> {
             let fault = self.job.hops[at].report(Side::From).and_then(|report| report.fault.as_ref());
             fault.is_some_and(|fault| fault.own && fault.exit >= 128)
         };
-        self.is_hearsay || self.lost_hop.is_some_and(is_stopped)
+        self.is_from_other_end || self.lost_hop.is_some_and(is_stopped)
     }
 
     /// Returns the failure to read the caller's standard input or to write its standard output, which is no stage's

@@ -30,7 +30,7 @@ pub struct Generations {
     #[n(1)]
     pub snapshot: Option<ByteVec>,
     /// Link or copy files within the destination that were moved or renamed at the source (found by size and time,
-    /// proven by digest); --delete then deletes at the end
+    /// proven by digest); --delete then deletes at the end; not with --in-place or --append-verify
     // A file that is being appended to might be linked to another name at the same moment. Files that `--link-dest` and
     // `--snapshot` link to are not appended to, because they have other names or are in another directory.
     #[arg(long, requires = "sync", conflicts_with_all = ["in_place", "append_verify"])]

@@ -252,7 +252,8 @@ pub(super) fn script(sections: &[Section]) -> String {
             let names = escaped(OsStr::new(&owners.into_iter().collect::<Vec<_>>().join(", ")));
             let _ = writeln!(
                 out,
-                "    # Several hosts report this name: {names}. So their commands are comments; run each on its host."
+                "    # Several hosts report this name: {names}. So commands for other hosts than the one that has written \
+                 this are comments; run each on its host."
             );
         }
         let mut told: BTreeSet<(&str, &str)> = BTreeSet::new();
@@ -266,7 +267,7 @@ pub(super) fn script(sections: &[Section]) -> String {
             let of = if is_shared { format!("{}: ", escaped(OsStr::new(section.owner()))) } else { String::new() };
             let _ = writeln!(out, "    # {of}{}: {}", name(line), escaped(OsStr::new(&line.words.found)));
             match fix {
-                Fix::Run(command) if is_shared => {
+                Fix::Run(command) if is_shared && !section.is_here => {
                     let _ = writeln!(out, "    # {}", escaped(OsStr::new(command)));
                 }
                 Fix::Run(command) => {

@@ -258,10 +258,8 @@ fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
     let (_, rest) = script.split_once("\nnode1)\n").expect("its part");
     let (part, rest) = rest.split_once(";;").expect("its end");
     assert!(part.contains("report this name: evil, this host."), "{script}");
-    assert_eq!(part.matches(&format!("    # {FIX}\n")).count(), 2, "{script}");
-    for line in part.lines().map(str::trim) {
-        assert!(["", ":"].contains(&line) || line.starts_with('#'), "{line}");
-    }
+    assert_eq!(part.matches(&format!("    # {FIX}\n")).count(), 1, "{script}");
+    assert_eq!(part.matches(&format!("\n    {FIX}\n")).count(), 1, "its own: {script}");
     assert!(rest.contains(&format!("\n    {FIX}\n")), "another host's part is as ever: {script}");
     // A name is claimed even if nothing is wrong with its owner.
     let mut well = section("", "node1", true);
@@ -275,7 +273,7 @@ fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
     let node = path.here.host.clone();
     same.extend(super::of_found(std::ffi::OsStr::new("localhost"), &arguments, &node, Ok(path)));
     let script = output::script(&same);
-    assert!(script.contains(&format!("\n    {FIX}\n")) && !script.contains("report this name"), "{script}");
+    assert!(script.contains(&format!("\n    {FIX}\n")) && script.contains(&format!("    # {FIX}\n")), "{script}");
 }
 
 #[test]

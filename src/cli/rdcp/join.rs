@@ -17,6 +17,7 @@ use crate::fault::{Exit, Failure, escaped};
 pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Result<(), Failure> {
     let [target] = paths else { return Err(Failure::new(Exit::Usage, "--join takes one argument: HOST or HOST:PATH")) };
     let reporter = Reporter::open("rdcp", options, &[])?;
+    reporter.begin();
     let request = JoinRequest { target: target.as_bytes().to_vec() };
     // The job itself shows the progress.
     let (failure, last_line) = match ask(job, &request, |_| {}) {

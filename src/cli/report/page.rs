@@ -17,7 +17,7 @@ use super::record::{Record, Track, Weight};
 use super::{REPORT, prepared, published};
 use crate::cli::words::waited_for;
 use crate::engine::{Figures, View, Wait, Waits};
-use crate::fault::Failure;
+use crate::fault::{Exit, Failure};
 use crate::fs::prepared::Prepared;
 use crate::job::event::{self, End, HeldUpBy};
 use crate::job::progress::{Copied, size_words};
@@ -74,6 +74,15 @@ impl CameTo<'_> {
             End::Transfer(transfer) => transfer.result.exit,
             End::Pipeline(pipeline) => pipeline.result.exit,
         }
+    }
+
+    /// Whether the command was refused. A command of a pipeline may exit with 1 as well.
+    pub(super) fn is_refused(&self) -> bool {
+        let failure = match self.end {
+            End::Transfer(transfer) => &transfer.result.failure,
+            End::Pipeline(pipeline) => &pipeline.result.failure,
+        };
+        failure.as_ref().is_some_and(|failure| failure.code == Exit::Usage.name())
     }
 }
 

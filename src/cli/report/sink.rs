@@ -1,7 +1,7 @@
 //! Where the lines of `--json` go.
 //!
-//! A file may turn out to be part of what is copied only when the hosts have been asked, and the command is then
-//! refused. Until it is sure to go on, an existing file therefore keeps its contents, and events are held back.
+//! A file may turn out to be part of what `rdcp` copies only when the hosts have been asked, and the command is then
+//! refused. Until that is known, an existing file therefore keeps its contents, and events are held back.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -31,12 +31,13 @@ impl Sink {
         Self { file, name, held: Mutex::new(None) }
     }
 
-    /// Opens or creates a file, a FIFO or a device. The contents of a file stay for now.
+    /// Opens or creates a file, a FIFO or a device. `may_be_refused`: the contents of a file stay until
+    /// [`Sink::begin`].
     ///
     /// # Errors
     ///
     /// The system's error from opening it.
-    pub(super) fn open(path: &Path, name: String) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, name: String, may_be_refused: bool) -> io::Result<Self> {
         let (file, made) = match OpenOptions::new().write(true).create_new(true).open(path) {
             Ok(file) => (file, Some(path.to_owned())),
             // Creates it if it is a link that leads to nothing.
@@ -45,31 +46,36 @@ impl Sink {
             }
             Err(error) => return Err(error),
         };
-        let is_regular = file.metadata()?.is_file();
-        let held = is_regular.then(|| Held { events: Vec::new(), made });
-        Ok(Self { file, name, held: Mutex::new(held) })
+        let held = file.metadata()?.is_file().then(|| Held { events: Vec::new(), made });
+        let sink = Self { file, name, held: Mutex::new(held) };
+        if !may_be_refused {
+            sink.begin()?;
+        }
+        Ok(sink)
     }
 
-    /// Writes a line in one piece, so that a reader sees whole lines. `is_early`: the command may still be refused, so
-    /// that the line is held back if nothing has been written to the file.
+    /// Replaces the contents of a file by the events that were held back, and holds none back from now on.
     ///
     /// # Errors
     ///
     /// The system's error from writing.
-    pub(super) fn write(&self, line: &[u8], is_early: bool) -> io::Result<()> {
-        let mut held = self.held.lock().expect("no panic with it locked");
-        match held.take() {
-            Some(mut early) if is_early => {
-                early.events.extend(line);
-                *held = Some(early);
-                Ok(())
-            }
-            Some(early) => {
-                self.file.set_len(0)?;
-                (&self.file).write_all(&[&early.events[..], line].concat())
-            }
-            None => (&self.file).write_all(line),
+    pub(super) fn begin(&self) -> io::Result<()> {
+        let Some(early) = self.held.lock().expect("no panic with it locked").take() else { return Ok(()) };
+        self.file.set_len(0)?;
+        (&self.file).write_all(&early.events)
+    }
+
+    /// Writes a line in one piece, so that a reader sees whole lines, or holds it back.
+    ///
+    /// # Errors
+    ///
+    /// The system's error from writing.
+    pub(super) fn write(&self, line: &[u8]) -> io::Result<()> {
+        match &mut *self.held.lock().expect("no panic with it locked") {
+            Some(early) => early.events.extend(line),
+            None => (&self.file).write_all(line)?,
         }
+        Ok(())
     }
 
     /// Leaves a regular file as it was before the command: with its old contents, or missing. Returns whether that is
@@ -96,36 +102,39 @@ mod tests {
         let path = scratch.path().join("file");
         let read = || fs::read_to_string(&path).expect("it");
         fs::write(&path, "long and precious\n").expect("room");
-        let sink = Sink::open(&path, String::new()).expect("it");
-        sink.write(b"1\n", true).expect("held");
+        let sink = Sink::open(&path, String::new(), true).expect("it");
+        sink.write(b"1\n").expect("held");
         assert_eq!(read(), "long and precious\n");
         assert!(sink.leave());
         assert_eq!(read(), "long and precious\n");
-        let sink = Sink::open(&path, String::new()).expect("it");
-        for (line, is_early) in [(b"1\n", true), (b"2\n", false), (b"3\n", true)] {
-            sink.write(line, is_early).expect("room");
-        }
-        assert_eq!(read(), "1\n2\n3\n");
+        let sink = Sink::open(&path, String::new(), true).expect("it");
+        sink.write(b"1\n").expect("held");
+        sink.begin().expect("room");
+        assert_eq!(read(), "1\n");
+        sink.write(b"2\n").expect("room");
+        sink.begin().expect("room");
         assert!(!sink.leave());
-        assert_eq!(read(), "1\n2\n3\n");
+        assert_eq!(read(), "1\n2\n");
+        Sink::open(&path, String::new(), false).expect("it");
+        assert_eq!(read(), "", "an old report would be taken for that of a command that was killed");
     }
 
     #[test]
     fn a_new_file_goes_again() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("file");
-        let sink = Sink::open(&path, String::new()).expect("room");
+        let sink = Sink::open(&path, String::new(), true).expect("room");
         assert!(path.exists() && sink.leave() && !path.exists());
-        let sink = Sink::open(&path, String::new()).expect("room");
+        let sink = Sink::open(&path, String::new(), true).expect("room");
         fs::remove_file(&path).expect("ours");
         fs::write(&path, "of another").expect("room");
         assert!(sink.leave() && path.exists());
         // A link that leads to nothing, as with any other redirection.
         let link = scratch.path().join("link");
         std::os::unix::fs::symlink("target", &link).expect("a link");
-        Sink::open(&link, String::new()).expect("room").write(b"1\n", false).expect("room");
+        Sink::open(&link, String::new(), false).expect("room").write(b"1\n").expect("room");
         assert_eq!(fs::read(scratch.path().join("target")).expect("it"), b"1\n");
-        assert!(Sink::open(scratch.path(), String::new()).is_err());
-        assert!(!Sink::open(Path::new("/dev/null"), String::new()).expect("a device").leave());
+        assert!(Sink::open(scratch.path(), String::new(), true).is_err());
+        assert!(!Sink::open(Path::new("/dev/null"), String::new(), true).expect("a device").leave());
     }
 }

@@ -112,14 +112,9 @@ fn check(path: &Path, file: &str, (owner, mode): (u32, u32), is_directory: bool)
     let typed = escaped(path.as_os_str());
     let typed = shell_words::quote(&typed);
     if ![own, 0].contains(&owner) {
-        let instead = if is_directory {
-            "write your settings to a file in a directory of your own and set RDMA_PIPE_CONFIG to its path"
-        } else {
-            "remove it and write your own"
-        };
         return Err(format!(
-            "{file}{place} belongs to user {owner}, who could change it; ignore it with RDMA_PIPE_CONFIG=none, or \
-             {instead}"
+            "{file}{place} belongs to user {owner}, who could change it; ignore it with RDMA_PIPE_CONFIG=none, or write \
+             your settings to a file in a directory of your own and set RDMA_PIPE_CONFIG to its path"
         ));
     }
     if mode & OTHERS_WRITE != 0 && !(is_directory && mode & STICKY != 0) {
@@ -278,7 +273,11 @@ mod tests {
     fn nobody_is_told_to_take_over_what_another_user_has_written() {
         let other = rustix::process::geteuid().as_raw() + 1;
         for (path, is_directory, part) in [
-            ("/x/config.toml", false, "or remove it and write your own"),
+            (
+                "/x/config.toml",
+                false,
+                "or write your settings to a file in a directory of your own and set RDMA_PIPE_CONFIG to its path",
+            ),
             ("/x", true, "or write your settings to a file in a directory of your own"),
         ] {
             let line = check(Path::new(path), "/x/config.toml", (other, 0o644), is_directory).expect_err(path);

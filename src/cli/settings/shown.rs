@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
 use super::{REFUSED, Settings};
-use crate::fault::escaped;
+use crate::fault::{escaped, is_unprintable};
 
 /// Column in which the origins begin, unless a value is longer.
 const COLUMN: usize = 40;
@@ -82,7 +82,7 @@ pub(super) fn quoted(text: &OsStr) -> String {
     for letter in text.chars() {
         match letter {
             '"' | '\\' => quoted.extend(['\\', letter]),
-            letter if letter.is_control() => {
+            letter if is_unprintable(letter) => {
                 let _ = write!(quoted, "\\u{:04x}", u32::from(letter));
             }
             letter => quoted.push(letter),

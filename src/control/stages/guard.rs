@@ -218,9 +218,13 @@ impl Running {
         let every = Timespec::try_from(WAKE_EVERY).ok();
         let mut message = [0; 5];
         loop {
-            if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], every.as_ref()) == Ok(0) {
-                self.wake();
-                continue;
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], every.as_ref()) {
+                Ok(0) => {
+                    self.wake();
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                _ => {}
             }
             match recv(&self.socket, &mut message[..], RecvFlags::empty()) {
                 Err(Errno::INTR) => {}

@@ -123,6 +123,7 @@ impl Copy<'_> {
         self.job.greet_one(source)?;
         let found = self.find(&sources)?;
         self.check_reports(&found, HERE, None)?;
+        self.observer.begin();
         if let Some((_, found)) =
             found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
         {

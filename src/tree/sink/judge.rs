@@ -19,6 +19,7 @@ use super::basis::{Compared, open_regular};
 use super::device;
 use super::directory::OpenDirectory;
 use super::elsewhere::{self, Elsewhere};
+use super::entry::evict;
 use super::itemize::{self, differing};
 use super::rehearse::Becomes;
 use super::{Refused, Shared, TreeSink, unfinished};
@@ -226,7 +227,10 @@ fn verdict(
     }
     // The cache may hold what an earlier write has not brought to the disk.
     if is_marked && options.in_place && options.syncs() && size <= INLINE_BYTES_MAX as u64 {
-        return Ok(Verdict::Wanted);
+        let opened = open_regular(directory.fd.as_fd(), name);
+        if !opened.is_some_and(|(file, _)| evict(&file, 0, 0).is_ok()) {
+            return Ok(Verdict::Wanted);
+        }
     }
     // Within a host, reading both files to compare them takes as long as copying. A file with other names gets another
     // time only if it was to be compared by contents, because those names would get that time as well.

@@ -34,7 +34,7 @@ use crate::fs::{DIRECTORY, PARTIAL, close, is_temporary_name, name_beside, parti
 use crate::limits;
 use crate::options::TreeOptions;
 use crate::tree::Fault;
-use crate::tree::metadata::{Current, Reader, Setter};
+use crate::tree::metadata::{Current, Reader, Setter, parts};
 
 /// Approximate maximum of memory for the files of a tree, in bytes.
 const INDEX_BYTES_MAX: usize = 64 << 20;
@@ -354,14 +354,24 @@ impl Moves {
 fn duplicate(shared: &Shared, old: &OwnedFd, stat: &Stat, copy: &OwnedFd) -> Result<(), Fault> {
     copy_contents(shared, old, copy, stat.st_size as u64)?;
     // The copy keeps all that the file at the old name has. The options of this run are for copies of the source.
-    let options = TreeOptions::default();
+    let options = TreeOptions { xattrs: shared.options.xattrs, ..TreeOptions::default() };
     let mut reader = Reader::default();
     let metadata = reader.read(&options, Object::Open(old.as_fd()), stat)?;
     let current = Current::new(&fstat(copy)?, true, false);
     let (setter, mode) = (Setter::new(true), Some(metadata.mode));
     let applied = setter.apply(&options, Object::Open(copy.as_fd()), &metadata, mode, current);
     shared.note_unsupported(applied);
-    if let Some(unset) = applied.unset {
+    // What this run would not set either is no reason to fail.
+    let run = &shared.options;
+    let asked = [
+        (parts::OWNER, run.owner),
+        (parts::ACL, run.acls()),
+        (parts::ATTRIBUTES, run.xattrs),
+        (parts::MODE, run.mode),
+        (parts::TIMES, run.times),
+    ];
+    let asked = asked.into_iter().filter(|(_, is_asked)| *is_asked).fold(0, |all, (part, _)| all | part);
+    if let Some(unset) = applied.unset.filter(|unset| unset.parts & asked != 0) {
         return Err(unset.error.into());
     }
     close::settle(copy)?;

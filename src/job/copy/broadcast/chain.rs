@@ -24,6 +24,7 @@ use std::time::Duration;
 use crate::control::frames::BroadcastState;
 
 use copies::COPIES_AT_ONCE;
+pub(super) use copies::STILL_MAX;
 use pace::{Pace, SLOWER};
 
 /// A node: 0 is the source.
@@ -194,6 +195,8 @@ struct Member {
     /// The node that gives the copy to it, and when that copy last got further.
     giver: Node,
     copied: Duration,
+    /// When any of the copies that it gives last got further, or the first of them was begun.
+    gave: Duration,
     copies: u32,
     /// Whether it takes part in the stream, and so reports its progress.
     speaks: bool,
@@ -269,6 +272,7 @@ impl Member {
             is_served: false,
             giver: SOURCE,
             copied: now,
+            gave: now,
             copies: 0,
             speaks: true,
             tried: Vec::new(),

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use super::chain::{CopyEnd, Node, SOURCE};
+use super::chain::{CopyEnd, Node, SOURCE, STILL_MAX};
 use super::{Copy, Run, Target, links, roots_of};
 use crate::agent::place::target;
 use crate::control::frames::{self, Found, Kind, Report, TreeProgress};
@@ -127,6 +127,8 @@ impl Copy<'_> {
     /// Ends the copies that have stood still for too long, as when the file system of the destination hangs.
     pub(super) fn stop_stuck(&mut self, run: &mut Run) {
         let least = Duration::from_secs(self.plan.transfer.reconnect.into()) + RECONNECT_MORE;
+        // What a receiver deletes or makes durable is not reported, and with --sync the size of the tree is not known.
+        let least = if self.plan.tree.sync { least.max(STILL_MAX) } else { least };
         for (node, still) in run.chain.stuck(run.began.elapsed(), least) {
             let is_it = |copy: &Going| copy.to == node && copy.stopped.is_none();
             let Some((&hop, copy)) = run.copies.iter_mut().find(|(_, copy)| is_it(copy)) else { continue };
@@ -169,7 +171,9 @@ impl Copy<'_> {
         if end == CopyEnd::Forged {
             // The data may be wrong, or entries that failed on the host were not there to be compared.
             self.say(&format!("{taker} could not verify the data from {giver}; it gets its copy from the source"));
-            run.target_mut(to).note_forged();
+            if received.as_ref().is_none_or(|report| report.tree.failed == 0) {
+                run.target_mut(to).note_forged();
+            }
         }
         if let Some(report) = &received
             && (report.tree.is_other || report.tree.failed > 0)

@@ -14,7 +14,7 @@ pub(super) const COPIES_AT_ONCE: u32 = 4;
 /// How long a copy may get no further. Its receiver may be making files durable or deleting others, which it does not
 /// report. Neither does it report how much it has read back for the proof, so a very slow disk gets the time to read
 /// the whole tree in addition, at `STILL_RATE` bytes a second.
-const STILL_MAX: Duration = Duration::from_secs(30 * 60);
+pub(in crate::job::copy::broadcast) const STILL_MAX: Duration = Duration::from_secs(30 * 60);
 const STILL_RATE: u64 = 1 << 20;
 
 /// The same if another node waits for the giver of the copy.
@@ -48,7 +48,14 @@ impl Chain {
 
     /// Records that the copy to a node has got further.
     pub(in crate::job::copy::broadcast) fn copy_moved(&mut self, to: Node, now: Duration) {
-        self.members[to].copied = now;
+        let giver = self.members[to].giver;
+        let idle = now.saturating_sub(self.members[giver].gave);
+        if idle > GOES_ON {
+            // It gave nothing to anybody for that time, so none of its copies is to blame for it.
+            let its = self.members.iter_mut().filter(|member| member.is_served && member.giver == giver);
+            its.for_each(|member| member.copied = (member.copied + idle).min(now));
+        }
+        (self.members[giver].gave, self.members[to].copied) = (now, now);
     }
 
     /// Returns the nodes whose copies have got no further for too long, and for how long. A copy may stand still for
@@ -68,10 +75,7 @@ impl Chain {
     fn is_waited_for(&self, to: Node, now: Duration) -> bool {
         let (giver, is_live) = (self.members[to].giver, self.is_live());
         // If none of several copies gets further, the giver may be the reason, such as a source on tapes.
-        let goes_on = |&(node, member): &(Node, &Member)| {
-            node != to && member.is_served && member.giver == giver && now.saturating_sub(member.copied) <= GOES_ON
-        };
-        let is_to_blame = self.serves_max == 1 || self.members.iter().enumerate().any(|it| goes_on(&it));
+        let is_to_blame = self.serves_max == 1 || now.saturating_sub(self.members[giver].gave) <= GOES_ON;
         let waits = |node: Node| Self::needs_copy(&self.members[node]) && self.can_give(giver, node, is_live);
         is_to_blame && (1..self.members.len()).any(waits)
     }
@@ -80,7 +84,9 @@ impl Chain {
     /// has stood still for that time.
     pub(super) fn excuse_copies(&mut self, slept: Duration) {
         if slept > LOOK_MAX {
-            self.members.iter_mut().for_each(|member| member.copied += slept);
+            for member in &mut self.members {
+                (member.copied, member.gave) = (member.copied + slept, member.gave + slept);
+            }
         }
     }
 
@@ -129,6 +135,9 @@ impl Chain {
                 member.stranded = member.stranded.or(Some(self.ticked)).filter(|_| is_stranded);
                 continue;
             };
+            if self.members[from].serves == 0 {
+                self.members[from].gave = self.ticked;
+            }
             self.members[from].serves += 1;
             let member = &mut self.members[to];
             (member.stranded, member.is_served, member.giver, member.copied) = (None, true, from, self.ticked);

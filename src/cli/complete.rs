@@ -195,7 +195,7 @@ fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
     let start = line.iter().position(is_it).map_or(0, |at| at + 1);
     let before = line.split_off(start.min(line.len()));
     // A redirection such as `2>&1` is no word for ssh, and runs nothing.
-    let runs = |word: &Word| word.is_open && !(word.is_shells && !word.raw.contains(['$', '`']));
+    let runs = |word: &Word| word.is_open && (!word.is_shells || word.raw.contains(['$', '`']));
     let is_open = before.iter().any(runs);
     let before = before.into_iter().filter(|word| !word.is_shells).map(with_home).collect();
     let given = Given { is_open, ..Given::of(command, before) };

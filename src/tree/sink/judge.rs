@@ -228,7 +228,7 @@ fn verdict(
     // The cache may hold what an earlier write has not brought to the disk.
     if is_marked && options.in_place && options.syncs() && size <= INLINE_BYTES_MAX as u64 {
         let opened = open_regular(directory.fd.as_fd(), name);
-        if !opened.is_some_and(|(file, _)| evict(&file, 0, 0).is_ok()) {
+        if opened.is_none_or(|(file, _)| evict(&file, 0, 0).is_err()) {
             return Ok(Verdict::Wanted);
         }
     }

@@ -64,7 +64,7 @@ struct Shared {
     listener: Mutex<Option<Listener>>,
     /// Whether a copy within this host must stop.
     stop: Arc<AtomicBool>,
-    /// Whether the outcome has been reported, or is about to be.
+    /// Whether the end is over: its outcome has been reported, and the input of its command has been let end.
     ended: Arc<AtomicBool>,
     /// Whether the outcome is about to be reported.
     is_told: AtomicBool,

@@ -194,8 +194,9 @@ fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
     let is_it = |word: &Word| Path::new(&word.value).file_name() == Some(name);
     let start = line.iter().position(is_it).map_or(0, |at| at + 1);
     let before = line.split_off(start.min(line.len()));
-    // A redirection such as `2>&1` is no word for ssh, and runs nothing.
-    let runs = |word: &Word| word.is_open && (!word.is_shells || word.raw.contains(['$', '`']));
+    // A redirection such as `2>&1` is no word for ssh, and runs nothing; `<(COMMAND)` is an argument.
+    let is_plain = |raw: &str| !raw.contains(['$', '`', '(', ')', ';', '|']) && !raw.ends_with('&');
+    let runs = |word: &Word| word.is_open && !(word.is_shells && is_plain(&word.raw));
     let is_open = before.iter().any(runs);
     let before = before.into_iter().filter(|word| !word.is_shells).map(with_home).collect();
     let given = Given { is_open, ..Given::of(command, before) };

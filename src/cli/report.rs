@@ -505,7 +505,7 @@ impl<'a> Reporter<'a> {
         let json::Event::End(end) = &event else { return told };
         let Some(record) = &self.record else { return told };
         let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, figures, copied });
-        if is_refused {
+        if is_refused && (is_left || self.sink.is_none()) {
             return told;
         }
         let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
@@ -520,8 +520,8 @@ impl<'a> Reporter<'a> {
     ///
     /// As [`Reporter::end`].
     pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
-        self.begin();
-        self.write(event).map_err(|error| match (error.kind(), &self.sink) {
+        let begun = self.sink.as_ref().map_or(Ok(()), Sink::begin);
+        begun.and_then(|()| self.write(event)).map_err(|error| match (error.kind(), &self.sink) {
             (std::io::ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => {
                 Failure::silent(Exit::SinkClosed)
             }

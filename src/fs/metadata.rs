@@ -243,8 +243,6 @@ pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool) -> 
     for name in names {
         match entry.remove_xattr(name) {
             Err(Errno::NODATA) => {}
-            // As when they are set: root of a container may change few of the privileged attributes.
-            Err(Errno::PERM) if !name.starts_with(b"user.") => {}
             removed => done = done.and(removed),
         }
     }

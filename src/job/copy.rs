@@ -62,7 +62,7 @@ fn message_bytes(found: &Found) -> usize {
 
 /// Receives what a copy reports.
 pub(crate) trait Observer: super::Observer {
-    /// Reports that the reports are no part of what is copied.
+    /// Reports that the copy is not refused any more, so that its reports may be written.
     fn begin(&mut self);
     /// Reports what becomes of a session, from its beginning on.
     fn observe(&mut self, event: SessionEvent);
@@ -184,9 +184,9 @@ impl<'a> Copy<'a> {
         self.tell_nested(&found, placed.as_ref());
         self.check_options(&found, destination, placed.as_ref())?;
         self.check_reports(&found, destination, placed.as_ref())?;
-        self.observer.begin();
         let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
         self.take_entries(destination, manifest.clone())?;
+        self.observer.begin();
         if self.plan.dry_run && !self.plan.tree.sync {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));

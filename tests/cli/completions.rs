@@ -259,7 +259,9 @@ fn answer(scratch: &Scratch, line: impl AsRef<OsStr>, text: &str) -> String {
 fn a_host_is_asked_only_as_the_shell_would_have_it_asked() {
     let scratch = prepare();
     let asked = scratch.join("home/asked");
-    for before in ["-o \"ProxyCommand=$HOME/bin/px %h\"", "-J $GATE", "-F `x`", "-r $x", "a 2>\"$x\"", "$(x)"] {
+    for before in
+        ["-o \"ProxyCommand=$HOME/bin/px %h\"", "-J $GATE", "-F `x`", "-r $x", "a 2>\"$x\"", "$(x)", "-F <(x) a"]
+    {
         assert_eq!(answer(&scratch, format!("rdcp {before} near:t/fil"), "t/fil"), "none\n", "{before}");
         assert!(!asked.exists(), "{before}");
     }
@@ -269,6 +271,7 @@ fn a_host_is_asked_only_as_the_shell_would_have_it_asked() {
         ("-F ~/config", format!("-F {home}/config")),
         ("-F '~/config'", "-F ~/config".to_owned()),
         ("-F \\~/config", "-F ~/config".to_owned()),
+        ("-F plain 2>&1 a", "-F plain".to_owned()),
     ] {
         // On a busy machine the answer may come too late.
         let is_asked = (0..4).any(|_| {

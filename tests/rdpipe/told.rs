@@ -144,7 +144,7 @@ fn the_report_of_a_failure() {
     // A command that ends with 1 is no refused command, and an old report does not stay.
     lab.pipe_with(&["--json=report", "--report", "page", "h1:cat; exit 1"], b"").fails(1, &["h1"]);
     assert_eq!(report(&lab.join("report"))["exit"], 1);
-    assert!(fs::read_to_string(lab.join("page")).is_ok_and(|page| page.contains("exit code 1")));
+    assert!(fs::read_to_string(lab.join("page")).is_ok_and(|page| page.contains("class=\"exit\" value=\"1\"")));
     // A report is written even if nothing began.
     fs::remove_file(lab.join("report")).expect("it is there");
     let launcher = lab.patchy();

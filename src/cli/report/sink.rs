@@ -4,7 +4,7 @@
 //! refused. Until that is known, an existing file therefore keeps its contents, and events are held back.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -60,9 +60,13 @@ impl Sink {
     ///
     /// The system's error from writing.
     pub(super) fn begin(&self) -> io::Result<()> {
-        let Some(early) = self.held.lock().expect("no panic with it locked").take() else { return Ok(()) };
+        let mut held = self.held.lock().expect("no panic with it locked");
+        let Some(early) = &*held else { return Ok(()) };
         self.file.set_len(0)?;
-        (&self.file).write_all(&early.events)
+        (&self.file).rewind()?;
+        (&self.file).write_all(&early.events)?;
+        *held = None;
+        Ok(())
     }
 
     /// Writes a line in one piece, so that a reader sees whole lines, or holds it back.

@@ -123,7 +123,6 @@ impl Copy<'_> {
         self.job.greet_one(source)?;
         let found = self.find(&sources)?;
         self.check_reports(&found, HERE, None)?;
-        self.observer.begin();
         if let Some((_, found)) =
             found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
         {
@@ -131,6 +130,7 @@ impl Copy<'_> {
             let line = format!("{name} is not a file or directory; only those can be copied to several hosts");
             return Err(Failure::new(Exit::Usage, line));
         }
+        self.observer.begin();
         let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
         let mut run = Run {
             chain: Chain::of_copies(targets.len(), Duration::ZERO),

@@ -130,11 +130,7 @@ pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], positio
 /// Writes cached data to the disk and drops the pages of this range, which goes to the end if `length` is 0.
 pub(super) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
     fdatasync(file)?;
-    match fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed) {
-        // A kernel without CONFIG_ADVISE_SYSCALLS: reading from the cache is all that can be had.
-        Err(Errno::NOSYS) => Ok(()),
-        dropped => dropped,
-    }
+    fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
 }
 
 /// Makes the disk return the data: pages are written, dropped from the cache, and read again. If they cannot be

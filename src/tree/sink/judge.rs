@@ -225,10 +225,11 @@ fn verdict(
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
-    // The cache may hold what an earlier write has not brought to the disk.
-    if is_marked && options.in_place && options.syncs() && size <= INLINE_BYTES_MAX as u64 {
+    let is_small = old.st_size as u64 == size && size <= INLINE_BYTES_MAX as u64;
+    if is_marked && is_small && options.in_place && options.syncs() && !options.dry_run {
+        // The page cache may hold what an earlier write has not brought to the disk, and the digest cache its digest.
         let opened = open_regular(directory.fd.as_fd(), name);
-        if opened.is_none_or(|(file, _)| evict(&file, 0, 0).is_err()) {
+        if shared.cache.is_some() || opened.is_none_or(|(file, _)| evict(&file, 0, 0).is_err()) {
             return Ok(Verdict::Wanted);
         }
     }

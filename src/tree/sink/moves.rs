@@ -354,7 +354,7 @@ impl Moves {
 fn duplicate(shared: &Shared, old: &OwnedFd, stat: &Stat, copy: &OwnedFd) -> Result<(), Fault> {
     copy_contents(shared, old, copy, stat.st_size as u64)?;
     // The copy keeps all that the file at the old name has. The options of this run are for copies of the source.
-    let options = TreeOptions { xattrs: shared.options.xattrs, ..TreeOptions::default() };
+    let options = TreeOptions::default();
     let mut reader = Reader::default();
     let metadata = reader.read(&options, Object::Open(old.as_fd()), stat)?;
     let current = Current::new(&fstat(copy)?, true, false);

@@ -171,9 +171,7 @@ impl Copy<'_> {
         if end == CopyEnd::Forged {
             // The data may be wrong, or entries that failed on the host were not there to be compared.
             self.say(&format!("{taker} could not verify the data from {giver}; it gets its copy from the source"));
-            if received.as_ref().is_none_or(|report| report.tree.failed == 0) {
-                run.target_mut(to).note_forged();
-            }
+            run.target_mut(to).note_forged();
         }
         if let Some(report) = &received
             && (report.tree.is_other || report.tree.failed > 0)
@@ -199,7 +197,9 @@ impl Copy<'_> {
             target.report = received;
         }
         if end == CopyEnd::Made {
-            target.failure = target.may_hold_forged.then(|| forged_left(&taker));
+            // What fails with the source's data too may be all that did not match.
+            let is_whole = target.report.as_ref().is_none_or(|report| report.tree.failed == 0);
+            target.failure = (target.may_hold_forged && is_whole).then(|| forged_left(&taker));
             target.done_after = Some(now);
         } else if let Some(failure) = failure.filter(|_| !is_gone) {
             target.failure = Some(failure);

@@ -49,12 +49,6 @@ impl Chain {
     /// Records that the copy to a node has got further.
     pub(in crate::job::copy::broadcast) fn copy_moved(&mut self, to: Node, now: Duration) {
         let giver = self.members[to].giver;
-        let idle = now.saturating_sub(self.members[giver].gave);
-        if idle > GOES_ON {
-            // It gave nothing to anybody for that time, so none of its copies is to blame for it.
-            let its = self.members.iter_mut().filter(|member| member.is_served && member.giver == giver);
-            its.for_each(|member| member.copied = (member.copied + idle).min(now));
-        }
         (self.members[giver].gave, self.members[to].copied) = (now, now);
     }
 

@@ -574,15 +574,9 @@ impl Run {
 
     fn work(&self, prepared: Prepared, chunk_bytes: usize) -> Result<Work, IoFact> {
         match prepared {
-            Prepared::Send(file, name, _) => {
-                let source = Source::new(file, &name, chunk_bytes)?;
-                Ok(Work::Send(if self.begin.options.prompt { source.prompt() } else { source }))
-            }
+            Prepared::Send(file, name, _) => Ok(self.send(Source::new(file, &name, chunk_bytes)?)),
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
-            Prepared::SendOutput(pipe, cut) => {
-                let source = Source::of_command(pipe, cut);
-                Ok(Work::Send(if self.begin.options.prompt { source.prompt() } else { source }))
-            }
+            Prepared::SendOutput(pipe, cut) => Ok(self.send(Source::of_command(pipe, cut))),
             Prepared::SendTree(roots, settings) => {
                 let source = TreeSource::new(roots, chunk_bytes, settings, Arc::clone(&self.shared.progress))?;
                 Ok(Work::SendTree(Box::new(source)))
@@ -609,6 +603,10 @@ impl Run {
             }
             Prepared::Receive(target) => Work::receive(target.as_ref()),
         }
+    }
+
+    fn send(&self, source: Source) -> Work {
+        Work::Send(if self.begin.options.prompt { source.prompt() } else { source })
     }
 
     /// Makes the directory to copy into if it is missing.

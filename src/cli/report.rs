@@ -446,8 +446,8 @@ impl<'a> Reporter<'a> {
         Ok(Self { options, sink: Some(sink), record, page, trace })
     }
 
-    /// Must be called once it is sure that the command is not refused. Until then, `rdcp` leaves the file of `--json` as
-    /// it is, because it may be a part of what is to be copied.
+    /// Must be called once it is sure that the command is not refused. Until then, `rdcp` does not touch an existing
+    /// file of `--json`, which may be part of the copy.
     pub(crate) fn begin(&self) {
         // A failure to write shows again at the end, and is reported then.
         let _ = self.sink.as_ref().map_or(Ok(()), Sink::begin);

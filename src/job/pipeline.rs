@@ -318,7 +318,9 @@ impl<'a> Pipeline<'a> {
         let is_told = |&at: &usize| {
             let hop = &self.job.hops[at];
             let writer = hop.stages[Side::From as usize].and_then(|stage| self.stages[stage].end.as_ref());
-            self.job.is_settled(at) || hop.was_closed() && writer.is_some()
+            // That a file takes no more is a failure, which only its own end reports. See `unread_file`.
+            let is_file = hop.stages[Side::To as usize].is_some_and(|stage| self.stages[stage].spec.is_to_file());
+            self.job.is_settled(at) || hop.was_closed() && writer.is_some() && !is_file
         };
         stages.iter().all(is_ended) && hops.iter().all(is_told)
     }
@@ -651,7 +653,7 @@ impl<'a> Pipeline<'a> {
 
     /// Returns the failure of a redirection or a `tee` whose file took only a part, such as a FIFO whose reader has gone.
     fn unread_file(&self, number: usize, stage: &Stage) -> Option<Failure> {
-        let is_file = stage.spec.is_write() || stage.spec.tee().is_some();
+        let is_file = stage.spec.is_to_file();
         let hop = self.hops().find(|hop| hop.stages[Side::To as usize] == Some(number)).filter(|_| is_file)?;
         let fault = hop.report(Side::To)?.fault.as_ref()?;
         let is_closed = fault.own && Exit::from_code(fault.exit) == Exit::SinkClosed && !self.was_left(number);

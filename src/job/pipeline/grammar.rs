@@ -75,6 +75,11 @@ impl Spec {
         self.kind() == Kind::Write
     }
 
+    /// Reports whether a session, not a command, writes what the stage receives: into files, and with `tee` also on.
+    pub(crate) fn is_to_file(&self) -> bool {
+        self.is_write() || self.tee().is_some()
+    }
+
     /// Returns the host's name for messages.
     pub(crate) fn label(&self) -> String {
         label(&self.host)

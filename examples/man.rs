@@ -74,14 +74,36 @@ const KEY: &[Term] =
 
 const PERF_KEY: &[Term] = &[("RD_KEY", "KEY, for HOST:PORT and for serve.")];
 
+/// Temporary files of trees.
+const TREE_TEMPORARY: &[Term] = &[(
+    "TMPDIR",
+    "The directory for data that does not fit into memory, such as names of files with several links. The default is \
+     /var/tmp, or /tmp if that cannot be written to. These files have no names, and vanish when the process ends.",
+)];
+
+/// Temporary files of streams.
+const STREAM_TEMPORARY: &[Term] = &[(
+    "TMPDIR",
+    "The directory for data that a slow command has not yet read (--spool). The default is /var/tmp, or /tmp if that \
+     cannot be written to. These files have no names, and vanish when the process ends.",
+)];
+
+/// Temporary files of both.
 const TEMPORARY: &[Term] = &[(
     "TMPDIR",
     "The directory for data that does not fit into memory, such as names of files with several links, and data that a \
-     slow command has not yet read (--spool). The default is /var/tmp. These files have no names, and vanish when the \
-     process ends.",
+     slow command has not yet read (--spool). The default is /var/tmp, or /tmp if that cannot be written to. These \
+     files have no names, and vanish when the process ends.",
 )];
 
+const DRILL_TEMPORARY: &[Term] =
+    &[("TMPDIR", "The directory for the files of --drill, on both hosts. The default is /tmp.")];
+
 const CACHE: &[Term] = &[("XDG_CACHE_HOME", "The directory of the user's caches, instead of ~/.cache.")];
+
+/// The same for commands that keep nothing but an agent there.
+const AGENT_CACHE: &[Term] =
+    &[("XDG_CACHE_HOME", "On other hosts: the directory of the user's caches, instead of ~/.cache.")];
 
 const NODES: &[Term] = &[("SLURM_JOB_NODELIST, SLURM_NODELIST", "The nodes of a Slurm allocation, for --hosts slurm.")];
 
@@ -102,8 +124,9 @@ const AGENT_FILES: &[Term] = &[(
 
 /// Files with names of hosts that a user may mean.
 const SSH_FILES: &[Term] = &[(
-    "~/.ssh/config, ~/.ssh/known_hosts, /etc/ssh/ssh_config, /etc/ssh/ssh_known_hosts",
-    "Only host names are read: for completion, and to recognise a host typed without its colon. The rest is for ssh.",
+    "~/.ssh/config, ~/.ssh/known_hosts, ~/.ssh/known_hosts2, /etc/ssh/ssh_config, /etc/ssh/ssh_known_hosts",
+    "Only host names are read, also from files that the configurations include: for completion, and to recognise a \
+     host typed without its colon. The rest is for ssh.",
 )];
 
 const PARTIAL_FILES: &[Term] = &[(
@@ -127,7 +150,7 @@ const COPY_FILES: &[Term] = &[
     (
         "/run/user/UID/rdma-pipe/JOB.sock",
         "The socket of a running copy to several hosts, for --join. Without /run/user/UID, it is \
-         /tmp/rdma-pipe-UID/JOB.sock.",
+         rdma-pipe-UID/JOB.sock in TMPDIR, else in /tmp.",
     ),
     ("/etc/hosts", "Host names, to recognise a host typed without its colon."),
 ];
@@ -183,8 +206,8 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ),
     (
         "Attributes of existing directories",
-        "An existing directory gets its source's extended attributes and no others; cp keeps those that the source \
-         does not have.",
+        "ACLs and user attributes that the source does not have are removed from an existing directory, and file \
+         capabilities if root copies; cp keeps them.",
     ),
     (
         "Modes of directories",
@@ -232,28 +255,28 @@ fn pages() -> Vec<Page> {
         Page {
             command: CopyArguments::command(),
             examples: examples::RDCP,
-            environment: vec![RSH, NODES, COPY, CACHE, TEMPORARY, SETTINGS],
+            environment: vec![RSH, NODES, COPY, CACHE, TREE_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, PARTIAL_FILES, COPY_FILES, AGENT_FILES, SSH_FILES],
             others: &["cp", "rsync", "scp", "ssh"],
         },
         Page {
             command: PipeArguments::command(),
             examples: examples::RDPIPE,
-            environment: vec![RSH, TEMPORARY, SETTINGS],
+            environment: vec![RSH, AGENT_CACHE, STREAM_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ssh"],
         },
         Page {
             command: ShellArguments::command(),
             examples: examples::RDSH,
-            environment: vec![RSH, SETTINGS],
+            environment: vec![RSH, AGENT_CACHE, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ssh"],
         },
         Page {
             command: DoctorArguments::command(),
             examples: examples::RDDOCTOR,
-            environment: vec![RSH, NODES, SSH_CONNECTION, SETTINGS],
+            environment: vec![RSH, NODES, SSH_CONNECTION, AGENT_CACHE, DRILL_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ibv_devinfo", "ssh"],
         },
@@ -272,7 +295,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: PerfArguments::command(),
             examples: examples::RDPERF,
-            environment: vec![PERF_KEY, RSH, SETTINGS],
+            environment: vec![PERF_KEY, RSH, AGENT_CACHE, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ib_send_bw", "ssh"],
         },

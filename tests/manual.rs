@@ -83,8 +83,8 @@ const VARIABLES: &[(&str, &[&str])] = &[
     ("SLURM_NODELIST", &["rdcp", "rddoctor"]),
     ("SSH_CONNECTION", &["rddoctor", "rdma-pipe-agent"]),
     ("TERM", &[]),
-    ("TMPDIR", &["rdcp", "rdpipe", "rdma-pipe-agent"]),
-    ("XDG_CACHE_HOME", &["rdcp", "rdma-pipe-agent"]),
+    ("TMPDIR", &["rdcp", "rdpipe", "rddoctor", "rdma-pipe-agent"]),
+    ("XDG_CACHE_HOME", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor", "rdma-pipe-agent"]),
     ("XDG_CONFIG_HOME", &[]),
     ("XDG_RUNTIME_DIR", &["rdcp"]),
 ];

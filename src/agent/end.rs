@@ -4,14 +4,13 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, bounded};
-use minicbor::bytes::ByteVec;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
 use rd_proto::session::Outcome;
@@ -23,7 +22,7 @@ use super::{tree, words};
 use crate::agent::place;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, Fault, Job, MANIFEST_WINDOW, Message, Report, SessionKey};
-use crate::control::stages::{Attachment, Cut, Inlet, Outlet, Whole};
+use crate::control::stages::{Attachment, Inlet, Outlet, Whole};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
 use crate::engine::listen::{Incoming, Listener};
@@ -34,13 +33,11 @@ use crate::fs::sink::{FileSink, StreamSink, Target, Tee};
 use crate::fs::source::Source;
 use crate::fs::{standard, std_fact};
 use crate::options::TreeOptions;
-use crate::transport::relay::{RelayInput, RelayOutput};
+use crate::transport::relay::RelayInput;
 use crate::transport::spool::Spool;
-use crate::tree::Root;
 use crate::tree::check::Medium;
 use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
-use crate::tree::proof::Expected;
 use crate::tree::sink::Destination;
 use crate::tree::source::TreeSource;
 
@@ -315,8 +312,8 @@ impl End {
 
     fn listen(&self, via: &[u8]) -> Result<Vec<Endpoint>, Fault> {
         let fault = |detail: String| Fault::plain(Exit::Connect.code(), detail);
-        let key = Key::from_random(self.key.0);
-        let listener = Listener::start(0, self.ports.clone(), key, self.shared.post.clone()).map_err(|error| {
+        let (key, post) = (Key::from_random(self.key.0), self.shared.post.clone());
+        let listener = Listener::start(0, self.ports.clone(), key, post, true).map_err(|error| {
             let errno = os(errno_of(&error));
             match &self.ports {
                 Some(ports) => {
@@ -382,11 +379,10 @@ fn gone() -> Fault {
 
 /// Returns the work of receiving into a file that a stage has opened. Data are written in order unless the file is
 /// regular and not appended to.
-fn receive_open(file: File, path: &Path) -> Work {
+fn receive_open(file: File, path: PathBuf) -> Work {
     let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
     let appends = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::APPEND));
     let is_anew = rustix::fs::tell(&file).is_ok_and(|at| at == 0);
-    let path = path.to_owned();
     if is_regular && is_anew && !appends {
         return Work::ReceiveFile(FileSink::open_already(file, &path));
     }
@@ -442,22 +438,16 @@ pub(crate) enum Moves {
 }
 
 /// What will be transferred, checked but not begun.
-enum Prepared {
-    Send(File, std::ffi::OsString, Option<u64>),
-    SendMemory(Duration),
-    /// The output of a command, and whether it has been cut off.
-    SendOutput(File, Cut),
-    Receive(Option<Target>),
-    SendTree(Vec<Root>, TreeOptions),
-    ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeOptions, Option<Expected>),
-    /// To or from a stage that has not been started.
-    Stage(Role),
-    SendRelay(RelayOutput),
-    SendSpool(Arc<Spool>),
-    ReceiveSpool(Arc<Spool>),
-    ReceiveOpen(File, PathBuf),
-    /// Into a stage that is `tee`: its file, or why the file cannot be opened, and where the data are passed on.
-    ReceiveTee(Result<File, IoFact>, PathBuf, RelayInput),
+struct Prepared<'a> {
+    size_bytes: Option<u64>,
+    /// Opens the source or the destination, for chunks of the agreed size.
+    open: Box<dyn FnOnce(usize) -> Result<Work, IoFact> + 'a>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(open: impl FnOnce(usize) -> Result<Work, IoFact> + 'a) -> Self {
+        Self { size_bytes: None, open: Box::new(open) }
+    }
 }
 
 impl Run {
@@ -500,41 +490,25 @@ impl Run {
             progress: is_tree.then(|| Arc::clone(&self.shared.progress)),
             entries: Arc::clone(&self.shared.entries),
         };
-        let (role, size_bytes) = match &prepared {
-            Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..)
-            | Prepared::SendOutput(..)
-            | Prepared::SendRelay(_)
-            | Prepared::SendMemory(_)
-            | Prepared::SendSpool(_) => (Role::Sender, None),
-            Prepared::Receive(_)
-            | Prepared::ReceiveTree(..)
-            | Prepared::ReceiveOpen(..)
-            | Prepared::ReceiveTee(..)
-            | Prepared::ReceiveSpool(_) => (Role::Receiver, None),
-            Prepared::Stage(role) => (*role, None),
+        let role = match self.begin.job {
+            Job::SendFile { .. }
+            | Job::SendStandard
+            | Job::SendTree { .. }
+            | Job::SendStage { .. }
+            | Job::SendMemory { .. }
+            | Job::SendBroadcast => Role::Sender,
+            _ => Role::Receiver,
         };
         let session = Session {
             role,
-            size_bytes,
+            size_bytes: prepared.size_bytes,
             listening: listening.as_ref(),
             transfer: &self.begin.options,
             post: self.shared.post.clone(),
             events: self.events.clone(),
             observer: Box::new(observer),
             takes_signals: false,
-            reports_for_both: if self.begin.caller_is_peer {
-                !self.is_remote
-            } else {
-                matches!(
-                    self.begin.job,
-                    Job::SendFile { .. }
-                        | Job::SendTree { .. }
-                        | Job::SendStage { .. }
-                        | Job::SendMemory { .. }
-                        | Job::SendBroadcast
-                )
-            },
+            reports_for_both: if self.begin.caller_is_peer { !self.is_remote } else { role == Role::Sender },
         };
         let mut stage_fault = None;
         // The only place that decides what a session reads from or writes to.
@@ -549,7 +523,7 @@ impl Run {
                     return Err(NoWork::Io(fact));
                 }
             };
-            self.work(prepared, chunk_bytes).map_err(NoWork::from)
+            (prepared.open)(chunk_bytes).map_err(NoWork::from)
         };
         match session.run(first, make_work) {
             Ok(mut ended) => {
@@ -572,39 +546,6 @@ impl Run {
         }
     }
 
-    fn work(&self, prepared: Prepared, chunk_bytes: usize) -> Result<Work, IoFact> {
-        match prepared {
-            Prepared::Send(file, name, _) => Ok(self.send(Source::new(file, &name, chunk_bytes)?)),
-            Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
-            Prepared::SendOutput(pipe, cut) => Ok(self.send(Source::of_command(pipe, cut))),
-            Prepared::SendTree(roots, settings) => {
-                let source = TreeSource::new(roots, chunk_bytes, settings, Arc::clone(&self.shared.progress))?;
-                Ok(Work::SendTree(Box::new(source)))
-            }
-            Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),
-            Prepared::SendSpool(spool) => Ok(Work::SendSpool(spool.output())),
-            Prepared::ReceiveSpool(spool) => Ok(Work::ReceiveSpool(spool.input())),
-            Prepared::ReceiveOpen(file, path) => Ok(receive_open(file, &path)),
-            Prepared::ReceiveTee(file, path, relay) => {
-                let sink = match file {
-                    Ok(file) => StreamSink::new(file, path.as_os_str()),
-                    Err(fact) => StreamSink::without_file(fact),
-                };
-                Ok(Work::ReceiveStream(Box::new(move || Ok(sink.and(Passing(relay))))))
-            }
-            Prepared::Stage(_) => unreachable!("has been started"),
-            Prepared::ReceiveTree(directory, names, settings, expected) => {
-                if !settings.dry_run {
-                    self.make(&directory, &settings)?;
-                }
-                let Shared { post, progress, entries, .. } = &*self.shared;
-                let destination = Destination { expected, ..tree::destination(&names, &settings, progress, entries) };
-                Ok(Work::ReceiveTree(Box::new(tree::sink(&directory, destination, entries, post, &self.emit)?)))
-            }
-            Prepared::Receive(target) => Work::receive(target.as_ref()),
-        }
-    }
-
     fn send(&self, source: Source) -> Work {
         Work::Send(if self.begin.options.prompt { source.prompt() } else { source })
     }
@@ -616,16 +557,16 @@ impl Run {
         Ok(())
     }
 
-    fn prepare(&self) -> Result<Prepared, Fault> {
-        match &self.begin.job {
+    fn prepare(&self) -> Result<Prepared<'_>, Fault> {
+        Ok(match &self.begin.job {
             Job::SendFile { path } => {
                 let path = path_of(path.clone());
                 let file = Source::open(&path).map_err(|fact| Fault::unreadable(&fact))?;
-                Self::sized(file, path.into_os_string())
+                self.sized(file, path.into_os_string())?
             }
             Job::SendStandard => {
                 let input = standard::named_input().map_err(|fact| Fault::unreadable(&fact))?;
-                Self::sized(input, standard::INPUT.into())
+                self.sized(input, standard::INPUT.into())?
             }
             Job::ReceiveFile { path } => {
                 let path = path_of(path.clone());
@@ -634,31 +575,42 @@ impl Run {
                         .map_err(|fact| Fault::unwritable(&fact))?;
                 }
                 let target = Target::prepare(&path).map_err(|fact| Fault::unwritable(&fact))?;
-                Ok(Prepared::Receive(Some(target)))
+                Prepared::new(move |_| Work::receive(Some(&target)))
             }
-            Job::ReceiveStandard => Ok(Prepared::Receive(None)),
-            Job::SendMemory { millis } => Ok(Prepared::SendMemory(Duration::from_millis((*millis).into()))),
-            Job::SendTree { roots, settings } => Ok(Prepared::SendTree(roots.clone(), settings.clone())),
-            Job::ReceiveTree { directory, names, settings, expected } => {
-                Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone(), *expected))
+            Job::ReceiveStandard => Prepared::new(|_| Work::receive(None)),
+            Job::SendMemory { millis } => {
+                let lasting = Duration::from_millis((*millis).into());
+                Prepared::new(move |_| Ok(Work::Send(Source::memory(lasting))))
             }
+            Job::SendTree { roots, settings } => Prepared::new(move |chunk_bytes| {
+                let progress = Arc::clone(&self.shared.progress);
+                let source = TreeSource::new(roots.clone(), chunk_bytes, settings.clone(), progress)?;
+                Ok(Work::SendTree(Box::new(source)))
+            }),
+            Job::ReceiveTree { directory, names, settings, expected } => Prepared::new(move |_| {
+                if !settings.dry_run {
+                    self.make(directory, settings)?;
+                }
+                let Shared { post, progress, entries, .. } = &*self.shared;
+                let destination =
+                    Destination { expected: *expected, ..tree::destination(names, settings, progress, entries) };
+                Ok(Work::ReceiveTree(Box::new(tree::sink(directory, destination, entries, post, &self.emit)?)))
+            }),
             Job::Copy { .. } | Job::Check { .. } => unreachable!("has no other end"),
-            Job::SendBroadcast | Job::ReceiveBroadcast => {
-                let Moves::Stream(spool) = &self.moves else { unreachable!("an end without a node never begins") };
-                let spool = Arc::clone(spool);
-                let sends = matches!(self.begin.job, Job::SendBroadcast);
-                Ok(if sends { Prepared::SendSpool(spool) } else { Prepared::ReceiveSpool(spool) })
-            }
-            Job::SendStage { .. } | Job::ReceiveStage { .. } => {
-                let sends = matches!(self.begin.job, Job::SendStage { .. });
-                Ok(Prepared::Stage(if sends { Role::Sender } else { Role::Receiver }))
-            }
-        }
+            Job::SendBroadcast => Prepared::new(move |_| Ok(Work::SendSpool(self.spool().output()))),
+            Job::ReceiveBroadcast => Prepared::new(move |_| Ok(Work::ReceiveSpool(self.spool().input()))),
+            Job::SendStage { .. } | Job::ReceiveStage { .. } => Prepared::new(|_| unreachable!("has been started")),
+        })
+    }
+
+    fn spool(&self) -> &Arc<Spool> {
+        let Moves::Stream(spool) = &self.moves else { unreachable!("an end without a node never begins") };
+        spool
     }
 
     /// In a pipeline, waits until the stage has been started and its input or output exists, and then until the other
     /// end is ready too. This may take any time, because no lane is up yet.
-    fn await_stage(&self, prepared: Prepared) -> Result<Prepared, Fault> {
+    fn await_stage<'a>(&'a self, prepared: Prepared<'a>) -> Result<Prepared<'a>, Fault> {
         if !self.begin.waits {
             return Ok(prepared);
         }
@@ -668,18 +620,24 @@ impl Run {
             Moves::Input(inlet) => match self.await_one(inlet)?? {
                 Inlet::Command(pipe, whole) => {
                     *self.whole.lock().expect("no panic with it locked") = Some(whole);
-                    Prepared::ReceiveOpen(pipe, "pipe".into())
+                    Prepared::new(move |_| Ok(receive_open(pipe, "pipe".into())))
                 }
-                Inlet::File(file, path) => Prepared::ReceiveOpen(file, path),
-                Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),
+                Inlet::File(file, path) => Prepared::new(move |_| Ok(receive_open(file, path))),
+                Inlet::Tee(file, path, relay) => Prepared::new(move |_| {
+                    let sink = match file {
+                        Ok(file) => StreamSink::new(file, path.as_os_str()),
+                        Err(fact) => StreamSink::without_file(fact),
+                    };
+                    Ok(Work::ReceiveStream(Box::new(move || Ok(sink.and(Passing(relay))))))
+                }),
             },
             Moves::Output(outlet) => match self.await_one(outlet)?? {
-                Outlet::File(file, path) => Self::sized(file, path.into_os_string())?,
+                Outlet::File(file, path) => self.sized(file, path.into_os_string())?,
                 Outlet::Command(pipe, cut) => {
                     *self.output.lock().expect("no panic with it locked") = pipe.try_clone().ok();
-                    Prepared::SendOutput(pipe, cut)
+                    Prepared::new(move |_| Ok(self.send(Source::of_command(pipe, cut))))
                 }
-                Outlet::Relay(relay) => Prepared::SendRelay(relay),
+                Outlet::Relay(relay) => Prepared::new(move |_| Ok(Work::SendRelay(relay))),
             },
         };
         (self.emit)(Message::Ready);
@@ -719,11 +677,11 @@ impl Run {
         }
     }
 
-    fn sized(file: File, name: std::ffi::OsString) -> Result<Prepared, Fault> {
+    fn sized(&self, file: File, name: std::ffi::OsString) -> Result<Prepared<'_>, Fault> {
         let again = file.try_clone().map_err(|error| Fault::unreadable(&std_fact(&name, &error)))?;
         let source = Source::new(again, &name, 1 << 20).map_err(|fact| Fault::unreadable(&fact))?;
-        let size_bytes = source.size_bytes();
-        Ok(Prepared::Send(file, name, size_bytes))
+        let open = Prepared::new(move |chunk_bytes| Ok(self.send(Source::new(file, &name, chunk_bytes)?)));
+        Ok(Prepared { size_bytes: source.size_bytes(), ..open })
     }
 
     /// Waits for the other end to connect, or to be connected to.

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::in_thread;
 use crate::control::frames::{Fault, Message};
 use crate::control::tunnel::Emit;
 use crate::measure::probe::{self, Probe};
@@ -31,13 +32,16 @@ impl Examiner {
 
     /// Handles a request. Slow work is done on a separate thread.
     pub(crate) fn handle(&self, message: Message) {
+        let emit = &self.emit;
         match message {
-            Message::Examine => self.work("examine", |emit| emit(Message::Examined(measure::encode(&gather::here())))),
+            Message::Examine => in_thread("examine", emit, |emit| {
+                emit(Message::Examined(measure::encode(&gather::here())));
+            }),
             Message::OpenProbe { ports } => {
                 self.rest();
                 let probe = Arc::clone(&self.probe);
                 // A failed device may block the thread that listens on it.
-                self.work("probe", move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
+                in_thread("probe", emit, move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
                     Ok(opened) => {
                         let targets = measure::encode(&opened.targets);
                         *probe.lock().expect("no panic with it locked") = Some(opened);
@@ -46,20 +50,11 @@ impl Examiner {
                     Err(reason) => emit(Message::Failed(Fault::plain(Exit::Connect.code(), reason))),
                 });
             }
-            Message::Probe(bytes) => self.work("probe", move |emit| {
+            Message::Probe(bytes) => in_thread("probe", emit, move |emit| {
                 let attempts = measure::decode(&bytes).map(|request| probe::try_all(&request)).unwrap_or_default();
                 emit(Message::Probed(measure::encode(&attempts)));
             }),
             _ => {}
-        }
-    }
-
-    fn work(&self, name: &str, work: impl FnOnce(&Emit) + Send + 'static) {
-        let emit = Emit::clone(&self.emit);
-        let run = move || work(&emit);
-        if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(run) {
-            let detail = format!("cannot start a thread: {error}");
-            (self.emit)(Message::Failed(Fault::plain(Exit::Connect.code(), detail)));
         }
     }
 }

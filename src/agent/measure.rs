@@ -3,12 +3,12 @@
 use std::net::TcpStream;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError};
 use rd_proto::handshake::{Established, Key};
 
+use super::in_thread;
 use crate::control::frames::{Endpoint, Fault, Message, SessionKey, Storage};
 use crate::control::names;
 use crate::control::tunnel::Emit;
@@ -37,7 +37,7 @@ pub(crate) fn listen(
     crate::fs::raise_open_files();
     let (post, events) = channel();
     let ports = ports.map(|(first, last)| first..=last);
-    let listener = Listener::start_without_lanes(0, ports.clone(), Key::from_random(key.0), post)
+    let listener = Listener::start(0, ports.clone(), Key::from_random(key.0), post, false)
         .map_err(|error| fault("cannot listen", &error))?;
     let port = listener.port();
     let answer = move || {
@@ -64,9 +64,8 @@ pub(crate) fn listen(
 }
 
 /// Measures storage in a thread of its own, and sends the result.
-pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: Emit) {
-    let told = Arc::clone(&emit);
-    let measure = move || {
+pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: &Emit) {
+    in_thread("storage", emit, move |emit| {
         // Relative paths start at the login's home, as in copies.
         let path = if path.is_empty() { PathBuf::from(".") } else { names::home_expanded(&path) };
         let action = if writes { Action::Write } else { Action::Read };
@@ -79,10 +78,7 @@ pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: Em
             Err((Action::Read, fact)) => Message::Failed(Fault::unreadable(&fact)),
             Err((Action::Write, fact)) => Message::Failed(Fault::unwritable(&fact)),
         });
-    };
-    if let Err(error) = std::thread::Builder::new().name("storage".to_owned()).spawn(measure) {
-        told(Message::Failed(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))));
-    }
+    });
 }
 
 /// Answers the measurement of a peer that has authenticated.

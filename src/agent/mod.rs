@@ -44,6 +44,14 @@ const ALONE_MAX: Duration = Duration::from_secs(60);
 /// Called by any thread. Must not wait.
 pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
 
+/// Does slow work in a thread of its own. `emit` takes its answer, or why there is no thread.
+fn in_thread(name: &str, emit: &Emit, work: impl FnOnce(&Emit) + Send + 'static) {
+    let own = Arc::clone(emit);
+    if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&own)) {
+        emit(Message::Failed(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))));
+    }
+}
+
 /// The state of one host.
 pub(crate) struct Agent {
     emit: Emit,
@@ -116,7 +124,7 @@ impl Agent {
                 self.say(listening.map_or_else(Message::Failed, Message::Listening));
             }
             Message::MeasureStorage { path, writes, micros } => {
-                measure::measure_storage(path, writes, micros, Arc::clone(&self.emit));
+                measure::measure_storage(path, writes, micros, &self.emit);
             }
             Message::Watch(paths) => self.watching = Some(Watching::begin(&paths, self.is_remote, &self.emit)),
             Message::TellChanges => self.watching.iter().for_each(Watching::ask),

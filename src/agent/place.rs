@@ -457,9 +457,7 @@ mod tests {
                 exact,
                 sources: sources.iter().map(|name| self.find(name)).collect(),
                 same_kernel: true,
-                is_generation: false,
-                makes_path: false,
-                listed: Vec::new(),
+                ..Place::default()
             };
             let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
             let target = target(&placed, &asked.sources[0]);
@@ -523,9 +521,7 @@ mod tests {
             exact,
             sources: sources.iter().map(|name| scratch.find(name)).collect(),
             same_kernel: true,
-            is_generation: false,
-            makes_path: false,
-            listed: Vec::new(),
+            ..Place::default()
         };
         let real = std::fs::canonicalize(&scratch.0).expect("a directory");
         std::fs::create_dir(real.join("to")).expect("a directory");
@@ -604,9 +600,7 @@ mod tests {
             exact: true,
             sources: vec![Found { device: 0, inode: 0, ..scratch.find("dir/below") }],
             same_kernel: false,
-            is_generation: false,
-            makes_path: false,
-            listed: Vec::new(),
+            ..Place::default()
         };
         assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
     }
@@ -642,8 +636,7 @@ mod tests {
                 sources: sources.iter().map(|name| scratch.find(name)).collect(),
                 same_kernel: true,
                 is_generation: true,
-                makes_path: false,
-                listed: Vec::new(),
+                ..Place::default()
             };
             place(&asked, false).map(|placed| placed.directory).map_err(|fault| (fault.exit, fault.errno))
         };

@@ -100,14 +100,11 @@ pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
 struct Found {
     /// Whether names of local files may stand there too.
     files: bool,
-    words: Vec<Candidate>,
+    /// Whole words, each with its meaning.
+    words: Vec<(String, String)>,
     /// The part of the word that has been typed.
     typed: Word,
 }
-
-/// A whole word, and its meaning.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate(String, String);
 
 impl Found {
     fn files() -> Self {
@@ -115,7 +112,7 @@ impl Found {
     }
 
     fn words(words: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { words: words.into_iter().map(|(word, about)| Candidate(word, about)).collect(), ..Self::default() }
+        Self { words: words.into_iter().collect(), ..Self::default() }
     }
 
     /// Returns the text of the answer. `text` is what bash would replace.
@@ -126,14 +123,14 @@ impl Found {
             let at = typed.find('=').filter(|_| typed.starts_with("--")).map_or(0, |at| at + 1);
             let (front, prefix) = typed.split_at(at);
             let names = local_names(prefix).into_iter().map(as_path);
-            self.words.extend(names.map(|name| Candidate(format!("{front}{name}"), String::new())));
+            self.words.extend(names.map(|name| (format!("{front}{name}"), String::new())));
             self.files = false;
         }
         // A name that contains a line end or an escape sequence must be typed by hand.
-        self.words.retain(|Candidate(word, _)| escaped(OsStr::new(word)) == *word);
+        self.words.retain(|(word, _)| escaped(OsStr::new(word)) == *word);
         self.words.sort();
         let mut shown = String::from(if self.files { "files\n" } else { "none\n" });
-        for Candidate(word, about) in &self.words {
+        for (word, about) in &self.words {
             let written = match shell {
                 Shell::Bash => for_bash(word, &self.typed.raw, text),
                 Shell::Zsh | Shell::Fish => Some(word.clone()),
@@ -308,7 +305,7 @@ impl<'a> Given<'a> {
                     ("rails", "Each network separately, and all at once"),
                     ("limits", "What limits a copy to HOST"),
                 ];
-                Found { words: starting(typed, "", modes.into_iter()).collect(), ..Found::default() }
+                Found::words(starting(typed, "", modes.into_iter()))
             }
             // A port cannot be completed.
             ("rdsend", 1) | ("rdrecv", 0) | ("rddoctor" | "rdperf" | "rdma-pipe-agent", _) => Found::default(),
@@ -368,11 +365,7 @@ impl<'a> Given<'a> {
         let is_word = |name: &&str| name.chars().all(|letter| letter.is_ascii_lowercase());
         let literal = names.iter().copied().filter(is_word).map(|name| (name, ""));
         let is_file = |name: &&str| FILES.iter().any(|file| name == file || name.starts_with("FILE."));
-        Found {
-            files: is_path || names.iter().any(is_file),
-            words: starting(typed, front, literal).collect(),
-            ..Found::default()
-        }
+        Found { files: is_path || names.iter().any(is_file), ..Found::words(starting(typed, front, literal)) }
     }
 
     /// Returns hosts, each followed by `behind`.
@@ -464,10 +457,10 @@ fn starting<'a>(
     typed: &'a str,
     front: &'a str,
     words: impl Iterator<Item = (&'a str, &'a str)>,
-) -> impl Iterator<Item = Candidate> {
+) -> impl Iterator<Item = (String, String)> {
     words
         .filter(move |(word, _)| word.starts_with(typed))
-        .map(move |(word, about)| Candidate(format!("{front}{word}"), about.to_owned()))
+        .map(move |(word, about)| (format!("{front}{word}"), about.to_owned()))
 }
 
 #[cfg(test)]
@@ -477,7 +470,7 @@ mod tests {
     /// Returns the words of an answer for which no host has to be asked.
     fn answered(name: &str, line: &str) -> (bool, Vec<String>) {
         let found = found(Shell::Fish, OsStr::new(name), line, Instant::now());
-        (found.files, found.words.into_iter().map(|Candidate(word, _)| word).collect())
+        (found.files, found.words.into_iter().map(|(word, _)| word).collect())
     }
 
     fn values(words: &[&str]) -> (bool, Vec<String>) {

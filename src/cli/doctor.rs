@@ -20,14 +20,11 @@ use crate::job::examine::{Examination, NoWay, drill};
 use crate::job::plan::Spec;
 use crate::job::targets::{each, is_list, without_doubles};
 use crate::measure::matrix::Matrix;
-use crate::measure::{Facts, Level, Path, compare, examine, gather};
+use crate::measure::{Facts, Finding, Fix, Level, Path, compare, examine, gather};
 use crate::options::{TransferOptions, Transport, parse_ports};
 
 mod many;
 mod output;
-mod words;
-
-use words::{Examined, Fix, Words};
 
 /// Maximum time in seconds for which the bandwidth is measured.
 const SECONDS_MAX: i64 = 600;
@@ -149,21 +146,6 @@ impl Arguments for DoctorArguments {
     }
 }
 
-impl Line {
-    /// Whether the lines are equal apart from the host that each is about.
-    fn says_the_same_as(&self, other: &Self) -> bool {
-        (self.check, &self.about, &self.words) == (other.check, &other.about, &other.words)
-    }
-}
-
-/// One line of the report.
-struct Line {
-    check: &'static str,
-    about: String,
-    level: Level,
-    words: Words,
-}
-
 /// The findings about one host, or about the way between two.
 struct Section {
     /// For a person.
@@ -176,7 +158,7 @@ struct Section {
     is_here: bool,
     /// The host as named on the command line; empty for this host.
     name: String,
-    lines: Vec<Line>,
+    findings: Vec<Finding>,
 }
 
 impl Section {
@@ -248,19 +230,19 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
 fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<(), Failure> {
     let (here, label) = (gather::here(), escaped(host));
     let complain = |line: &str| super::complain("rddoctor", line);
-    let lines = match drill::run(setup, host, complain) {
-        Ok(findings) => {
-            let examined = Examined { facts: &here, ports: None };
-            findings.into_iter().map(|finding| line(finding, &examined)).collect()
-        }
+    let findings = match drill::run(setup, host, complain) {
+        Ok(findings) => findings,
         Err(failure) if matches!(failure.exit, Exit::Signal(_)) => return Err(failure),
-        Err(failure) => {
-            let words = words::no_drill(failure.message.unwrap_or_default(), host);
-            vec![Line { check: "drill", about: String::new(), level: Level::Failure, words }]
-        }
+        Err(failure) => vec![Finding::failure(
+            "drill",
+            "drill-not-done",
+            failure.message.unwrap_or_default(),
+            "it is unknown whether faults are detected and survived",
+            Fix::Do(format!("run rddoctor {label} to see what is wrong")),
+        )],
     };
     let title = format!("drill with {label}");
-    let sections = vec![Section { title, part: "drill", node: here.host.clone(), is_here: true, name: label, lines }];
+    let sections = vec![Section { title, part: "drill", node: here.host, is_here: true, name: label, findings }];
     let format = Format::of(arguments);
     format.section(&sections)?;
     format.end(&sections, None, None)
@@ -305,51 +287,59 @@ fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
 
 fn of_host(label: &str, part: &'static str, facts: &Facts) -> Section {
     let title = if label == facts.host { label.to_owned() } else { format!("{label} ({})", facts.host) };
-    let examined = Examined { facts, ports: None };
-    let lines = examine(facts).into_iter().map(|finding| line(finding, &examined)).collect();
-    Section { title, part, node: facts.host.clone(), is_here: true, name: String::new(), lines }
-}
-
-fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
-    let words = words::words(&finding.what, &finding.about, examined);
-    Line { check: finding.check, about: finding.about, level: finding.level, words }
+    let (node, name, findings) = (facts.host.clone(), String::new(), examine(facts));
+    Section { title, part, node, is_here: true, name, findings }
 }
 
 /// Returns sections about another host and the way to it. `node` is the name of this host.
 fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result<Path, NoWay>) -> Vec<Section> {
     let label = escaped(host);
     let path_title = format!("this host -> {label}");
-    let path_of = |node: String, is_here, lines| {
+    let path_of = |node: String, is_here, findings| {
         let (title, name) = (path_title.clone(), label.clone());
-        Section { title, part: "path", node, is_here, name, lines }
+        Section { title, part: "path", node, is_here, name, findings }
     };
     match found {
         Ok(path) => {
             // If the other host seems to be this one, by another name, that is only what its agent reports.
             let there = Section { is_here: false, name: label.clone(), ..of_host(&label, "there", &path.there) };
-            let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
+            let found = compare(&path, arguments.port_range.as_ref());
             // Settings of this host are fixed here; everything else on the way is fixed on the other host.
-            let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path).into_iter().partition(|finding| finding.is_here);
-            let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
-            let mut sections = vec![there, path_of(path.there.host.clone(), false, lines(theirs))];
+            let (ours, theirs): (Vec<_>, Vec<_>) = found.into_iter().partition(|finding| finding.is_here);
+            let mut sections = vec![there, path_of(path.there.host, false, theirs)];
             if !ours.is_empty() {
                 let title = format!("this host, on the path to {label}");
-                let node = path.here.host.clone();
-                sections.push(Section { title, part: "path", node, is_here: true, name: label, lines: lines(ours) });
+                let node = path.here.host;
+                sections.push(Section { title, part: "path", node, is_here: true, name: label, findings: ours });
             }
             sections
         }
         Err(no_way) => {
             let found = no_way.failure.message.unwrap_or_else(|| "cannot examine it".to_owned());
-            let code = match (no_way.lacks_agent, no_way.failure.exit) {
-                (true, _) => "agent-missing",
-                (false, Exit::Protocol) => "agent-of-another-version",
-                (false, Exit::LinkLost) => "agent-lost",
-                (false, _) => "agent-unreachable",
+            let (code, why, advice) = match (no_way.lacks_agent, no_way.failure.exit) {
+                (true, _) => (
+                    "agent-missing",
+                    "without it, neither HOST nor the path to it can be examined, and rdcp cannot copy",
+                    format!("install rdma-pipe on {label}"),
+                ),
+                (false, Exit::Protocol) => (
+                    "agent-of-another-version",
+                    "the two programs are not compatible",
+                    format!("install the same release on {label}"),
+                ),
+                (false, Exit::LinkLost) => (
+                    "agent-lost",
+                    "the agent exited early, or the connection to it was lost",
+                    format!("run rddoctor {label} again"),
+                ),
+                (false, _) => (
+                    "agent-unreachable",
+                    "rddoctor and rdcp reach other hosts through ssh; the route for the data is chosen afterwards",
+                    format!("make `ssh {label} true` work without a prompt; -P, -i, -J, -F and -o are passed to ssh"),
+                ),
             };
-            let words = words::no_way(found, code, host);
-            let lines = vec![Line { check: "ssh", about: String::new(), level: Level::Failure, words }];
-            vec![path_of(node.to_owned(), true, lines)]
+            let finding = Finding::failure("ssh", code, found, why, Fix::Do(advice));
+            vec![path_of(node.to_owned(), true, vec![finding])]
         }
     }
 }
@@ -381,7 +371,7 @@ impl Format {
     }
 
     fn end(self, sections: &[Section], matrix: Option<&Matrix>, host: Option<&OsStr>) -> Result<(), Failure> {
-        let worst = sections.iter().flat_map(|section| &section.lines).map(|line| line.level).max();
+        let worst = sections.iter().flat_map(|section| &section.findings).map(|finding| finding.level).max();
         let exit = match worst {
             Some(Level::Failure) => Some(Exit::Failures),
             Some(Level::Warning) => Some(Exit::Warnings),

@@ -116,6 +116,20 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
         .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
 }
 
+/// Returns the given key. If none is given, makes one of 128 random bits, and also returns the text that the other end
+/// needs.
+///
+/// # Errors
+///
+/// As [`given`].
+pub fn given_or_made(positional: Option<OsString>, options: &KeyOptions) -> Result<(Key, Option<String>), Failure> {
+    if let Some(key) = given(positional, options)? {
+        return Ok((key, None));
+    }
+    let (key, text) = Key::generate(&mut rng());
+    Ok((key, Some(text)))
+}
+
 /// Asks for KEY on the terminal, without showing what is typed. `is_argument` says whether the command also takes KEY
 /// as an argument.
 ///
@@ -166,11 +180,6 @@ fn prompt(terminal: &mut File) -> std::io::Result<Zeroizing<Vec<u8>>> {
     let _ = terminal.write_all(b"\n");
     line.truncate(length?);
     Ok(line)
-}
-
-/// Makes a key of 128 random bits, and returns it with the text that the other end needs.
-pub fn generate() -> (Key, String) {
-    Key::generate(&mut rng())
 }
 
 /// Reads up to the end of a line and not a byte further, because the bytes that follow may be for another reader.

@@ -32,9 +32,8 @@ const KEPT_MAX: usize = 50_000;
 /// How long a command that ends waits for the reader of its log.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// Where the log is written, if at all.
+/// Where the log is written.
 enum Out {
-    Nowhere,
     StandardError,
     File(File),
 }
@@ -125,7 +124,7 @@ pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
             })?)
         }
     };
-    start(command, Some(level), out);
+    start(command, Some(level), Some(out));
     Ok(())
 }
 
@@ -138,10 +137,8 @@ pub(crate) fn start_by_options(command: &str, verbose: u8, keeps: bool) {
         3.. => Some(Level::Trace),
     };
     let is_there = BOOK.lock().expect("no panic with it locked").is_some();
-    if level.is_some() && !is_there {
-        start(command, level, Out::StandardError);
-    } else if keeps && !is_there {
-        start(command, None, Out::Nowhere);
+    if !is_there && (level.is_some() || keeps) {
+        start(command, level, level.map(|_| Out::StandardError));
     }
     if let Some(book) = book() {
         let mut state = book.state();
@@ -153,14 +150,15 @@ pub(crate) fn start_by_options(command: &str, verbose: u8, keeps: bool) {
     }
 }
 
-fn start(command: &str, writes: Option<Level>, out: Out) {
+/// Begins a log. `out`: `None` if it is only kept.
+fn start(command: &str, writes: Option<Level>, out: Option<Out>) {
     let own_host = escaped(OsStr::new(&*rustix::system::uname().nodename().to_string_lossy()));
-    let is_seen = matches!(out, Out::StandardError);
+    let is_seen = matches!(out, Some(Out::StandardError));
     let state = Mutex::new(State { writes, is_seen, ..State::default() });
     let book = Arc::new(Book { state, changed: Condvar::new(), own_host });
     *BOOK.lock().expect("no panic with it locked") = Some(Arc::clone(&book));
     take_up_to(&book, writes);
-    if !matches!(out, Out::Nowhere) {
+    if let Some(out) = out {
         let writing = Arc::clone(&book);
         // If no thread can be started, there is no log, but everything else works.
         let _ =
@@ -251,7 +249,6 @@ impl Book {
             }
             // A log that cannot be written must not stop the command that it describes.
             match &mut out {
-                Out::Nowhere => {}
                 Out::StandardError => crate::standard_error::write(text.as_bytes()),
                 Out::File(file) => drop(file.write_all(text.as_bytes())),
             }

@@ -47,7 +47,12 @@ pub(super) mod targets;
 use targets::TargetOptions;
 
 /// Environment variable that names the launcher if `--rsh` does not.
-pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
+const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
+
+/// Returns the launcher that the environment names, if any.
+pub(super) fn launcher_of_environment() -> Option<OsString> {
+    std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty())
+}
 
 /// Copy files between hosts
 ///
@@ -211,8 +216,7 @@ impl HostOptions {
 
     /// Returns the launcher that the options ask for.
     fn launcher(&self) -> Result<Launcher, Failure> {
-        let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
-        let (command, source) = match (&self.launcher, &self.rsh, variable) {
+        let (command, source) = match (&self.launcher, &self.rsh, launcher_of_environment()) {
             (Some(launcher), ..) if launcher == "ssh" => (launcher.clone(), "--launcher"),
             (Some(launcher), ..) => return self.other_launcher(launcher),
             (None, Some(command), _) => (command.clone(), "--rsh"),
@@ -253,15 +257,10 @@ impl HostOptions {
     /// Selects srun for nodes of the Slurm allocation that this process runs in, if no other launcher is named.
     /// `is_wanted`: whether the command concerns several of these nodes.
     pub(super) fn take_allocated<'a>(&mut self, is_wanted: bool, hosts: impl Iterator<Item = &'a OsStr>) {
-        if is_wanted && self.has_no_launcher() && targets::are_allocated(hosts) {
+        let is_named = self.launcher.is_some() || self.rsh.is_some() || launcher_of_environment().is_some();
+        if is_wanted && !is_named && targets::are_allocated(hosts) {
             self.launcher = Some("slurm".into());
         }
-    }
-
-    /// Whether no launcher is named.
-    fn has_no_launcher(&self) -> bool {
-        let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
-        self.launcher.is_none() && self.rsh.is_none() && variable.is_none()
     }
 
     /// Returns the choice of agent on other hosts for `command`.
@@ -705,7 +704,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         reported("rdcp", &arguments.report, &moved, |reporter| {
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
-            reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
+            reporter.record(|record| record.route = [places(&plan.sources), places(all)]);
             // The program that reads the pipe may write to the terminal as well.
             let is_shown = plan.destination == Spec::Standard && !is_file_or_null();
             let may_draw = !is_shown && !plan.tree.itemize_changes;

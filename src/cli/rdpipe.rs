@@ -14,7 +14,7 @@ use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{HopsConsole, Moved, Reporter, was_drawn};
-use super::words::{check_rails, unshown};
+use super::words::{check_rails, single_quoted, unshown};
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
@@ -290,21 +290,16 @@ fn unquoted(words: &[OsString], specs: &[Spec], is_command: impl Fn(&OsStr) -> b
     match (host, &rest[1..]) {
         (Some(before), _) => {
             let command = format!("{} {}", escaped(OsStr::from_bytes(&before.text)), joined(&rest));
-            Some(format!("no command {word} here; did you mean {}:{}?", before.label(), quoted(&command)))
+            Some(format!("no command {word} here; did you mean {}:{}?", before.label(), single_quoted(&command)))
         }
         (None, []) if hosts::is_known(&word) => {
             Some(format!("no command {word} here, but a host of that name; {word}:COMMAND runs on it"))
         }
         (None, [_, ..]) if number == 0 => {
-            Some(format!("no command {word} here; did you mean {word}:{}?", quoted(&joined(&rest[1..]))))
+            Some(format!("no command {word} here; did you mean {word}:{}?", single_quoted(&joined(&rest[1..]))))
         }
         _ => None,
     }
-}
-
-/// Quotes a command for a shell.
-fn quoted(command: &str) -> String {
-    format!("'{}'", command.replace('\'', "'\\''"))
 }
 
 /// Whether the shell finds a command of this name: a program or a builtin.
@@ -347,6 +342,6 @@ mod tests {
         assert_eq!(meant(&["nothing"]), None, "the shell says it");
         assert_eq!(meant(&[":nothing", "cat"]), None, "this host is named");
         assert_eq!(meant(&["h1:cat", "> f", "nothing"]), None);
-        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(single_quoted("it's"), "'it'\\''s'");
     }
 }

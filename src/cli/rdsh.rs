@@ -9,7 +9,7 @@ use clap::{ArgMatches, CommandFactory, Parser};
 
 use super::Arguments;
 use super::options::CommonOptions;
-use super::rdcp::LAUNCHER_VARIABLE;
+use super::rdcp::launcher_of_environment;
 use super::words::check_rails;
 use crate::control::frames::COMMAND_BYTES_MAX;
 use crate::control::launch::{AGENT, Launcher};
@@ -157,8 +157,7 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
 impl ShellArguments {
     /// Returns the command to run as ssh.
     fn rsh(&self) -> OsString {
-        let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
-        self.rsh.clone().or(variable).unwrap_or_else(|| "ssh".into())
+        self.rsh.clone().or_else(launcher_of_environment).unwrap_or_else(|| "ssh".into())
     }
 
     fn setup(&self, launcher: Launcher, is_verbose: bool) -> Setup {

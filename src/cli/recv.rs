@@ -19,9 +19,9 @@ use super::key;
 use super::options::{KeyOptions, ReportOptions, check_file, parse_port};
 use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
-use super::words::not_listening;
+use super::words::{not_listening, too_many_guesses};
 use crate::agent::words;
-use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
+use crate::engine::listen::{Incoming, Listener};
 use crate::engine::session::{self, FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, escaped, os, shown_path};
@@ -105,7 +105,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     let moved = file.as_ref().map_or(Moved::Output, |path| Moved::File("FILE", Path::new(path)));
     reported("rdrecv", &arguments.report, &[moved], |reporter| {
         let to = file.as_ref().map_or_else(|| standard::OUTPUT.to_owned(), |path| escaped(path));
-        reporter.record(|record| record.set_route(vec![("the sender".to_owned(), String::new())], vec![here(to)]));
+        reporter.record(|record| record.route = [vec![("the sender".to_owned(), String::new())], vec![here(to)]]);
         let ended = transfer(&arguments, reporter, port, key, file.as_ref())?;
         let is_binary =
             matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes());
@@ -137,16 +137,10 @@ fn transfer(
         }
     };
     check_transport(&arguments.transfer)?;
-    let (key, generated) = match key::given(key, &arguments.key)? {
-        Some(key) => (key, None),
-        None => {
-            let (key, text) = key::generate();
-            (key, Some(text))
-        }
-    };
+    let (key, generated) = key::given_or_made(key, &arguments.key)?;
     let (mut post, mut events) = channel();
     let ports = &arguments.transfer.port_range;
-    let listener = Listener::start(port, ports.clone(), key, post.clone())
+    let listener = Listener::start(port, ports.clone(), key, post.clone(), true)
         .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     if let Some(text) = &generated {
         let (first, others) = own_addresses();
@@ -237,14 +231,7 @@ fn next_sender(
                 let peer_name = peer.map_or("the sender".to_owned(), |peer| unmapped(peer).ip().to_string());
                 return Ok(Some(FirstLane { stream, established, peer_name, is_named: false }));
             }
-            Some(Event::Incoming(Incoming::TooManyGuesses)) => {
-                return Err(Failure::new(
-                    Exit::Authentication,
-                    format!(
-                        "{GUESSES_MAX} connections with a wrong KEY; someone may be guessing it; use a generated one"
-                    ),
-                ));
-            }
+            Some(Event::Incoming(Incoming::TooManyGuesses)) => return Err(too_many_guesses()),
             Some(Event::Incoming(Incoming::NoDescriptor)) => {
                 let message = format!("cannot accept a connection: {}; raise the limit (ulimit -n)", os(Errno::MFILE));
                 return Err(Failure::new(Exit::Connect, message));

@@ -53,6 +53,7 @@ use crate::engine::{Figures, Limiter, Observer, Read, SessionEvent, Wait, Waits}
 use crate::fs::direct::write::Written;
 use crate::fs::prepared::Prepared;
 use crate::fs::standard;
+use crate::measure::words::rate_words;
 use crate::transport::Medium;
 
 /// Shortest transfer for which the limiter is printed. For a shorter transfer it says nothing.
@@ -133,7 +134,6 @@ impl Observer for Terminal {
                 };
                 self.area.say(&format!("{kind}: {description}"));
             }
-            SessionEvent::LaneUp(..) => {}
             SessionEvent::Progress(counters, waits) if self.area.is_on() => {
                 self.rate.add(Instant::now(), counters.bytes, waits);
                 let shown = Shown {
@@ -147,10 +147,7 @@ impl Observer for Terminal {
                 };
                 self.show(&shown);
             }
-            SessionEvent::Progress(..) | SessionEvent::Detail(_) => {}
-            event @ (SessionEvent::NoDevice { .. } | SessionEvent::LockedMemory { .. }) => {
-                self.remark(words::remark(&event));
-            }
+            other => self.remark(words::remark(&other)),
         }
     }
 }
@@ -350,16 +347,6 @@ pub(crate) fn notice_line(
     }
 }
 
-/// Formats a rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
-pub(crate) fn rate_words(bytes_per_second: f64) -> String {
-    match bytes_per_second {
-        rate if rate >= 999.5e6 => format!("{:.2} GB/s", rate / 1e9),
-        rate if rate >= 999.5e3 => format!("{:.0} MB/s", rate / 1e6),
-        rate if rate >= 999.5 => format!("{:.0} kB/s", rate / 1e3),
-        rate => format!("{rate:.0} B/s"),
-    }
-}
-
 /// Returns this host's name and a path on it, for the page of `--report`.
 pub(crate) fn here(path: String) -> (String, String) {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -497,20 +484,22 @@ impl<'a> Reporter<'a> {
         figures: Option<&Figures>,
         copied: Option<&Copied>,
     ) -> Result<(), Failure> {
-        // Nothing was done that could be reported, and the place of a report may be what is not allowed.
-        let is_refused = CameTo { end: &end, figures, copied }.is_refused();
+        // Nothing was done that could be reported, and the place of a report may be what is not allowed. The exit code
+        // does not say that: a command of a pipeline may exit with 1 as well.
+        let is_refused = end.result().failure.as_ref().is_some_and(|failure| failure.code == Exit::Usage.name());
         let is_left = is_refused && self.sink.as_ref().is_some_and(Sink::leave);
         let event = json::Event::End(end);
         let told = if is_left { Ok(()) } else { self.last(&event) };
         let json::Event::End(end) = &event else { return told };
         let Some(record) = &self.record else { return told };
-        let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, figures, copied });
+        let record = record.lock().expect("no panic with it locked");
         if is_refused && (is_left || self.sink.is_none()) {
             return told;
         }
+        let came_to = CameTo { end, figures, copied };
         let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
         let kept = super::log::kept();
-        let traced = self.trace.as_ref().map_or(Ok(()), |trace| trace.finish(&record, &kept, came_to.exit()));
+        let traced = self.trace.as_ref().map_or(Ok(()), |trace| trace.finish(&record, &kept, end.result().exit));
         told.and(written).and(traced)
     }
 

@@ -107,7 +107,6 @@ fn without_brackets(host: &OsStr) -> &OsStr {
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     arguments.report = arguments.report.begun("rdsend");
-    let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let (host, port) = match positionals.next() {
         Some(word) => match with_port(&word) {
@@ -118,7 +117,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         },
         None => (None, None),
     };
-    let key = if wanted == 3 { positionals.next() } else { None };
+    let key = if arguments.key.is_elsewhere() { None } else { positionals.next() };
     key::conceal(key.as_ref());
     let (Some(host), Some(port)) = (host, port) else {
         return Err(super::usage(&SendArguments::command(), "HOST and PORT are required"));
@@ -151,7 +150,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     reported("rdsend", &arguments.report, &[moved], |reporter| {
         let from = file.as_ref().map_or_else(|| standard::INPUT.to_owned(), |path| escaped(path));
         let to = format!("port {port}");
-        reporter.record(|record| record.set_route(vec![here(from)], vec![(escaped(&host), to)]));
+        reporter.record(|record| record.route = [vec![here(from)], vec![(escaped(&host), to)]]);
         transfer(&arguments, reporter, &host, port, key, file.as_ref())
     })
 }

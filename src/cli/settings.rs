@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::builder::ArgAction;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
@@ -323,10 +323,7 @@ fn parse(command: &mut Command, words: &[OsString]) -> Result<(ArgMatches, Vec<S
         Err(error) if error.kind() == ErrorKind::MissingRequiredArgument => error,
         parsed => return Ok((parsed?, Vec::new())),
     };
-    let lacks = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::Strings(names)) => names.iter().map(|name| name.replace(['<', '>'], "")).collect(),
-        _ => Vec::new(),
-    };
+    let lacks = wrong::lacks(&error);
     // clap looks for missing options last, so nothing else is wrong.
     let given = command.clone().ignore_errors(true).try_get_matches_from_mut(words)?;
     Ok((given, lacks))

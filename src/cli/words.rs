@@ -9,6 +9,7 @@ use rd_proto::handshake::HandshakeError;
 
 use crate::agent::words::{not_agreed, refused};
 use crate::engine::link::LinkError;
+use crate::engine::listen::GUESSES_MAX;
 use crate::engine::perf::PerfError;
 use crate::engine::rails::names;
 use crate::engine::{View, Wait};
@@ -90,6 +91,17 @@ pub(crate) fn not_listening(error: &std::io::Error, port: u16, ports: Option<&Ra
         _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
     };
     Failure::new(Exit::Connect, line)
+}
+
+/// Returns the failure for a listener that others have tried to guess the key of.
+pub(crate) fn too_many_guesses() -> Failure {
+    let line = format!("{GUESSES_MAX} connections with a wrong KEY; someone may be guessing it; use a generated one");
+    Failure::new(Exit::Authentication, line)
+}
+
+/// Quotes a text as a single word for a POSIX shell.
+pub(crate) fn single_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Returns the failure with which a measurement with `peer` ended.

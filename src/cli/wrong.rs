@@ -87,8 +87,7 @@ fn lacking(error: &Error, definition: &mut Command, words: &[OsString]) -> Optio
             return None;
         }
         let of = option.get_value_names().and_then(|names| names.first()).filter(|_| takes);
-        let lacks = missing.iter().map(|lacks| lacks.replace(['<', '>'], "")).collect();
-        Some((of.map_or(format!("--{word}"), |of| format!("--{word} {of}")), lacks))
+        Some((of.map_or(format!("--{word}"), |of| format!("--{word} {of}")), lacks(error)))
     })
 }
 
@@ -100,9 +99,9 @@ pub(crate) fn line(error: &Error) -> String {
 }
 
 /// Returns the arguments that a command line lacks.
-pub(crate) fn lacks(error: &Error) -> String {
+pub(super) fn lacks(error: &Error) -> Vec<String> {
     let names = error.get(ContextKind::InvalidArg).map(texts).unwrap_or_default();
-    names.iter().map(|name| name.replace(['<', '>'], "")).collect::<Vec<_>>().join(", ")
+    names.iter().map(|name| name.replace(['<', '>'], "")).collect()
 }
 
 /// Like `line`, but without advice.
@@ -153,7 +152,7 @@ pub(crate) fn reason(error: &Error) -> String {
                 (name, prior) => format!("{name} cannot be used with {}", prior.join(" and ")),
             }
         }
-        ErrorKind::MissingRequiredArgument => format!("missing: {}", lacks(error)),
+        ErrorKind::MissingRequiredArgument => format!("missing: {}", lacks(error).join(", ")),
         ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
         _ => {
             let text = error.render().to_string();

@@ -65,12 +65,8 @@ pub struct Outbox {
 }
 
 enum Item {
-    /// A message. It may be the message with the key.
-    Message(Zeroizing<Vec<u8>>),
-    /// A message that may be dropped: a log line.
-    Line(Vec<u8>),
-    /// STILL_HERE.
-    Beat,
+    /// A message, which may be the message with the key, and whether it is a log line.
+    Message(Zeroizing<Vec<u8>>, bool),
     /// Answered when all earlier items have been written.
     Flush(Sender<()>),
     Close,
@@ -98,26 +94,23 @@ impl Outbox {
             Message::StillHere.encode(&mut still_here).expect("short");
             // The reading half notices a broken stream, because its direction ends too.
             let mut broken = stream.write_all(preface).and_then(|()| stream.flush()).is_err();
+            let mut write = |bytes: &[u8]| {
+                broken = broken || stream.write_all(bytes).is_err() || stream.flush().is_err();
+            };
             loop {
                 let item = match beat {
                     Some(beat) => queue.recv_timeout(beat),
                     None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
-                match item
-                    .unwrap_or_else(|error| if error == RecvTimeoutError::Timeout { Item::Beat } else { Item::Close })
-                {
-                    Item::Message(bytes) => {
-                        broken = broken || stream.write_all(&bytes).is_err() || stream.flush().is_err();
+                match item {
+                    Ok(Item::Message(bytes, is_line)) => {
+                        write(&bytes);
                         waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
+                        lines.fetch_sub(usize::from(is_line), Ordering::Relaxed);
                     }
-                    Item::Line(bytes) => {
-                        broken = broken || stream.write_all(&bytes).is_err() || stream.flush().is_err();
-                        waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
-                        lines.fetch_sub(1, Ordering::Relaxed);
-                    }
-                    Item::Beat => broken = broken || stream.write_all(&still_here).is_err() || stream.flush().is_err(),
-                    Item::Flush(done) => drop(done.send(())),
-                    Item::Close => return,
+                    Ok(Item::Flush(done)) => drop(done.send(())),
+                    Err(RecvTimeoutError::Timeout) => write(&still_here),
+                    Ok(Item::Close) | Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
         })?;
@@ -134,24 +127,22 @@ impl Outbox {
 
     /// Queues a message. Returns false, without sending it, if it is longer than a message may be.
     pub fn try_send(&self, message: Message) -> bool {
+        self.put(&message, false)
+    }
+
+    /// Queues a log line, unless too many lines are waiting already. Returns false if the line is dropped.
+    pub fn try_send_line(&self, message: &Message) -> bool {
+        self.waiting_lines.load(Ordering::Relaxed) < LINES_WAITING_MAX && self.put(message, true)
+    }
+
+    fn put(&self, message: &Message, is_line: bool) -> bool {
         let mut bytes = Zeroizing::new(Vec::new());
         if message.encode(&mut bytes).is_err() {
             return false;
         }
         self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
-        let _ = self.queue.send(Item::Message(bytes));
-        true
-    }
-
-    /// Queues a log line, unless too many lines are waiting already. Returns false if the line is dropped.
-    pub fn try_send_line(&self, message: &Message) -> bool {
-        let mut bytes = Vec::new();
-        if self.waiting_lines.load(Ordering::Relaxed) >= LINES_WAITING_MAX || message.encode(&mut bytes).is_err() {
-            return false;
-        }
-        self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
-        self.waiting_lines.fetch_add(1, Ordering::Relaxed);
-        let _ = self.queue.send(Item::Line(bytes));
+        self.waiting_lines.fetch_add(usize::from(is_line), Ordering::Relaxed);
+        let _ = self.queue.send(Item::Message(bytes, is_line));
         true
     }
 

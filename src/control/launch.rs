@@ -26,7 +26,7 @@ use crate::standard_error;
 
 mod kinds;
 
-use kinds::{Shell, Slurm, Template, words_of};
+use kinds::{Kind, SRUN, template_words, words_of};
 
 /// Name of the program that runs on the other host unless another one is given.
 pub const AGENT: &str = "rdma-pipe-agent";
@@ -44,47 +44,9 @@ const TABLE_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of bytes of standard error that are held back.
 const HELD_BYTES_MAX: usize = 16 << 10;
 
-/// A way to start a program on a host with its three standard streams connected to this process.
-///
-/// Every launcher must meet the following requirements, which `tests/launchers.rs` checks. It carries bytes of any
-/// value both ways as they are written, without waiting for a full line or buffer. It passes the end of its input on to
-/// the program. It keeps standard error separate. It exits with the program's exit code, or with 255 if the connection
-/// failed. If the launcher is killed, a program on the host that reads its input ends soon afterwards.
-pub trait Launch: std::fmt::Debug + Send + Sync {
-    /// Returns the program that runs on this host, as it was given.
-    fn program(&self) -> &OsStr;
-    /// Returns the complete command line on this host that runs `command` on `host`.
-    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString>;
-    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
-    fn has_shell(&self) -> bool;
-    /// Returns the command-line option that selects this launcher.
-    fn option(&self) -> &'static str;
-    /// Returns the same launcher in a form that never asks the user and fails instead. `None` if there is no such form.
-    fn unasking(&self) -> Option<Launcher> {
-        None
-    }
-    /// Reports whether a line is a routine message of the launcher that explains nothing.
-    fn is_noise(&self, _line: &str) -> bool {
-        false
-    }
-    /// Returns what a line of the launcher's own explains; `None` if the line is not known.
-    fn explains(&self, _line: &str) -> Option<Explains> {
-        None
-    }
-    /// Returns an earlier, more specific reason for a cause. `text` is all the output available.
-    fn reason_of(&self, _cause: &str, _text: &str) -> Option<String> {
-        None
-    }
-    /// Reports whether the launcher never asks on the terminal. It then need not be in the terminal's foreground, and
-    /// an interrupt from the terminal is not meant for it.
-    fn is_apart(&self) -> bool {
-        false
-    }
-}
-
 /// What a launcher's own line explains about its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Explains {
+enum Explains {
     /// Why the launcher fails.
     Cause,
     /// Nothing. The line reports what the launcher has done, or a failure that only follows from the failure of the
@@ -92,9 +54,18 @@ pub enum Explains {
     Nothing,
 }
 
-/// A way to start programs on hosts.
+/// A way to start a program on a host with its three standard streams connected to this process.
+///
+/// Every launcher must meet the following requirements, which `tests/launchers.rs` checks. It carries bytes of any
+/// value both ways as they are written, without waiting for a full line or buffer. It passes the end of its input on to
+/// the program. It keeps standard error separate. It exits with the program's exit code, or with 255 if the connection
+/// failed. If the launcher is killed, a program on the host that reads its input ends soon afterwards.
 #[derive(Clone, Debug)]
-pub struct Launcher(Arc<dyn Launch>);
+pub struct Launcher {
+    /// The command and its first arguments, or a template of all words.
+    words: Vec<OsString>,
+    kind: Kind,
+}
 
 impl Launcher {
     /// Creates a launcher from `command`, which is split into words as a shell would split it, including quotes.
@@ -104,7 +75,7 @@ impl Launcher {
     ///
     /// A sentence for the user if a quote is not closed or there is no word.
     pub fn new(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
-        Ok(Self(Arc::new(Shell { words: words_of(command)?, options, is_bare: false })))
+        Ok(Self { words: words_of(command)?, kind: Kind::Shell { options, is_bare: false } })
     }
 
     /// Does the same for a launcher that starts only agents. A terminal, a command and forwardings in ssh's
@@ -114,12 +85,12 @@ impl Launcher {
     ///
     /// As [`Launcher::new`].
     pub fn bare(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
-        Ok(Self(Arc::new(Shell { words: words_of(command)?, options, is_bare: true })))
+        Ok(Self { words: words_of(command)?, kind: Kind::Shell { options, is_bare: true } })
     }
 
     /// Creates a launcher that uses `srun` within a Slurm allocation.
     pub fn slurm() -> Self {
-        Self(Arc::new(Slurm))
+        Self { words: SRUN.map(OsString::from).into(), kind: Kind::Slurm }
     }
 
     /// Creates a launcher from a command in which `%h` stands for the host and `%c` for the command to run there.
@@ -129,42 +100,27 @@ impl Launcher {
     ///
     /// A sentence for the user if the template is not valid.
     pub fn template(template: &OsStr) -> Result<Self, String> {
-        Ok(Self(Arc::new(Template::new(template)?)))
+        Ok(Self { words: template_words(template)?, kind: Kind::Template })
     }
 
     /// Returns the launcher's program, as it was given.
     pub fn program(&self) -> &OsStr {
-        self.0.program()
+        &self.words[0]
     }
 
     /// Returns the launcher's own name, for messages.
     pub fn name(&self) -> &OsStr {
-        let program = self.0.program();
+        let program = self.program();
         std::path::Path::new(program).file_name().unwrap_or(program)
-    }
-
-    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
-    pub fn has_shell(&self) -> bool {
-        self.0.has_shell()
-    }
-
-    /// Returns the command-line option that selects this launcher, for messages.
-    pub fn option(&self) -> &'static str {
-        self.0.option()
-    }
-
-    /// Returns the same launcher in a form that never asks the user and fails instead. `None` if there is no such form.
-    pub fn unasking(&self) -> Option<Self> {
-        self.0.unasking()
     }
 
     /// Returns the command line that runs `command` on `host`, for display: possible secrets are left out.
     pub fn shown(&self, host: &OsStr, command: &OsStr) -> String {
         // Only ssh's arguments are known. With other programs any word may be a password, as in `sshpass -p`.
-        if self.option() != "--rsh" || self.name() != "ssh" {
+        if !self.is_ssh() {
             return format!("{} …", escaped(self.program()));
         }
-        let words = self.0.words(host, command);
+        let words = self.words(host, command);
         let options = 1..words.len().saturating_sub(2);
         let shown = words.iter().enumerate().map(|(at, word)| match options.contains(&at) {
             true => escaped(&without_secret(word)),
@@ -179,10 +135,12 @@ impl Launcher {
     ///
     /// The system's error from starting the launcher.
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
-        let words = self.0.words(host, command);
+        let words = self.words(host, command);
         let mut command_line = Command::new(&words[0]);
         command_line.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if self.0.is_apart() {
+        // srun never asks on the terminal. It need not be in the terminal's foreground, and an interrupt from the
+        // terminal is not meant for it.
+        if matches!(self.kind, Kind::Slurm) {
             command_line.process_group(0);
         }
         // The keys that interrupt and quit are meant for this process, which has the agents finish and report what is
@@ -200,7 +158,7 @@ impl Launcher {
         Ok(Launched {
             stdin,
             stdout,
-            process: Process { child, complaints: Complaints::collect(stderr, Arc::clone(&self.0))?, is_asked: false },
+            process: Process { child, complaints: Complaints::collect(stderr, self.clone())?, is_asked: false },
         })
     }
 }
@@ -376,7 +334,7 @@ struct Held {
     bytes: Vec<u8>,
     passes: Passes,
     is_over: bool,
-    launcher: Arc<dyn Launch>,
+    launcher: Launcher,
 }
 
 /// What part of standard error is passed on.
@@ -388,7 +346,7 @@ enum Passes {
 }
 
 impl Complaints {
-    fn collect(mut stream: ChildStderr, launcher: Arc<dyn Launch>) -> std::io::Result<Self> {
+    fn collect(mut stream: ChildStderr, launcher: Launcher) -> std::io::Result<Self> {
         let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), passes: Passes::Nothing, is_over: false, launcher }));
         let into = Arc::clone(&held);
         std::thread::Builder::new().name("launcher".to_owned()).stack_size(64 << 10).spawn(move || {

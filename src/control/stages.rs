@@ -281,17 +281,13 @@ impl Run {
             && let Outlet::File(mut file, _) | Outlet::Command(mut file, _) = outlet
         {
             let drop_all = move || drop(std::io::copy(&mut file, &mut std::io::sink()));
-            std::thread::Builder::new()
-                .name("drop".to_owned())
-                .spawn(drop_all)
-                .map_err(|error| cannot_start(&error))?;
+            std::thread::Builder::new().name("drop".to_owned()).spawn(drop_all).map_err(cannot_start)?;
         }
         Ok(())
     }
 
     fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
-        let (opening, Call { words, standard }) =
-            Opening::new(redirection, side).map_err(|error| cannot_start(&error))?;
+        let (opening, Call { words, standard }) = Opening::new(redirection, side).map_err(cannot_start)?;
         let running = self.start(words, standard, None)?;
         opening.finish(&running, redirection).map_err(|reason| {
             let (exit, what) = match side {
@@ -346,7 +342,7 @@ impl Run {
         } else {
             std::io::stderr().as_fd().try_clone_to_owned()
         };
-        let stderr: OwnedFd = stderr.map_err(|error| cannot_start(&error))?;
+        let stderr: OwnedFd = stderr.map_err(cannot_start)?;
         let mut out = None;
         let stdout = match self.stage.output {
             Output::Error => stderr.try_clone(),
@@ -357,10 +353,8 @@ impl Run {
                 write.into()
             }),
         };
-        let standard =
-            [stdin.map_err(|error| cannot_start(&error))?, stdout.map_err(|error| cannot_start(&error))?, stderr];
-        let held = into.as_ref().map(File::try_clone).transpose();
-        let held = held.map_err(|error| cannot_start(&error))?.map(OwnedFd::from);
+        let standard = [stdin.map_err(cannot_start)?, stdout.map_err(cannot_start)?, stderr];
+        let held = into.as_ref().map(File::try_clone).transpose().map_err(cannot_start)?.map(OwnedFd::from);
         let running = self.start(words, standard, held)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
             let _ = hook.send(Ok(Inlet::Command(file, running.whole())));
@@ -453,7 +447,7 @@ fn well() -> StageReport {
     StageReport { code: Some(0), ..StageReport::default() }
 }
 
-fn cannot_start(error: &std::io::Error) -> Fault {
+fn cannot_start(error: std::io::Error) -> Fault {
     Fault::plain(Exit::Connect.code(), format!("cannot start: {error}"))
 }
 

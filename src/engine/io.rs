@@ -64,20 +64,10 @@ pub enum Place {
     Tree(FileRange),
 }
 
-/// How direct reads are done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Means {
-    /// A ring if the kernel provides one, otherwise threads.
-    #[default]
-    Best,
-    /// Threads.
-    Threads,
-}
-
 /// Takes requests. The first request starts the thread that serves them.
 pub struct DirectReads {
     jobs: WeakSender<Job>,
-    means: Means,
+    may_use_ring: bool,
     queue: Mutex<Option<Queue>>,
 }
 
@@ -104,9 +94,9 @@ impl Bell {
 
 impl DirectReads {
     /// Creates the queue without starting a thread. Finished reads are posted to `jobs` while another sender of it
-    /// exists.
-    pub fn new(jobs: WeakSender<Job>, means: Means) -> Self {
-        Self { jobs, means, queue: Mutex::new(None) }
+    /// exists. Without `may_use_ring`, threads read even if the kernel provides a ring.
+    pub fn new(jobs: WeakSender<Job>, may_use_ring: bool) -> Self {
+        Self { jobs, may_use_ring, queue: Mutex::new(None) }
     }
 
     /// Requests the read of a range. `shared` belongs to the transfer whose source has the range.
@@ -130,11 +120,8 @@ impl DirectReads {
     fn start(&self, shared: &Arc<Shared>) -> std::io::Result<Queue> {
         let (requests, queue) = unbounded();
         let done = Done { jobs: self.jobs.clone(), shared: Arc::downgrade(shared) };
-        let bell = match self.means {
-            Means::Best => eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok(),
-            Means::Threads => None,
-        };
-        let bell = bell.map(|event| Arc::new(Bell { event, is_awaited: AtomicBool::new(false) }));
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().filter(|_| self.may_use_ring);
+        let bell = event.map(|event| Arc::new(Bell { event, is_awaited: AtomicBool::new(false) }));
         let its_bell = bell.clone();
         std::thread::Builder::new().name("direct".to_owned()).stack_size(128 << 10).spawn(move || {
             // The ring is made in this thread, because a ring may be bound to the thread that made it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rd_proto::control::Path;
 use rd_proto::session::{Notice, path_of};
 
-use super::{Detail, Engine, Line};
+use super::{Engine, Line, SessionEvent};
 use crate::transport::{Lane, Medium};
 
 /// Maximum number of ways that are distinguished.
@@ -57,7 +57,7 @@ impl Engine {
         }
         for rail in 0..count {
             let name = dialer.rail_name(path, rail).unwrap_or_default();
-            self.observer.observe(Detail::Rail(path, rail, name).into());
+            self.observer.observe(SessionEvent::Rail(path, rail, name));
         }
         let now = self.now();
         self.half.machine().handle_rails(path, count, all, now);

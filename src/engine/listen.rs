@@ -131,30 +131,13 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on `port` at all addresses, IPv4 and IPv6. Port 0 stands for any of `ports`, or for a port that the
-    /// system chooses.
+    /// system chooses. Further connections of a session become lanes. If not `makes_lanes`, they are reported as
+    /// [`Incoming::Further`].
     ///
     /// # Errors
     ///
     /// The system's error; EADDRINUSE if no port of `ports` is free.
-    pub fn start(port: u16, ports: Option<RangeInclusive<u16>>, key: Key, post: Post<Event>) -> std::io::Result<Self> {
-        Self::start_as(port, ports, key, post, true)
-    }
-
-    /// As [`Listener::start`], but makes no lanes: further connections are reported as [`Incoming::Further`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Listener::start`].
-    pub fn start_without_lanes(
-        port: u16,
-        ports: Option<RangeInclusive<u16>>,
-        key: Key,
-        post: Post<Event>,
-    ) -> std::io::Result<Self> {
-        Self::start_as(port, ports, key, post, false)
-    }
-
-    fn start_as(
+    pub fn start(
         port: u16,
         ports: Option<RangeInclusive<u16>>,
         key: Key,
@@ -485,7 +468,7 @@ mod tests {
     #[test]
     fn strangers_never_fill_what_nobody_reads() {
         let (post, events) = flume::bounded(3);
-        let listener = Listener::start(0, None, key(1), post).expect("a port");
+        let listener = Listener::start(0, None, key(1), post, true).expect("a port");
         for _ in 0..8 {
             stranger(&listener);
         }
@@ -507,7 +490,7 @@ mod tests {
     #[test]
     fn a_channel_serves_one_session() {
         let (post, events) = channel();
-        let listener = Listener::start_without_lanes(0, None, key(1), post).expect("a port");
+        let listener = Listener::start(0, None, key(1), post, false).expect("a port");
         let wait = Duration::from_secs(10);
         let (_lane, established) = first(&listener);
         assert!(matches!(events.recv_timeout(wait), Ok(Event::Incoming(Incoming::First(..)))));

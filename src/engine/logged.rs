@@ -17,21 +17,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Factor by which a rate must have changed to be logged again.
 const CHANGE: f64 = 2.0;
 
-/// Details of a session that only its log reports.
-#[derive(Clone, Debug)]
-pub enum Detail {
-    /// A lane is being dialled.
-    Dialing(LaneId),
-    /// A lane could not be made.
-    DialFailed(LaneId, String),
-    /// A rail of a path has been found: its number and name.
-    Rail(Path, u8, String),
-    /// A step of the session begins.
-    Begin(Step),
-    /// A step of the session ends.
-    End(Step),
-}
-
 /// Observer that logs what happens in a session, and passes it on to another observer.
 pub(super) struct Logged {
     inner: Box<dyn Observer>,
@@ -69,35 +54,27 @@ impl Logged {
         log::debug(&self.about, text);
     }
 
-    fn detail(&mut self, detail: Detail) {
-        match detail {
-            Detail::Dialing(lane) => self.say(|| format!("dialing lane {}", name(lane))),
-            Detail::DialFailed(lane, why) => self.say(|| format!("cannot open lane {}: {why}", name(lane))),
-            Detail::Rail(path, rail, text) => self.say(|| format!("{}rail {rail}: {text}", of_path(path))),
-            // Frames that begin a step are repeated when lanes are lost.
-            Detail::Begin(step) if self.steps.contains(&step) => {}
-            Detail::Begin(step) => {
-                self.steps.push(step);
-                let text = match (step, self.is_sender) {
-                    (Step::Verify, true) => "all data was accepted; the receiver has the digest",
-                    (Step::Verify, false) => "all data has arrived; comparing the digests",
-                    (Step::Connect, _) => "exchanging offers",
-                    (Step::Transfer, _) => "starting the transfer",
-                    (Step::Publish, _) => "publishing",
-                    (step, _) => step.name(),
-                };
-                log::begin(step, &self.about, || text.to_owned());
-            }
-            Detail::End(step) => {
-                let text = match step {
-                    Step::Connect => "both ends are ready",
-                    Step::Verify => "the digests match",
-                    Step::Publish => "published",
-                    step => step.name(),
-                };
-                log::end(step, &self.about, || text.to_owned());
-            }
-        }
+    fn begin(&mut self, step: Step) {
+        self.steps.push(step);
+        let text = match (step, self.is_sender) {
+            (Step::Verify, true) => "all data was accepted; the receiver has the digest",
+            (Step::Verify, false) => "all data has arrived; comparing the digests",
+            (Step::Connect, _) => "exchanging offers",
+            (Step::Transfer, _) => "starting the transfer",
+            (Step::Publish, _) => "publishing",
+            (step, _) => step.name(),
+        };
+        log::begin(step, &self.about, || text.to_owned());
+    }
+
+    fn end(&self, step: Step) {
+        let text = match step {
+            Step::Connect => "both ends are ready",
+            Step::Verify => "the digests match",
+            Step::Publish => "published",
+            step => step.name(),
+        };
+        log::end(step, &self.about, || text.to_owned());
     }
 
     fn notice(&self, notice: Notice, reason: Option<&str>) {
@@ -142,7 +119,6 @@ impl Logged {
 impl Observer for Logged {
     fn observe(&mut self, event: SessionEvent) {
         match &event {
-            SessionEvent::Detail(detail) => return self.detail(detail.clone()),
             SessionEvent::Notice(notice, reason) => self.notice(*notice, reason.as_deref()),
             SessionEvent::Progress(counters, waits) => self.look(*counters, *waits),
             SessionEvent::NoDevice { host } => {
@@ -155,6 +131,13 @@ impl Observer for Logged {
             SessionEvent::LaneUp(lane, _, description) => {
                 self.say(|| format!("lane {} is up: {description}", name(*lane)));
             }
+            SessionEvent::Dialing(lane) => self.say(|| format!("dialing lane {}", name(*lane))),
+            SessionEvent::DialFailed(lane, why) => self.say(|| format!("cannot open lane {}: {why}", name(*lane))),
+            SessionEvent::Rail(path, rail, text) => self.say(|| format!("{}rail {rail}: {text}", of_path(*path))),
+            // Frames that begin a step are repeated when lanes are lost.
+            SessionEvent::StepBegins(step) if self.steps.contains(step) => {}
+            SessionEvent::StepBegins(step) => self.begin(*step),
+            SessionEvent::StepEnds(step) => self.end(*step),
             SessionEvent::Begun { .. } => {}
         }
         self.inner.observe(event);

@@ -50,7 +50,6 @@ pub mod work;
 use account::Account;
 pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
-pub use logged::Detail;
 use memory::Memory;
 use orphan::Orphan;
 use pace::Pace;
@@ -335,10 +334,6 @@ impl Engine {
         self.observer.observe(SessionEvent::Progress(counters, self.summary.figures.waits));
     }
 
-    fn detail(&mut self, detail: Detail) {
-        self.observer.observe(detail.into());
-    }
-
     fn keep(&mut self, buffer: Buffer) -> BufferId {
         let id = buffer.id();
         self.buffers[id as usize] = Some(buffer);
@@ -425,7 +420,7 @@ impl Engine {
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
                 self.account.is_publishing = false;
-                self.detail(Detail::End(Step::Publish));
+                self.observer.observe(SessionEvent::StepEnds(Step::Publish));
                 let failed = report.as_ref().map_or(0, |report| report.failed);
                 if let Some(report) = report {
                     self.summary.figures.written = report.written;
@@ -552,7 +547,7 @@ impl Engine {
         let handled = match Frame::decode(&self.frame) {
             Ok(Some(frame)) => {
                 if matches!(frame, Frame::Done { .. }) {
-                    self.observer.observe(Detail::Begin(Step::Verify).into());
+                    self.observer.observe(SessionEvent::StepBegins(Step::Verify));
                 }
                 self.half.machine().handle_frame(id, frame, now)
             }
@@ -718,7 +713,7 @@ impl Engine {
     /// Starts a thread that dials a lane. Returns false if no thread can be started.
     fn dial(&mut self, id: LaneId) -> bool {
         let Some(dialer) = self.dialer.clone() else { return true };
-        self.detail(Detail::Dialing(id));
+        self.observer.observe(SessionEvent::Dialing(id));
         let post = self.post.clone();
         let rail = self.half.machine_ref().core_ref().rail_of(id);
         let dial = move || {
@@ -735,7 +730,7 @@ impl Engine {
 
     fn dial_failed(&mut self, id: LaneId, error: &LinkError) {
         self.reason = Some(error.to_string());
-        self.detail(Detail::DialFailed(id, error.to_string()));
+        self.observer.observe(SessionEvent::DialFailed(id, error.to_string()));
         let now = self.now();
         self.half.machine().handle_dial_failed(id, now);
     }
@@ -747,7 +742,7 @@ impl Engine {
             return;
         }
         if matches!(frame, Frame::Done { .. }) {
-            self.observer.observe(Detail::Begin(Step::Verify).into());
+            self.observer.observe(SessionEvent::StepBegins(Step::Verify));
         }
         self.frame.clear();
         frame.encode(&mut self.frame);
@@ -787,8 +782,8 @@ impl Engine {
 
     fn commit(&mut self) {
         self.account.is_publishing = true;
-        self.detail(Detail::End(Step::Verify));
-        self.detail(Detail::Begin(Step::Publish));
+        self.observer.observe(SessionEvent::StepEnds(Step::Verify));
+        self.observer.observe(SessionEvent::StepBegins(Step::Publish));
         // An event reports the result: publishing may take long, and the peer must hear from this end meanwhile.
         match &self.half {
             Half::Receive { writer: Writer::Stream(sink) | Writer::Tree(sink, _), .. } => {

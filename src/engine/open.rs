@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use flume::{Receiver as Queue, Sender as Post};
-use rd_proto::control::{self, Endpoint, Offer, Policy, RailAddress, RdmaKind, Refusal, Role};
+use rd_proto::control::{self, Endpoint, Offer, Policy, RailAddress, RdmaKind, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
-use rustix::io::Errno;
 
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, exchange_offers, rng, tcp_lane};
 use super::listen::Registry;
 use super::pace::Pace;
 use super::rails::Rail;
-use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rails, rdma, run};
+use super::session::Obstacle;
+use super::{Dialer, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, rails, rdma, run};
 use crate::fs::direct::write::available_bytes;
 use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, CONNECTION_LOCKED_BYTES, RegisterError};
@@ -29,36 +29,18 @@ const POOL_BYTES_MIN: u64 = 4 << 20;
 /// Minimum amount of locked memory, in bytes, that is left for what lanes register beside the pool.
 const MEMLOCK_MARGIN_BYTES: u64 = 1 << 20;
 
-/// Both ends' offers, and the agreement that follows from them.
-pub struct Agreement {
-    /// What this end offered.
-    pub ours: Offer,
-    /// What the peer offered.
-    pub theirs: Offer,
-    /// The agreement.
-    pub agreed: Agreed,
-}
-
-/// Why the two ends do not agree.
-pub enum Disagreement {
-    /// The offers were not exchanged.
-    Link(LinkError),
-    /// The offers are incompatible.
-    Refused(Refusal, Box<[Offer; 2]>),
-}
-
-/// Exchanges offers on a session's first lane.
+/// Sends this end's offer on a session's first lane, and waits for the peer's. Returns both, this end's first.
 ///
 /// # Errors
 ///
-/// [`Disagreement`].
-pub fn agree(
+/// As [`exchange_offers`].
+pub fn offers(
     stream: &mut TcpStream,
     control: &mut ControlChannel,
     role: Role,
     size_bytes: Option<u64>,
     options: &TransferOptions,
-) -> Result<Agreement, Disagreement> {
+) -> Result<[Offer; 2], LinkError> {
     let pace = Pace::new(options.bwlimit.filter(|_| role == Role::Sender));
     let is_local = stream.local_addr().and_then(|local| Ok(tcp::is_within_host(local, stream.peer_addr()?)));
     let ours = Offer {
@@ -74,38 +56,8 @@ pub fn agree(
         ticket: SessionId::random(&mut rng()).0,
         host: rustix::system::uname().nodename().to_bytes().to_vec(),
     };
-    let theirs = exchange_offers(stream, control, &ours).map_err(Disagreement::Link)?;
-    match Agreed::new(&ours, &theirs) {
-        Ok(agreed) => Ok(Agreement { ours, theirs, agreed }),
-        Err(refusal) => Err(Disagreement::Refused(refusal, Box::new([ours, theirs]))),
-    }
-}
-
-/// Why a session cannot begin at this end.
-pub enum OpenError {
-    /// There is not enough memory for a pool of this size.
-    Memory {
-        /// Size of the pool in bytes.
-        pool_bytes: u64,
-        /// The system's error.
-        error: Errno,
-    },
-    /// The system refuses a thread.
-    Thread(std::io::Error),
-    /// The first lane has broken.
-    Lost(std::io::Error),
-    /// The first lane could not be made.
-    Lane(LinkError),
-}
-
-/// The limit on locked memory leaves RDMA less than was requested.
-pub struct MemlockShortage {
-    /// The limit in bytes.
-    pub limit_bytes: u64,
-    /// Number of bytes of `pool_bytes` that RDMA uses; 0 if RDMA is not used.
-    pub usable_bytes: u64,
-    /// Requested size of the pool in bytes.
-    pub pool_bytes: u64,
+    let theirs = exchange_offers(stream, control, &ours)?;
+    Ok([ours, theirs])
 }
 
 /// A session that is about to begin: its pool is mapped, and further lanes can be made.
@@ -116,37 +68,36 @@ pub struct Opened {
     first: u32,
     dialer: Option<Arc<dyn Dialer>>,
     _listening: Option<rdma::Listening>,
-    /// Set if the pool is smaller than requested, or is not used for RDMA.
-    pub shortage: Option<MemlockShortage>,
+    /// Set if the limit on locked memory makes the pool smaller than requested, or keeps it from RDMA.
+    pub shortage: Option<SessionEvent>,
 }
 
 /// Maps the pool, and starts dialling or listening for further lanes. `listening` holds the sessions that the listening
-/// end serves. Without it, this end dials.
+/// end serves. Without it, this end dials. `ticket` is from the listening end's offer.
 ///
 /// # Errors
 ///
-/// [`OpenError`]. The peer waits on the first lane to be told.
+/// Why the session cannot begin at this end; [`Obstacle::Link`] if the first lane has broken. Otherwise the peer waits
+/// on that lane to be told.
 pub fn open(
     stream: &TcpStream,
     established: &Established,
-    agreement: Agreement,
+    agreed: Agreed,
+    ticket: [u8; 16],
     options: &TransferOptions,
     listening: Option<&Arc<Mutex<Registry>>>,
     post: &Post<Event>,
-) -> Result<Opened, OpenError> {
-    let Agreement { ours, theirs, agreed } = agreement;
-    let Mapped { pool, buffers, first, adapters, shortage } =
-        map(&agreed, options.buffers(agreed.chunk_bytes, available_bytes(Path::new("/"))))?;
+) -> Result<Opened, Obstacle> {
+    let lost = |error| Obstacle::Link(LinkError::os("getpeername", &error));
+    let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available_bytes(Path::new("/"))))?;
     let Established { session, secret, .. } = established;
-    let mut opened = Opened { agreed, pool, buffers, first, dialer: None, _listening: None, shortage };
     match (listening, adapters) {
         (None, adapters) => {
-            let own = stream.local_addr().map_err(OpenError::Lost)?;
-            let address = stream.peer_addr().map_err(OpenError::Lost)?;
+            let own = stream.local_addr().map_err(lost)?;
+            let address = stream.peer_addr().map_err(lost)?;
             let reached = unmapped(address).ip();
-            let rdma = adapters.map(|adapters| {
-                rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, *session, secret.clone(), reached)
-            });
+            let rdma = adapters
+                .map(|adapters| rdma::Dialing::new(adapters, agreed.policy, ticket, *session, secret.clone(), reached));
             opened.dialer = Some(Arc::new(Dialing {
                 own,
                 address,
@@ -169,18 +120,18 @@ pub fn open(
                 adapters,
                 policy: agreed.policy,
                 ports: options.port_range.clone(),
-                ticket: ours.ticket,
+                ticket,
                 session: *session,
                 registry: Arc::clone(registry),
                 post: post.clone(),
             };
-            opened._listening = Some(service.start().map_err(OpenError::Thread)?);
+            opened._listening = Some(service.start().map_err(Obstacle::Thread)?);
         }
         // The other end waits for a list of addresses to dial.
         (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
     }
     if listening.is_some()
-        && let addresses = rails::own(&options.rails, stream.local_addr().map_err(OpenError::Lost)?)
+        && let addresses = rails::own(&options.rails, stream.local_addr().map_err(lost)?)
         && !addresses.is_empty()
     {
         let _ = post.send(Event::Addresses(addresses));
@@ -193,7 +144,7 @@ impl Opened {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Lane`] and [`OpenError::Thread`]. Anything that happens to the transfer itself is in the summary.
+    /// [`Obstacle::Link`] and [`Obstacle::Thread`]. Anything that happens to the transfer itself is in the summary.
     pub fn run(
         self,
         stream: TcpStream,
@@ -202,9 +153,9 @@ impl Opened {
         options: &TransferOptions,
         (post, events): (Post<Event>, Queue<Event>),
         observer: Box<dyn Observer>,
-    ) -> Result<Summary, OpenError> {
+    ) -> Result<Summary, Obstacle> {
         let Established { lane, secret, control, .. } = established;
-        announce(&post, lane, |report| tcp_lane(stream, control, report)).map_err(OpenError::Lane)?;
+        announce(&post, lane, |report| tcp_lane(stream, control, report))?;
         let Self { agreed, pool, buffers, first, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
         let shares_memory = options.shares_memory();
@@ -222,40 +173,39 @@ impl Opened {
             bwlimit,
             observer,
         };
-        run(transfer, work).map_err(OpenError::Thread)
+        run(transfer, work).map_err(Obstacle::Thread)
     }
 }
 
-/// A pool, its buffers, and the adapters that have registered it.
-struct Mapped {
-    pool: Arc<Pool>,
-    buffers: Vec<Buffer>,
-    /// Number of buffers that may be used at first.
-    first: u32,
-    adapters: Option<Arc<Adapters>>,
-    shortage: Option<MemlockShortage>,
-}
-
-/// Maps a pool. Without RDMA the pool has as many buffers as a long line may need (`most`), because unused pages cost
-/// nothing. If RDMA is to be tried, the pool has `first` buffers and is registered. If the limit on locked memory
-/// requires it, the pool is made smaller; if too little would be left, nothing is registered.
-fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
+/// Maps a pool, and also returns the adapters that have registered it. Without RDMA the pool has as many buffers as a
+/// long line may need (`most`), because unused pages cost nothing. If RDMA is to be tried, the pool has `wanted` buffers
+/// and is registered. If the limit on locked memory requires it, the pool is made smaller; if too little would be left,
+/// nothing is registered.
+fn map(agreed: Agreed, [wanted, most]: [u32; 2]) -> Result<(Opened, Option<Arc<Adapters>>), Obstacle> {
     let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
     let bytes = |count: u32| u64::from(count) * agreed.chunk_bytes as u64;
-    let mut shortage = None;
+    let opened = |(pool, buffers), first, shortage| Opened {
+        agreed,
+        pool,
+        buffers,
+        first,
+        dialer: None,
+        _listening: None,
+        shortage,
+    };
     if !agreed.try_rdma
-        && let Ok((pool, buffers)) = Pool::new(most, buffer_bytes)
+        && let Ok(mapped) = Pool::new(most, buffer_bytes)
     {
-        return Ok(Mapped { pool, buffers, first, adapters: None, shortage });
+        return Ok((opened(mapped, wanted, None), None));
     }
-    let (wanted, mut count) = (first, first);
+    let (mut count, mut tries_rdma, mut shortage) = (wanted, agreed.try_rdma, None);
     loop {
-        let (pool, buffers) =
-            Pool::new(count, buffer_bytes).map_err(|error| OpenError::Memory { pool_bytes: bytes(count), error })?;
-        if !agreed.try_rdma || shortage.as_ref().is_some_and(|short: &MemlockShortage| short.usable_bytes == 0) {
-            return Ok(Mapped { pool, buffers, first: count, adapters: None, shortage });
+        let mapped =
+            Pool::new(count, buffer_bytes).map_err(|error| Obstacle::Memory { mib: bytes(count) >> 20, error })?;
+        if !tries_rdma {
+            return Ok((opened(mapped, count, shortage), None));
         }
-        let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
+        let adapters = Arc::new(Adapters::new(Arc::clone(&mapped.0)));
         let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
             match adapters.register(endpoint) {
                 // Lanes over this endpoint will fail, and other endpoints will be tried.
@@ -264,18 +214,19 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
             }
         });
         let Err(limit_bytes) = registered else {
-            return Ok(Mapped { pool, buffers, first: count, adapters: Some(adapters), shortage });
+            return Ok((opened(mapped, count, shortage), Some(adapters)));
         };
         // Lanes register some memory of their own. Fewer lanes are better than no pool.
         let lanes_bytes = u64::from(agreed.rdma_lanes) * CONNECTION_LOCKED_BYTES as u64;
         let lanes_bytes = lanes_bytes.min(limit_bytes.saturating_sub(POOL_BYTES_MIN)).max(MEMLOCK_MARGIN_BYTES);
         let room = limit_bytes.saturating_sub(lanes_bytes) / agreed.chunk_bytes as u64;
         count = if room < u64::from(count) { room as u32 } else { count / 2 };
-        let mut usable_bytes = bytes(count);
-        if count < 2 || usable_bytes < POOL_BYTES_MIN {
-            (count, usable_bytes) = (wanted, 0);
+        tries_rdma = count >= 2 && bytes(count) >= POOL_BYTES_MIN;
+        if !tries_rdma {
+            count = wanted;
         }
-        shortage = Some(MemlockShortage { limit_bytes, usable_bytes, pool_bytes: bytes(wanted) });
+        let pool_mib = tries_rdma.then(|| [count, wanted].map(|count| bytes(count) >> 20));
+        shortage = Some(SessionEvent::LockedMemory { limit_bytes, pool_mib });
     }
 }
 

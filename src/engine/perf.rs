@@ -255,7 +255,6 @@ pub struct Driver {
     address: SocketAddr,
     session: SessionId,
     secret: SessionSecret,
-    host: Vec<u8>,
     rail: Option<Rail>,
     fell_back: Option<ConnectError>,
 }
@@ -283,17 +282,15 @@ impl Driver {
         let Established { session, secret, control, .. } = established;
         let mut link = Link::new(stream, control)?;
         link.send(&Frame::Open(transport, settings))?;
-        let Frame::Opened { seed, endpoints, host } = link.receive(Instant::now() + ANSWER_MAX)? else {
+        let Frame::Opened { seed, endpoints, .. } = link.receive(Instant::now() + ANSWER_MAX)? else {
             return Err(LinkError::Unexpected.into());
         };
         let Ok(Some(TransferFrame::Endpoints { endpoints, .. })) = TransferFrame::decode(&endpoints) else {
             return Err(LinkError::Unexpected.into());
         };
         let policy = transport.policy();
-        let mut driver = {
-            let connections = Connections::Tcp(Vec::new());
-            Self { connections, link, policy, settings, address, session, secret, host, rail, fell_back: None }
-        };
+        let connections = Connections::Tcp(Vec::new());
+        let mut driver = Self { connections, link, policy, settings, address, session, secret, rail, fell_back: None };
         match driver.open_rdma(seed, &endpoints) {
             Ok(bundle) => driver.connections = Connections::Rdma(Box::new(bundle)),
             Err(error @ PerfError::Peer { .. }) => return Err(error),
@@ -429,11 +426,6 @@ impl Driver {
     /// Why TCP is measured although both ends have RDMA; otherwise `None`.
     pub fn fell_back(&self) -> Option<&ConnectError> {
         self.fell_back.as_ref()
-    }
-
-    /// The other host's name, as that host reports it.
-    pub fn host(&self) -> &[u8] {
-        &self.host
     }
 
     /// Runs a load over all connections. With `verify`, the messages of an echo hold data made from that seed, and are

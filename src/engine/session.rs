@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
 use rd_proto::handshake::Established;
-use rd_proto::session::Outcome;
+use rd_proto::session::{Agreed, Outcome};
 use rustix::io::Errno;
 
 use super::close::NOTHING_LARGE;
 use super::link::{LastWord, LinkError, send_last};
 use super::listen::Registry;
-use super::logged::{self, Detail, Logged};
-use super::open::{Agreement, Disagreement, OpenError, agree, open};
+use super::logged::{self, Logged};
+use super::open::{offers, open};
 use super::{Event, Observer, SessionEvent, Summary, Work};
 use crate::fault::escaped;
 use crate::fs::plain_fact;
@@ -161,34 +161,18 @@ impl Session<'_> {
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
         let (role, size_bytes, listening) = (self.role, self.size_bytes, self.listening);
-        self.observer.observe(Detail::Begin(Step::Connect).into());
+        self.observer.observe(SessionEvent::StepBegins(Step::Connect));
+        let theirs_is = |obstacle, peer| NotBegun { obstacle, peer, is_peers: true, last_word: None };
         let FirstLane { stream, established, .. } = &mut first;
-        let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
-            Ok(agreement) => agreement,
-            Err(Disagreement::Link(error)) => {
-                return Err(NotBegun {
-                    obstacle: error.into(),
-                    peer: first.peer_name,
-                    is_peers: true,
-                    last_word: None,
-                });
-            }
-            Err(Disagreement::Refused(refusal, offers)) => {
-                let [ours, theirs] = *offers;
-                let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
-                let obstacle = no_device.unwrap_or(Obstacle::Refused(refusal));
-                return Err(NotBegun {
-                    obstacle,
-                    peer: first.peer(&theirs, listening.is_some()),
-                    is_peers: true,
-                    last_word: None,
-                });
-            }
-        };
-        let Agreement { ours, theirs, agreed } = &agreement;
-        let peer = first.peer(theirs, listening.is_some());
+        let offers = offers(stream, &mut established.control, role, size_bytes, self.transfer);
+        let [ours, theirs] = offers.map_err(|error| theirs_is(error.into(), first.peer_name.clone()))?;
+        let peer = first.peer(&theirs, listening.is_some());
+        let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| {
+            let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
+            theirs_is(no_device.unwrap_or(Obstacle::Refused(refusal)), peer.clone())
+        })?;
         let [buffers, _] = self.transfer.buffers(agreed.chunk_bytes, None);
-        logged::agreed(about, agreed, buffers, [ours.rdma, theirs.rdma]);
+        logged::agreed(about, &agreed, buffers, [ours.rdma, theirs.rdma]);
         let ours_is = |(obstacle, last_word)| NotBegun { obstacle, peer: peer.clone(), is_peers: false, last_word };
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.reports_for_both {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());
@@ -213,22 +197,22 @@ impl Session<'_> {
             sink.announce(size_bytes);
         }
         let (reconnect, size_bytes) = (agreed.reconnect, size_bytes.or(theirs.size_bytes));
-        let opened = open(&first.stream, &first.established, agreement, self.transfer, listening, &self.post);
-        let opened = opened.map_err(|error| match error {
-            OpenError::Lost(_) => NotBegun { is_peers: true, ..ours_is((error.into(), None)) },
-            error => ours_is(give_up(&mut first, role, error.into())),
+        let ticket = if listening.is_some() { ours.ticket } else { theirs.ticket };
+        let opened = open(&first.stream, &first.established, agreed, ticket, self.transfer, listening, &self.post);
+        let mut opened = opened.map_err(|error| match error {
+            error @ Obstacle::Link(_) => theirs_is(error, peer.clone()),
+            error => ours_is(give_up(&mut first, role, error)),
         })?;
-        if let Some(short) = &opened.shortage {
-            let pool_mib = (short.usable_bytes > 0).then_some([short.usable_bytes >> 20, short.pool_bytes >> 20]);
-            self.observer.observe(SessionEvent::LockedMemory { limit_bytes: short.limit_bytes, pool_mib });
+        if let Some(shortage) = opened.shortage.take() {
+            self.observer.observe(shortage);
         }
         self.observer.observe(SessionEvent::Begun { peer: peer.clone(), reconnect, size_bytes });
-        self.observer.observe(Detail::End(Step::Connect).into());
-        self.observer.observe(Detail::Begin(Step::Transfer).into());
+        self.observer.observe(SessionEvent::StepEnds(Step::Connect));
+        self.observer.observe(SessionEvent::StepBegins(Step::Transfer));
         let FirstLane { stream, established, .. } = first;
         let channel = (self.post, self.events);
         let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);
-        let mut summary = summary.map_err(|error| ours_is((error.into(), None)))?;
+        let mut summary = summary.map_err(|error| ours_is((error, None)))?;
         if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
             let silent = LinkError::TimedOut.to_string();
             summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {
@@ -250,17 +234,6 @@ impl FirstLane {
             format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), self.peer_name)
         } else {
             self.peer_name.clone()
-        }
-    }
-}
-
-impl From<OpenError> for Obstacle {
-    fn from(error: OpenError) -> Self {
-        match error {
-            OpenError::Memory { pool_bytes, error } => Self::Memory { mib: pool_bytes >> 20, error },
-            OpenError::Thread(error) => Self::Thread(error),
-            OpenError::Lost(error) => Self::Link(LinkError::os("getpeername", &error)),
-            OpenError::Lane(error) => Self::Link(error),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use minicbor::{Decode, Encode};
+use rd_proto::control::Path;
 use rd_proto::handshake::LaneId;
 use rd_proto::session::{Counters, Notice, Outcome};
 
 use super::account::{View, Waits};
-use super::logged::Detail;
 use crate::fs::direct::write::Written;
+use crate::log::Step;
 use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
 use crate::tree::walk::{Sent, Spent};
@@ -50,14 +51,16 @@ pub enum SessionEvent {
     LaneUp(LaneId, Medium, String),
     /// Progress of the session, and where the time went; at most every [`rd_proto::session::TICK`].
     Progress(Counters, Waits),
-    /// A detail that only the log reports.
-    Detail(Detail),
-}
-
-impl From<Detail> for SessionEvent {
-    fn from(detail: Detail) -> Self {
-        Self::Detail(detail)
-    }
+    /// A lane is being dialled. Only the log reports this and the events below.
+    Dialing(LaneId),
+    /// A lane could not be made.
+    DialFailed(LaneId, String),
+    /// A rail of a path has been found: its number and name.
+    Rail(Path, u8, String),
+    /// A step of the session begins.
+    StepBegins(Step),
+    /// A step of the session ends.
+    StepEnds(Step),
 }
 
 /// Round-trip time of the line, and the buffers and rails used for it.

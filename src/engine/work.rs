@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::Event;
 use super::account::Clock;
-use super::io::{DirectReads, Means, Place, Request};
+use super::io::{DirectReads, Place, Request};
 use super::pace::Pace;
 use super::spool;
 use crate::fs::direct::{Cold, Tally};
@@ -97,8 +97,6 @@ pub struct Shared {
     /// Tags of chunks that lanes have read and sealed. A tag is pushed before its chunk is sent, so before any
     /// acknowledgement can come.
     pub(super) tags: Mutex<Vec<(BufferId, [u8; 16])>>,
-    /// How cold ranges are read.
-    pub means: Means,
     direct: OnceLock<DirectReads>,
     /// Whether the transfer has ended. A reader that still waits for its stream then gives up.
     pub over: AtomicBool,
@@ -122,7 +120,6 @@ impl Shared {
             afloat: AtomicU32::new(0),
             tally: Tally::default(),
             tags: Mutex::default(),
-            means: Means::default(),
             direct: OnceLock::new(),
             over: AtomicBool::new(false),
             auto: Auto { start: Instant::now(), chooser: Mutex::new(Chooser::new(workers())) },
@@ -212,7 +209,7 @@ fn workers() -> usize {
 /// The system's error if a thread cannot be started.
 pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Sender<Job>> {
     let (jobs, queue) = unbounded();
-    shared.direct.get_or_init(|| DirectReads::new(jobs.downgrade(), shared.means));
+    shared.direct.get_or_init(|| DirectReads::new(jobs.downgrade(), true));
     for _ in 0..workers() {
         let mut worker = Worker {
             shared: Arc::clone(shared),

@@ -90,11 +90,6 @@ impl Cold {
 }
 
 impl Bypass {
-    /// Makes a `Bypass` with which everything is read through the page cache.
-    pub fn closed() -> Self {
-        Self { is_closed: AtomicBool::new(true), ..Self::default() }
-    }
-
     /// Fills the first `length` bytes of `target` from `offset` on, or as many as the page cache has. If a [`Cold`] is
     /// returned, the caller reads the rest as it says, and passes the outcome to [`Bypass::finish`].
     ///

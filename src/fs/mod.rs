@@ -64,6 +64,16 @@ pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
     Ok(stat)
 }
 
+/// Whether `stat` describes a regular file.
+pub(crate) fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Whether `stat` describes a directory.
+pub(crate) fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
 /// Checks whether this process has this kind of access to a path, which is relative to `at`.
 pub(crate) fn may<P: rustix::path::Arg + Copy>(at: impl AsFd, path: P, access: Access) -> Result<(), Errno> {
     match accessat(&at, path, access, AtFlags::EACCESS) {

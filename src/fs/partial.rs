@@ -13,7 +13,7 @@ use rustix::path::Arg;
 
 use super::accounts::shown_user;
 use super::metadata::Object;
-use super::{DIRECTORY, PLACE, identity};
+use super::{DIRECTORY, PLACE, identity, is_regular};
 
 /// Maximum number of attempts at a name that another process makes at the same moment.
 pub(crate) const TRIES_MAX: usize = 3;
@@ -231,10 +231,6 @@ fn is_closed_to_others(stat: &Stat) -> bool {
     stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0
 }
 
-fn is_regular(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-}
-
 /// Locks an entry that was found under a partial name in a directory.
 ///
 /// # Errors
@@ -283,7 +279,7 @@ fn is_touched(left: &OwnedFd, since: i64) -> Result<bool, Errno> {
         for_each::<Errno>(directory, |name| {
             let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
             has_late |= is_late(&stat);
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            if super::is_directory(&stat) {
                 below.push(name.to_owned());
             }
             Ok(())
@@ -432,9 +428,8 @@ pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
 /// Reports whether unlink(2) gave this answer because the entry is a directory. POSIX has EPERM for directories, but a
 /// file that may not be removed gives EPERM as well.
 fn is_directory(parent: impl AsFd, name: &CStr, answer: Errno) -> bool {
-    let kind = |stat: Stat| FileType::from_raw_mode(stat.st_mode);
     answer == Errno::ISDIR
-        || statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| kind(stat) == FileType::Directory)
+        || statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| super::is_directory(&stat))
 }
 
 /// Removes everything in a directory, working by descriptors.

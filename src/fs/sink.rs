@@ -18,8 +18,8 @@ use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::succeed;
 use super::text::Text;
 use super::{
-    IS_TEMPORARY, PARTIAL, close, directory_of, io_fact, is_serial, is_temporary_name, may, name_beside, partial,
-    plain_fact, standard, std_fact, umask,
+    IS_TEMPORARY, PARTIAL, close, directory_of, io_fact, is_regular, is_serial, is_temporary_name, may, name_beside,
+    partial, plain_fact, standard, std_fact, umask,
 };
 
 /// Capacity requested for a pipe that is written: enough for a chunk.
@@ -181,7 +181,7 @@ impl FileSink {
         self.bypass.settle(&self.file).map_err(fact)?;
         let Some(Names { directory, partial: beside, last }) = &self.names else { return Ok(()) };
         match statat(directory, last, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::RegularFile => {
+            Ok(old) if is_regular(&old) => {
                 let new = fstat(&self.file).map_err(fact)?;
                 let mut owner = (new.st_uid, new.st_gid);
                 let mode = succeed(&self.file, &mut owner, directory, last.as_os_str(), &old, true);
@@ -213,6 +213,7 @@ impl Drop for FileSink {
 }
 
 /// A stream, written in order.
+#[derive(Default)]
 pub struct StreamSink {
     /// `None` if the file could not be opened.
     file: Option<File>,
@@ -258,14 +259,7 @@ impl StreamSink {
     /// Makes a sink without a file. Data goes only to the destination given to [`StreamSink::and`], and the sink fails
     /// at its end.
     pub fn without_file(reason: IoFact) -> Self {
-        Self {
-            file: None,
-            name: OsString::new(),
-            tee: None,
-            failed: Some(reason),
-            text: None,
-            is_unbegun_output: false,
-        }
+        Self { failed: Some(reason), ..Self::default() }
     }
 
     /// Makes a sink of an open file.
@@ -276,7 +270,7 @@ impl StreamSink {
         let is_unbegun_output = name == standard::OUTPUT;
         // Data that is not text is not written, and ends the stream with [`NO_TEXT`].
         let text = standard::guard().filter(|_| is_unbegun_output);
-        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text, is_unbegun_output }
+        Self { file: Some(file), name: name.to_owned(), text, is_unbegun_output, ..Self::default() }
     }
 
     /// Adds a second destination for everything that is written.

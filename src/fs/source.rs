@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, tell};
 use rustix::io::{Errno, read};
 
 use super::direct::{Bypass, Cold, Tally};
-use super::{described, io_fact, plain_fact, read_up_to, standard};
+use super::{described, io_fact, is_directory, plain_fact, read_up_to, standard};
 
 /// How long a part that is not full waits in all for more data from its stream, counted from its first byte.
 const LINGER_MAX: Duration = Duration::from_millis(5);
@@ -72,7 +72,7 @@ impl Source {
             rustix::io::ioctl_fionbio(&file, false).map_err(|error| io_fact(name, error))?;
         }
         let stat = fstat(&file).map_err(|error| io_fact(name, error))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        if is_directory(&stat) {
             return Err(io_fact(name, Errno::ISDIR));
         }
         if standard::is_taken(&file) {

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::io::{self, Read};
 
 use super::entries::TakeEntries;
-use super::{EndOf, Job, Setup, Update, told};
+use super::{Job, Setup, Update};
 use crate::control::frames::{self, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, Message};
 use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
@@ -49,8 +49,7 @@ impl Check<'_> {
         job.greet()?;
         job.take_entries(take)?;
         let check = frames::Job::Check { directory: self.directory, is_cached: self.is_cached };
-        let end = EndOf { host, stage: None, name: job.hosts[host].label(), job: check };
-        let hop = job.copy_within(end, &TransferOptions::default());
+        let hop = job.copy_within(host, check, &TransferOptions::default());
         let mut pieces = Pieces { manifest, left: MANIFEST_WINDOW, is_over: false };
         pieces.send(&mut job, hop)?;
         while let Some(update) = job.next_of(hop) {
@@ -65,7 +64,7 @@ impl Check<'_> {
         let report = job.hops[hop].report(Side::From).cloned().ok_or_else(|| job.lost(host))?;
         match &report.fault {
             Some(fault) if fault.exit == Exit::Source.code() => Err(Stopped::Manifest(fault.detail.clone())),
-            Some(fault) => Err(told(&job.hosts[host].name, fault).into()),
+            Some(fault) => Err(job.failure(host, fault).into()),
             None => Ok(report.tree),
         }
     }

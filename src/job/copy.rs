@@ -13,7 +13,7 @@ use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
 use super::progress::{Copied, Ended, HostShown, Shown};
-use super::{EndOf, HERE, Job, Update, name_at, told};
+use super::{HERE, Job, Update, name_at};
 use crate::agent::place::{final_name, target};
 
 use crate::control::frames::{
@@ -232,7 +232,7 @@ impl<'a> Copy<'a> {
 
     /// Describes a fault on a host for a person.
     fn failure(&self, host: usize, fault: &Fault) -> Failure {
-        let mut failure = told(&self.job.hosts[host].name, fault);
+        let mut failure = self.job.failure(host, fault);
         if let (Some(line), [source], true) =
             (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with(NOT_EMPTIED))
         {
@@ -435,7 +435,7 @@ impl<'a> Copy<'a> {
         let receive = placed.map_or(frames::Job::ReceiveStandard, |placed| frames::Job::ReceiveFile {
             path: target(placed, found).into_os_string().into_vec(),
         });
-        self.session(from, send, to, receive)
+        self.session([from, to], [send, receive])
     }
 
     /// Copies files and trees from one host.
@@ -474,13 +474,12 @@ impl<'a> Copy<'a> {
         settings.generations.session = Session { is_dst, is_last, follows, is_missing };
         if from == to {
             let job = frames::Job::Copy { roots, directory, names, settings };
-            let end = EndOf { host: from, stage: None, name: self.label(from), job };
-            let hop = self.job.copy_within(end, self.plan.transfer);
+            let hop = self.job.copy_within(from, job, self.plan.transfer);
             return self.outcomes(hop, Side::From);
         }
         let send = frames::Job::SendTree { roots, settings: settings.clone() };
         let receive = frames::Job::ReceiveTree { directory, names, settings, expected: None };
-        let (figures, mut failure) = self.session(from, send, to, receive)?;
+        let (figures, mut failure) = self.session([from, to], [send, receive])?;
         if let Some(Failure { exit: Exit::LinkLost, message: Some(line), .. }) = &mut failure
             && self.kept.is_none()
             && figures.counters.bytes > 0
@@ -554,26 +553,17 @@ impl<'a> Copy<'a> {
         if count == 0 {
             return;
         }
-        let exit = *self.first_failed.get_or_insert(Exit::Partial);
+        let exit = self.first_failed.unwrap_or(Exit::Partial);
         let label = self.label(silent);
         let line =
             format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
-        self.observer.event(&Event::Failed(event::Failed::new(&Failure::new(exit, line.as_str()))));
-        self.complain(&line);
+        self.tell_failed(&Failure::new(exit, line));
     }
 
     /// Runs one session between two hosts, or between two ends on one host.
-    fn session(
-        &mut self,
-        from: usize,
-        send: frames::Job,
-        to: usize,
-        receive: frames::Job,
-    ) -> Result<Outcomes, Failure> {
-        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
-        let (sender, receiver) = (end(from, send), end(to, receive));
-        let hop = self.job.connect(sender, receiver, self.plan.transfer, false);
-        self.outcomes(hop, if to == HERE { Side::To } else { Side::From })
+    fn session(&mut self, hosts: [usize; 2], jobs: [frames::Job; 2]) -> Result<Outcomes, Failure> {
+        let hop = self.job.session(hosts, jobs, self.plan.transfer);
+        self.outcomes(hop, if hosts[1] == HERE { Side::To } else { Side::From })
     }
 
     /// Waits until the ends have reported the outcome.

@@ -6,7 +6,7 @@
 
 use flume::Sender;
 
-use super::launching::{Heard, Post};
+use super::launching::Heard;
 use super::{HERE, Job, Update};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
@@ -16,15 +16,19 @@ use crate::tree::entries::{Entry, WINDOW};
 /// Takes entries of a tree, with paths that begin with the source's name. May wait.
 pub(crate) type TakeEntries = Box<dyn FnMut(Vec<Entry>) -> Result<(), Failure> + Send>;
 
-/// The receiver of the entries that ends report.
-pub(crate) struct EntrySink {
-    queue: Sender<(u32, Vec<Entry>)>,
-}
+/// The queue of the thread that takes entries, with the number of the end that has reported them.
+pub(crate) type EntryQueue = Sender<(u32, Vec<Entry>)>;
 
-impl EntrySink {
-    /// Starts the thread, which posts a confirmation for each message taken.
-    fn start(post: Post, mut take: TakeEntries) -> std::io::Result<Self> {
+impl Job {
+    /// Has `take` take the entries that ends report from now on, in a thread that posts a confirmation for each message
+    /// taken. Without it, an end that reports entries breaks the protocol.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if no thread can be started.
+    pub(super) fn take_entries(&mut self, mut take: TakeEntries) -> Result<(), Failure> {
         let (queue, told) = flume::unbounded::<(u32, Vec<Entry>)>();
+        let post = self.post.clone();
         let run = move || {
             for (end, entries) in told {
                 let taken = take(entries);
@@ -34,21 +38,9 @@ impl EntrySink {
                 }
             }
         };
-        std::thread::Builder::new().name("entries".to_owned()).stack_size(256 << 10).spawn(run)?;
-        Ok(Self { queue })
-    }
-}
-
-impl Job {
-    /// Has `take` take the entries that ends report from now on. Without it, an end that reports entries breaks the
-    /// protocol.
-    ///
-    /// # Errors
-    ///
-    /// Exit 3 if no thread can be started.
-    pub(super) fn take_entries(&mut self, take: TakeEntries) -> Result<(), Failure> {
         let failed = |error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
-        self.entries = Some(EntrySink::start(self.post.clone(), take).map_err(failed)?);
+        std::thread::Builder::new().name("entries".to_owned()).stack_size(256 << 10).spawn(run).map_err(failed)?;
+        self.entries = Some(queue);
         Ok(())
     }
 
@@ -65,10 +57,10 @@ impl Job {
         }
         let untaken = &mut self.hops[hop].untaken[side as usize];
         match &self.entries {
-            Some(sink) if *untaken < WINDOW => {
+            Some(queue) if *untaken < WINDOW => {
                 *untaken += 1;
                 // Fails only if the thread has failed, which it has posted.
-                let _ = sink.queue.send((end, entries));
+                let _ = queue.send((end, entries));
             }
             _ => self.lose(host, Some(self.unexpected(host))),
         }

@@ -1,9 +1,6 @@
 //! Events of a job, as `--json` prints them: JSON objects, one per line. These types are their definition:
 //! `docs/report.schema.json` is generated from them.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-
 use rd_proto::session::{Counters, Notice as SessionNotice};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -84,11 +81,6 @@ impl At {
         let hex = || path.iter().map(|byte| format!("{byte:02x}")).collect();
         let path_hex = std::str::from_utf8(path).is_err().then(hex);
         Self { host, path: String::from_utf8_lossy(path).into_owned(), path_hex }
-    }
-
-    /// Describes a path on this host.
-    pub fn here(path: &Path) -> Self {
-        Self::new(std::ffi::OsStr::new(""), path.as_os_str().as_bytes())
     }
 }
 
@@ -363,17 +355,6 @@ pub enum Level {
     ReRead,
 }
 
-impl Level {
-    /// Returns the level's name, as in the schema.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Written => "written",
-            Self::Synced => "synced",
-            Self::ReRead => "re-read",
-        }
-    }
-}
-
 /// The outcome of a command.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
@@ -382,6 +363,16 @@ pub enum End<'a> {
     Transfer(Box<Transfer<'a>>),
     /// For rdpipe.
     Pipeline(Pipeline<'a>),
+}
+
+impl End<'_> {
+    /// How the command ended.
+    pub(crate) fn result(&self) -> &Result<'_> {
+        match self {
+            Self::Transfer(transfer) => &transfer.result,
+            Self::Pipeline(pipeline) => &pipeline.result,
+        }
+    }
 }
 
 /// How a command ended.

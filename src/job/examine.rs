@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use super::launching::Remote;
-use super::{EndOf, HERE, Job, STOP_MAX, Setup, told};
+use super::{HERE, Job, STOP_MAX, Setup};
 use crate::control::endpoints;
 use crate::control::frames::{self, Message, Report};
 use crate::engine::Figures;
@@ -65,6 +65,20 @@ impl Examination<'_> {
     }
 }
 
+impl Job {
+    /// Begins to measure the rate from memory on one host to `/dev/null` on another. Returns the number of the session.
+    pub(in crate::job) fn begin_measuring(
+        &mut self,
+        hosts: [usize; 2],
+        lasting: Duration,
+        options: &TransferOptions,
+    ) -> usize {
+        let send = frames::Job::SendMemory { millis: lasting.as_millis() as u32 };
+        let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
+        self.session(hosts, [send, receive], options)
+    }
+}
+
 struct Examiner {
     job: Job,
     ports: Option<RangeInclusive<u16>>,
@@ -88,10 +102,8 @@ impl Examiner {
 
     /// Asks a host for its facts.
     fn facts(&mut self, there: usize) -> Result<Facts, Failure> {
-        self.job.send(there, Message::Examine);
-        match self.job.answer(there, EXAMINE_MAX)? {
+        match self.job.ask(there, Message::Examine, EXAMINE_MAX)? {
             Message::Examined(bytes) => Facts::decode(&bytes).ok_or_else(|| self.job.unexpected(there)),
-            Message::Failed(fault) => Err(told(&self.job.hosts[there].name, &fault)),
             _ => Err(self.job.unexpected(there)),
         }
     }
@@ -126,18 +138,14 @@ impl Examiner {
         }
     }
 
-    /// Measures the rate from memory here to `/dev/null` there, for the given time.
+    /// Measures the rate from here to there, for the given time.
     fn measure(
         &mut self,
         there: usize,
         lasting: Duration,
         transfer: &TransferOptions,
     ) -> Result<Result<Speed, String>, Failure> {
-        let send = frames::Job::SendMemory { millis: lasting.as_millis() as u32 };
-        let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
-        let end = |host: usize, job| EndOf { host, stage: None, name: self.job.hosts[host].label(), job };
-        let (sender, receiver) = (end(HERE, send), end(there, receive));
-        let hop = self.job.connect(sender, receiver, transfer, false);
+        let hop = self.job.begin_measuring([HERE, there], lasting, transfer);
         let outcome = self.outcome(hop);
         let is_tunneled = self.job.hops[hop].tunneled;
         match outcome {
@@ -160,7 +168,7 @@ impl Examiner {
             }
         }
         if let Some((host, fault)) = self.job.hops[hop].first_fault() {
-            return Err(told(&self.job.hosts[host].name, fault));
+            return Err(self.job.failure(host, fault));
         }
         let hop = &self.job.hops[hop];
         Ok(hop.told().map(Report::moved).unwrap_or_default())

@@ -34,7 +34,7 @@ impl Side {
 }
 
 /// How far the ends have come in meeting each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum State {
     /// This end was asked to listen.
     Listening(Side),
@@ -42,11 +42,13 @@ enum State {
     Dialing(Side),
     /// The end other than this one was asked to connect through the channels.
     Tunneling(Side),
+    #[default]
     Met,
     Failed,
 }
 
 /// A session between two ends, or a copy within a host, which has only one end.
+#[derive(Default)]
 pub(crate) struct Hop {
     /// Numbers of the hosts, from and to.
     pub(crate) hosts: [usize; 2],
@@ -68,7 +70,8 @@ pub(crate) struct Hop {
     /// The end on the caller's host, if the user gave that host's address.
     named: Option<Side>,
     reason: String,
-    deadline: Instant,
+    /// The deadline for the next step, once there is one.
+    deadline: Option<Instant>,
     pub(crate) tunneled: bool,
     /// Messages of the ends that are in flight through the channels.
     pub(crate) passage: Passage,
@@ -95,6 +98,7 @@ pub(crate) struct Hop {
 }
 
 /// Parameters of a hop.
+#[derive(Default)]
 pub(crate) struct Route {
     pub(crate) hosts: [usize; 2],
     pub(crate) names: [String; 2],
@@ -133,25 +137,9 @@ impl Hop {
             is_within,
             waits_for_go,
             state: if is_within { State::Met } else { State::Listening(listener) },
-            reversed: false,
-            listened: None,
             is_one_kernel,
             named,
-            reason: String::new(),
-            deadline: Instant::now() + CONNECT_MAX,
-            tunneled: false,
-            passage: Passage::default(),
-            agreed: [false; 2],
-            ready: [false; 2],
-            bytes: 0,
-            waits: Waits::default(),
-            reports: [None, None],
-            is_stopping: false,
-            ended_since: None,
-            ended_first: None,
-            removes: false,
-            root: None,
-            untaken: [0; 2],
+            ..Self::default()
         }
     }
 
@@ -288,12 +276,12 @@ impl Hop {
     /// Returns the deadline for the next step of meeting. `None` if nothing more is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         let has_come_far = if self.waits_for_go { self.has_agreed() } else { self.has_met() };
-        (self.state != State::Failed && !has_come_far).then_some(self.deadline)
+        self.deadline.filter(|_| self.state != State::Failed && !has_come_far)
     }
 
     /// Returns the first step, once both ends have been begun.
     pub(crate) fn begin(&mut self, setup: &Setup) -> Next {
-        self.deadline = Instant::now() + CONNECT_MAX;
+        self.deadline = Some(Instant::now() + CONNECT_MAX);
         let State::Listening(listener) = self.state else { return Next::default() };
         Next { send: Some((listener, Message::Listen { via: setup.via.clone() })), ..Next::default() }
     }
@@ -316,14 +304,14 @@ impl Hop {
                 match self.offered(endpoints, setup) {
                     Ok((endpoints, via)) => {
                         self.state = State::Dialing(side);
-                        self.deadline = Instant::now() + CONNECT_MAX;
+                        self.deadline = Some(Instant::now() + CONNECT_MAX);
                         Next { send: Some((side.other(), Message::Dial { endpoints, via })), ..Next::default() }
                     }
                     Err(reason) => self.fail(reason),
                 }
             }
             (State::Listening(listener), Message::Failed(fault)) if *listener == side => {
-                self.reason = reason_of(&fault);
+                self.reason = escaped(OsStr::new(&fault.detail));
                 self.again(side, setup)
             }
             (State::Dialing(listener), Message::Dialed) if *listener == side.other() => self.meet(),
@@ -357,7 +345,7 @@ impl Hop {
 
     fn meet(&mut self) -> Next {
         self.state = State::Met;
-        self.deadline = Instant::now() + CONNECT_MAX;
+        self.deadline = Some(Instant::now() + CONNECT_MAX);
         Next::default()
     }
 
@@ -396,7 +384,7 @@ impl Hop {
         });
         self.tunneled = true;
         self.state = State::Tunneling(listener);
-        self.deadline = Instant::now() + CONNECT_MAX;
+        self.deadline = Some(Instant::now() + CONNECT_MAX);
         Next { send: Some((listener.other(), Message::DialTunnel)), say, failure: None }
     }
 
@@ -412,10 +400,6 @@ impl Hop {
         }
         Ok(endpoints::offered(endpoints, &setup.via, self.is_one_kernel))
     }
-}
-
-fn reason_of(fault: &Fault) -> String {
-    escaped(OsStr::new(&fault.detail))
 }
 
 #[cfg(test)]
@@ -440,14 +424,7 @@ mod tests {
 
     fn hop(hosts: [usize; 2], setup: &Setup) -> Hop {
         let names = ["this host", "h1", "h2", "h3"];
-        let route = Route {
-            hosts,
-            names: hosts.map(|host| names[host].to_owned()),
-            stages: [None; 2],
-            ends: [0, 1],
-            is_within: false,
-            waits_for_go: false,
-        };
+        let route = Route { hosts, names: hosts.map(|host| names[host].to_owned()), ends: [0, 1], ..Route::default() };
         Hop::new(route, 0, false, setup)
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rd_proto::control::RailAddress;
 use rd_proto::handshake::{Established, Key};
 
-use super::{HERE, Job, Setup, session_key, told};
+use super::{HERE, Job, Setup, session_key};
 use crate::control::endpoints;
 use crate::control::frames::{Message, Storage};
 use crate::engine::reach::reach_best;
@@ -66,9 +66,8 @@ impl Launched {
     /// Exit 3 if none of its addresses can be reached.
     pub(crate) fn reach(&mut self) -> Result<Reached, Failure> {
         let (key, via) = (session_key(), self.job.setup.via.clone());
-        let Message::Listening(endpoints) =
-            self.ask(Message::Measure { key: key.clone(), ports: self.ports, via: via.clone() }, LISTEN_MAX)?
-        else {
+        let question = Message::Measure { key: key.clone(), ports: self.ports, via: via.clone() };
+        let Message::Listening(endpoints) = self.job.ask(self.host, question, LISTEN_MAX)? else {
             return Err(self.job.unexpected(self.host));
         };
         let told = endpoints::ways(&endpoints);
@@ -101,17 +100,9 @@ impl Launched {
     pub(crate) fn storage(&mut self, path: &OsStr, writes: bool, duration: Duration) -> Result<Storage, Failure> {
         let micros = duration.as_micros() as u64;
         let asked = Message::MeasureStorage { path: path.as_bytes().to_vec(), writes, micros };
-        match self.ask(asked, duration + STORAGE_EXTRA)? {
+        match self.job.ask(self.host, asked, duration + STORAGE_EXTRA)? {
             Message::Storage(storage) => Ok(storage),
             _ => Err(self.job.unexpected(self.host)),
-        }
-    }
-
-    fn ask(&mut self, question: Message, limit: Duration) -> Result<Message, Failure> {
-        self.job.send(self.host, question);
-        match self.job.answer(self.host, limit)? {
-            Message::Failed(fault) => Err(told(&self.job.hosts[self.host].name, &fault)),
-            answer => Ok(answer),
         }
     }
 }

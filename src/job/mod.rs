@@ -13,15 +13,14 @@ use std::time::{Duration, Instant};
 use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::agent::Agent;
-use crate::agent::words::ended_by;
 use crate::control::endpoints;
-use crate::control::frames::{self, Begin, Endpoint, Fault, Hello, Message, SessionKey};
+use crate::control::frames::{self, Begin, Endpoint, Hello, Message, SessionKey};
 use crate::control::join::{JoinListener, Joiner};
 use crate::control::launch::Launcher;
 use crate::control::tunnel::Emit;
 use crate::engine::Waits;
 use crate::engine::link::rng;
-use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
+use crate::fault::{Exit, Failure, escaped};
 use crate::log::{self, Step};
 use crate::options::{RailChoice, TransferOptions};
 use crate::signals::Forwarding;
@@ -32,6 +31,7 @@ pub mod copy;
 pub mod entries;
 pub mod event;
 pub mod examine;
+mod failures;
 pub mod hop;
 pub mod launching;
 pub mod measure;
@@ -42,8 +42,9 @@ pub(crate) mod shell;
 pub(crate) mod targets;
 pub(crate) mod watch;
 
-use entries::EntrySink;
+use entries::EntryQueue;
 use event::Event;
+pub(crate) use failures::name_at;
 use hop::{Hop, Next, Route, Side};
 use launching::{AgentChoice, Heard, Post, Remote, post_in_turn};
 
@@ -195,7 +196,7 @@ pub(crate) struct Job {
     heard: Receiver<(usize, Heard)>,
     updates: VecDeque<Update>,
     /// Takes the entries that ends report, if they are asked to report any.
-    entries: Option<EntrySink>,
+    entries: Option<EntryQueue>,
     /// Whether a host that cannot be reached or is lost leaves questions to other hosts unaffected.
     fails_alone: bool,
     /// Set while signals are handled.
@@ -350,13 +351,25 @@ impl Job {
         hop
     }
 
+    /// Begins a session between two hosts that is not part of a pipeline: see [`Job::connect`].
+    fn session(
+        &mut self,
+        [from, to]: [usize; 2],
+        [send, receive]: [frames::Job; 2],
+        options: &TransferOptions,
+    ) -> usize {
+        let end = |host: usize, job| EndOf { host, stage: None, name: self.hosts[host].label(), job };
+        let (sender, receiver) = (end(from, send), end(to, receive));
+        self.connect(sender, receiver, options, false)
+    }
+
     /// Begins a copy within one host.
-    fn copy_within(&mut self, end: EndOf, options: &TransferOptions) -> usize {
-        let (hosts, names) = ([end.host; 2], [end.name.clone(), end.name]);
-        let (stages, ends) = ([None; 2], [self.ends_begun; 2]);
-        let route = Route { hosts, names, stages, ends, is_within: true, waits_for_go: false };
+    fn copy_within(&mut self, host: usize, job: frames::Job, options: &TransferOptions) -> usize {
+        let label = self.hosts[host].label();
+        let (hosts, names, ends) = ([host; 2], [label.clone(), label], [self.ends_begun; 2]);
+        let route = Route { hosts, names, ends, is_within: true, ..Route::default() };
         let hop = self.add(Hop::new(route, HERE, true, &self.setup));
-        self.begin(hop, Side::From, end.job, &session_key(), String::new(), options);
+        self.begin(hop, Side::From, job, &session_key(), String::new(), options);
         hop
     }
 
@@ -612,6 +625,19 @@ impl Job {
         since.elapsed() > SECOND_MAX && (!is_ours_missing && !is_removing || has_failed)
     }
 
+    /// Asks a host a question, and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Job::answer`], and the fault that the host answers with.
+    fn ask(&mut self, host: usize, question: Message, limit: Duration) -> Result<Message, Failure> {
+        self.send(host, question);
+        match self.answer(host, limit)? {
+            Message::Failed(fault) => Err(self.failure(host, &fault)),
+            answer => Ok(answer),
+        }
+    }
+
     /// Waits for a host's answer to a question. Meanwhile nothing else goes on, except that other hosts arrive or fail
     /// to.
     ///
@@ -684,21 +710,6 @@ impl Job {
         endpoints::with_translated(told, remote.and_then(Remote::reached_at))
     }
 
-    fn lost(&self, host: usize) -> Failure {
-        let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
-        let line = if self.hosts[host].is_silent {
-            format!("lost the agent on {label}: no sign of life for a minute; it, {launcher} or the host is stopped")
-        } else {
-            format!("lost the agent on {label}: it or {launcher} exited")
-        };
-        Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
-    }
-
-    fn unexpected(&self, host: usize) -> Failure {
-        let label = self.hosts[host].label();
-        Failure::new(Exit::Protocol, format!("the agent on {label} broke the protocol"))
-    }
-
     /// Stops this process until it is continued. Sessions tell their other ends first.
     fn suspend(&self) {
         if let Link::Here(agent) = &self.hosts[HERE].link {
@@ -742,58 +753,6 @@ fn session_key() -> SessionKey {
     let mut key = SessionKey([0; 32]);
     rng().fill_bytes(&mut key.0);
     key
-}
-
-pub(crate) fn name_at(host: &OsStr, path: &[u8]) -> String {
-    let path = shown_path(path);
-    match (host.is_empty(), path.strip_prefix("./")) {
-        (true, _) => path,
-        (false, Some(below)) => format!("{}:{below}", escaped(host)),
-        (false, None) => format!("{}:{path}", escaped(host)),
-    }
-}
-
-/// Returns a line about a host, with the host's name in front unless the line has it already.
-fn line_of(label: &str, line: &str) -> String {
-    let is_part = |character: char| character.is_alphanumeric() || "-_".contains(character);
-    let is_named = line.match_indices(label).any(|(at, _)| {
-        let (before, behind) = (&line[..at], &line[at + label.len()..]);
-        !before.ends_with(|last| is_part(last) || last == '.')
-            && !behind.starts_with(is_part)
-            && !behind.strip_prefix('.').is_some_and(|rest| rest.starts_with(is_part))
-    });
-    if is_named { line.to_owned() } else { format!("{label}: {line}") }
-}
-
-/// Returns the failure on a host, for messages. `host` is empty for this host.
-fn told(host: &OsStr, fault: &Fault) -> Failure {
-    let label = escaped(host);
-    let mut exit = Exit::from_code(fault.exit);
-    if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
-        return Failure::new(Exit::LinkLost, format!("{label} {}", ended_by(number))).on(host);
-    }
-    if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
-        return Failure::silent(exit);
-    }
-    if fault.exit == 0 {
-        exit = Exit::Protocol;
-    }
-    let detail = escaped(OsStr::new(&fault.detail));
-    if fault.what.is_empty() {
-        let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
-        return Failure::new(exit, format!("{told_by}{detail}"));
-    }
-    // Such a detail is a sentence about the path, and not a reason why something failed.
-    let what =
-        if detail.starts_with("was not ") { String::new() } else { format!("{} ", escaped(OsStr::new(&fault.what))) };
-    let mut line = format!("{what}{}", name_at(host, &fault.path));
-    if fault.errno != 0 {
-        line += &format!(": {}", os_number(fault.errno));
-    }
-    if !detail.is_empty() {
-        line += &format!("{}{detail}", if what.is_empty() { " " } else { ": " });
-    }
-    Failure::new(exit, line).about(host, &fault.path, fault.errno)
 }
 
 #[cfg(test)]

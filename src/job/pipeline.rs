@@ -11,7 +11,7 @@ use rd_proto::session::Notice;
 use rustix::io::Errno;
 
 use super::hop::{Hop, Side};
-use super::{self as job, EndOf, HERE, Job, Round, Setup, Update, told};
+use super::{self as job, EndOf, HERE, Job, Round, Setup, Update};
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped, os};
@@ -90,6 +90,7 @@ pub(crate) struct Ran {
 }
 
 /// A stage, as the caller knows it.
+#[derive(Default)]
 pub(crate) struct Stage {
     spec: Spec,
     host: usize,
@@ -120,7 +121,7 @@ pub(crate) struct Pipeline<'a> {
     observer: &'a mut dyn Observer,
     stages: Vec<Stage>,
     /// The chain of the last stages, if they are the same on several hosts.
-    branches: Option<Branches<'a>>,
+    branches: Option<Branches>,
     /// Bytes that the chain had moved when it was last looked at.
     bytes_of_branches: u64,
     /// When something failed, or when the last byte moved since then.
@@ -196,10 +197,7 @@ impl<'a> Pipeline<'a> {
         for spec in &self.plan.specs {
             let host = self.job.host(&spec.host)?;
             let complaints = Labelled::new(has_labels.then(|| spec.label()));
-            let (spec, failure) = (spec.clone(), None);
-            let (started, end, ending_since, is_killed, received) = Default::default();
-            let stage = Stage { spec, host, complaints, started, end, failure, ending_since, is_killed, received };
-            self.stages.push(stage);
+            self.stages.push(Stage { spec: spec.clone(), host, complaints, ..Stage::default() });
         }
         match self.plan.branching {
             None => self.job.greet(),
@@ -258,14 +256,15 @@ impl<'a> Pipeline<'a> {
         let mut running = false;
         loop {
             self.attend_branches();
-            let are_met = hops.iter().all(|&at| self.job.hops[at].has_agreed()) && self.are_branches_connected();
+            let are_met = hops.iter().all(|&at| self.job.hops[at].has_agreed())
+                && self.branches.as_ref().is_none_or(Branches::are_connected);
             if !running && !self.has_failed() && are_met {
                 running = true;
                 self.start(stages);
             }
             let now = Instant::now();
             self.weigh_pipes(stages, hops);
-            if running && self.is_over(stages, hops) && self.are_branches_over() {
+            if running && self.is_over(stages, hops) && self.branches.as_ref().is_none_or(Branches::are_over) {
                 return;
             }
             if !running {
@@ -480,7 +479,7 @@ impl<'a> Pipeline<'a> {
             Exit::Source | Exit::Destination | Exit::Signal(_) if !nobodys => {}
             // The end that found the fault reports it; the other end has only lost its peer.
             _ if fault.own || nobodys || exit == Exit::LinkLost || !had_met => {
-                let mut failure = told(&self.job.hosts[hop.host(side)].name, &fault);
+                let mut failure = self.job.failure(hop.host(side), &fault);
                 // A host without room for a hop is not a failure of the hop.
                 if exit != Exit::Usage {
                     let label = hop.label();
@@ -647,7 +646,7 @@ impl<'a> Pipeline<'a> {
         let ends = self.hops().flat_map(|hop| [(hop, Side::From), (hop, Side::To)]);
         let mut faults = ends
             .filter(|(hop, side)| hop.stages[*side as usize].is_none())
-            .filter_map(|(hop, side)| Some((side, told(&self.job.hosts[hop.host(side)].name, hop.own_fault(side)?))));
+            .filter_map(|(hop, side)| Some((side, self.job.failure(hop.host(side), hop.own_fault(side)?))));
         faults.next_back()
     }
 
@@ -668,7 +667,7 @@ impl<'a> Pipeline<'a> {
         let end = stage.end.as_ref()?;
         let name = format!("{}: {}", stage.spec.label(), quoted(&stage.spec.text));
         if let Some(fault) = &end.report.fault {
-            let mut failure = told(&stage.spec.host, fault);
+            let mut failure = self.job.failure(stage.host, fault);
             if fault.exit == CANNOT_RUN {
                 failure.exit = Exit::Stage(CANNOT_RUN);
             }
@@ -678,7 +677,7 @@ impl<'a> Pipeline<'a> {
         // The session reports a failure of a file that a redirection opened.
         let of_session = |side: Side| {
             let hop = self.hops().find(|hop| hop.stages[side as usize] == Some(number))?;
-            Some(told(&stage.spec.host, hop.own_fault(side)?))
+            Some(self.job.failure(stage.host, hop.own_fault(side)?))
         };
         let moved = of_session(Side::From).or_else(|| of_session(Side::To)).or_else(|| self.unread_file(number, stage));
         if let Some(mut moved) = moved {

@@ -38,11 +38,12 @@ fn unbracketed(text: &OsStr) -> Option<String> {
 }
 
 /// One side of a command line: `path`, `host:path`, `-`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Spec {
     /// A path on this host.
     Here(OsString),
     /// Standard input or output.
+    #[default]
     Standard,
     /// A path on a host, whose name is given to the launcher.
     There(OsString, OsString),

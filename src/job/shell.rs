@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::copy::route;
 use super::hop::Side;
 use super::pipeline::grammar;
-use super::{EndOf, HERE, Job, LOOK_AGAIN, Setup, Update, told};
+use super::{EndOf, HERE, Job, LOOK_AGAIN, Setup, Update};
 use crate::control::frames::{self, Action, Input, Message, Output, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
@@ -211,12 +211,12 @@ impl Command<'_> {
     fn failed(&self, hop: usize) -> Option<Failure> {
         let (host, fault) = self.job.hops[hop].first_fault()?;
         let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;
-        (!is_closed).then(|| told(&self.job.hosts[host].name, fault))
+        (!is_closed).then(|| self.job.failure(host, fault))
     }
 
     fn code(&self, report: &StageReport) -> Result<u8, Failure> {
         if let Some(fault) = &report.fault {
-            let mut failure = told(&self.job.hosts[self.host].name, fault);
+            let mut failure = self.job.failure(self.host, fault);
             if fault.exit == CANNOT_RUN {
                 failure.exit = Exit::Stage(CANNOT_RUN);
             }

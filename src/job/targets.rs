@@ -124,10 +124,8 @@ fn ranges(numbers: &[String]) -> String {
     let mut runs: Vec<(&String, &String)> = Vec::new();
     for number in numbers {
         let follows = |last: &String| {
-            last.len() == number.len() && last.parse::<u64>().ok().map(|last| last + 1) == number.parse().ok()
-                || !number.starts_with('0')
-                    && !last.starts_with('0')
-                    && last.parse::<u64>().ok().map(|last| last + 1) == number.parse().ok()
+            last.parse::<u64>().ok().map(|last| last + 1) == number.parse().ok()
+                && (last.len() == number.len() || !number.starts_with('0') && !last.starts_with('0'))
         };
         match runs.last_mut().filter(|(_, last)| follows(last)) {
             Some((_, last)) => *last = number,

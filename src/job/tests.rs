@@ -47,7 +47,7 @@ fn a_host_that_floods_a_tunnel_is_lost_alone() {
     let mut job = job();
     let hosts = ["floods", "slow"].map(|name| job.host(OsStr::new(name)).expect("a host"));
     let (names, ends) = (["floods".to_owned(), "slow".to_owned()], [0, 1]);
-    let route = Route { hosts, names, stages: [None; 2], ends, is_within: false, waits_for_go: false };
+    let route = Route { hosts, names, ends, ..Route::default() };
     let hop = job.add(Hop::new(route, HERE, false, &job.setup));
     job.hops[hop].tunneled = true;
     job.hear_end(hop, Side::From, Message::TunnelOpen(0));
@@ -58,31 +58,4 @@ fn a_host_that_floods_a_tunnel_is_lost_alone() {
     }
     let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
     assert_eq!((lost, failure.exit, sent), (hosts[0], Exit::Protocol, 33));
-}
-
-#[test]
-fn a_line_about_a_host_names_it_once() {
-    for (label, line, told) in [
-        ("h1", "lost h1; the others go on", "lost h1; the others go on"),
-        ("h1", "h1:/x: cannot be written", "h1:/x: cannot be written"),
-        ("h1.net", "lost h1.net.", "lost h1.net."),
-        ("h1", "h10 does not answer", "h1: h10 does not answer"),
-        ("h1", "lost h1.net", "h1: lost h1.net"),
-        ("a", "it does not answer", "a: it does not answer"),
-    ] {
-        assert_eq!(line_of(label, line), told);
-    }
-}
-
-#[test]
-fn paths_are_named_as_they_would_be_typed() {
-    for (host, path, name) in [
-        ("", "./x", "./x"),
-        ("", "a//b", "a/b"),
-        ("h", "./x", "h:x"),
-        ("h", "/tmp//new//x", "h:/tmp/new/x"),
-        ("u@h", ".", "u@h:."),
-    ] {
-        assert_eq!(name_at(OsStr::new(host), path.as_bytes()), name);
-    }
 }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use super::plan::Spec;
-use super::{Job, Setup, Update, told};
+use super::{Job, Setup, Update};
 use crate::control::frames::Message;
 use crate::fault::Failure;
 use crate::tree::watch::Touched;
@@ -44,15 +44,12 @@ impl SourceWatch {
         }
         let mut hosts = Vec::new();
         for (name, paths) in paths {
-            hosts.push((if name.is_empty() { super::HERE } else { job.host(name)? }, paths));
+            hosts.push((job.host(name)?, paths));
         }
         job.greet()?;
         for (host, paths) in &hosts {
-            job.send(*host, Message::Watch(paths.clone()));
-            match job.answer(*host, START_MAX)? {
-                Message::Watched => {}
-                Message::Failed(fault) => return Err(told(&job.hosts[*host].name, &fault)),
-                _ => return Err(job.unexpected(*host)),
+            if job.ask(*host, Message::Watch(paths.clone()), START_MAX)? != Message::Watched {
+                return Err(job.unexpected(*host));
             }
         }
         hosts.iter().for_each(|(host, _)| job.send(*host, Message::TellChanges));
@@ -73,7 +70,7 @@ impl SourceWatch {
                     let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
                     return Ok(Watched::Changed(touched));
                 }
-                Update::Host(host, Message::Failed(fault)) => return Err(told(&self.job.hosts[host].name, &fault)),
+                Update::Host(host, Message::Failed(fault)) => return Err(self.job.failure(host, &fault)),
                 Update::Host(host, _) => return Err(self.job.unexpected(host)),
                 update => self.job.check(update)?,
             }

@@ -4,11 +4,14 @@
 use minicbor::{Decode, Encode};
 
 use super::facts::plain;
-use super::finding::{Finding, Level, What};
+use super::finding::{Finding, Fix};
 use super::root::Root;
 
 /// Maximum number of counters of a host: some 20 of each kind for a few ports.
 pub const COUNTERS_MAX: usize = 512;
+
+/// Maximum number of counters that a finding names, because many ports may each have some.
+const COUNTERS_SHOWN: usize = 4;
 
 /// Maximum number of ports that are read.
 const PORTS_MAX: usize = 32;
@@ -197,29 +200,69 @@ pub fn compare_counters(about: &str, before: &[Counter], after: &[Counter]) -> V
     let (sent, again) = (of_tcp("OutSegs"), of_tcp("RetransSegs"));
     let is_lossy = sent >= TCP_SEGMENTS_MIN && again > sent / 100 * TCP_LOSS_PERCENT;
     let mut findings = Vec::new();
-    let mut add = |level, what| findings.push(Finding::about("counters", about, level, what));
-    for (counters, what) in
-        [(of_kind(Kind::Link), What::LinkErrors as fn(Vec<Counter>) -> What), (of_kind(Kind::Loss), What::PacketsLost)]
-    {
-        if !counters.is_empty() {
-            add(Level::Warning, what(counters));
-        }
+    let (broken, lost, held) = (of_kind(Kind::Link), of_kind(Kind::Loss), of_kind(Kind::Congestion));
+    if !broken.is_empty() {
+        findings.push(Finding::warning(
+            "counters",
+            "link-errors",
+            counts(&broken),
+            "a cable, transceiver or port corrupts data or loses its link",
+            Fix::advice(
+                "clean, reseat or replace the cable and the transceivers at both ends; then try another switch port",
+            ),
+        ));
     }
+    if !lost.is_empty() {
+        findings.push(Finding::warning(
+            "counters",
+            "packets-lost",
+            counts(&lost),
+            "packets were lost or late, and retransmitted; every loss makes RDMA far slower",
+            Fix::advice(
+                "make the path lossless: set up PFC or ECN alike on both hosts' adapters and all switches between them",
+            ),
+        ));
+    }
+    let retransmitted = format!("TCP retransmitted {again} of {sent} segments");
     if is_lossy {
-        add(Level::Warning, What::SegmentsLost { sent, again });
+        findings.push(Finding::warning(
+            "counters",
+            "segments-lost",
+            retransmitted.clone(),
+            "the network, or a host's own queues, drop packets that arrive too fast",
+            Fix::advice(
+                "look for a slow or half-duplex port on the path: ethtool INTERFACE; for its errors: ethtool -S INTERFACE",
+            ),
+        ));
     }
-    let held = of_kind(Kind::Congestion);
     if !held.is_empty() {
-        add(Level::Ok, What::HeldBack(held));
+        let found = format!("flow or congestion control slowed the senders: {}", counts(&held));
+        findings.push(Finding::well("counters", "held-back", found));
     } else if findings.is_empty() {
-        findings.push(Finding::about("counters", about, Level::Ok, What::NothingLost { sent, again }));
+        let found = match again {
+            0 => "no losses during the measurement".to_owned(),
+            _ => format!("no errors during the measurement; {retransmitted}"),
+        };
+        findings.push(Finding::well("counters", "counters", found));
     }
-    findings
+    findings.into_iter().map(|finding| finding.about(about)).collect()
+}
+
+/// Lists counters, such as "mlx5_0/1 symbol_error +7, ...".
+fn counts(counters: &[Counter]) -> String {
+    let shown = counters.iter().take(COUNTERS_SHOWN);
+    let mut told: Vec<String> =
+        shown.map(|counter| format!("{} {} +{}", counter.of, counter.name, counter.count)).collect();
+    if counters.len() > COUNTERS_SHOWN {
+        told.push(format!("and {} more", counters.len() - COUNTERS_SHOWN));
+    }
+    told.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::finding::Level;
     use crate::measure::recorded::facts;
 
     fn counter(of: &str, name: &str, count: u64) -> Counter {
@@ -232,25 +275,19 @@ mod tests {
         assert!(before.contains(&counter("mlx5_0/1", "np_cnp_sent", 40)), "{before:?}");
         assert!(!before.iter().any(|counter| counter.count == 0 || counter.name == "port_xmit_data"), "{before:?}");
         let found = compare_counters("n1", &before, &after);
-        let of = |what: &What| match what {
-            What::LinkErrors(counters) | What::PacketsLost(counters) | What::HeldBack(counters) => counters
-                .iter()
-                .map(|counter| format!("{} {} {}", counter.of, counter.name, counter.count))
-                .collect::<Vec<_>>()
-                .join(", "),
-            other => format!("{other:?}"),
-        };
-        let told: Vec<(Level, String)> = found.iter().map(|finding| (finding.level, of(&finding.what))).collect();
+        let told: Vec<(&str, &str)> = found.iter().map(|finding| (finding.code, finding.found.as_str())).collect();
         let expected = [
-            (Level::Warning, "mlx5_0/1 symbol_error 7, enp65s0f0np0 rx_crc_errors 1"),
-            (Level::Warning, "mlx5_0/1 out_of_sequence 12, mlx5_0/1 local_ack_timeout_err 3"),
-            (Level::Warning, "SegmentsLost { sent: 100000, again: 1500 }"),
-            (Level::Ok, "mlx5_0/1 np_cnp_sent 60"),
+            ("link-errors", "mlx5_0/1 symbol_error +7, enp65s0f0np0 rx_crc_errors +1"),
+            ("packets-lost", "mlx5_0/1 out_of_sequence +12, mlx5_0/1 local_ack_timeout_err +3"),
+            ("segments-lost", "TCP retransmitted 1500 of 100000 segments"),
+            ("held-back", "flow or congestion control slowed the senders: mlx5_0/1 np_cnp_sent +60"),
         ];
-        assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
+        assert_eq!(told, expected);
+        let levels = [Level::Warning, Level::Warning, Level::Warning, Level::Ok];
+        assert_eq!(found.iter().map(|finding| finding.level).collect::<Vec<_>>(), levels);
         let still = compare_counters("n1", &before, &before);
         assert_eq!(still.len(), 1);
-        assert_eq!((still[0].level, &still[0].what), (Level::Ok, &What::NothingLost { sent: 0, again: 0 }));
+        assert_eq!((still[0].level, still[0].found.as_str()), (Level::Ok, "no losses during the measurement"));
     }
 
     #[test]

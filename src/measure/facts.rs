@@ -488,5 +488,5 @@ pub fn fuzz_facts(bytes: &[u8]) {
     assert_eq!(again.as_ref(), Some(&facts));
     super::examine(&facts);
     let after = Some([facts.counters.clone(), facts.counters.clone()]);
-    super::compare(&super::Path { here: facts.clone(), there: facts, after, ..super::Path::default() });
+    super::compare(&super::Path { here: facts.clone(), there: facts, after, ..super::Path::default() }, None);
 }

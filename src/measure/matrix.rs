@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 
 use super::Speed;
-use super::finding::{Finding, Level, What};
+use super::finding::{Finding, Fix};
+use super::words::{joined, rate_words};
 
 /// A pair below this share of the median, in percent, is slow.
 const SLOW_PERCENT: u64 = 70;
@@ -19,6 +20,18 @@ const DEVIATIONS_PERCENT: u64 = 450;
 
 /// If at least this share of a host's pairs is bad, in percent, the host is blamed.
 const HOST_PERCENT: usize = 60;
+
+/// How to give hosts a connection of their own.
+const CONNECT: &str = "open a port in the firewalls between them and name it with --port-range; run rddoctor on \
+    one of them to see what blocks it";
+
+fn rate(mbps: u64) -> String {
+    rate_words(mbps as f64 * 125e3)
+}
+
+fn others(count: usize) -> String {
+    if count == 1 { "1 other host".to_owned() } else { format!("{count} other hosts") }
+}
 
 /// Returns how many rounds it takes until every pair of this many hosts has been measured.
 pub fn rounds(hosts: usize) -> usize {
@@ -120,18 +133,27 @@ impl Matrix {
         let mut rates = self.rates();
         let middle = median(&mut rates);
         if let (Some(&least), Some(&most)) = (rates.first(), rates.last()) {
-            let mut media: Vec<String> = Vec::new();
+            let mut media: Vec<&str> = Vec::new();
             for speed in self.pairs.iter().filter_map(|pair| pair.speed.as_ref().ok()) {
-                if !media.contains(&speed.medium) {
-                    media.push(speed.medium.clone());
+                let medium = match speed.medium.as_str() {
+                    "rdma" => "RDMA",
+                    "rdma-software" => "RDMA in software",
+                    "tcp" => "TCP",
+                    other => other,
+                };
+                if !media.contains(&medium) {
+                    media.push(medium);
                 }
             }
-            let what = What::Rates { pairs: rates.len(), least, median: middle, most, media };
-            findings.push(Finding::new("rates", Level::Ok, what));
+            let (count, span) = (rates.len(), format!("from {} to {}", rate(least), rate(most)));
+            let found = format!("{count} measured: median {}, {span}, {}", rate(middle), media.join(" and "));
+            findings.push(Finding::well("rates", "rates", found));
         }
         if self.rounds < self.rounds_all {
-            let what = What::RoundsLeftOut { rounds: self.rounds, all: self.rounds_all };
-            findings.push(Finding::new("rounds", Level::Ok, what));
+            let (rounds, all) = (self.rounds, self.rounds_all);
+            let found =
+                format!("{rounds} of {all} measured, limited by --within: each host with at most {rounds} others");
+            findings.push(Finding::well("rounds", "rounds-left-out", found));
         }
         let faults = self.faults();
         for fault in [Fault::Unmeasured, Fault::Tunneled, Fault::Slow] {
@@ -149,8 +171,7 @@ impl Matrix {
             // The cause is not a host, but the network between the hosts.
             let its: Vec<usize> = bad.into_iter().collect();
             let hosts: BTreeSet<usize> = its.iter().flat_map(|&at| [self.pairs[at].from, self.pairs[at].to]).collect();
-            let found = self.of_host(fault, 0, hosts.len(), &its);
-            return vec![Finding { about: String::new(), ..found }];
+            return vec![self.of_network(fault, hosts.len(), &its)];
         }
         while let Some((host, with)) = self.worst(&bad, &blamed) {
             blamed.push(host);
@@ -190,45 +211,104 @@ impl Matrix {
         Some((worst, with[worst].len()))
     }
 
+    /// Returns why the first of these pairs that could not be measured was not.
+    fn reason(&self, its: &[usize]) -> &str {
+        its.iter().find_map(|&at| self.pairs[at].speed.as_ref().err()).map_or("", String::as_str)
+    }
+
+    /// Returns the finding about a fault of most pairs. `hosts`: the number of hosts that have it.
+    fn of_network(&self, fault: Fault, hosts: usize, its: &[usize]) -> Finding {
+        if fault == Fault::Tunneled {
+            let found = format!("most of {hosts} hosts cannot connect to each other");
+            let why = "data between them goes through ssh and this host, slowly";
+            return Finding::failure("host", "hosts-not-reached", found, why, Fix::advice(CONNECT));
+        }
+        let found = format!("most of {hosts} hosts could not be measured: {}", self.reason(its));
+        let why = "copies between them would fail the same way";
+        Finding::failure("host", "hosts-unmeasured", found, why, Fix::advice("see the checks above"))
+    }
+
     fn of_host(&self, fault: Fault, host: usize, with: usize, its: &[usize]) -> Finding {
-        let (level, what) = match fault {
+        let (name, with) = (&self.hosts[host], others(with));
+        let finding = match fault {
             Fault::Slow => {
-                let of = |is_it: fn(&Measured, usize) -> bool| {
+                let of = |way: &str, is_it: fn(&Measured, usize) -> bool| {
                     let bad = its.iter().filter(|&&at| is_it(&self.pairs[at], host)).count();
                     let all = || self.pairs.iter().filter(|pair| is_it(pair, host));
                     let mut rates: Vec<u64> = all().filter_map(Measured::mbps).collect();
-                    (bad * 100 >= all().count() * HOST_PERCENT && bad > 0).then(|| median(&mut rates))
+                    let is_slow = bad * 100 >= all().count() * HOST_PERCENT && bad > 0;
+                    if is_slow { format!("{way} {}", rate(median(&mut rates))) } else { String::new() }
                 };
-                let sends = of(|pair, host| pair.from == host);
-                let receives = of(|pair, host| pair.to == host);
-                (Level::Warning, What::HostSlow { sends, receives, median: self.bounds().0, with })
+                let ways = [of("sends", |pair, host| pair.from == host), of("receives", |pair, host| pair.to == host)];
+                let (ways, usual) = (joined(ways, ", "), rate(self.bounds().0));
+                Finding::warning(
+                    "host",
+                    "host-slow",
+                    format!("{ways}; median of all pairs {usual}; slow with {with}"),
+                    "what these pairs have in common is this host, its cable or its switch port",
+                    Fix::Do(format!(
+                        "check this host first: rddoctor {name}; what else runs on it; ethtool INTERFACE there"
+                    )),
+                )
             }
-            Fault::Tunneled => (Level::Failure, What::HostTunneled { with }),
-            Fault::Unmeasured => {
-                let reason = its.iter().find_map(|&at| self.pairs[at].speed.as_ref().err()).cloned();
-                (Level::Failure, What::HostUnmeasured { with, reason: reason.unwrap_or_default() })
-            }
+            Fault::Tunneled => Finding::failure(
+                "host",
+                "host-not-reached",
+                format!("no connection to {with}"),
+                "a firewall or a missing route; data goes through ssh and this host, slowly",
+                Fix::advice(CONNECT),
+            ),
+            Fault::Unmeasured => Finding::failure(
+                "host",
+                "host-unmeasured",
+                format!("could not be measured with {with}: {}", self.reason(its)),
+                "copies would fail the same way",
+                Fix::Do(format!("check this host first: rddoctor {name}")),
+            ),
         };
-        Finding::about("host", self.hosts[host].clone(), level, what)
+        finding.about(name)
     }
 
     fn of_pair(&self, fault: Fault, pair: &Measured) -> Finding {
-        let about = format!("{} -> {}", self.hosts[pair.from], self.hosts[pair.to]);
-        let (level, what) = match (fault, &pair.speed) {
-            (_, Err(reason)) => (Level::Failure, What::PairUnmeasured { reason: reason.clone() }),
+        let finding = match (fault, &pair.speed) {
+            (_, Err(reason)) => Finding::failure(
+                "pair",
+                "pair-unmeasured",
+                format!("could not be measured: {reason}"),
+                "a copy would fail the same way",
+                Fix::advice("see the checks above; or run rddoctor on one of the two with the other as HOST"),
+            ),
             (Fault::Slow, Ok(speed)) => {
-                let (mbps, median) = (speed.mbps(), self.bounds().0);
-                (Level::Warning, What::PairSlow { mbps, median, limiter: speed.limiter.clone() })
+                let limiter = match speed.limiter.as_str() {
+                    "cpu" => ", limited by processors",
+                    "credits" | "sink" => ", limited by the receiver",
+                    "wire" => ", limited by the network",
+                    _ => "",
+                };
+                Finding::warning(
+                    "pair",
+                    "pair-slow",
+                    format!("{}{limiter}; median of all pairs {}", rate(speed.mbps()), rate(self.bounds().0)),
+                    "both hosts are fast with the other hosts, so the path between these two is slow",
+                    Fix::advice("check what only these two share: a link between switches, a route, a rate limit"),
+                )
             }
-            (_, Ok(_)) => (Level::Failure, What::PairTunneled),
+            (_, Ok(_)) => Finding::failure(
+                "pair",
+                "pair-not-reached",
+                "no connection in either direction",
+                "a firewall or a missing route; data goes through ssh and this host, slowly",
+                Fix::advice(CONNECT),
+            ),
         };
-        Finding::about("pair", about, level, what)
+        finding.about(format!("{} -> {}", self.hosts[pair.from], self.hosts[pair.to]))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::finding::Level;
 
     #[test]
     fn every_pair_meets_once_and_no_host_twice_in_a_round() {
@@ -279,7 +359,7 @@ mod tests {
 
     fn told(matrix: &Matrix) -> Vec<String> {
         let bad = matrix.examine().into_iter().filter(|finding| finding.level != Level::Ok);
-        bad.map(|finding| format!("{} {:?}", finding.about, finding.what)).collect()
+        bad.map(|finding| format!("{} {}: {}", finding.about, finding.code, finding.found)).collect()
     }
 
     /// A rate with some noise that is the same in every run.
@@ -302,7 +382,7 @@ mod tests {
             let one = matrix(hosts, |from, to| if (from, to) == (2, 3) { 200 } else { about(1_000, from, to) });
             let told = told(&one);
             assert_eq!(told.len(), 1, "{told:?}");
-            assert!(told[0].starts_with("n2 -> n3 PairSlow { mbps: 200, median: 10"), "{told:?}");
+            assert!(told[0].starts_with("n2 -> n3 pair-slow: 25 MB/s; median of all pairs 12"), "{told:?}");
         }
     }
 
@@ -314,15 +394,12 @@ mod tests {
             };
             let found = told(&slow(3, 200));
             assert_eq!(found.len(), 1, "{found:?}");
-            let (sends, with) = ("sends: Some(200), receives: Some(200)", hosts - 1);
-            assert!(found[0].starts_with("n3 HostSlow { ") && found[0].contains(sends), "{found:?}");
-            assert!(found[0].ends_with(&format!("with: {with} }}")), "{found:?}");
+            let with = hosts - 1;
+            assert!(found[0].starts_with("n3 host-slow: sends 25 MB/s, receives 25 MB/s; median"), "{found:?}");
+            assert!(found[0].ends_with(&format!("slow with {with} other hosts")), "{found:?}");
             // One direction only; then two hosts.
             let found = told(&matrix(hosts, |from, to| if from == 1 { 300 } else { about(1_000, from, to) }));
-            assert!(
-                found.len() == 1 && found[0].contains("n1 HostSlow { sends: Some(300), receives: None"),
-                "{found:?}"
-            );
+            assert!(found.len() == 1 && found[0].starts_with("n1 host-slow: sends 38 MB/s; median"), "{found:?}");
         }
         let two =
             matrix(
@@ -333,7 +410,7 @@ mod tests {
             );
         let found = told(&two);
         assert!(
-            found.len() == 2 && found[0].starts_with("n4 HostSlow") && found[1].starts_with("n9 HostSlow"),
+            found.len() == 2 && found[0].starts_with("n4 host-slow") && found[1].starts_with("n9 host-slow"),
             "{found:?}"
         );
     }
@@ -341,11 +418,12 @@ mod tests {
     #[test]
     fn connections_that_are_not_made() {
         let cut = |bad: u64| matrix(8, move |from, to| if from == 5 || to == 5 { bad } else { about(1_000, from, to) });
-        assert_eq!(told(&cut(0)), ["n5 HostTunneled { with: 7 }"]);
-        assert_eq!(told(&cut(1)), ["n5 HostUnmeasured { with: 7, reason: \"no way\" }"]);
+        assert_eq!(told(&cut(0)), ["n5 host-not-reached: no connection to 7 other hosts"]);
+        assert_eq!(told(&cut(1)), ["n5 host-unmeasured: could not be measured with 7 other hosts: no way"]);
         let pair = matrix(8, |from, to| if (from, to) == (1, 2) { 1 } else { 1_000 });
-        assert_eq!(told(&pair), ["n1 -> n2 PairUnmeasured { reason: \"no way\" }"]);
+        assert_eq!(told(&pair), ["n1 -> n2 pair-unmeasured: could not be measured: no way"]);
         // If hardly any two hosts have a connection, that is reported once.
-        assert_eq!(told(&matrix(4, |_, _| 0)), [" HostTunneled { with: 4 }"]);
+        let none = " hosts-not-reached: most of 4 hosts cannot connect to each other";
+        assert_eq!(told(&matrix(4, |_, _| 0)), [none]);
     }
 }

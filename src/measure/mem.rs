@@ -11,17 +11,11 @@ const AREA_BYTES: usize = 64 << 20;
 const COPY_BYTES: usize = 1 << 20;
 
 /// Copies with 1, 2, 4, ... threads, and finally with `threads_max`, for `duration` each.
-pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory)) -> Vec<Memory> {
+pub fn copies(threads_max: u32, duration: Duration) -> Vec<Memory> {
     let mut counts: Vec<u32> = (0..=5).map(|power| 1 << power).filter(|&count| count < threads_max).collect();
     counts.push(threads_max.max(1));
-    counts
-        .into_iter()
-        .map(|threads| {
-            let row = Memory { threads, mib_s: copies_with(threads, duration) / MIB };
-            each(&row);
-            row
-        })
-        .collect()
+    let row = |threads| Memory { threads, mib_s: copies_with(threads, duration) / MIB };
+    counts.into_iter().map(row).collect()
 }
 
 /// Copies with this many threads, each in its own memory, and returns the bytes copied per second. If the system allows
@@ -66,7 +60,7 @@ mod tests {
 
     #[test]
     fn threads_double_up_to_the_most() {
-        let rows = copies(3, Duration::from_millis(5), |_| {});
+        let rows = copies(3, Duration::from_millis(5));
         assert_eq!(rows.iter().map(|row| row.threads).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(rows.iter().all(|row| row.mib_s > 50.0), "{rows:?}");
     }

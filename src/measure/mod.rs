@@ -1,12 +1,13 @@
 //! Measures and examines hosts: what they are like, what is wrong with them, and how they reach each other.
 //!
-//! The examination has three steps, each of which knows nothing of the others. *Facts* are values without a verdict;
-//! they are gathered on each host ([`gather`]), also by agents. *Checks* are functions from facts to findings. They do
-//! no I/O, so a recorded tree of `/sys` and `/proc` can test each check. *Words* describe a finding and name the
-//! command that fixes it; they are made in `cli::doctor`.
+//! The examination has two steps, each of which knows nothing of the other. *Facts* are values without a verdict; they
+//! are gathered on each host ([`gather`]), also by agents. *Checks* are functions from facts to findings, which say
+//! what was found and name the command that fixes it. They do no I/O, so a recorded tree of `/sys` and `/proc` can test
+//! each check.
 //!
 //! * `root`: the kernel's files about its host. `facts`: what is known of a host. `gather`: gathers the facts.
-//! * `finding`: what a check can report. `checks`: the checks of one host, and of the path between two hosts.
+//! * `finding`: what a check can report. `checks`: the checks of one host, and of the path between two hosts. `words`:
+//!   rates, sizes and times for a person.
 //! * `counters`: what adapters have counted, and what the counts mean. `matrix`: chooses which pairs of many hosts are
 //!   measured, and finds slow pairs and slow hosts.
 //! * `probe`: opens ports for another host to try, and tries the ports of another host.
@@ -34,10 +35,11 @@ pub mod probe;
 pub(crate) mod recorded;
 pub mod report;
 pub mod root;
+pub mod words;
 
 pub use checks::{compare, examine};
 pub use facts::Facts;
-pub use finding::{Finding, Level, What};
+pub use finding::{Finding, Fix, Level};
 
 use minicbor::{Decode, Encode};
 use probe::Attempt;

@@ -37,35 +37,41 @@ const FAR: u32 = 3000;
 /// Largest number of connections on a curve.
 const CURVE_MAX: u32 = 4096;
 
-/// Parameters of an adapter.
+/// State of a connection in bytes, without its work queue.
+const STATE_BYTES: f64 = 375.0;
+
+/// Number of work queue entries that are cached for a connection, and the size of an entry in bytes.
+const WORK_ENTRIES: f64 = 64.0;
+const WORK_ENTRY_BYTES: f64 = 64.0;
+
+/// Number of MTT, MPT and completion queue context entries of a connection, each a cache line.
+const OTHER_LINES: f64 = 3.0;
+
+/// Bytes of SRAM that a connection takes, with everything that its operations need.
+const CONNECTION_BYTES: f64 = STATE_BYTES + WORK_ENTRIES * WORK_ENTRY_BYTES + OTHER_LINES * LINE_BYTES;
+
+/// Time that an operation takes in the pipeline if everything is cached, in nanoseconds.
+const SERVICE_NS: f64 = 40.0;
+
+/// Time that an operation spends outside this adapter, in nanoseconds.
+const ROUND_TRIP_NS: f64 = 2000.0;
+
+/// Time of a read over PCIe, in nanoseconds.
+const PCIE_NS: f64 = 900.0;
+
+/// Number of PCIe reads for an operation if nothing of its connection is cached.
+const PCIE_READS: f64 = 4.0;
+
+/// Length of a turn of a group in nanoseconds: ScaleRPC's 100 µs.
+const TURN_NS: f64 = 100_000.0;
+
+/// Parameters of an adapter: a ConnectX-6 at 100 Gb/s, apart from these.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adapter {
     /// Size of the on-board cache memory in bytes.
     pub sram_bytes: f64,
-    /// State of a connection in bytes, without its work queue.
-    pub state_bytes: f64,
-    /// Number of work queue entries that are cached for a connection.
-    pub work_entries: f64,
-    /// Size of a work queue entry in bytes.
-    pub work_entry_bytes: f64,
-    /// Number of MTT, MPT and completion queue context entries of a connection, each a cache line.
-    pub other_lines: f64,
-    /// Time that an operation takes in the pipeline if everything is cached, in nanoseconds.
-    pub service_ns: f64,
-    /// Time that an operation spends outside this adapter, in nanoseconds.
-    pub round_trip_ns: f64,
-    /// Time of a read over PCIe, in nanoseconds.
-    pub pcie_ns: f64,
-    /// Number of PCIe reads for an operation if nothing of its connection is cached.
-    pub pcie_reads: f64,
     /// Number of PCIe reads that run in parallel.
-    pub pcie_parallel: f64,
-}
-
-impl Default for Adapter {
-    fn default() -> Self {
-        Self::with_left_at_3000(0.7)
-    }
+    pcie_parallel: f64,
 }
 
 /// How connections are managed.
@@ -75,52 +81,30 @@ pub enum Scheme {
     Plain,
     /// Connections are used in groups that take turns (ScaleRPC). Each group fits in the cache, and is fetched at the
     /// start of its turn.
-    Grouped {
-        /// Length of a turn in nanoseconds.
-        turn_ns: f64,
-    },
+    Grouped,
     /// The client keeps the state and sends it with each packet (StaR), so the adapter caches nothing.
     ClientState,
 }
 
-/// Groups with ScaleRPC's turn of 100 µs.
-pub const GROUPED: Scheme = Scheme::Grouped { turn_ns: 100_000.0 };
-
 impl Adapter {
     /// Returns a ConnectX-6 at 100 Gb/s that keeps this share of its peak at 3000 connections.
     pub fn with_left_at_3000(left: f64) -> Self {
-        let adapter = Self {
-            sram_bytes: 2.0 * 1024.0 * 1024.0,
-            state_bytes: 375.0,
-            work_entries: 64.0,
-            work_entry_bytes: 64.0,
-            other_lines: 3.0,
-            service_ns: 40.0,
-            round_trip_ns: 2000.0,
-            pcie_ns: 900.0,
-            pcie_reads: 4.0,
-            pcie_parallel: 1.0,
-        };
+        let adapter = Self { sram_bytes: 2.0 * 1024.0 * 1024.0, pcie_parallel: 1.0 };
         // At 3000 connections the adapter is the bottleneck, so misses add directly to the time of an operation.
-        let added_ns = adapter.service_ns * (1.0 / left.clamp(0.01, 1.0) - 1.0);
+        let added_ns = SERVICE_NS * (1.0 / left.clamp(0.01, 1.0) - 1.0);
         let misses = 1.0 - adapter.capacity() / f64::from(FAR);
-        let needed = adapter.pcie_reads * adapter.pcie_ns * misses / added_ns.max(1e-9);
+        let needed = PCIE_READS * PCIE_NS * misses / added_ns.max(1e-9);
         Self { pcie_parallel: needed, ..adapter }
-    }
-
-    /// Bytes of SRAM that a connection takes, with everything that its operations need.
-    pub fn connection_bytes(&self) -> f64 {
-        self.state_bytes + self.work_entries * self.work_entry_bytes + self.other_lines * LINE_BYTES
     }
 
     /// Number of connections that fit in the SRAM.
     pub fn capacity(&self) -> f64 {
-        self.sram_bytes / self.connection_bytes()
+        self.sram_bytes / CONNECTION_BYTES
     }
 
     /// How long an operation waits for PCIe if nothing of its connection is cached, in nanoseconds.
     pub fn miss_ns(&self) -> f64 {
-        self.pcie_reads * self.pcie_ns / self.pcie_parallel
+        PCIE_READS * PCIE_NS / self.pcie_parallel
     }
 
     /// Share of operations whose connection is cached.
@@ -131,20 +115,20 @@ impl Adapter {
     /// Throughput in millions of operations per second.
     pub fn mops(&self, connections: u32, scheme: Scheme) -> f64 {
         let plain = |connections: u32| {
-            let service = self.service_ns + (1.0 - self.hit_ratio(connections)) * self.miss_ns();
-            closed_network(connections, service, self.round_trip_ns)
+            let service = SERVICE_NS + (1.0 - self.hit_ratio(connections)) * self.miss_ns();
+            closed_network(connections, service, ROUND_TRIP_NS)
         };
         let per_ns = match scheme {
             Scheme::Plain => plain(connections),
-            Scheme::ClientState => closed_network(connections, self.service_ns, self.round_trip_ns),
-            Scheme::Grouped { turn_ns } => {
+            Scheme::ClientState => closed_network(connections, SERVICE_NS, ROUND_TRIP_NS),
+            Scheme::Grouped => {
                 let group = (self.capacity() as u32).max(1);
                 if connections <= group {
                     plain(connections)
                 } else {
                     // Each turn begins with a group that has been evicted from the cache.
-                    let fetching = (f64::from(group) * self.miss_ns()).min(turn_ns);
-                    plain(group) * (1.0 - fetching / turn_ns)
+                    let fetching = (f64::from(group) * self.miss_ns()).min(TURN_NS);
+                    plain(group) * (1.0 - fetching / TURN_NS)
                 }
             }
         };
@@ -176,7 +160,7 @@ impl Adapter {
         match self.queue_pairs_for(clients) {
             0 => {
                 let left = 100.0 * self.mops(clients, Scheme::Plain) / self.peak().1;
-                let grouped = 100.0 * self.mops(clients, GROUPED) / self.peak().1;
+                let grouped = 100.0 * self.mops(clients, Scheme::Grouped) / self.peak().1;
                 format!(
                     "{clients} clients: even 1 queue pair each is more than the {capacity} that the adapter caches; \
                      about {left:.0} % of the peak is left, {grouped:.0} % if groups of {capacity} take turns"
@@ -197,22 +181,22 @@ impl Adapter {
             .into_iter()
             .map(|connections| {
                 let mops = |scheme| self.mops(connections, scheme);
-                (connections, mops(Scheme::Plain), mops(GROUPED), mops(Scheme::ClientState))
+                (connections, mops(Scheme::Plain), mops(Scheme::Grouped), mops(Scheme::ClientState))
             })
             .collect();
         let rounded = |value: f64| (value * 100.0).round() / 100.0;
         let constants = [
             ("SRAM, bytes", self.sram_bytes, "known: about 2 MB".to_owned()),
-            ("connection state, bytes", self.state_bytes, "known".to_owned()),
-            ("work queue entries kept", self.work_entries, "fitted: 450 connections fill the SRAM".to_owned()),
-            ("work queue entry, bytes", self.work_entry_bytes, "typical".to_owned()),
-            ("MTT, MPT, CQ lines of 64 bytes", self.other_lines, "typical".to_owned()),
-            ("bytes of one connection", self.connection_bytes(), "sum of the above".to_owned()),
+            ("connection state, bytes", STATE_BYTES, "known".to_owned()),
+            ("work queue entries kept", WORK_ENTRIES, "fitted: 450 connections fill the SRAM".to_owned()),
+            ("work queue entry, bytes", WORK_ENTRY_BYTES, "typical".to_owned()),
+            ("MTT, MPT, CQ lines of 64 bytes", OTHER_LINES, "typical".to_owned()),
+            ("bytes of one connection", CONNECTION_BYTES, "sum of the above".to_owned()),
             ("connections that fit", self.capacity().floor(), "SRAM divided by that".to_owned()),
-            ("pipeline, ns", self.service_ns, "assumed: scales the curve".to_owned()),
-            ("round trip, ns", self.round_trip_ns, "assumed: sets how fast it rises".to_owned()),
-            ("PCIe read, ns", self.pcie_ns, "typical".to_owned()),
-            ("PCIe reads of a miss", self.pcie_reads, "state, work queue, MTT, MPT".to_owned()),
+            ("pipeline, ns", SERVICE_NS, "assumed: scales the curve".to_owned()),
+            ("round trip, ns", ROUND_TRIP_NS, "assumed: sets how fast it rises".to_owned()),
+            ("PCIe read, ns", PCIE_NS, "typical".to_owned()),
+            ("PCIe reads of a miss", PCIE_READS, "state, work queue, MTT, MPT".to_owned()),
             ("PCIe reads side by side", self.pcie_parallel, "fitted: share left at 3000".to_owned()),
         ];
         report::Model {
@@ -264,14 +248,14 @@ mod tests {
 
     #[test]
     fn state_alone_would_allow_many_more_connections() {
-        let adapter = Adapter::default();
-        assert_eq!((adapter.sram_bytes / adapter.state_bytes) as u32, 5592);
+        let adapter = Adapter::with_left_at_3000(0.7);
+        assert_eq!((adapter.sram_bytes / STATE_BYTES) as u32, 5592);
         assert_eq!(adapter.capacity().round(), 450.0);
     }
 
     #[test]
     fn the_peak_is_near_450_and_then_it_falls() {
-        let adapter = Adapter::default();
+        let adapter = Adapter::with_left_at_3000(0.7);
         let (peak, mops) = adapter.peak();
         assert!((400..=500).contains(&peak), "{peak}");
         let mut before = mops;
@@ -298,15 +282,15 @@ mod tests {
 
     #[test]
     fn grouping_and_state_at_the_client_do_not_fall() {
-        let adapter = Adapter::default();
+        let adapter = Adapter::with_left_at_3000(0.7);
         for connections in [1000, 3000, 4096] {
             let [plain, grouped, client] =
-                [Scheme::Plain, GROUPED, Scheme::ClientState].map(|scheme| adapter.mops(connections, scheme));
+                [Scheme::Plain, Scheme::Grouped, Scheme::ClientState].map(|scheme| adapter.mops(connections, scheme));
             assert!(plain < grouped && grouped < client, "{connections}: {plain} {grouped} {client}");
             assert!(client > 0.99 * adapter.peak().1, "{connections}");
         }
         // Below the capacity, all connections form one group.
-        assert_eq!(adapter.mops(100, GROUPED), adapter.mops(100, Scheme::Plain));
+        assert_eq!(adapter.mops(100, Scheme::Grouped), adapter.mops(100, Scheme::Plain));
     }
 
     /// Returns the share of hits in a simulated LRU cache.
@@ -337,7 +321,7 @@ mod tests {
 
     #[test]
     fn lru_finds_what_the_model_says() {
-        let adapter = Adapter::default();
+        let adapter = Adapter::with_left_at_3000(0.7);
         for connections in [100, 450, 900, 3000] {
             let simulated = simulated_hits(adapter.capacity() as usize, connections, 200_000);
             let said = adapter.hit_ratio(connections as u32);
@@ -347,15 +331,15 @@ mod tests {
 
     #[test]
     fn one_connection_waits_for_its_round_trip_only() {
-        let adapter = Adapter::default();
-        let expected = 1000.0 / (adapter.round_trip_ns + adapter.service_ns);
+        let adapter = Adapter::with_left_at_3000(0.7);
+        let expected = 1000.0 / (ROUND_TRIP_NS + SERVICE_NS);
         assert!((adapter.mops(1, Scheme::Plain) - expected).abs() < 1e-9);
-        assert!(adapter.mops(100_000, Scheme::ClientState) <= 1000.0 / adapter.service_ns);
+        assert!(adapter.mops(100_000, Scheme::ClientState) <= 1000.0 / SERVICE_NS);
     }
 
     #[test]
     fn clients_share_what_fits() {
-        let adapter = Adapter::default();
+        let adapter = Adapter::with_left_at_3000(0.7);
         assert_eq!(adapter.queue_pairs_for(1), 449);
         assert_eq!(adapter.queue_pairs_for(64), 7);
         assert_eq!(adapter.queue_pairs_for(3000), 0);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Maximum number of bytes read from a file. The longest files of interest are the lists of modules and of mounts.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -25,11 +25,6 @@ impl Root {
     /// Uses another root than `/`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
-    }
-
-    /// Whether the files belong to this machine, so that system calls describe the same machine.
-    pub fn is_live(&self) -> bool {
-        self.0 == Path::new("/")
     }
 
     /// Returns where a path lies; `path` has no leading slash.
@@ -99,6 +94,5 @@ mod tests {
         assert_eq!(root.link("proc/driver").as_deref(), Some("mlx5_core"));
         assert_eq!(root.names("proc"), ["dir", "raw", "long", "driver", "meminfo"]);
         assert!(root.text("proc/dir").is_none() && root.names("proc/none").is_empty() && !root.has("none"));
-        assert!(!root.is_live() && Root::default().is_live());
     }
 }

@@ -110,6 +110,7 @@ impl Places {
     }
 }
 
+#[derive(Default)]
 struct State {
     places: Places,
     segments: VecDeque<Arc<Segment>>,
@@ -213,28 +214,7 @@ impl Spool {
         // If this mapping cannot be made, each segment has memory of its own.
         let pool = Pool::new(count, const { NonZeroUsize::new(SEGMENT_BYTES).expect("not 0") });
         let blank = pool.map_or_else(|_| Vec::new(), |(_, buffers)| buffers);
-        let state = State {
-            places,
-            segments: VecDeque::new(),
-            used_bytes: 0,
-            spare: Vec::new(),
-            blank,
-            input: 0,
-            output: 0,
-            marks: Marks::default(),
-            is_refused: false,
-            next_waits: false,
-            tree_waits: false,
-            input_waits: false,
-            said: None,
-            wake: None,
-            is_behind: false,
-            holds: false,
-            is_stopped: false,
-            has_news: false,
-            written: 0,
-            passed: 0,
-        };
+        let state = State { places, blank, ..State::default() };
         Arc::new(Self {
             state: Mutex::new(state),
             bytes_max,

@@ -21,9 +21,9 @@ use rustix::fs::{Advice, AtFlags, FileType, OFlags, fadvise, flistxattr, fstat, 
 use rustix::io::Errno;
 
 use super::names::Names;
-use crate::fs::open_quietly;
 use crate::fs::partial::for_each_of_kind;
 use crate::fs::waits::{ThreadWaits, waits_of_thread};
+use crate::fs::{is_regular, open_quietly};
 
 /// Number of requests that wait for a device at once. More are on their way, because no thread waits for contents.
 const THREADS: usize = 16;
@@ -63,7 +63,7 @@ pub(super) struct Ahead {
     jobs: OnceLock<Sender<Job>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     /// Maximum size of files that are read, in bytes.
     bytes_max: u64,
@@ -136,15 +136,7 @@ impl HandedOut {
 impl Ahead {
     /// Reads ahead for a caller that reads files of up to `bytes_max` bytes one by one.
     pub fn new(bytes_max: usize, has_xattrs: bool) -> Self {
-        let shared = Shared {
-            bytes_max: bytes_max as u64,
-            has_xattrs,
-            passed: AtomicU64::new(0),
-            until: AtomicU64::new(0),
-            slow_since: AtomicU64::new(0),
-            slow: AtomicU64::new(0),
-            is_over: AtomicBool::new(false),
-        };
+        let shared = Shared { bytes_max: bytes_max as u64, has_xattrs, ..Shared::default() };
         Self { shared: Arc::new(shared), jobs: OnceLock::new() }
     }
 
@@ -302,7 +294,7 @@ impl Job {
         let file = self.open(OFlags::empty())?;
         let stat = fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && size <= shared.bytes_max {
+        if is_regular(&stat) && size <= shared.bytes_max {
             fadvise(&file, 0, size.try_into().ok(), Advice::WillNeed)?;
         }
         if shared.has_xattrs {

@@ -134,11 +134,7 @@ impl<T> Contents<T> {
         if self.left.fetch_sub(length as u64, AcqRel) > length as u64 {
             return Ok(None);
         }
-        let read = |target: &mut [u8], at: u64| match read_up_to(&self.file, target, at)? {
-            count if count < target.len() => Err(Errno::NODATA),
-            _ => Ok(()),
-        };
-        whole.map_or_else(|| self.digest.finish(read), Ok).map(Some)
+        whole.map_or_else(|| self.digest.finish_from(&self.file), Ok).map(Some)
     }
 
     /// Hashes a range. Returns the file's digest if the file is no longer than one range.

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::Fault;
 use super::owners::Named;
 use crate::fs::accounts::is_own_group;
+use crate::fs::is_directory;
 use crate::fs::metadata::{
     ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_xattrs, without_acl,
 };
@@ -167,9 +168,8 @@ pub(super) struct Current {
 impl Current {
     /// Creates the state from `stat`.
     pub fn new(stat: &Stat, gets_acl: bool, was_there: bool) -> Self {
-        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let mode = stat.st_mode & 0o7777;
-        Self { uid: stat.st_uid, gid: stat.st_gid, mode, is_directory, gets_acl, was_there }
+        Self { uid: stat.st_uid, gid: stat.st_gid, mode, is_directory: is_directory(stat), gets_acl, was_there }
     }
 }
 

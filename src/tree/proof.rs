@@ -90,47 +90,26 @@ pub struct Outline {
     entries: blake3::Hasher,
     rights: blake3::Hasher,
     depth: usize,
-    keeps_mode: bool,
-    keeps_times: bool,
-    keeps_directory_times: bool,
-    keeps_owner: bool,
-    keeps_xattrs: bool,
-    keeps_root: bool,
-    keeps_links: bool,
-    keeps_absolute_links: bool,
-    keeps_specials: bool,
+    options: TreeOptions,
 }
 
 impl Outline {
     /// Creates the outline of a tree that is sent with these options.
     pub fn new(options: &TreeOptions) -> Self {
-        Self {
-            entries: blake3::Hasher::new(),
-            rights: blake3::Hasher::new(),
-            depth: 0,
-            keeps_mode: options.mode,
-            keeps_times: options.keeps_times(false),
-            keeps_directory_times: options.keeps_times(true),
-            keeps_owner: options.owner && options.chown.is_none(),
-            keeps_xattrs: options.xattrs,
-            keeps_root: options.keeps_root,
-            keeps_links: options.symlinks,
-            keeps_absolute_links: !options.safe_links,
-            keeps_specials: options.specials,
-        }
+        Self { entries: blake3::Hasher::new(), rights: blake3::Hasher::new(), depth: 0, options: options.clone() }
     }
 
     /// Adds the next record. Records that bring the contents of a file listed before must not be added.
     pub fn take(&mut self, record: &Record<'_>) {
         match *record {
             // Such a record is only a name, which a receiver that deletes has to know.
-            Record::Symlink { .. } if !self.keeps_links => {}
-            Record::Symlink { target, .. } if !self.keeps_absolute_links && target.starts_with(b"/") => {}
-            Record::Special { .. } if !self.keeps_specials => {}
+            Record::Symlink { .. } if !self.options.symlinks => {}
+            Record::Symlink { target, .. } if self.options.safe_links && target.starts_with(b"/") => {}
+            Record::Special { .. } if !self.options.specials => {}
             Record::Directory { name, metadata } => {
                 self.begin(DIRECTORY, name);
-                if self.depth > 0 || !self.keeps_root {
-                    self.describe(&metadata, true, self.keeps_directory_times);
+                if self.depth > 0 || !self.options.keeps_root {
+                    self.describe(&metadata, true, self.options.keeps_times(true));
                 }
                 self.depth += 1;
             }
@@ -145,7 +124,7 @@ impl Outline {
             Record::Symlink { name, metadata, target } => {
                 self.begin(SYMLINK, name);
                 put(&mut self.entries, target);
-                self.describe(&metadata, false, self.keeps_times);
+                self.describe(&metadata, false, self.options.keeps_times(false));
             }
             Record::HardLink { name, first } => {
                 self.begin(HARD_LINK, name);
@@ -155,7 +134,7 @@ impl Outline {
                 self.begin(SPECIAL, name);
                 self.entries.update(&[kind as u8]);
                 self.entries.update(&device.0.to_le_bytes()).update(&device.1.to_le_bytes());
-                self.describe(&metadata, true, self.keeps_times);
+                self.describe(&metadata, true, self.options.keeps_times(false));
             }
             // These records bring contents, or say what becomes of entries that are in the outline already.
             Record::Wanted { .. }
@@ -171,7 +150,7 @@ impl Outline {
     fn file(&mut self, name: &[u8], metadata: &Metadata<'_>, size: u64) {
         self.begin(FILE, name);
         self.entries.update(&size.to_le_bytes());
-        self.describe(metadata, true, self.keeps_times);
+        self.describe(metadata, true, self.options.keeps_times(false));
     }
 
     fn begin(&mut self, kind: u8, name: &[u8]) {
@@ -182,14 +161,14 @@ impl Outline {
     }
 
     fn describe(&mut self, metadata: &Metadata<'_>, has_mode: bool, has_time: bool) {
-        if self.keeps_mode && has_mode {
+        if self.options.mode && has_mode {
             self.entries.update(&metadata.mode.to_le_bytes());
         }
         if has_time {
             self.entries.update(&metadata.modified.seconds.to_le_bytes());
             self.entries.update(&metadata.modified.nanoseconds.to_le_bytes());
         }
-        if self.keeps_owner {
+        if self.options.owner && self.options.chown.is_none() {
             // Numbers may differ between hosts on which the names are the same.
             let (mut user, mut group) = (None, None);
             for extension in metadata.extensions.iter() {
@@ -206,7 +185,7 @@ impl Outline {
                 }
             }
         }
-        if self.keeps_xattrs {
+        if self.options.xattrs {
             // File systems list attributes in any order.
             let mut all: Vec<_> = metadata.xattrs.iter().collect();
             all.sort_unstable();

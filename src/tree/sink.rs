@@ -261,9 +261,9 @@ impl TreeSink {
         let snapshot = match (is_there, &above) {
             // The directory of generations is missing, too.
             (false, None) => None,
-            _ => Snapshot::open(&top.fd, above.as_ref(), shared.root_name(), &shared.options)?,
+            _ => Snapshot::open(&top, above.as_ref())?,
         };
-        top.alternates = elsewhere::open_generations(&top.fd, above.as_ref(), &shared, snapshot.as_ref());
+        top.alternates = elsewhere::open_generations(&top, above.as_ref(), snapshot.as_ref());
         let (jobs, queue) = bounded(threads * JOBS_PER_THREAD);
         let mut sink = Self {
             shared,
@@ -339,7 +339,7 @@ impl TreeSink {
         self.shared.wait_drained();
         self.prove()?;
         if let Some(mut held) = self.held.take()
-            && let Some(job) = held.take_job()
+            && let Some(job) = held.job.take()
         {
             self.hand_on(job);
             self.shared.wait_drained();
@@ -355,7 +355,7 @@ impl TreeSink {
             manifest.flush();
         }
         self.shared.check()?;
-        top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
+        top.iter().for_each(|top| top.delete_deferred(self.unsent));
         self.shared.separate_moved();
         let top_path = top.as_ref().map_or_else(Vec::new, |top| top.root_path());
         // This finishes and syncs the destination itself, which may fail like any step before.
@@ -448,7 +448,7 @@ impl TreeSink {
                         // An earlier entry of this batch may be the file that a hard link names.
                         let is_last = matches!(entry, Record::HardLink { .. })
                             || self.is_for_threads(&entry)
-                                && batch.add(&self.shared, &directory, offset, bytes.len() - rest.len() - offset);
+                                && batch.add(&directory, offset, bytes.len() - rest.len() - offset);
                         if is_last {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                         }
@@ -508,7 +508,7 @@ impl TreeSink {
                 let awaits_have = compared.is_some() || Record::awaits_have(size, is_sparse);
                 let may_resume = awaits_have && (compared.is_some() || !shared.is_local);
                 let length = (size, is_sparse);
-                let large = Large::create(shared, directory, name, &metadata, length, may_resume, compared);
+                let large = Large::create(directory, name, &metadata, length, may_resume, compared);
                 let large = large.map_err(|fault| failed(&path, fault)).map(Arc::new);
                 if let (1, Some(held), Ok(large)) = (self.levels.len(), &mut self.held, &large) {
                     held.hold_file(large);

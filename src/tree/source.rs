@@ -68,6 +68,7 @@ pub struct TreeSource {
     cache: Option<Arc<DigestCache>>,
 }
 
+#[derive(Default)]
 struct Shared {
     /// `None` while a worker walks.
     walk: Option<Box<Walk>>,
@@ -177,25 +178,11 @@ impl TreeSource {
         crate::fs::raise_open_files();
         let walk = Walk::new(roots, part_bytes, options)?;
         let cache = walk.cache();
-        let shared = Shared {
-            walk: Some(Box::new(walk)),
-            state: WalkState::Going,
-            files: BTreeMap::new(),
-            ready: VecDeque::new(),
-            finished: Vec::new(),
-            finished_bytes: 0,
-            announced: 0,
-            listed: Listed::default(),
-            sequence: 0,
-            records_bytes: 0,
-            sent: Sent::default(),
-            arrived: 0,
-        };
-        let (changed, cancelled) = (Condvar::new(), AtomicBool::new(false));
+        let shared = Shared { walk: Some(Box::new(walk)), ..Shared::default() };
         Ok(Self {
             shared: Mutex::new(shared),
-            changed,
-            cancelled,
+            changed: Condvar::new(),
+            cancelled: AtomicBool::new(false),
             part_bytes,
             progress,
             is_local: false,
@@ -467,18 +454,15 @@ impl TreeSource {
                 shared.ready.push_back(item);
             }
             shared.announced = item;
-            let file = Arc::new(file);
-            let (data_bytes, failure, again) = (0, None, Vec::new());
-            let data = if file.is_sparse { 0..0 } else { 0..file.stat.st_size as u64 };
             let reading = Reading {
-                file,
                 next: 0,
-                data,
+                data: if file.is_sparse { 0..0 } else { 0..file.stat.st_size as u64 },
+                file: Arc::new(file),
                 in_flight: 0,
-                data_bytes,
-                failure,
+                data_bytes: 0,
+                failure: None,
                 blocks,
-                again,
+                again: Vec::new(),
                 same_bytes: 0,
                 of_blocks: OfBlocks::default(),
                 began,

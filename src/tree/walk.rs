@@ -43,7 +43,7 @@ use super::names::Names;
 use super::patterns::Patterns;
 use super::root::Root;
 use crate::fs::direct::Bypass;
-use crate::fs::{io_fact, plain_fact, std_fact};
+use crate::fs::{io_fact, is_directory, plain_fact, std_fact};
 use crate::options::TreeOptions;
 
 #[cfg(test)]
@@ -114,9 +114,10 @@ pub struct Finished {
 }
 
 /// Why a chunk has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WalkState {
     /// The chunk is full, or should not wait until it is.
+    #[default]
     Going,
     /// No further entry may be announced or listed until an earlier one has finished.
     AtLimit,
@@ -189,7 +190,7 @@ impl Walk {
             let open = CString::new(path.as_bytes()).map_err(|_| io_fact(path, Errno::INVAL))?;
             let flags = if options.recursive { AtFlags::SYMLINK_NOFOLLOW } else { AtFlags::empty() };
             let stat = statat(CWD, &open, flags).map_err(|error| io_fact(path, error))?;
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && !options.recursive {
+            if is_directory(&stat) && !options.recursive {
                 return Err(io_fact(path, Errno::ISDIR));
             }
             match paths.last_mut().filter(|_| at > 0 && roots[at - 1].name == root.name) {
@@ -211,7 +212,7 @@ impl Walk {
             follow_to_directories: options.copy_links || options.copy_dirlinks,
             may_follow: options.copy_links || options.copy_dirlinks || options.copy_unsafe_links,
             roots: paths,
-            levels: vec![Level { is_fresh: !options.lists(), ..Level::new(Vec::new(), names) }],
+            levels: vec![Level { names, is_fresh: !options.lists(), ..Level::default() }],
         };
         let (cache, without) = DigestCache::asked(&options);
         let mut sent = Sent::default();
@@ -440,7 +441,7 @@ impl Walk {
             let (is_fresh, lacks_layer) =
                 above.map_or((false, lacks_layer), |above| (above.is_fresh, lacks_layer || above.lacks_layer));
             let mut level = match walked.is_empty() {
-                true => Level::new(left, Names::default()),
+                true => Level { layers: left, ..Level::default() },
                 false => self.recorder.scoped(&self.place, walked, entered.is_through),
             };
             level.is_incomplete |= lacks_layer;

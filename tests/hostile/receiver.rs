@@ -120,7 +120,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
             Message::Listen { .. } => {
                 let (post, events) = channel();
                 let key = key.take().expect("a session was begun");
-                let started = Listener::start(0, None, key, post.clone()).expect("a port");
+                let started = Listener::start(0, None, key, post.clone(), true).expect("a port");
                 to_caller.send(for_end(end, Message::Listening(loopback(started.port()).to_vec())));
                 *listener.lock().expect("no panic") = Some(started);
                 let (name, to_caller, listener) = (name.to_owned(), to_caller.clone(), Arc::clone(&listener));

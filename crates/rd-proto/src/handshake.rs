@@ -50,7 +50,7 @@ pub use rand_core::CryptoRng;
 use snow::HandshakeState;
 use zeroize::{Zeroize as _, Zeroizing};
 
-pub use self::channel::{CONTROL_PLAIN_BYTES_MAX, ControlChannel, ControlError, ControlOpener, ControlSealer};
+pub use self::channel::{CONTROL_PLAIN_BYTES_MAX, ControlChannel, ControlError};
 pub use self::key::{EmptyKey, GENERATED_KEY_CHARS, Key};
 
 /// Maximum length of an accepted handshake message, in bytes. This version's messages are shorter; the rest is for

@@ -53,14 +53,9 @@ impl PayloadSecret {
         Self(session.derive(SECRET_CONTEXT, &[&transfer.to_le_bytes()]))
     }
 
-    /// Takes a secret that was handed over, for example to the relays of a fan-out.
+    /// Takes a known secret, for tests.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(Zeroizing::new(bytes))
-    }
-
-    /// Returns the bytes, to hand them over on an authenticated control channel.
-    pub fn to_bytes(&self) -> Zeroizing<[u8; 32]> {
-        self.0.clone()
     }
 }
 
@@ -246,38 +241,18 @@ impl Checksum {
 }
 
 /// BLAKE3 over the tags of all chunks of a transfer, in the order of their sequence. Proves the transfer at its end.
-#[derive(Clone, Default)]
-pub struct TransferDigest {
-    hasher: blake3::Hasher,
-    count: u64,
-}
+#[derive(Clone, Debug, Default)]
+pub struct TransferDigest(blake3::Hasher);
 
 impl TransferDigest {
-    /// Creates the digest of no chunks.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds the tag of the next chunk.
     pub fn push(&mut self, tag: &[u8; TAG_BYTES]) {
-        self.hasher.update(tag);
-        self.count += 1;
-    }
-
-    /// Returns the number of chunks added.
-    pub fn count(&self) -> u64 {
-        self.count
+        self.0.update(tag);
     }
 
     /// Returns the digest of all tags so far. More tags may follow.
     pub fn finish(&self) -> [u8; 32] {
-        *self.hasher.finalize().as_bytes()
-    }
-}
-
-impl fmt::Debug for TransferDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransferDigest").field("count", &self.count).finish_non_exhaustive()
+        *self.0.finalize().as_bytes()
     }
 }
 
@@ -469,10 +444,10 @@ mod tests {
     #[test]
     fn transfers_have_secrets_of_their_own() {
         let session = crate::handshake::test_support::session_secret(1);
-        let secret = |transfer| PayloadSecret::derive(&session, transfer).to_bytes();
+        let secret = |transfer| PayloadSecret::derive(&session, transfer).0;
         assert_eq!(secret(1), secret(1));
         assert_ne!(secret(1), secret(2));
-        assert_ne!(secret(1), PayloadSecret::derive(&crate::handshake::test_support::session_secret(2), 1).to_bytes());
+        assert_ne!(secret(1), PayloadSecret::derive(&crate::handshake::test_support::session_secret(2), 1).0);
         for is_sealed in [true, false] {
             let (header, mut payload) = sealed(is_sealed, 1, b"payload");
             let other = PayloadKeys::new(PayloadSecret::from_bytes([8; 32]), Accept::Checksummed);
@@ -495,9 +470,8 @@ mod tests {
     #[test]
     fn the_digest_is_of_all_tags_in_order() {
         let digest = |tags: &[[u8; 16]]| {
-            let mut digest = TransferDigest::new();
+            let mut digest = TransferDigest::default();
             tags.iter().for_each(|tag| digest.push(tag));
-            assert_eq!(digest.count(), tags.len() as u64);
             digest.finish()
         };
         assert_eq!(digest(&[[1; 16], [2; 16]]), *blake3::hash(&[[1; 16], [2; 16]].concat()).as_bytes());

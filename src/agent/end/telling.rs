@@ -42,13 +42,10 @@ impl Observer for Messenger {
                 let tree = self.progress.as_ref().map(|progress| tree::progress(progress));
                 Message::Progress { bytes: counters.bytes, waits, tree }
             }
-            SessionEvent::Begun { .. } | SessionEvent::Detail(_) => return,
-            event @ (SessionEvent::NoDevice { .. } | SessionEvent::LockedMemory { .. }) => {
-                match words::remark(&event) {
-                    Some(line) => Message::Say(line),
-                    None => return,
-                }
-            }
+            other => match words::remark(&other) {
+                Some(line) => Message::Say(line),
+                None => return,
+            },
         };
         (self.emit)(message);
     }

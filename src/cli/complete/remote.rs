@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
+use crate::cli::words::single_quoted;
 use crate::control::launch::{Launched, Launcher};
 
 /// Marks the beginning of the answer, because a login may print something before it.
@@ -74,37 +75,29 @@ fn answer(bytes: &[u8]) -> Option<&[u8]> {
 /// Returns a script that prints the names. The script waits for nothing. To tell whether a name is a directory it
 /// follows links, as `cd` does.
 fn script(directory: &str, prefix: &str) -> String {
-    let go = match directory {
-        "" => String::new(),
+    let (user, below) = directory.split_once('/').unwrap_or((directory, ""));
+    let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let place = match user.strip_prefix('~') {
         // The part that the shell expands must not be quoted.
-        _ if directory.starts_with('~') => {
-            let (user, below) = directory.split_once('/').unwrap_or((directory, ""));
-            let is_user = user[1..].chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter));
-            let quoted = if is_user { format!("{user}/{}", single(below)) } else { single(&format!("./{directory}")) };
-            format!("cd {quoted} >/dev/null 2>&1 && ")
-        }
-        _ if directory.starts_with('/') => format!("cd {} >/dev/null 2>&1 && ", single(directory)),
-        _ => format!("cd {} >/dev/null 2>&1 && ", single(&format!("./{directory}"))),
+        Some(name) if name.chars().all(is_letter) => format!("{user}/{}", single_quoted(below)),
+        _ if directory.starts_with('/') => single_quoted(directory),
+        _ => single_quoted(&format!("./{directory}")),
     };
+    let go = if directory.is_empty() { String::new() } else { format!("cd {place} >/dev/null 2>&1 && ") };
     let mark = String::from_utf8_lossy(&MARK[..MARK.len() - 1]);
     format!(
         "printf '{mark}\\000'; {go}for name in {}*; do \
          if [ -d \"$name\" ]; then printf '%s/\\000' \"$name\"; \
          elif [ -e \"$name\" ] || [ -L \"$name\" ]; then printf '%s\\000' \"$name\"; fi; \
          done 2>/dev/null; printf '\\000'; exit 0\n",
-        if prefix.is_empty() { String::new() } else { single(prefix) }
+        if prefix.is_empty() { String::new() } else { single_quoted(prefix) }
     )
-}
-
-/// Quotes text as a single word for a POSIX shell.
-fn single(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Body of the fuzz target. It also runs as a test over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
-    use super::super::{Candidate, Found};
+    use super::super::Found;
     use super::*;
     use crate::cli::complete::Shell;
 
@@ -112,8 +105,7 @@ pub mod fuzz {
     pub fn answered(bytes: &[u8]) {
         let Some(names) = named(bytes, "") else { return };
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let word = |(name, _): &(String, bool)| Candidate(format!("h:{name}"), String::new());
-            let found = Found { words: names.iter().map(word).collect(), ..Found::default() };
+            let found = Found::words(names.iter().map(|(name, _)| (format!("h:{name}"), String::new())));
             let shown = found.shown(shell, "");
             let mut lines = shown.lines();
             assert_eq!(lines.next(), Some("none"));

@@ -5,18 +5,16 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::output::{Painter, line_text};
-use super::{DoctorArguments, Format, Line, Section, line, of_found, of_host};
+use super::output::{Painter, finding_text};
+use super::{DoctorArguments, Format, Section, of_found, of_host};
 use crate::cli::report::area::ProgressArea;
 use crate::fault::{Failure, escaped};
 use crate::job::Setup;
 use crate::job::examine::many::{Step, Survey};
 use crate::job::targets::folded;
 use crate::measure::matrix::Matrix;
-use crate::measure::{Facts, Level};
+use crate::measure::{Facts, Finding, Fix, Level};
 use crate::options::TransferOptions;
-
-use super::words::Examined;
 
 /// Maximum number of hosts whose matrix fits into 80 columns.
 const MATRIX_HOSTS_MAX: usize = 8;
@@ -64,11 +62,10 @@ pub(super) fn examine(
             surveyed.untried
         ));
     }
-    let examined = Examined { facts: here, ports: arguments.port_range.clone() };
-    let lines: Vec<Line> = surveyed.matrix.examine().into_iter().map(|finding| line(finding, &examined)).collect();
-    if !lines.is_empty() {
+    let findings = surveyed.matrix.examine();
+    if !findings.is_empty() {
         let (title, node) = ("pairs".to_owned(), here.host.clone());
-        sections.push(Section { title, part: "pairs", node, is_here: true, name: String::new(), lines });
+        sections.push(Section { title, part: "pairs", node, is_here: true, name: String::new(), findings });
     }
     let format = Format::of(arguments);
     if let Format::Text(colour) = format {
@@ -91,10 +88,16 @@ fn step_line(step: Step) -> String {
     }
 }
 
-/// A line, and all hosts for which it is the same.
+/// A finding, and all hosts for which it is the same.
 struct Alike<'a> {
-    line: &'a Line,
+    finding: &'a Finding,
     names: Vec<OsString>,
+}
+
+/// What a finding says, apart from how severe that is for the host.
+fn said(finding: &Finding) -> (&str, &str, &str, &str, &str, Option<&Fix>) {
+    let Finding { check, about, code, found, why, fix, .. } = finding;
+    (check, about, code, found, why, fix.as_ref())
 }
 
 /// Returns the report for a person.
@@ -102,7 +105,7 @@ pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, co
     let painter = Painter(colour);
     let mut out = String::new();
     let of_hosts = || sections.iter().filter(|section| section.part != "pairs");
-    let is_bad = |line: &&Line| line.level != Level::Ok;
+    let is_bad = |finding: &&Finding| finding.level != Level::Ok;
     let name = |section: &Section| match section.name.is_empty() {
         true => OsString::from("this host"),
         false => OsString::from(&section.name),
@@ -110,11 +113,11 @@ pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, co
     let mut alike: Vec<Alike<'_>> = Vec::new();
     let mut ill: Vec<OsString> = Vec::new();
     for section in of_hosts() {
-        for line in section.lines.iter().filter(is_bad) {
+        for finding in section.findings.iter().filter(is_bad) {
             ill.push(name(section));
-            match alike.iter_mut().find(|known| known.line.says_the_same_as(line)) {
+            match alike.iter_mut().find(|known| said(known.finding) == said(finding)) {
                 Some(known) => known.names.push(name(section)),
-                None => alike.push(Alike { line, names: vec![name(section)] }),
+                None => alike.push(Alike { finding, names: vec![name(section)] }),
             }
         }
     }
@@ -122,40 +125,40 @@ pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, co
     let all = std::iter::once(OsString::from("this host")).chain(hosts.iter().map(|host| escaped(host).into()));
     let well: Vec<OsString> = all.filter(|name| !ill.contains(name)).collect();
     if !well.is_empty() {
-        out += &line_text(painter, Level::Ok, "all checks", &names(&well), None);
+        out += &finding_text(painter, Level::Ok, "all checks", &names(&well), None);
     }
-    let lines = alike.into_iter().map(|Alike { line, names: mut of }| {
+    let findings = alike.into_iter().map(|Alike { finding, names: mut of }| {
         of.dedup();
-        let found = format!("{}: {}", names(&of), line.words.found);
-        (line, super::output::name(line), found)
+        (finding, format!("{}: {}", names(&of), finding.found))
     });
-    out += &some_of_each(painter, lines.collect());
+    out += &some_of_each(painter, findings);
     for section in sections.iter().filter(|section| section.part == "pairs") {
         let _ = writeln!(out, "\n{}", painter.bold(&section.title));
         if (2..=MATRIX_HOSTS_MAX).contains(&matrix.hosts.len()) {
             out += &table(matrix);
         }
-        let lines = section.lines.iter().map(|line| (line, super::output::name(line), line.words.found.clone()));
-        out += &some_of_each(painter, lines.collect());
+        out += &some_of_each(painter, section.findings.iter().map(|finding| (finding, finding.found.clone())));
     }
     out.push('\n');
     out
 }
 
-/// Returns the lines as text. Of lines with the same code, only the first [`ALIKE_MAX`] are shown.
-fn some_of_each(painter: Painter, lines: Vec<(&Line, String, String)>) -> String {
+/// Returns findings as text, each with what to say was found. Of findings with the same code, only the first
+/// [`ALIKE_MAX`] are shown.
+fn some_of_each<'a>(painter: Painter, findings: impl Iterator<Item = (&'a Finding, String)>) -> String {
     let mut out = String::new();
     let mut shown: Vec<(&'static str, usize)> = Vec::new();
-    for (line, name, found) in lines {
-        let at = shown.iter().position(|(code, _)| *code == line.words.code).unwrap_or_else(|| {
-            shown.push((line.words.code, 0));
+    for (finding, found) in findings {
+        let at = shown.iter().position(|(code, _)| *code == finding.code).unwrap_or_else(|| {
+            shown.push((finding.code, 0));
             shown.len() - 1
         });
         shown[at].1 += 1;
+        let name = super::output::name(finding);
         match shown[at].1 {
-            // The reason and the fix are the same for all lines with this code.
-            1 => out += &line_text(painter, line.level, &name, &found, Some(&line.words)),
-            2..=ALIKE_MAX => out += &line_text(painter, line.level, &name, &found, None),
+            // The reason and the fix are the same for all findings with this code.
+            1 => out += &finding_text(painter, finding.level, &name, &found, Some(finding)),
+            2..=ALIKE_MAX => out += &finding_text(painter, finding.level, &name, &found, None),
             _ => {}
         }
     }

@@ -7,11 +7,10 @@ use std::fmt::Write as _;
 use console::Style;
 use serde_json::json;
 
-use super::words::Words;
-use super::{Fix, Line, Section};
+use super::Section;
 use crate::fault::escaped;
 use crate::measure::matrix::{Fault, Matrix, Measured};
-use crate::measure::{Level, Speed};
+use crate::measure::{Finding, Fix, Level, Speed};
 
 /// Columns of a check's name.
 const NAME_COLUMNS: usize = 22;
@@ -22,20 +21,20 @@ const FOUND: usize = 8 + NAME_COLUMNS + 1;
 /// Version of the JSON report. It is increased when a field changes its meaning or is removed.
 const JSON_VERSION: u32 = 1;
 
-pub(super) fn name(line: &Line) -> String {
-    if line.about.is_empty() {
-        line.check.to_owned()
+pub(super) fn name(finding: &Finding) -> String {
+    if finding.about.is_empty() {
+        finding.check.to_owned()
     } else {
-        format!("{} {}", line.check, escaped(OsStr::new(&line.about)))
+        format!("{} {}", finding.check, escaped(OsStr::new(&finding.about)))
     }
 }
 
-fn all(sections: &[Section]) -> impl Iterator<Item = &Line> {
-    sections.iter().flat_map(|section| &section.lines)
+fn all(sections: &[Section]) -> impl Iterator<Item = &Finding> {
+    sections.iter().flat_map(|section| &section.findings)
 }
 
 fn count(sections: &[Section], level: Level) -> usize {
-    all(sections).filter(|line| line.level == level).count()
+    all(sections).filter(|finding| finding.level == level).count()
 }
 
 fn several(count: usize, what: &str) -> String {
@@ -92,16 +91,22 @@ pub(super) fn text(sections: &[Section], colour: bool) -> String {
     let mut out = String::new();
     for section in sections {
         let _ = writeln!(out, "{}", painter.bold(&escaped(OsStr::new(&section.title))));
-        for line in &section.lines {
-            out += &line_text(painter, line.level, &name(line), &line.words.found, Some(&line.words));
+        for finding in &section.findings {
+            out += &finding_text(painter, finding.level, &name(finding), &finding.found, Some(finding));
         }
         out.push('\n');
     }
     out
 }
 
-/// Returns one line of the report, wrapped. The reason and the fix in `words`, if any, follow.
-pub(super) fn line_text(painter: Painter, level: Level, name: &str, found: &str, words: Option<&Words>) -> String {
+/// Returns one line of the report, wrapped. The reason and the fix of the finding, if any, follow.
+pub(super) fn finding_text(
+    painter: Painter,
+    level: Level,
+    name: &str,
+    found: &str,
+    finding: Option<&Finding>,
+) -> String {
     let dim = Style::new().dim();
     let mut out = String::new();
     let (style, mark) = match level {
@@ -112,11 +117,11 @@ pub(super) fn line_text(painter: Painter, level: Level, name: &str, found: &str,
     let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
     let found = wrapped(&escaped(OsStr::new(found)), taken, FOUND);
     let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", painter.paint(&style, mark));
-    let Some(words) = words else { return out };
-    if !words.why.is_empty() {
-        let _ = writeln!(out, "        {} {}", painter.paint(&dim, "why"), wrapped(&words.why, 12, 12));
+    let Some(finding) = finding else { return out };
+    if !finding.why.is_empty() {
+        let _ = writeln!(out, "        {} {}", painter.paint(&dim, "why"), wrapped(&finding.why, 12, 12));
     }
-    match &words.fix {
+    match &finding.fix {
         Some(Fix::Run(command)) => {
             let _ = writeln!(out, "        {} {}", painter.paint(&dim, "fix"), painter.bold(command));
         }
@@ -154,14 +159,14 @@ pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> S
 pub(super) fn json(sections: &[Section], matrix: Option<&Matrix>, exit: u8) -> String {
     let findings: Vec<serde_json::Value> = sections
         .iter()
-        .flat_map(|section| section.lines.iter().map(move |line| (section, line)))
-        .map(|(section, line)| {
-            let level = match line.level {
+        .flat_map(|section| section.findings.iter().map(move |finding| (section, finding)))
+        .map(|(section, finding)| {
+            let level = match finding.level {
                 Level::Ok => "ok",
                 Level::Warning => "warning",
                 Level::Failure => "failure",
             };
-            let (command, advice) = match &line.words.fix {
+            let (command, advice) = match &finding.fix {
                 Some(Fix::Run(command)) => (Some(command), None),
                 Some(Fix::Do(advice)) => (None, Some(advice)),
                 None => (None, None),
@@ -170,12 +175,12 @@ pub(super) fn json(sections: &[Section], matrix: Option<&Matrix>, exit: u8) -> S
                 "part": section.part,
                 "host": section.node,
                 "name": section.name,
-                "check": line.check,
-                "about": line.about,
+                "check": finding.check,
+                "about": finding.about,
                 "level": level,
-                "code": line.words.code,
-                "found": line.words.found,
-                "why": line.words.why,
+                "code": finding.code,
+                "found": finding.found,
+                "why": finding.why,
                 "command": command,
                 "advice": advice,
             })
@@ -226,7 +231,7 @@ fn pair_json(matrix: &Matrix, pair: &Measured, fault: Option<Fault>) -> serde_js
 /// comments, because one of them may have claimed the name in order to change the other.
 pub(super) fn script(sections: &[Section]) -> String {
     let mut nodes: Vec<&str> = Vec::new();
-    for section in sections.iter().filter(|section| section.lines.iter().any(|line| line.words.fix.is_some())) {
+    for section in sections.iter().filter(|section| section.findings.iter().any(|finding| finding.fix.is_some())) {
         if !nodes.contains(&section.node.as_str()) {
             nodes.push(&section.node);
         }
@@ -258,14 +263,15 @@ pub(super) fn script(sections: &[Section]) -> String {
         }
         let mut told: BTreeSet<(&str, &str)> = BTreeSet::new();
         let mut commands = 0;
-        for (section, line) in of_node().flat_map(|section| section.lines.iter().map(move |line| (section, line))) {
-            let Some(fix) = &line.words.fix else { continue };
+        let found = of_node().flat_map(|section| section.findings.iter().map(move |finding| (section, finding)));
+        for (section, finding) in found {
+            let Some(fix) = &finding.fix else { continue };
             let (Fix::Run(text) | Fix::Do(text)) = fix;
             if !told.insert((section.owner(), text.as_str())) {
                 continue;
             }
             let of = if is_shared { format!("{}: ", escaped(OsStr::new(section.owner()))) } else { String::new() };
-            let _ = writeln!(out, "    # {of}{}: {}", name(line), escaped(OsStr::new(&line.words.found)));
+            let _ = writeln!(out, "    # {of}{}: {}", name(finding), escaped(OsStr::new(&finding.found)));
             match fix {
                 Fix::Run(command) if is_shared && !section.is_here => {
                     let _ = writeln!(out, "    # {}", escaped(OsStr::new(command)));

@@ -5,32 +5,26 @@ use std::process::{Command, Stdio};
 
 use clap::CommandFactory;
 
-use super::words::{Examined, Fix, words};
-use super::{DoctorArguments, Line, Section, USES, output};
+use super::{DoctorArguments, Section, USES, output};
 use crate::cli::uses;
-use crate::measure::finding::{Outcome, What};
 use crate::measure::matrix::{Matrix, Measured};
 use crate::measure::recorded::facts;
-use crate::measure::{Facts, Level, Speed};
+use crate::measure::{Facts, Finding, Fix, Level, Speed, examine};
 
 #[test]
 fn every_option_is_for_something() {
     uses::hold_to(USES, &DoctorArguments::command());
 }
 
-fn bad(name: &str) -> Vec<Line> {
-    let section = super::of_host("this host", "here", &facts(name));
-    section.lines.into_iter().filter(|line| line.level != Level::Ok).collect()
-}
-
 /// Returns the codes of what is wrong with a recorded host, and the commands that fix it.
 fn fixes(name: &str) -> Vec<(String, String)> {
-    let told = bad(name).into_iter().map(|line| {
-        assert!(!line.words.why.is_empty(), "{}: {} without a reason", name, line.words.code);
-        match line.words.fix {
-            Some(Fix::Run(command)) => (line.words.code.to_owned(), command),
-            Some(Fix::Do(advice)) => (line.words.code.to_owned(), format!("by hand: {advice}")),
-            None => panic!("{name}: {} without a fix", line.words.code),
+    let bad = examine(&facts(name)).into_iter().filter(|finding| finding.level != Level::Ok);
+    let told = bad.map(|Finding { code, why, fix, .. }| {
+        assert!(!why.is_empty(), "{name}: {code} without a reason");
+        match fix {
+            Some(Fix::Run(command)) => (code.to_owned(), command),
+            Some(Fix::Do(advice)) => (code.to_owned(), format!("by hand: {advice}")),
+            None => panic!("{name}: {code} without a fix"),
         }
     });
     told.collect()
@@ -81,79 +75,6 @@ fn every_recorded_host_is_told_what_to_do() {
     );
     is_fixed_by("no-address", &[("address-missing", "ip address add \"${ADDRESS_ENP65S0F0NP0:?")]);
     is_fixed_by("cable-out", &[("port-down", "ip link set dev enp65s0f0np0 up")]);
-}
-
-#[test]
-fn packages_and_firewalls_of_several_systems() {
-    let said = |what: What, family: &str| {
-        let facts = Facts { family: family.to_owned(), ..Facts::default() };
-        match words(&what, "mlx5_0", &Examined { facts: &facts, ports: None }).fix {
-            Some(Fix::Run(text) | Fix::Do(text)) => text,
-            None => panic!("no fix for {what:?}"),
-        }
-    };
-    for (family, command) in [
-        ("debian ", "apt-get install -y"),
-        ("ubuntu debian", "apt-get install -y"),
-        ("rocky rhel centos fedora", "dnf install -y"),
-        ("opensuse-leap suse opensuse", "zypper --non-interactive install"),
-        ("arch ", "pacman -S"),
-        ("nixos ", "install rdma-core"),
-    ] {
-        let told = said(What::LibrariesMissing { missing: vec!["libibverbs"] }, family);
-        assert!(told.starts_with(command), "{family}: {told}");
-    }
-    let (receive, send) = ([4096, 131_072, 100 << 20], [4096, 16_384, 100 << 20]);
-    let small = What::TcpWindowSmall { window: 2 << 20, micros: 200_000, mbps: 1000, connections: 12, receive, send };
-    let buffers = "sysctl -w net.ipv4.tcp_rmem='4096 131072 104857600' net.ipv4.tcp_wmem='4096 16384 104857600' #";
-    assert!(said(small, "").starts_with(buffers));
-    let control = |has_bbr, qdisc: &str| What::Congestion {
-        control: "reno".to_owned(),
-        micros: 50_000,
-        lost: true,
-        has_bbr,
-        qdisc: qdisc.to_owned(),
-    };
-    let set = "sysctl -w net.ipv4.tcp_congestion_control=bbr";
-    assert!(said(control(true, "fq"), "").starts_with(&format!("{set} #")));
-    assert!(
-        said(control(false, "pfifo_fast"), "")
-            .starts_with(&format!("modprobe tcp_bbr && {set} net.core.default_qdisc=fq #"))
-    );
-    for (firewall, command) in [
-        ("firewall-cmd", "firewall-cmd --permanent --add-port=47000-47099/tcp"),
-        ("ufw", "ufw allow 47000:47099/tcp"),
-        ("nft", "nft insert rule inet filter input tcp dport 47000-47099 accept"),
-        ("iptables", "iptables -I INPUT -p tcp --dport 47000:47099 -j ACCEPT"),
-        ("", "open tcp ports 47000-47099"),
-    ] {
-        let not = vec![("10.0.0.2".to_owned(), Outcome::Silent)];
-        let told = said(What::NotReached { not: not.clone(), firewall: firewall.to_owned() }, "");
-        assert!(told.starts_with(command), "{firewall}: {told}");
-        let told = said(What::RdmaNotReached { not, is_roce: true, firewall: firewall.to_owned() }, "");
-        assert!(told.contains("4791") && told.contains("udp"), "{firewall}: {told}");
-    }
-}
-
-#[test]
-fn what_is_in_the_way_is_told_apart() {
-    let facts = Facts::default();
-    let said = |outcome: Outcome| {
-        let not = vec![("10.0.0.2".to_owned(), outcome)];
-        let examined = Examined { facts: &facts, ports: Some(7000..=7000) };
-        words(&What::NotReached { not, firewall: String::new() }, "", &examined)
-    };
-    for (outcome, found, why) in [
-        (Outcome::Silent, "10.0.0.2: no answer", "drops"),
-        (Outcome::Refused, "10.0.0.2: refused", "refuses"),
-        (Outcome::Unreachable(113), "10.0.0.2: No route to host (errno 113)", "route"),
-        (Outcome::Unreachable(i32::MIN), "10.0.0.2: unreachable", "route"),
-        (Outcome::Other("x".to_owned()), "10.0.0.2: x", "firewall"),
-    ] {
-        let said = said(outcome);
-        assert!(said.found == found && said.why.contains(why), "{said:?}");
-        assert_eq!(said.fix, Some(Fix::Do("open tcp ports 7000 in the firewalls between the two hosts".to_owned())));
-    }
 }
 
 fn sections(names: &[&str]) -> Vec<Section> {
@@ -263,7 +184,7 @@ fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
     assert!(rest.contains(&format!("\n    {FIX}\n")), "another host's part is as ever: {script}");
     // A name is claimed even if nothing is wrong with its owner.
     let mut well = section("", "node1", true);
-    well.lines.clear();
+    well.findings.clear();
     assert!(!output::script(&[well, section("evil", "node1", false)]).contains(&format!("\n    {FIX}\n")));
     // This host by another name.
     let arguments = super::DoctorArguments::try_parse_from(["rddoctor"]).expect("none");
@@ -367,11 +288,8 @@ fn many(hosts: usize) -> (Vec<std::ffi::OsString>, Vec<Section>, Matrix) {
         let speed = Speed { bytes, micros: 1_000_000, medium: "rdma".to_owned(), ..Speed::default() };
         matrix.pairs.push(Measured { from, to, speed: Ok(speed) });
     }
-    let here = facts("connectx");
-    let examined = Examined { facts: &here, ports: None };
-    let lines = matrix.examine().into_iter().map(|finding| super::line(finding, &examined)).collect();
     let (title, node, name) = ("pairs".to_owned(), "node0".to_owned(), String::new());
-    sections.push(Section { title, part: "pairs", node, is_here: true, name, lines });
+    sections.push(Section { title, part: "pairs", node, is_here: true, name, findings: matrix.examine() });
     (names, sections, matrix)
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
-use crate::cli::report::rate_words;
 use crate::engine::perf::frames::{Load, Run};
 use crate::fault::Failure;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;
 use crate::measure::report::{Limits, MIB, Report, Stage};
+use crate::measure::words::rate_words;
 use crate::transport::Medium;
 use crate::transport::bundle::Settings;
 

@@ -46,7 +46,7 @@ pub(super) fn failed((action, fact): (Action, IoFact)) -> Failure {
 }
 
 pub(super) fn memory(arguments: &PerfArguments) -> Report {
-    Report { memory: mem::copies(threads(), arguments.load.duration, |_| {}), ..Report::new() }
+    Report { memory: mem::copies(threads(), arguments.load.duration), ..Report::new() }
 }
 
 /// Returns one thread for each processor, up to [`THREADS_MAX`].

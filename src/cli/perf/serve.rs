@@ -4,23 +4,17 @@ use super::PerfArguments;
 use crate::agent::measure::session;
 use crate::cli::key;
 use crate::cli::recv::own_address;
-use crate::cli::words::{measured, not_listening};
-use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
+use crate::cli::words::{measured, not_listening, too_many_guesses};
+use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, channel};
-use crate::fault::{Exit, Failure};
+use crate::fault::Failure;
 use crate::transport::unmapped;
 
 pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure> {
-    let (key, generated) = match key::given(None, &arguments.key)? {
-        Some(key) => (key, None),
-        None => {
-            let (key, text) = key::generate();
-            (key, Some(text))
-        }
-    };
+    let (key, generated) = key::given_or_made(None, &arguments.key)?;
     let (post, mut events) = channel();
     let ports = arguments.serve.port_range.clone();
-    let listener = Listener::start_without_lanes(port, ports.clone(), key, post)
+    let listener = Listener::start(port, ports.clone(), key, post, false)
         .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     match &generated {
         Some(text) => {
@@ -53,14 +47,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                 events = fresh;
                 listener.registry().lock().expect("no panic with it locked").clear(post);
             }
-            Event::Incoming(Incoming::TooManyGuesses) => {
-                return Err(Failure::new(
-                    Exit::Authentication,
-                    format!(
-                        "{GUESSES_MAX} connections with a wrong KEY; someone may be guessing it; use a generated one"
-                    ),
-                ));
-            }
+            Event::Incoming(Incoming::TooManyGuesses) => return Err(too_many_guesses()),
             Event::Incoming(Incoming::Stranger(address)) if verbose => {
                 crate::cli::say(&format!("rdperf: {} has a different KEY", unmapped(address).ip()));
             }

@@ -8,7 +8,7 @@ use rd_proto::session::Notice;
 use super::area::ProgressArea;
 use super::hosts::{Hosts, HostsShown};
 use super::record::Weight;
-use super::{Reporter, limiter_now, no_link, notice_line, rate_words, read_line, stream_line, written_line};
+use super::{Reporter, limiter_now, no_link, notice_line, read_line, stream_line, written_line};
 use crate::cli::options::ReportOptions;
 use crate::engine::{SessionEvent, Waits};
 use crate::fs::standard::Unwritten;
@@ -19,6 +19,7 @@ use crate::job::pipeline::Stage;
 use crate::job::pipeline::report::limiter;
 use crate::job::progress::{HostShown, Rate, size_words};
 use crate::job::{self, pipeline};
+use crate::measure::words::rate_words;
 
 /// Maximum number of lines about hops that are printed within [`NOTICES_WITHIN`]. With hundreds of hops, what happens
 /// to one hop happens to most of them.

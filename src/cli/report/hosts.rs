@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use unicode_width::UnicodeWidthStr;
 
+use super::Reporter;
 use super::line::{cut_end, join, name_words, pair, seconds_left};
-use super::{Reporter, rate_words};
 use crate::engine::Waits;
 use crate::job::event::{self, Event, HeldUp, HeldUpBy, HostRate};
 use crate::job::progress::{HostShown, HostStanding, Rate};
+use crate::measure::words::rate_words;
 
 /// How far a host must be behind the host before it, or its tree behind what it has received, to count as holding up
 /// others. This is a large part of what a host keeps of the stream.
@@ -58,11 +59,11 @@ struct Sum {
 
 /// A host that holds up others.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Holding {
-    host: usize,
-    by: HeldUpBy,
+pub(super) struct Holding {
+    pub(super) host: usize,
+    pub(super) by: HeldUpBy,
     /// How many other hosts wait for it.
-    others: usize,
+    pub(super) others: usize,
 }
 
 impl Hosts {
@@ -70,7 +71,7 @@ impl Hosts {
     pub(super) fn tell(&mut self, reporter: &Reporter<'_>, shown: &HostsShown<'_>) {
         let now = Instant::now();
         self.add(now, shown);
-        reporter.record(|record| record.hosts(shown.hosts, Self::held_up(shown)));
+        reporter.record(|record| record.hosts(shown.hosts, holding(shown)));
         self.events(now, shown).iter().for_each(|event| reporter.event(event));
     }
 
@@ -79,11 +80,6 @@ impl Hosts {
         for (rate, host) in self.rates.iter_mut().zip(shown.hosts) {
             rate.add(now, host.received, Waits::default());
         }
-    }
-
-    /// Returns the host for which others wait now, whether its disk or its link is the cause, and how many hosts wait.
-    fn held_up(shown: &HostsShown<'_>) -> Option<(usize, HeldUpBy, usize)> {
-        holding(shown).map(|Holding { host, by, others }| (host, by, others))
     }
 
     fn sum(&self, shown: &HostsShown<'_>) -> Sum {
@@ -191,10 +187,7 @@ impl Hosts {
 }
 
 fn holding_words(name: &str, holding: Holding) -> String {
-    let what = match holding.by {
-        HeldUpBy::Disk => "disk",
-        HeldUpBy::Link => "link",
-    };
+    let what = holding.by.name();
     match holding.others {
         0 => format!("{name}'s {what} is slow"),
         others => format!("{name}'s {what} holds up {others}"),

@@ -5,9 +5,10 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::{limiter_now, rate_words};
+use super::limiter_now;
 use crate::job::event::rate;
 use crate::job::progress::{Compared, Copied, Shown, number, size_words, unit};
+use crate::measure::words::rate_words;
 use crate::tree::progress::Amount;
 
 /// Minimum number of columns in which a name is worth showing.

@@ -12,15 +12,15 @@ use std::path::Path;
 
 use self::html::Html;
 use super::line::{seconds_words, thousands};
-use super::rate_words;
 use super::record::{Record, Track, Weight};
 use super::{REPORT, prepared, published};
 use crate::cli::words::waited_for;
 use crate::engine::{Figures, View, Wait, Waits};
-use crate::fault::{Exit, Failure};
+use crate::fault::Failure;
 use crate::fs::prepared::Prepared;
 use crate::job::event::{self, End, HeldUpBy};
 use crate::job::progress::{Copied, size_words};
+use crate::measure::words::rate_words;
 
 const STYLE: &str = include_str!("page/style.css");
 
@@ -67,32 +67,9 @@ impl Page {
     }
 }
 
-impl CameTo<'_> {
-    /// Returns the exit code.
-    pub(super) fn exit(&self) -> u8 {
-        match self.end {
-            End::Transfer(transfer) => transfer.result.exit,
-            End::Pipeline(pipeline) => pipeline.result.exit,
-        }
-    }
-
-    /// Whether the command was refused. A command of a pipeline may exit with 1 as well.
-    pub(super) fn is_refused(&self) -> bool {
-        let failure = match self.end {
-            End::Transfer(transfer) => &transfer.result.failure,
-            End::Pipeline(pipeline) => &pipeline.result.failure,
-        };
-        failure.as_ref().is_some_and(|failure| failure.code == Exit::Usage.name())
-    }
-}
-
 /// Renders the page.
 fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
-    let result = match came_to.end {
-        End::Transfer(transfer) => &transfer.result,
-        End::Pipeline(pipeline) => &pipeline.result,
-    };
-    let outcome = outcome(record, came_to, result);
+    let outcome = outcome(record, came_to);
     let mut html = Html::new();
     html.element("html", &[("lang", "en")], |html| {
         html.element("head", &[], |html| {
@@ -103,7 +80,7 @@ fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
             html.style(STYLE);
         });
         html.element("body", &[], |html| {
-            header(html, record, result, &outcome, came_to.copied);
+            header(html, record, came_to, &outcome);
             route(html, record);
             match came_to.end {
                 End::Transfer(transfer) => self::transfer(html, record, transfer, came_to),
@@ -122,7 +99,8 @@ fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
 }
 
 /// Describes the outcome in one sentence.
-fn outcome(record: &Record, came_to: CameTo<'_>, result: &event::Result<'_>) -> String {
+fn outcome(record: &Record, came_to: CameTo<'_>) -> String {
+    let result = came_to.end.result();
     if result.exit > 0 {
         if let Some(error) = result.error {
             return error.to_owned();
@@ -152,7 +130,8 @@ fn outcome(record: &Record, came_to: CameTo<'_>, result: &event::Result<'_>) -> 
     }
 }
 
-fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome: &str, copied: Option<&Copied>) {
+fn header(html: &mut Html, record: &Record, came_to: CameTo<'_>, outcome: &str) {
+    let result = came_to.end.result();
     let class = match result.exit {
         0 => "done",
         8 => "partial",
@@ -170,7 +149,7 @@ fn header(html: &mut Html, record: &Record, result: &event::Result<'_>, outcome:
             html.text("Exit code ");
             html.data("exit", &result.exit.to_string(), &result.exit.to_string());
             // Within one host nothing is compared, nor in a dry run.
-            let is_compared = copied.is_none_or(|copied| copied.is_verified);
+            let is_compared = came_to.copied.is_none_or(|copied| copied.is_verified);
             let done = if is_compared { "done, and every byte verified" } else { "done" };
             let meaning = result.failure.as_ref().map_or(done, |failure| failure.code);
             html.text(&format!(": {meaning}"));
@@ -391,10 +370,7 @@ fn hosts(html: &mut Html, record: &Record, span: chart::Span) {
     }
     html.element("ul", &[], |html| {
         for (host, by, seconds, others) in sums.into_iter().take(HOLDERS_MAX) {
-            let what = match by {
-                HeldUpBy::Disk => "disk",
-                HeldUpBy::Link => "link",
-            };
+            let what = by.name();
             let name = record.hosts.get(host).map_or("a host", |host| &host.name);
             let others = if others == 1 { "1 other".to_owned() } else { format!("up to {others} others") };
             html.words("li", "", &format!("{name}: its {what} held up {others} for {}", seconds_words(seconds)));

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Instant, SystemTime};
 
+use super::hosts::Holding;
 use crate::engine::Waits;
 use crate::job::event::HeldUpBy;
 use crate::job::hop::{Hop, Side};
@@ -225,7 +226,7 @@ pub(crate) struct Record {
     pub(crate) began_at: SystemTime,
     /// When the run began, as a time of the log.
     pub(crate) began_micros: u64,
-    /// Sources and destinations, each with its host.
+    /// Sources and destinations, each with its host, which may be empty.
     pub(crate) route: [Vec<(String, String)>; 2],
     pub(crate) tracks: Vec<Track>,
     tracks_of: HashMap<u32, usize>,
@@ -255,11 +256,6 @@ impl Record {
     /// Returns the seconds since the run began.
     pub(crate) fn now(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
-    }
-
-    /// Sets the sources and destinations, each with its host, which may be empty.
-    pub(crate) fn set_route(&mut self, from: Vec<(String, String)>, to: Vec<(String, String)>) {
-        self.route = [from, to];
     }
 
     /// Records a line shown to the user.
@@ -319,9 +315,8 @@ impl Record {
         })
     }
 
-    /// Records the state of each of several hosts. `held` is the host for which others wait, the cause, and how many
-    /// wait.
-    pub(crate) fn hosts(&mut self, hosts: &[HostShown], held: Option<(usize, HeldUpBy, usize)>) {
+    /// Records the state of each of several hosts, and the host for which others wait.
+    pub(super) fn hosts(&mut self, hosts: &[HostShown], holding: Option<Holding>) {
         let at = self.now();
         for shown in &hosts[self.hosts.len().min(hosts.len())..hosts.len().min(TRACKS_MAX)] {
             self.hosts.push(HostRecord { name: shown.host.clone(), changes: Vec::new(), received: 0 });
@@ -335,7 +330,7 @@ impl Record {
                 _ => host.changes[CHANGES_MAX - 1] = (at, shown.standing),
             }
         }
-        let Some((host, by, others)) = held else { return };
+        let Some(Holding { host, by, others }) = holding else { return };
         match self.held.last_mut() {
             Some(last) if (last.host, last.by) == (host, by) && at - last.to <= HELD_GAP_S => {
                 (last.to, last.others) = (at, last.others.max(others));
@@ -411,8 +406,9 @@ mod tests {
         let mut record = Record::new("rdcp");
         let host =
             |name: &str, standing| HostShown { host: name.to_owned(), standing, received: 5, written: 0, before: None };
+        let holding = Holding { host: 1, by: HeldUpBy::Disk, others: 1 };
         for standing in [HostStanding::Receiving, HostStanding::Receiving, HostStanding::Done] {
-            record.hosts(&[host("a", standing), host("b", standing)], Some((1, HeldUpBy::Disk, 1)));
+            record.hosts(&[host("a", standing), host("b", standing)], Some(holding));
         }
         assert_eq!(record.held.len(), 1);
         let standings: Vec<_> = record.hosts[0].changes.iter().map(|(_, standing)| *standing).collect();

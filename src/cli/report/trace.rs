@@ -35,6 +35,12 @@ struct Event {
     args: Value,
 }
 
+impl Event {
+    fn new(name: String, ph: &'static str, ts: u64, (pid, tid): (usize, usize), args: Value) -> Self {
+        Self { name, ph, ts, dur: None, pid, tid, s: None, args }
+    }
+}
+
 impl Trace {
     /// Makes the file, still without a name.
     ///
@@ -82,22 +88,15 @@ impl Places {
 
     /// Returns events that give hosts and threads their names.
     fn names(&self) -> Vec<Event> {
-        let name = |what: &str, pid: usize, tid: usize, name: &str| Event {
-            name: what.to_owned(),
-            ph: "M",
-            ts: 0,
-            dur: None,
-            pid,
-            tid,
-            s: None,
-            args: json!({ "name": name }),
+        let name = |what: &str, place: (usize, usize), name: &str| {
+            Event::new(what.to_owned(), "M", 0, place, json!({ "name": name }))
         };
-        let here = name("process_name", HERE, 0, "this host");
-        let hosts = self.hosts.iter().map(|(host, &pid)| name("process_name", pid, 0, host));
+        let here = name("process_name", (HERE, 0), "this host");
+        let hosts = self.hosts.iter().map(|(host, &pid)| name("process_name", (pid, 0), host));
         let threads = self
             .threads
             .iter()
-            .map(|((pid, about), &tid)| name("thread_name", *pid, tid, if about.is_empty() { "run" } else { about }));
+            .map(|((pid, about), &tid)| name("thread_name", (*pid, tid), if about.is_empty() { "run" } else { about }));
         [here].into_iter().chain(hosts).chain(threads).collect()
     }
 }
@@ -147,15 +146,9 @@ fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Ev
     let mut open: BTreeMap<(usize, usize), Vec<Open>> = BTreeMap::new();
     let mut sorted: Vec<&Entry> = entries.iter().collect();
     sorted.sort_by_key(|entry| entry.at);
-    let span = |(pid, tid): (usize, usize), Open { step, from, text }: Open, to: u64, last: Value| Event {
-        name: step.name().to_owned(),
-        ph: "X",
-        ts: from,
+    let span = |place: (usize, usize), Open { step, from, text }: Open, to: u64, last: Value| Event {
         dur: Some(to.saturating_sub(from)),
-        pid,
-        tid,
-        s: None,
-        args: json!({ "begins": text, "ends": last }),
+        ..Event::new(step.name().to_owned(), "X", from, place, json!({ "begins": text, "ends": last }))
     };
     for entry in sorted {
         let at = entry.at.saturating_sub(began).min(end);
@@ -184,8 +177,8 @@ fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Ev
     events
 }
 
-fn instant(name: String, ts: u64, (pid, tid): (usize, usize)) -> Event {
-    Event { name, ph: "i", ts, dur: None, pid, tid, s: Some("t"), args: json!({}) }
+fn instant(name: String, ts: u64, place: (usize, usize)) -> Event {
+    Event { s: Some("t"), ..Event::new(name, "i", ts, place, json!({})) }
 }
 
 /// Returns the rate of each end over time, and what it waited for.
@@ -198,15 +191,8 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
             }
             let pid = places.host(&track.names[side]);
             let peer = &track.names[1 - side];
-            let counter = |what: &str, ts: f64, args: Value| Event {
-                name: format!("{what} ({way} {peer})"),
-                ph: "C",
-                ts: micros(ts),
-                dur: None,
-                pid,
-                tid: 0,
-                s: None,
-                args,
+            let counter = |what: &str, ts: f64, args: Value| {
+                Event::new(format!("{what} ({way} {peer})"), "C", micros(ts), (pid, 0), args)
             };
             // The value of a counter holds until its next event.
             for pair in end.series.samples().windows(2) {

@@ -64,7 +64,7 @@ pub struct Found {
 }
 
 /// Asks where at the destination copies would be placed.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Place {
     /// DST as the user gave it.
     #[cbor(n(0), with = "minicbor::bytes")]

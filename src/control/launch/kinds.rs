@@ -1,10 +1,9 @@
-//! The kinds of launchers.
+//! The kinds of launchers, their command lines and their messages.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::sync::Arc;
 
-use super::{Explains, Launch, Launcher};
+use super::{Explains, Launcher};
 
 /// Has ssh end a connection on which nothing has come for 45 s although ssh has asked for an answer.
 const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
@@ -49,11 +48,11 @@ const SSH_FOLLOWS: [&str; 8] = [
     "Warning: Permanently added ",
 ];
 
-/// The command for a task of Slurm on one node. `--overlap`: runs beside other tasks of the allocation, which have all
+/// The template for a task of Slurm on one node. `--overlap`: runs beside other tasks of the allocation, which have all
 /// of its processors. `--unbuffered`: otherwise the daemon at the other end keeps incomplete lines. `--mpi=none` and
 /// `--cpu-bind=none`: the agent is not part of the job's own work, and may use everything that the job has on the node.
 /// `--chdir`: the agent changes to the home directory itself, and the current directory may be missing there.
-const SRUN: [&str; 10] = [
+pub(super) const SRUN: [&str; 14] = [
     "srun",
     "--nodes=1",
     "--ntasks=1",
@@ -64,6 +63,10 @@ const SRUN: [&str; 10] = [
     "--cpu-bind=none",
     "--chdir=/",
     "--nodelist",
+    "%h",
+    "sh",
+    "-c",
+    "%c",
 ];
 
 /// Messages of srun about a task that has ended, and about missing support for binding processors.
@@ -89,79 +92,91 @@ pub(super) fn words_of(command: &OsStr) -> Result<Vec<OsString>, String> {
     Ok(words.into_iter().map(OsString::from).collect())
 }
 
-/// ssh, or a program that takes a host and a command as ssh does.
+/// How a launcher is given the host and the command.
 #[derive(Clone, Debug)]
-pub(super) struct Shell {
-    /// The command and its first arguments.
-    pub words: Vec<OsString>,
-    /// ssh's options, as the user gave them.
-    pub options: Vec<OsString>,
-    /// Whether the launcher starts only agents, regardless of ssh's configuration for logins.
-    pub is_bare: bool,
+pub(super) enum Kind {
+    /// Behind its words, as with ssh.
+    Shell {
+        /// ssh's options, as the user gave them.
+        options: Vec<OsString>,
+        /// Whether the launcher starts only agents, regardless of ssh's configuration for logins.
+        is_bare: bool,
+    },
+    /// As a task of `srun`, within a Slurm allocation. The words are the template [`SRUN`].
+    Slurm,
+    /// In its words, which are a template: `%h` stands for the host, `%c` for the command.
+    Template,
 }
 
-impl Shell {
-    /// Returns the options that are given to ssh after the user's options, which take precedence.
-    fn additions(&self) -> Vec<&'static str> {
-        if !self.is_ssh() {
-            return Vec::new();
-        }
-        // Without these, a host that is cut off is noticed only when the system gives up the connection, after about a
-        // quarter of an hour.
-        let mut additions = SSH_ALIVE.to_vec();
-        if self.is_bare {
-            additions.extend(SSH_BARE);
-            // This option would also clear forwardings of the command line.
-            if !self.words.iter().skip(1).chain(&self.options).any(|word| is_forward(word)) {
-                additions.extend(SSH_NO_FORWARDS);
+impl Launcher {
+    /// Whether this is ssh, whose options and messages are known.
+    pub(super) fn is_ssh(&self) -> bool {
+        matches!(self.kind, Kind::Shell { .. }) && self.name() == "ssh"
+    }
+
+    /// Returns the complete command line on this host that runs `command` on `host`.
+    pub(super) fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
+        let Kind::Shell { options, is_bare } = &self.kind else {
+            return self.words.iter().map(|word| filled(word, host, command)).collect();
+        };
+        let mut words = [&self.words[..], options].concat();
+        let forwards = words.iter().skip(1).any(|word| is_forward(word));
+        // The user's options take precedence over those that come after them.
+        if self.is_ssh() {
+            // Without these, a host that is cut off is noticed only when the system gives up the connection, after
+            // about a quarter of an hour.
+            words.extend(SSH_ALIVE.map(OsString::from));
+            if *is_bare {
+                words.extend(SSH_BARE.map(OsString::from));
+                // This option would also clear forwardings of the command line.
+                if !forwards {
+                    words.extend(SSH_NO_FORWARDS.map(OsString::from));
+                }
             }
         }
-        additions
+        words.extend([host.to_owned(), command.to_owned()]);
+        words
     }
 
-    fn is_ssh(&self) -> bool {
-        std::path::Path::new(&self.words[0]).file_name() == Some(OsStr::new("ssh"))
-    }
-}
-
-/// Whether a word requests a forwarding from ssh.
-fn is_forward(word: &OsStr) -> bool {
-    let word = word.to_string_lossy();
-    let option = word.strip_prefix("-o").unwrap_or(&word).trim_start();
-    SSH_FORWARDS.iter().any(|forward| match forward.strip_prefix('-') {
-        Some(_) => word.starts_with(forward),
-        None => option.get(..forward.len()).is_some_and(|name| name.eq_ignore_ascii_case(forward)),
-    })
-}
-
-impl Launch for Shell {
-    fn program(&self) -> &OsStr {
-        &self.words[0]
+    /// Reports whether the command is interpreted by a shell on the host, of whatever kind.
+    pub fn has_shell(&self) -> bool {
+        match self.kind {
+            // Only ssh is known to hand the command to a shell.
+            Kind::Shell { .. } => self.is_ssh(),
+            Kind::Slurm | Kind::Template => self.words.windows(2).any(|two| two[0] == "-c" && two[1] == "%c"),
+        }
     }
 
-    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
-        let additions: Vec<OsString> = self.additions().iter().map(OsString::from).collect();
-        [&self.words[..], &self.options, &additions, &[host.to_owned(), command.to_owned()]].concat()
+    /// Returns the command-line option that selects this launcher, for messages.
+    pub fn option(&self) -> &'static str {
+        match self.kind {
+            Kind::Shell { .. } => "--rsh",
+            Kind::Slurm | Kind::Template => "--launcher",
+        }
     }
 
-    /// Only ssh is known to hand the command to a shell.
-    fn has_shell(&self) -> bool {
-        self.is_ssh()
+    /// Returns the same launcher in a form that never asks the user and fails instead. `None` if there is no such form.
+    pub fn unasking(&self) -> Option<Self> {
+        match &self.kind {
+            Kind::Shell { options, is_bare } if self.is_ssh() && self.words.len() == 1 => {
+                // These come first, because ssh uses the first of two settings of the same option.
+                let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
+                let kind = Kind::Shell { options: [&quiet, &options[..]].concat(), is_bare: *is_bare };
+                Some(Self { words: self.words.clone(), kind })
+            }
+            _ => None,
+        }
     }
 
-    fn option(&self) -> &'static str {
-        "--rsh"
+    /// Reports whether a line is a routine message of the launcher that explains nothing.
+    pub(super) fn is_noise(&self, line: &str) -> bool {
+        matches!(self.kind, Kind::Slurm)
+            && line.starts_with("srun: ")
+            && SRUN_NOISE.iter().any(|words| line.contains(words))
     }
 
-    fn unasking(&self) -> Option<Launcher> {
-        let is_ssh = self.words.len() == 1 && self.is_ssh();
-        // These come first, because ssh uses the first of two settings of the same option.
-        let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
-        let same = || Self { options: [&quiet, &self.options[..]].concat(), ..self.clone() };
-        is_ssh.then(|| Launcher(Arc::new(same())))
-    }
-
-    fn reason_of(&self, cause: &str, text: &str) -> Option<String> {
+    /// Returns an earlier, more specific reason for a cause. `text` is all the output available.
+    pub(super) fn reason_of(&self, cause: &str, text: &str) -> Option<String> {
         let find = |words| text.lines().map(str::trim).find(|line| line.contains(words));
         let is_key = self.is_ssh() && cause.starts_with(SSH_KEY_REFUSED);
         let reason = is_key.then(|| find(SSH_KEY_REASON)).flatten()?.trim_end_matches('.');
@@ -171,7 +186,8 @@ impl Launch for Shell {
         })
     }
 
-    fn explains(&self, line: &str) -> Option<Explains> {
+    /// Returns what a line of the launcher's own explains; `None` if the line is not known.
+    pub(super) fn explains(&self, line: &str) -> Option<Explains> {
         let begins = |beginnings: &[&str]| beginnings.iter().any(|beginning| line.starts_with(beginning));
         if !self.is_ssh() {
             None
@@ -185,104 +201,60 @@ impl Launch for Shell {
     }
 }
 
-/// `srun`, within a Slurm allocation.
-#[derive(Debug)]
-pub(super) struct Slurm;
-
-impl Launch for Slurm {
-    fn program(&self) -> &OsStr {
-        SRUN[0].as_ref()
-    }
-
-    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
-        let words = SRUN.iter().copied().map(OsStr::new).chain([host]);
-        words.chain(["sh".as_ref(), "-c".as_ref(), command]).map(OsStr::to_owned).collect()
-    }
-
-    fn has_shell(&self) -> bool {
-        true
-    }
-
-    fn option(&self) -> &'static str {
-        "--launcher"
-    }
-
-    fn is_noise(&self, line: &str) -> bool {
-        SRUN_NOISE.iter().any(|words| line.starts_with("srun: ") && line.contains(words))
-    }
-
-    fn is_apart(&self) -> bool {
-        true
-    }
+/// Whether a word requests a forwarding from ssh.
+fn is_forward(word: &OsStr) -> bool {
+    let word = word.to_string_lossy();
+    let option = word.strip_prefix("-o").unwrap_or(&word).trim_start();
+    SSH_FORWARDS.iter().any(|forward| match forward.strip_prefix('-') {
+        Some(_) => word.starts_with(forward),
+        None => option.get(..forward.len()).is_some_and(|name| name.eq_ignore_ascii_case(forward)),
+    })
 }
 
-/// Any other command, as a template.
-#[derive(Debug)]
-pub(super) struct Template {
-    words: Vec<OsString>,
-}
-
-impl Template {
-    pub(super) fn new(template: &OsStr) -> Result<Self, String> {
-        let mut words = words_of(template)?;
-        let mut has_host = false;
-        let mut has_command = false;
-        for word in &words {
-            let bytes = word.as_bytes();
-            let mut at = 0;
-            while let Some(next) = bytes[at..].iter().position(|&byte| byte == b'%') {
-                at += next + 2;
-                match bytes.get(at - 1) {
-                    Some(b'h') => has_host = true,
-                    Some(b'c') => has_command = true,
-                    Some(b'%') => {}
-                    _ => {
-                        return Err(
-                            "has a % that is not part of %h (the host), %c (the command to run there) or %%".to_owned()
-                        );
-                    }
+/// Checks a template, and splits it into words.
+pub(super) fn template_words(template: &OsStr) -> Result<Vec<OsString>, String> {
+    let mut words = words_of(template)?;
+    let mut has_host = false;
+    let mut has_command = false;
+    for word in &words {
+        let bytes = word.as_bytes();
+        let mut at = 0;
+        while let Some(next) = bytes[at..].iter().position(|&byte| byte == b'%') {
+            at += next + 2;
+            match bytes.get(at - 1) {
+                Some(b'h') => has_host = true,
+                Some(b'c') => has_command = true,
+                Some(b'%') => {}
+                _ => {
+                    return Err(
+                        "has a % that is not part of %h (the host), %c (the command to run there) or %%".to_owned()
+                    );
                 }
             }
         }
-        if !has_host {
-            return Err("names no host; give ssh, slurm, or a command in which %h stands for the host".to_owned());
-        }
-        if !has_command {
-            words.push("%c".into());
-        }
-        Ok(Self { words })
     }
+    if !has_host {
+        return Err("names no host; give ssh, slurm, or a command in which %h stands for the host".to_owned());
+    }
+    if !has_command {
+        words.push("%c".into());
+    }
+    Ok(words)
 }
 
-impl Launch for Template {
-    fn program(&self) -> &OsStr {
-        &self.words[0]
+/// Puts the host and the command into a word of a template.
+fn filled(word: &OsStr, host: &OsStr, command: &OsStr) -> OsString {
+    let (mut text, mut is_special) = (Vec::new(), false);
+    for &byte in word.as_bytes() {
+        match (is_special, byte) {
+            (true, b'h') => text.extend(host.as_bytes()),
+            (true, b'c') => text.extend(command.as_bytes()),
+            (false, b'%') => {}
+            _ => text.push(byte),
+        }
+        is_special = !is_special && byte == b'%';
     }
-
-    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
-        let filled = |word: &OsString| {
-            let (mut text, mut is_special) = (Vec::new(), false);
-            for &byte in word.as_bytes() {
-                match (is_special, byte) {
-                    (true, b'h') => text.extend(host.as_bytes()),
-                    (true, b'c') => text.extend(command.as_bytes()),
-                    (false, b'%') => {}
-                    _ => text.push(byte),
-                }
-                is_special = !is_special && byte == b'%';
-            }
-            OsString::from_vec(text)
-        };
-        self.words.iter().map(filled).collect()
-    }
-
-    fn has_shell(&self) -> bool {
-        self.words.windows(2).any(|two| two[0] == "-c" && two[1] == "%c")
-    }
-
-    fn option(&self) -> &'static str {
-        "--launcher"
-    }
+    OsString::from_vec(text)
 }
 
 #[cfg(test)]
@@ -292,7 +264,7 @@ mod tests {
     #[test]
     fn a_launcher_is_split_as_a_shell_would() {
         let launcher = Launcher::new(OsStr::new("/opt/my\\ ssh -o 'A b' \"c d\""), Vec::new()).expect("words");
-        assert_eq!(launcher.0.words("h".as_ref(), "a".as_ref()), ["/opt/my ssh", "-o", "A b", "c d", "h", "a"]);
+        assert_eq!(launcher.words("h".as_ref(), "a".as_ref()), ["/opt/my ssh", "-o", "A b", "c d", "h", "a"]);
         assert_eq!(launcher.name(), "my ssh");
         assert!(Launcher::new(OsStr::new("ssh 'x"), Vec::new()).is_err());
         assert!(Launcher::new(OsStr::new(" "), Vec::new()).is_err());
@@ -302,8 +274,7 @@ mod tests {
     fn an_agent_s_ssh_has_no_terminal_nor_forwardings() {
         let given = |command: &str, options: &[&str]| {
             let options = options.iter().map(OsString::from).collect();
-            let words =
-                Launcher::bare(OsStr::new(command), options).expect("words").0.words("h".as_ref(), "a".as_ref());
+            let words = Launcher::bare(OsStr::new(command), options).expect("words").words("h".as_ref(), "a".as_ref());
             words.join(OsStr::new(" ")).into_string().expect("text")
         };
         let alive = "-o ServerAliveInterval=15 -o ServerAliveCountMax=3";
@@ -322,14 +293,14 @@ mod tests {
         assert_eq!(given("rsh", &["-v"]), "rsh -v h a");
         // A launcher that is not only for agents keeps the settings of ssh's configuration.
         let launcher = Launcher::new(OsStr::new("ssh"), Vec::new()).expect("words");
-        assert_eq!(launcher.0.words("h".as_ref(), "a".as_ref()).join(OsStr::new(" ")), *format!("ssh {alive} h a"));
+        assert_eq!(launcher.words("h".as_ref(), "a".as_ref()).join(OsStr::new(" ")), *format!("ssh {alive} h a"));
     }
 
     #[test]
     fn only_ssh_can_be_told_to_ask_nothing() {
         let launcher = |text: &str| Launcher::new(OsStr::new(text), vec!["-v".into()]).expect("words");
         let quiet = launcher("/usr/bin/ssh").unasking().expect("ssh");
-        let words = quiet.0.words("h".as_ref(), "a".as_ref());
+        let words = quiet.words("h".as_ref(), "a".as_ref());
         assert_eq!(words[..4], ["/usr/bin/ssh", "-o", "BatchMode=yes", "-v"]);
         assert!(launcher("ssh -x").unasking().is_none() && launcher("rsh").unasking().is_none());
         assert!(launcher("ssh -x").has_shell() && !launcher("rsh").has_shell());
@@ -339,7 +310,7 @@ mod tests {
     fn a_template_has_the_host_and_what_is_run() {
         let words = |template: &str| {
             let launcher = Launcher::template(template.as_ref())?;
-            Ok::<_, String>((launcher.0.words("h1".as_ref(), "run %h".as_ref()), launcher.has_shell()))
+            Ok::<_, String>((launcher.words("h1".as_ref(), "run %h".as_ref()), launcher.has_shell()))
         };
         let expect = |template: &str, expected: &[&str], has_shell: bool| {
             let expected = expected.iter().map(OsString::from).collect::<Vec<_>>();
@@ -377,18 +348,19 @@ mod tests {
             "srun: error: h2: task 0: Exited with exit code 7",
             "srun: cluster configuration lacks support for cpu binding",
         ];
-        assert!(noise.iter().all(|line| Slurm.is_noise(line)));
+        let slurm = Launcher::slurm();
+        assert!(noise.iter().all(|line| slurm.is_noise(line)));
         assert!(
-            !Slurm.is_noise(
+            !slurm.is_noise(
                 "srun: error: Unable to create step for job 7: Requested node configuration is not available"
             )
         );
-        assert!(!Slurm.is_noise("sh: 1: Exited with exit code: not found"));
+        assert!(!slurm.is_noise("sh: 1: Exited with exit code: not found"));
     }
 
     #[test]
     fn a_task_of_slurm_gets_one_word_for_its_shell() {
-        let words = Launcher::slurm().0.words("n1".as_ref(), "a 'b c'".as_ref());
+        let words = Launcher::slurm().words("n1".as_ref(), "a 'b c'".as_ref());
         assert_eq!(words[words.len() - 5..], ["--nodelist", "n1", "sh", "-c", "a 'b c'"]);
     }
 }

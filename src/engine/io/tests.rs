@@ -46,12 +46,12 @@ fn ask(shared: &Arc<Shared>, direct: &DirectReads, buffers: &mut Vec<Buffer>) {
 
 #[test]
 fn more_reads_than_are_done_at_once() {
-    for means in [Means::Best, Means::Threads] {
+    for ring in [true, false] {
         let parts = DEPTH * 3;
         let (shared, data) = cold(parts * CHUNK - 1000);
         let (_pool, mut buffers) = Pool::new(parts as u32, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
         let (jobs, queue) = unbounded();
-        let direct = DirectReads::new(jobs.downgrade(), means);
+        let direct = DirectReads::new(jobs.downgrade(), ring);
         ask(&shared, &direct, &mut buffers);
         let Some(Parts::File(source)) = &shared.source else { unreachable!("made so") };
         let mut seen = vec![false; parts];
@@ -65,23 +65,23 @@ fn more_reads_than_are_done_at_once() {
             assert!(!std::mem::replace(&mut seen[part.sequence as usize], true), "part {} came twice", part.sequence);
         }
         let direct_bytes = shared.tally.direct_bytes.load(Ordering::Relaxed);
-        assert_eq!(direct_bytes, data.len() as u64, "{means:?}");
+        assert_eq!(direct_bytes, data.len() as u64, "ring: {ring}");
     }
 }
 
 #[test]
 fn who_ends_meanwhile_leaves_nothing_behind() {
-    for means in [Means::Best, Means::Threads] {
+    for ring in [true, false] {
         let (shared, _) = cold(64 * CHUNK);
         let (pool, mut buffers) = Pool::new(64, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
         let (jobs, queue) = unbounded();
-        let direct = DirectReads::new(jobs.downgrade(), means);
+        let direct = DirectReads::new(jobs.downgrade(), ring);
         ask(&shared, &direct, &mut buffers);
         let left = Arc::downgrade(&pool);
         drop((jobs, queue, direct, shared, buffers, pool));
         let deadline = Instant::now() + LIMIT;
         while left.strong_count() > 0 {
-            assert!(Instant::now() < deadline, "{means:?}: the thread still holds {} buffers", left.strong_count());
+            assert!(Instant::now() < deadline, "{ring}: the thread still holds {} buffers", left.strong_count());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -8,17 +8,15 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Copy, entries, names_of, root_of};
-use crate::control::frames::{
-    Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
-};
+use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report};
 use crate::control::join::Joiner;
 use crate::engine::{Figures, View};
-use crate::fault::{Exit, Failure};
+use crate::fault::{Exit, Failure, escaped};
 use crate::fs::direct::write::Written;
 use crate::job::arrivals::some_failed;
 use crate::job::event::{self, Event};
+use crate::job::failures::line_of;
 use crate::job::hop::Side;
-use crate::job::line_of;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
 use crate::job::{HERE, Round, Update};
@@ -51,6 +49,7 @@ const TICK: Duration = Duration::from_millis(100);
 const STOP_MAX: Duration = Duration::from_millis(2500);
 
 /// A host that is to get the tree.
+#[derive(Default)]
 struct Target {
     spec: Spec,
     host: Option<usize>,
@@ -97,8 +96,6 @@ struct Run {
     source_state: BroadcastState,
     source_report: Option<Report>,
     source_failure: Option<Failure>,
-    proof: Option<BroadcastProof>,
-    /// Hops of the chain.
     links: Links,
     /// Ordinary copies, by their hops.
     copies: HashMap<usize, Going>,
@@ -133,7 +130,7 @@ impl Copy<'_> {
         self.observer.begin();
         let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
         let mut run = Run {
-            chain: Chain::of_copies(targets.len(), Duration::ZERO),
+            chain: Chain::of_copies(targets.len()),
             targets,
             nodes: Vec::new(),
             streaming: 0,
@@ -147,8 +144,7 @@ impl Copy<'_> {
             source_state: BroadcastState::default(),
             source_report: None,
             source_failure: None,
-            proof: None,
-            links: Links::default(),
+            links: Links::new(vec![source], self.plan.transfer),
             copies: HashMap::new(),
             kept: HashMap::new(),
         };
@@ -179,26 +175,7 @@ impl Copy<'_> {
             Ok(host) => (Some(host), None),
             Err(failure) => (None, Some(failure)),
         };
-        let (spec, state, placing) = (spec.clone(), BroadcastState::default(), None);
-        let (placed, report, unsent, from, why, unmet, done_after, joiner) = Default::default();
-        let (may_hold_forged, is_replaced) = (false, false);
-        Target {
-            joiner,
-            is_replaced,
-            spec,
-            host,
-            placing,
-            placed,
-            state,
-            report,
-            unsent,
-            failure,
-            from,
-            why,
-            unmet,
-            may_hold_forged,
-            done_after,
-        }
+        Target { spec: spec.clone(), host, failure, ..Target::default() }
     }
 
     fn tell_broadcast(&mut self, found: &[(usize, Found)], targets: &[Target]) -> Result<Ended, Failure> {
@@ -223,8 +200,12 @@ impl Copy<'_> {
         loop {
             let mut is_over = false;
             while let Some(action) = run.chain.poll() {
-                is_over |= action == Action::End;
-                self.act(run, action);
+                match run.links.act(&mut self.job, action) {
+                    Some(Action::Copy { from, to }) => self.copy_node(run, from, to),
+                    Some(Action::Out(node, why)) => self.note_out(run, node, why),
+                    Some(Action::End) => is_over = true,
+                    _ => {}
+                }
             }
             self.tell_joiners(run, is_over);
             if is_over {
@@ -270,39 +251,8 @@ impl Copy<'_> {
         }
     }
 
-    fn act(&mut self, run: &mut Run, action: Action) {
-        match action {
-            Action::Connect { link, from, to } => {
-                let hosts = [run.host(from), run.host(to)];
-                run.links.connect(&mut self.job, self.plan.transfer, link, hosts);
-            }
-            Action::Stop(link) => run.links.stop(&mut self.job, link),
-            Action::Next(node, has_next) => self.tell_node(run, node, Message::BroadcastNext(has_next)),
-            Action::Leave(node) => self.tell_node(run, node, Message::BroadcastLeave),
-            Action::Prove(node) => {
-                if let Some(proof) = run.proof {
-                    self.tell_node(run, node, Message::BroadcastProof(proof));
-                }
-            }
-            Action::Copy { from, to } => self.copy_node(run, from, to),
-            Action::Probe(node) => {
-                let hosts = [run.source, run.host(node)];
-                run.links.probe(&mut self.job, self.plan.transfer, hosts);
-            }
-            Action::Out(node, why) => self.note_out(run, node, why),
-            Action::End => {}
-        }
-    }
-
-    fn tell_node(&mut self, run: &Run, node: Node, message: Message) {
-        let host = run.host(node);
-        if !self.job.hosts[host].gone {
-            self.job.send(host, message);
-        }
-    }
-
     fn note_out(&mut self, run: &mut Run, node: Node, why: Why) {
-        let label = self.label(run.host(node));
+        let label = self.label(run.links.hosts[node]);
         if node == SOURCE {
             self.say(&format!("lost {label}, which has the sources"));
             return;
@@ -339,30 +289,24 @@ impl Copy<'_> {
 
     /// Handles an update.
     fn take(&mut self, run: &mut Run, update: Update) -> Result<(), Failure> {
-        if let Update::End(hop, side, Message::Progress { bytes, waits, .. }) = &update
-            && !run.links.is_probe(*hop)
-        {
-            self.observer.measured(&self.job.hops[*hop], *side, *bytes, *waits);
-        }
         match update {
             Update::Arrived(host) => self.ask_arrived(run, host),
             Update::Host(host, message) => match run.is_asked(host) {
                 Some(at) => self.hear_placing(run, at, message),
                 None => self.hear_node(run, host, message),
             },
-            Update::End(hop, side, Message::Progress { bytes, tree, .. }) => run.note_copied(hop, side, bytes, tree),
+            Update::End(hop, side, Message::Progress { bytes, waits, tree }) => {
+                if !run.links.is_probe(hop) {
+                    self.observer.measured(&self.job.hops[hop], side, bytes, waits);
+                }
+                run.note_copied(hop, side, bytes, tree);
+            }
             Update::End(hop, side, Message::EntriesFailed(faults)) if run.copies.contains_key(&hop) => {
                 self.tell_failures(self.job.hops[hop].host(side), &faults);
             }
             Update::End(..) | Update::Agreed => {}
             Update::Say(line) => self.say(&line),
-            Update::Ended(hop, side) => {
-                // The other end may not have noticed the failure.
-                let has_failed = self.job.hops[hop].report(side).is_some_and(|report| report.fault.is_some());
-                if has_failed && !self.job.hops[hop].is_stopping {
-                    self.job.stop(hop, libc::SIGTERM as u8);
-                }
-            }
+            Update::Ended(hop, _) => links::end_failed(&mut self.job, hop),
             Update::Unmet(hop, reason) => {
                 let nodes = run.links.link(hop).and_then(|link| run.chain.ends(link));
                 let nodes = nodes.or(run.copies.get(&hop).map(Going::nodes));
@@ -377,7 +321,7 @@ impl Copy<'_> {
                     return Err(failure);
                 }
                 self.stop_copies_of(run, host);
-                if let Some(node) = run.node_of(host) {
+                if let Some(node) = run.links.node_of(host) {
                     // If the node is done, its tree has been proven, and the host is no longer needed.
                     if node != SOURCE && run.chain.tree(node) != Tree::Done {
                         run.target_mut(node).failure.get_or_insert(failure);
@@ -401,7 +345,7 @@ impl Copy<'_> {
 
     /// Handles a message from a node.
     fn hear_node(&mut self, run: &mut Run, host: usize, message: Message) {
-        let Some(node) = run.node_of(host) else { return };
+        let Some(node) = run.links.node_of(host) else { return };
         let now = run.began.elapsed();
         match message {
             Message::BroadcastState(state) => {
@@ -412,7 +356,7 @@ impl Copy<'_> {
                 }
             }
             Message::BroadcastProof(proof) if node == SOURCE => {
-                let proof = *run.proof.get_or_insert(proof);
+                let proof = *run.links.proof.get_or_insert(proof);
                 run.chain.proof(proof.bytes, proof.tree.is_some());
             }
             Message::BroadcastEnded(report) => {
@@ -459,11 +403,11 @@ impl Copy<'_> {
             self.job.stop(hop, number);
         }
         for node in 0..=run.nodes.len() {
-            self.tell_node(run, node, Message::Signal(number));
+            run.links.tell(&mut self.job, node, Message::Signal(number));
         }
-        let is_open = |node: &Node| !self.job.hosts[run.host(*node)].gone && run.target(*node).report.is_none();
+        let is_open = |node: &Node| !self.job.hosts[run.links.hosts[*node]].gone && run.target(*node).report.is_none();
         let open = (1..=run.streaming).filter(is_open);
-        let mut left: HashSet<usize> = open.map(|node| run.host(node)).collect();
+        let mut left: HashSet<usize> = open.map(|node| run.links.hosts[node]).collect();
         let (mut kept, deadline) = (run.kept.clone(), Instant::now() + STOP_MAX);
         // A host that keeps sending messages without ending is waited for no longer than a silent host.
         while Instant::now() < deadline && (!left.is_empty() || run.copies.keys().any(|&hop| self.job.is_heard(hop))) {
@@ -483,7 +427,7 @@ impl Copy<'_> {
             }
         }
         // A host that had to begin anew may have the whole tree by now.
-        let lacks = |host: &usize| run.node_of(*host).is_some_and(|node| run.target(node).done_after.is_none());
+        let lacks = |host: &usize| run.links.node_of(*host).is_some_and(|node| run.target(node).done_after.is_none());
         kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum()
     }
 
@@ -501,7 +445,7 @@ impl Copy<'_> {
     }
 
     fn show_hosts(&mut self, run: &Run) {
-        let shown: Vec<HostShown> = run.targets.iter().enumerate().map(|(at, target)| run.shown(at, target)).collect();
+        let shown: Vec<HostShown> = (0..run.targets.len()).map(|at| run.shown(at)).collect();
         self.observer.show_hosts(&shown, run.source_state.received, run.source_state.has_all, run.began.elapsed());
     }
 
@@ -517,7 +461,7 @@ impl Copy<'_> {
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
-                let label = crate::fault::escaped(spec.host());
+                let label = escaped(spec.host());
                 let own =
                     failure.as_ref().and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
                 let failure = failure.or_else(|| source_failure.clone()).unwrap_or_else(|| {
@@ -632,19 +576,8 @@ impl Run {
         &mut self.targets[self.nodes[node - 1]]
     }
 
-    /// Returns the number of a node's host.
-    fn host(&self, node: Node) -> usize {
-        match node {
-            SOURCE => self.source,
-            node => self.target(node).host.expect("it is a node"),
-        }
-    }
-
-    fn node_of(&self, host: usize) -> Option<Node> {
-        (0..=self.nodes.len()).find(|&node| self.host(node) == host)
-    }
-
-    fn shown(&self, at: usize, target: &Target) -> HostShown {
+    fn shown(&self, at: usize) -> HostShown {
+        let target = &self.targets[at];
         let node = self.nodes.iter().position(|&other| other == at).map(|at| at + 1);
         let tree = node.map(|node| self.chain.tree(node));
         let standing = match (tree, &target.failure) {
@@ -658,7 +591,7 @@ impl Run {
             (Some(Tree::Open), _) => HostStanding::Receiving,
         };
         HostShown {
-            host: crate::fault::escaped(target.spec.host()),
+            host: escaped(target.spec.host()),
             standing,
             // For a host that gets an ordinary copy, this is the progress of that copy.
             received: target.state.tree.as_ref().map_or(0, |tree| tree.done.bytes).max(target.state.received),

@@ -27,8 +27,9 @@ pub(super) enum ReportingEnd {
 }
 
 /// Progress of a copy.
+#[derive(Default)]
 pub(super) struct Progress {
-    began: Instant,
+    began: Option<Instant>,
     /// Total of all sources, if they are known to be files.
     known: Option<Amount>,
     /// Amount copied by the sessions that are over.
@@ -58,33 +59,12 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn new(is_compared: bool) -> Self {
-        Self {
-            began: Instant::now(),
-            known: None,
-            before: Amount::default(),
-            before_sent: 0,
-            has_more: false,
-            is_tree: false,
-            done: Amount::default(),
-            kept_bytes: 0,
-            found: Amount::default(),
-            has_found_all: false,
-            may_send_more: false,
-            is_compared,
-            files_rate: Rate::default(),
-            done_rate: Rate::default(),
-            payload_bytes: 0,
-            uncounted_since: None,
-            waits_before: Waits::default(),
-            waits: Waits::default(),
-            rate: Rate::default(),
-            name: Vec::new(),
-        }
+        Self { is_compared, ..Self::default() }
     }
 
-    /// Sets the total of the copy, if it is known beforehand.
+    /// Begins the copy. `known`: its total, if that is known beforehand.
     pub(super) fn expect(&mut self, known: Option<Amount>) {
-        (self.known, self.began) = (known, Instant::now());
+        (self.known, self.began) = (known, Some(Instant::now()));
     }
 
     /// Begins a session. `waits`: those of the sessions before it.
@@ -184,7 +164,7 @@ impl Progress {
                 files_per_second: self.files_rate.bytes_per_second(),
             }),
             waits: self.rate.waits(),
-            seconds: self.began.elapsed().as_secs(),
+            seconds: self.began.map_or(0, |began| began.elapsed().as_secs()),
             name: self.name.clone(),
             no_link: None,
         }

@@ -81,3 +81,13 @@ pub enum HeldUpBy {
     /// The link to the host from the host before it.
     Link,
 }
+
+impl HeldUpBy {
+    /// Returns the part's name, as in the schema.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Link => "link",
+        }
+    }
+}

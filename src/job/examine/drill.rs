@@ -22,8 +22,8 @@ use crate::control::tunnel::Passing;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::hop::Side;
-use crate::job::{EndOf, HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update, told};
-use crate::measure::{Finding, Level, What};
+use crate::job::{HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update};
+use crate::measure::{Finding, Fix};
 use crate::options::TransferOptions;
 
 /// Size of the file that is copied, the rate, and the number of bytes after which a fault is made: in the middle of
@@ -217,7 +217,12 @@ impl Drill<'_> {
             let line = format!("cannot create {place}; set TMPDIR to a directory that exists on both hosts");
             return Err(Failure::new(Exit::Destination, line));
         }
-        Ok(vec![self.cut()?, self.flip()?, self.full()?, self.kill()?])
+        Ok(vec![
+            self.damaged("lane", Damage::Cut, "a connection was cut during a copy")?,
+            self.damaged("bit", Damage::Flip, "a bit was flipped during a copy")?,
+            self.full()?,
+            self.kill()?,
+        ])
     }
 
     /// Removes the directory on the other host, also after an interruption. A lost agent is started again for that.
@@ -256,14 +261,6 @@ impl Drill<'_> {
         format!("{}/{name}", self.there_at).into_bytes()
     }
 
-    fn cut(&mut self) -> Result<Finding, Failure> {
-        self.damaged("lane", Damage::Cut, "a connection was cut during a copy")
-    }
-
-    fn flip(&mut self) -> Result<Finding, Failure> {
-        self.damaged("bit", Damage::Flip, "a bit was flipped during a copy")
-    }
-
     /// Checks that a copy damaged on its way arrives whole, and that an end has noticed the damage.
     fn damaged(&mut self, about: &'static str, damage: Damage, done: &str) -> Result<Finding, Failure> {
         self.job.tamper = Some(Tamper::new(damage));
@@ -280,7 +277,7 @@ impl Drill<'_> {
             (false, _) => went.said(),
         };
         let is_survived = is_done && is_equal && !went.noticed.is_empty();
-        Ok(finding(about, is_survived, done, format!("{noticed}; {copy}")))
+        Ok(finding(about, is_survived, done, &format!("{noticed}; {copy}")))
     }
 
     /// Copies to a full disk. The copy must report that and leave no partial file under its name, and the next copy
@@ -302,7 +299,7 @@ impl Drill<'_> {
         let next = self.send("next")?;
         let is_survived = is_noticed && !is_there && next.is_well() && self.is_equal("next")?;
         let seen = format!("{}; {}{}", went.said(), if is_there { HALF } else { "" }, next.as_next());
-        Ok(finding("disk", is_survived, &done, seen))
+        Ok(finding("disk", is_survived, &done, &seen))
     }
 
     /// Makes a file system that is visible only to one of this drill's processes, and lasts as long as that process. It
@@ -331,7 +328,7 @@ impl Drill<'_> {
         let next = self.send("agent")?;
         let is_survived = is_noticed && !is_there && next.is_well() && self.is_equal("agent")?;
         let seen = format!("{}; {}{}", went.said(), if is_there { HALF } else { "" }, next.as_next());
-        Ok(finding("agent", is_survived, "the agent was killed during a copy", seen))
+        Ok(finding("agent", is_survived, "the agent was killed during a copy", &seen))
     }
 
     fn is_there(&mut self, path: &str) -> Result<bool, Failure> {
@@ -364,11 +361,8 @@ impl Drill<'_> {
 
     /// Copies a file by a session of its own. The error is a signal.
     fn copy(&mut self, from: usize, source: Vec<u8>, to: usize, path: Vec<u8>) -> Result<Went, Failure> {
-        let job = &mut self.job;
-        let end = |host: usize, what| EndOf { host, stage: None, name: job.hosts[host].label(), job: what };
-        let (sender, receiver) =
-            (end(from, frames::Job::SendFile { path: source }), end(to, frames::Job::ReceiveFile { path }));
-        let hop = job.connect(sender, receiver, &self.transfer, false);
+        let jobs = [frames::Job::SendFile { path: source }, frames::Job::ReceiveFile { path }];
+        let hop = self.job.session([from, to], jobs, &self.transfer);
         let mut deadline = Instant::now() + COPY_MAX;
         let (mut noticed, mut failure, mut is_killed) = (Vec::new(), None, false);
         while !self.job.is_settled(hop) {
@@ -405,7 +399,7 @@ impl Drill<'_> {
                 None => {}
             }
         }
-        let fault = self.job.hops[hop].first_fault().map(|(host, fault)| told(&self.job.hosts[host].name, fault));
+        let fault = self.job.hops[hop].first_fault().map(|(host, fault)| self.job.failure(host, fault));
         let outcome = failure.or(fault).map_or(Ok(()), Err);
         self.job.forget_hops();
         Ok(Went { outcome, noticed })
@@ -448,7 +442,7 @@ impl Drill<'_> {
                 Some(Update::Host(_, Message::StageEnded { stage, report })) if stage == number => {
                     return match report.fault {
                         None => Ok(report.code == Some(0)),
-                        Some(fault) => Err(told(&self.job.hosts[self.there].name, &fault)),
+                        Some(fault) => Err(self.job.failure(self.there, &fault)),
                     };
                 }
                 // An agent that was given up before its successor was started.
@@ -464,9 +458,20 @@ impl Drill<'_> {
     }
 }
 
-fn finding(about: &'static str, is_survived: bool, done: &str, seen: String) -> Finding {
-    let level = if is_survived { Level::Ok } else { Level::Failure };
-    Finding::about("drill", about, level, What::Drill { done: done.to_owned(), seen, is_survived })
+fn finding(about: &str, is_survived: bool, done: &str, seen: &str) -> Finding {
+    let found = format!("{done}: {seen}");
+    let finding = if is_survived {
+        Finding::well("drill", "drill-survived", found)
+    } else {
+        Finding::failure(
+            "drill",
+            "drill-failed",
+            found,
+            "the fault was not detected, or not survived",
+            Fix::advice("run it again; if it fails again, report it with the output of rddoctor --drill --json"),
+        )
+    };
+    finding.about(about)
 }
 
 #[cfg(test)]

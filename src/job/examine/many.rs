@@ -12,9 +12,9 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::{EXAMINE_MAX, Examiner, NoWay, speed};
-use crate::control::frames::{self, Message, Report};
+use crate::control::frames::{Message, Report};
 use crate::fault::{Exit, Failure};
-use crate::job::{EndOf, HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update, told};
+use crate::job::{HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update};
 use crate::measure::matrix::{Matrix, Measured, round, rounds, sampled};
 use crate::measure::{Facts, Path, Speed};
 use crate::options::TransferOptions;
@@ -120,11 +120,9 @@ impl Many {
     fn arrive(&mut self, hosts: &[OsString], tell: &mut dyn FnMut(Step)) -> Result<(), Failure> {
         for host in hosts {
             self.found.push(Ok(Path::default()));
-            match self.job().host(host) {
-                Ok(number) => self.numbers.push(number),
-                // The launcher cannot be run, so every host would fail.
-                Err(failure) => return Err(failure),
-            }
+            // If the launcher cannot be run, every host would fail.
+            let number = self.job().host(host)?;
+            self.numbers.push(number);
         }
         let mut done = 0;
         let mut failed = Vec::new();
@@ -177,7 +175,7 @@ impl Many {
             let facts = match answers.remove(&number) {
                 Some(Message::Examined(bytes)) => Facts::decode(&bytes),
                 Some(Message::Failed(fault)) => {
-                    let failure = told(&self.job().hosts[number].name, &fault);
+                    let failure = self.job().failure(number, &fault);
                     self.fail(number, failure);
                     continue;
                 }
@@ -260,7 +258,7 @@ impl Many {
         Ok(())
     }
 
-    /// Measures the rate from memory to `/dev/null`, from the first host to the second of each pair, all pairs at once.
+    /// Measures the rate from the first host to the second of each pair, all pairs at once.
     fn measure_at_once(
         &mut self,
         measured: &mut Vec<Measured>,
@@ -271,13 +269,8 @@ impl Many {
         let is_there: Vec<bool> = (0..self.numbers.len()).map(|at| self.found[at].is_ok()).collect();
         let mut begun = Vec::new();
         for (from, to) in pairs.into_iter().filter(|&(from, to)| is_there[from] && is_there[to]) {
-            let send = frames::Job::SendMemory { millis: lasting.as_millis() as u32 };
-            let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
             let numbers = [from, to].map(|at| self.numbers[at]);
-            let job = self.job();
-            let end = |host: usize, what| EndOf { host, stage: None, name: job.hosts[host].label(), job: what };
-            let (sender, receiver) = (end(numbers[0], send), end(numbers[1], receive));
-            begun.push((from, to, job.connect(sender, receiver, transfer, false)));
+            begun.push((from, to, self.job().begin_measuring(numbers, lasting, transfer)));
         }
         let mut unmet: HashMap<usize, String> = HashMap::new();
         let mut deadline = Instant::now() + lasting + PAIR_EXTRA;
@@ -325,8 +318,7 @@ impl Many {
             return Err(format!("still running {} s after it should have ended", PAIR_EXTRA.as_secs()));
         }
         if let Some((host, fault)) = job.hops[hop].first_fault() {
-            let failure = told(&job.hosts[host].name, fault);
-            return Err(failure.message.unwrap_or_else(|| "the measurement was stopped".to_owned()));
+            return Err(job.failure(host, fault).message.unwrap_or_else(|| "the measurement was stopped".to_owned()));
         }
         let (hop, no_end) = (&job.hops[hop], || "neither end reported a result".to_owned());
         let figures = hop.told().map(Report::moved).ok_or_else(no_end)?;

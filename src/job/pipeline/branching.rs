@@ -9,8 +9,7 @@ use crate::fault::{Exit, Failure};
 use crate::job::arrivals::some_failed;
 use crate::job::copy::broadcast::branches::{Branches, Feed, Lag, Standing};
 use crate::job::event::{self, Event};
-use crate::job::line_of;
-use crate::job::told;
+use crate::job::failures::line_of;
 
 /// Options of a stream that goes to several hosts.
 #[derive(Clone, Copy, Debug)]
@@ -76,15 +75,6 @@ impl Pipeline<'_> {
         }
         let lag = if drops_slow { Lag::Dropped } else { Lag::Held };
         self.branches = Some(Branches::begin(&mut self.job, feed, &branches, (lag, stall, disk_bytes), plan.transfer));
-    }
-
-    /// Reports whether all hosts that can be reached are connected.
-    pub(super) fn are_branches_connected(&self) -> bool {
-        self.branches.as_ref().is_none_or(Branches::are_connected)
-    }
-
-    pub(super) fn are_branches_over(&self) -> bool {
-        self.branches.as_ref().is_none_or(Branches::are_over)
     }
 
     /// Does what the chain requires, and ends commands that will not get the whole stream.
@@ -168,12 +158,12 @@ impl Pipeline<'_> {
     pub(super) fn judge_branches(&mut self, is_explained: bool) -> Option<Failure> {
         let first = self.plan.branching.as_ref()?.first;
         let count = self.stages.len() - first;
-        if let Some(fault) = self.branches.as_ref().and_then(Branches::source_fault)
+        if let Some(branches) = &self.branches
+            && let Some(fault) = branches.source_fault()
             && fault.own
             && Exit::from_code(fault.exit) == Exit::Source
         {
-            let host = self.branches.as_ref().map_or(0, Branches::source);
-            return Some(told(&self.job.hosts[host].name, fault));
+            return Some(self.job.failure(branches.source(), fault));
         }
         let failures: Vec<Failure> =
             (first..self.stages.len()).filter_map(|number| self.branch_failure(number)).collect();
@@ -220,7 +210,7 @@ impl Pipeline<'_> {
                 Some(named(Failure::new(Exit::Partial, line)))
             }
             Standing::Done if stage.end.is_some() => None,
-            Standing::Failed(Ok(fault)) => Some(named(told(&stage.spec.host, &fault))),
+            Standing::Failed(Ok(fault)) => Some(named(self.job.failure(stage.host, &fault))),
             Standing::Failed(Err(reason)) => Some(named(Failure::new(Exit::LinkLost, reason))),
             Standing::Done | Standing::Open => {
                 Some(named(Failure::new(Exit::LinkLost, "had not finished when the pipeline ended".to_owned())))

@@ -9,7 +9,7 @@ use crate::fault::escaped;
 use crate::job::targets;
 
 /// One argument.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spec {
     /// The host's name for the launcher; empty for this host.
     pub(crate) host: OsString,

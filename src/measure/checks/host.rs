@@ -2,8 +2,11 @@
 
 use rustix::io::Errno;
 
-use crate::measure::facts::Facts;
-use crate::measure::finding::{Finding, Level, What};
+use super::{is_like, load};
+use crate::fault::os;
+use crate::measure::facts::{Facts, Interface};
+use crate::measure::finding::{Finding, Fix, Level};
+use crate::measure::words::{gib, joined, link_rate};
 
 /// Maximum number of interfaces that are listed.
 const LISTED_MAX: usize = 4;
@@ -27,26 +30,35 @@ const ALWAYS_RDMA: usize = 4;
 const CAPPED_PERCENT: u64 = 90;
 
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
-    let system = if facts.system.is_empty() { "Linux".to_owned() } else { facts.system.clone() };
-    let what = What::Host {
-        system,
-        kernel: facts.kernel.clone(),
-        processors: facts.processors,
-        memory_kib: facts.memory_kib,
-        is_container: facts.is_container,
-    };
-    vec![Finding::new("host", Level::Ok, what)]
+    let parts = [
+        if facts.system.is_empty() { "Linux".to_owned() } else { facts.system.clone() },
+        format!("kernel {}", facts.kernel),
+        if facts.processors > 0 { format!("{} processors", facts.processors) } else { String::new() },
+        if facts.memory_kib > 0 { gib(facts.memory_kib) } else { String::new() },
+        if facts.is_container { "a container".to_owned() } else { String::new() },
+    ];
+    vec![Finding::well("host", "host", joined(parts, ", "))]
 }
 
 pub(super) fn network(facts: &Facts) -> Vec<Finding> {
     let mut up: Vec<_> = facts.interfaces.iter().filter(|interface| interface.is_up).collect();
     if up.is_empty() {
-        return vec![Finding::new("network", Level::Warning, What::NoInterface)];
+        return vec![Finding::warning(
+            "network",
+            "no-interface",
+            "no network interface is up",
+            "no other host can be reached",
+            Fix::advice("ip link set dev INTERFACE up, and give it an address; `ip link` lists the interfaces"),
+        )];
     }
     // The sort is stable: interfaces with the same rate stay in the order of their names.
     up.sort_by_key(|interface| std::cmp::Reverse(interface.rate_mbps));
-    let told = up.iter().take(LISTED_MAX).map(|interface| (interface.name.clone(), interface.rate_mbps, interface.mtu));
-    vec![Finding::new("network", Level::Ok, What::Interfaces(told.collect()))]
+    let told = |interface: &&Interface| {
+        let mtu = if interface.mtu > 0 { format!("MTU {}", interface.mtu) } else { String::new() };
+        joined([interface.name.clone(), link_rate(interface.rate_mbps), mtu], " ")
+    };
+    let told: Vec<String> = up.iter().take(LISTED_MAX).map(told).collect();
+    vec![Finding::well("network", "interfaces", told.join(", "))]
 }
 
 pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
@@ -56,16 +68,29 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
             missing.push(name);
         }
     }
+    let installed = || {
+        let release = release(&facts.verbs_library);
+        let found =
+            if release.is_empty() { "rdma-core is installed".to_owned() } else { format!("rdma-core {release}") };
+        Finding::well("libraries", "libraries", found)
+    };
     if facts.devices.is_empty() {
-        let none = if missing.is_empty() {
-            What::Libraries { release: release(&facts.verbs_library) }
+        let libraries = if missing.is_empty() {
+            installed()
         } else {
-            What::LibrariesNotNeeded
+            let found = "rdma-core is not installed, and nothing here needs it";
+            Finding::well("libraries", "libraries-not-needed", found)
         };
-        return vec![Finding::new("rdma", Level::Ok, What::NoDevice), Finding::new("libraries", Level::Ok, none)];
+        return vec![Finding::well("rdma", "no-device", "no RDMA device; data goes over TCP"), libraries];
     }
     if !missing.is_empty() {
-        return vec![Finding::new("libraries", Level::Failure, What::LibrariesMissing { missing })];
+        return vec![Finding::failure(
+            "libraries",
+            "libraries-missing",
+            format!("{} not found", missing.join(" and ")),
+            "without rdma-core, the RDMA device cannot be used, and data goes over TCP",
+            install(facts, "libibverbs1 librdmacm1 ibverbs-providers", "libibverbs librdmacm rdma-core"),
+        )];
     }
     let mut findings = Vec::new();
     for device in &facts.devices {
@@ -75,18 +100,35 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
         let Some(provider) = known.map(|(_, _, provider)| *provider).or(software) else { continue };
         // A machine that keeps its drivers elsewhere shows no drivers at all.
         if !facts.providers.is_empty() && !facts.providers.iter().any(|name| name == provider) {
-            findings.push(Finding::about(
+            let finding = Finding::failure(
                 "libraries",
-                &device.name,
-                Level::Failure,
-                What::ProviderMissing { provider },
-            ));
+                "provider-missing",
+                format!("libibverbs has no {provider} driver"),
+                "programs do not see the device, and data goes over TCP",
+                install(facts, "ibverbs-providers", "libibverbs rdma-core"),
+            );
+            findings.push(finding.about(&device.name));
         }
     }
     if findings.is_empty() {
-        findings.push(Finding::new("libraries", Level::Ok, What::Libraries { release: release(&facts.verbs_library) }));
+        findings.push(installed());
     }
     findings
+}
+
+/// Returns how this host installs a package, which has one name in Debian and another in Red Hat.
+fn install(facts: &Facts, debian: &str, red_hat: &str) -> Fix {
+    if is_like(facts, &["debian", "ubuntu"]) {
+        Fix::Run(format!("apt-get install -y {debian}"))
+    } else if is_like(facts, &["fedora", "rhel", "centos", "amzn"]) {
+        Fix::Run(format!("dnf install -y {red_hat}"))
+    } else if is_like(facts, &["suse", "opensuse", "sles"]) {
+        Fix::Run(format!("zypper --non-interactive install {red_hat}"))
+    } else if is_like(facts, &["arch"]) {
+        Fix::command("pacman -S --needed --noconfirm rdma-core")
+    } else {
+        Fix::advice("install rdma-core: libibverbs with its drivers, and librdmacm")
+    }
 }
 
 /// Returns the release of rdma-core: `libibverbs.so.1.14.44.0` belongs to rdma-core 44.0.
@@ -107,20 +149,32 @@ pub(super) fn modules(facts: &Facts) -> Vec<Finding> {
         let Some(interface) = facts.interfaces.iter().find(|interface| interface.driver == *driver && !used) else {
             continue;
         };
-        let what =
-            What::AdapterWithoutModule { interface: interface.name.clone(), driver: interface.driver.clone(), module };
-        findings.push(Finding::about("modules", &interface.name, Level::Warning, what));
+        let name = &interface.name;
+        let finding = Finding::warning(
+            "modules",
+            "adapter-without-module",
+            format!("{name} ({driver}) can do RDMA, but {module} is not loaded"),
+            "data goes over TCP, which is slower and takes more processor time",
+            load(module),
+        );
+        findings.push(finding.about(name));
     }
     if facts.devices.is_empty() {
         return findings;
     }
     for (is_there, module) in [(facts.has_uverbs, "ib_uverbs"), (facts.has_ucm, "rdma_ucm")] {
         if !is_there {
-            findings.push(Finding::new("modules", Level::Failure, What::ModuleMissing { module }));
+            findings.push(Finding::failure(
+                "modules",
+                "module-missing",
+                format!("{module} is not loaded"),
+                "programs need it to use the RDMA device",
+                load(module),
+            ));
         }
     }
     if findings.is_empty() {
-        findings.push(Finding::new("modules", Level::Ok, What::Modules));
+        findings.push(Finding::well("modules", "modules", "ib_uverbs and rdma_ucm are loaded"));
     }
     findings
 }
@@ -130,20 +184,54 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
     // Without the module there is no device file either, and the missing module is reported already.
     let expected = || facts.nodes.iter().filter(|node| facts.has_ucm || !node.name.ends_with("rdma_cm"));
     for node in expected().filter(|node| node.errno != 0) {
-        let (path, is_container) = (format!("/dev/{}", node.name), facts.is_container);
+        let path = format!("/dev/{}", node.name);
         // Another host may send any number.
         let known = (1..4096).contains(&node.errno).then_some(node.errno);
-        let what = match known.map_or(Errno::IO, Errno::from_raw_os_error) {
-            Errno::NOENT => What::NodeMissing { path, is_container },
-            Errno::ACCESS | Errno::PERM => What::NodeDenied { path, is_container },
-            other => What::NodeBroken { path, errno: other.raw_os_error() },
-        };
-        findings.push(Finding::new("nodes", Level::Failure, what));
+        findings.push(unopened(&path, known.map_or(Errno::IO, Errno::from_raw_os_error), facts.is_container));
     }
     if findings.is_empty() && expected().count() > 0 {
-        findings.push(Finding::new("nodes", Level::Ok, What::Nodes { count: expected().count() }));
+        let found = format!("{} device files, all accessible", expected().count());
+        findings.push(Finding::well("nodes", "nodes", found));
     }
     findings
+}
+
+/// Reports a device file that could not be opened.
+fn unopened(path: &str, error: Errno, is_container: bool) -> Finding {
+    let container = || Fix::Do(format!("start the container with --device {path}, or with --device /dev/infiniband"));
+    let (code, found, why, fix) = match error {
+        Errno::NOENT => {
+            let (why, fix) = if is_container {
+                ("the container was started without the device", container())
+            } else {
+                let command =
+                    "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc && udevadm settle";
+                ("programs need it to use the RDMA device", Fix::command(command))
+            };
+            ("node-missing", format!("{path} does not exist"), why, fix)
+        }
+        Errno::ACCESS | Errno::PERM if is_container => (
+            "node-denied",
+            format!("no permission to open {path}"),
+            "the container is not allowed to use the device",
+            container(),
+        ),
+        Errno::ACCESS | Errno::PERM => (
+            "node-denied",
+            format!("this user has no permission to open {path}"),
+            "only root can use RDMA",
+            Fix::Run(format!(
+                "chmod 0666 {path} && printf 'KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"\\n' >/etc/udev/rules.d/90-rdma.rules"
+            )),
+        ),
+        other => (
+            "node-broken",
+            format!("cannot open {path}: {}", os(other)),
+            "RDMA cannot be used",
+            Fix::advice("check the kernel log: dmesg | grep -i -e infiniband -e mlx"),
+        ),
+    };
+    Finding::failure("nodes", code, found, why, fix)
 }
 
 /// Reports that verbs do not answer, although everything that they need seems to be present.
@@ -166,27 +254,47 @@ pub(super) fn verbs(facts: &Facts) -> Vec<Finding> {
     {
         return Vec::new();
     }
-    vec![Finding::new("verbs", Level::Failure, What::VerbsFailed { reason: facts.no_rdma.clone() })]
+    vec![Finding::failure(
+        "verbs",
+        "verbs-failed",
+        format!("RDMA cannot be used: {}", facts.no_rdma),
+        "there is a device with an address, but verbs fail on it",
+        Fix::advice("ibv_devinfo -v shows what the library detects, dmesg what the driver reports"),
+    )]
 }
 
 pub(super) fn cpu(facts: &Facts) -> Vec<Finding> {
     let cpu = &facts.cpu;
     if cpu.governors.is_empty() {
-        return vec![Finding::new("cpu", Level::Ok, What::CpuUnknown)];
+        return vec![Finding::well("cpu", "cpu-unknown", "the system manages the frequency itself")];
     }
-    let (governors, driver) = (cpu.governors.clone(), cpu.driver.clone());
+    let governors = format!("governor {}", cpu.governors.join(", "));
     let mut findings = Vec::new();
-    let saves = governors.iter().any(|governor| governor != "performance");
+    let saves = cpu.governors.iter().any(|governor| governor != "performance");
     if saves && facts.is_fast() {
-        findings.push(Finding::new("cpu", Level::Warning, What::GovernorSaves { governors, driver }));
+        let driver = if cpu.driver.is_empty() { String::new() } else { format!("(driver {})", cpu.driver) };
+        findings.push(Finding::warning(
+            "cpu",
+            "governor-saves",
+            joined([governors.clone(), driver], " "),
+            "processors in power-saving states add latency, and limit the rate of fast links",
+            Fix::command("echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor >/dev/null"),
+        ));
     }
     if cpu.allowed_khz > 0 && cpu.allowed_khz / CAPPED_PERCENT < cpu.most_khz / 100 && facts.is_fast() {
-        let what = What::CpuCapped { allowed_khz: cpu.allowed_khz, most_khz: cpu.most_khz };
-        findings.push(Finding::new("cpu", Level::Warning, what));
+        findings.push(Finding::warning(
+            "cpu",
+            "cpu-capped",
+            format!("limited to {:.1} of {:.1} GHz", cpu.allowed_khz as f64 / 1e6, cpu.most_khz as f64 / 1e6),
+            "encrypting and copying data is only as fast as the processors",
+            Fix::command(
+                "for d in /sys/devices/system/cpu/cpu*/cpufreq; do cat \"$d/cpuinfo_max_freq\" >\"$d/scaling_max_freq\"; done",
+            ),
+        ));
     }
     if findings.is_empty() {
-        let what = What::Cpu { governors: cpu.governors.clone(), most_khz: cpu.most_khz };
-        findings.push(Finding::new("cpu", Level::Ok, what));
+        let most = if cpu.most_khz > 0 { format!("{:.1} GHz", cpu.most_khz as f64 / 1e6) } else { String::new() };
+        findings.push(Finding::well("cpu", "cpu", joined([governors, most], ", ")));
     }
     findings
 }

@@ -1,8 +1,9 @@
 //! Checks of memory: how much may be locked, and how much can be registered.
 
 use crate::measure::facts::Facts;
-use crate::measure::finding::{Finding, Level, What};
+use crate::measure::finding::{Finding, Fix};
 use crate::measure::gather::WANTED_BYTES;
+use crate::measure::words::{gib, joined, phrase, time};
 
 /// Locked memory in bytes below which the original programs did not start. This program uses a smaller pool instead.
 const RECOMMENDED_BYTES: u64 = 16_500 << 10;
@@ -10,56 +11,122 @@ const RECOMMENDED_BYTES: u64 = 16_500 << 10;
 /// Locked memory in bytes below which a session does not use RDMA: the smallest pool, and what its lanes lock.
 const USELESS_BYTES: u64 = 5 << 20;
 
+/// Allows programs to lock as much memory as they ask for, from the next login on.
+const MEMLOCK_FIX: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf # then log in again";
+
+/// The same for sessions started by sshd, which may ignore the limits.
+const MEMLOCK_FIX_SSH: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf; \
+    grep -qs pam_limits.so /etc/pam.d/sshd || printf 'session required pam_limits.so\\n' >>/etc/pam.d/sshd # then log in again";
+
+fn kilobytes(bytes: u64) -> String {
+    format!("{} kB", bytes >> 10)
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+/// Returns how to raise the limit on locked memory.
+fn raise_limit(facts: &Facts) -> Fix {
+    if facts.is_container {
+        Fix::advice("start the container with --ulimit memlock=-1")
+    } else if facts.ssh.is_empty() {
+        Fix::command(MEMLOCK_FIX)
+    } else {
+        Fix::command(MEMLOCK_FIX_SSH)
+    }
+}
+
 pub(super) fn memlock(facts: &Facts) -> Vec<Finding> {
-    let one = |level, what| vec![Finding::new("memlock", level, what)];
-    let Some(limit) = facts.memlock else { return one(Level::Ok, What::MemlockUnknown) };
+    vec![limit(facts)]
+}
+
+fn limit(facts: &Facts) -> Finding {
+    let Some(limit) = facts.memlock else {
+        return Finding::well("memlock", "memlock-unknown", "the system does not report the limit");
+    };
     // siw counts what root locks as well.
     let is_free = facts.is_root && !facts.devices.iter().any(|device| device.name.starts_with("siw"));
     let Some(soft) = limit.soft.filter(|_| !is_free) else {
-        return one(Level::Ok, What::MemlockUnlimited { is_root: limit.soft.is_some() });
+        let found = if limit.soft.is_some() { "no limit for this user" } else { "unlimited" };
+        return Finding::well("memlock", "memlock-unlimited", found);
     };
-    let (hard, is_ssh) = (limit.hard, !facts.ssh.is_empty());
     if facts.devices.is_empty() {
-        return one(Level::Ok, What::Memlock { soft, is_needed: false });
+        return Finding::well("memlock", "memlock", format!("{}; only RDMA needs more", kilobytes(soft)));
     }
+    if soft >= WANTED_BYTES.max(RECOMMENDED_BYTES) {
+        return Finding::well("memlock", "memlock", kilobytes(soft));
+    }
+    let session = if facts.ssh.is_empty() { "" } else { " in an ssh session" };
+    let hard = match limit.hard {
+        Some(hard) if hard == soft => String::new(),
+        Some(hard) => format!(", hard limit {}", kilobytes(hard)),
+        None => ", hard limit unlimited: `ulimit -l unlimited` raises it for a shell".to_owned(),
+    };
+    let found = format!("{}{session}{hard}", kilobytes(soft));
     if soft < USELESS_BYTES {
-        return one(Level::Failure, What::MemlockNone { soft, hard, is_ssh });
+        let why = "too little for RDMA, which locks its memory (at least 5120 kB, better 16500 kB); data goes over TCP";
+        return Finding::failure("memlock", "memlock-none", found, why, raise_limit(facts));
     }
-    if soft < WANTED_BYTES.max(RECOMMENDED_BYTES) {
-        return one(Level::Warning, What::MemlockSmall { soft, hard, wanted: WANTED_BYTES, is_ssh });
-    }
-    one(Level::Ok, What::Memlock { soft, is_needed: true })
+    let found = format!("{found}; {} recommended", kilobytes(WANTED_BYTES));
+    let why = if soft < RECOMMENDED_BYTES {
+        "below 16500 kB, the buffer pool for RDMA is so small that throughput drops"
+    } else {
+        "the buffer pool for RDMA is smaller than it should be"
+    };
+    Finding::warning("memlock", "memlock-small", found, why, raise_limit(facts))
 }
 
 pub(super) fn registration(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &facts.devices {
         let Some(done) = &device.registration else { continue };
-        let (level, what) = if done.bytes >= done.wanted_bytes {
-            (Level::Ok, What::Registered { bytes: done.bytes, micros: done.micros })
+        let (bytes, wanted, reason) = (mebibytes(done.bytes), mebibytes(done.wanted_bytes), &done.reason);
+        let finding = if done.bytes >= done.wanted_bytes {
+            Finding::well("registration", "registered", format!("{bytes} in {}", time(done.micros)))
         } else if done.bytes > 0 {
-            let (bytes, wanted, reason) = (done.bytes, done.wanted_bytes, done.reason.clone());
-            (Level::Warning, What::RegisteredLess { bytes, wanted, reason })
+            Finding::warning(
+                "registration",
+                "registered-less",
+                format!("{bytes} of {wanted}: {reason}"),
+                "the buffer pool for RDMA shrinks to that size",
+                raise_limit(facts),
+            )
         } else {
-            (Level::Failure, What::NotRegistered { wanted: done.wanted_bytes, reason: done.reason.clone() })
+            Finding::failure(
+                "registration",
+                "not-registered",
+                format!("none of {wanted}: {reason}"),
+                "RDMA cannot be used, and data goes over TCP",
+                if reason.contains("locked memory") {
+                    raise_limit(facts)
+                } else {
+                    Fix::advice("check the kernel log: dmesg | grep -i -e infiniband -e mlx")
+                },
+            )
         };
-        findings.push(Finding::about("registration", &device.name, level, what));
+        findings.push(finding.about(&device.name));
     }
     let has_mlx4 = facts.devices.iter().any(|device| device.driver == "mlx4_core");
     if let Some(bytes) = facts.mlx4_bytes.filter(|bytes| has_mlx4 && bytes >> 10 < facts.memory_kib) {
-        let what = What::Mlx4Small { bytes, memory_kib: facts.memory_kib };
-        findings.push(Finding::new("registration", Level::Warning, what));
+        findings.push(Finding::warning(
+            "registration",
+            "mlx4-small",
+            format!("mlx4 can register {} of {}", gib(bytes >> 10), gib(facts.memory_kib)),
+            "programs that register a lot of memory fail",
+            Fix::command("echo 'options mlx4_core log_num_mtt=24' >/etc/modprobe.d/mlx4_core.conf # then restart"),
+        ));
     }
     findings
 }
 
 pub(super) fn huge_pages(facts: &Facts) -> Vec<Finding> {
     let huge = &facts.huge;
-    let what = What::HugePages {
-        total: huge.total,
-        free: huge.free,
-        size_kib: huge.size_kib,
-        transparent: huge.transparent.clone(),
+    let reserved = if huge.total == 0 {
+        "none reserved".to_owned()
+    } else {
+        format!("{} of {} free, {} each", huge.free, huge.total, mebibytes(huge.size_kib << 10))
     };
-    vec![Finding::new("hugepages", Level::Ok, what)]
+    let parts = [reserved, phrase("transparent:", &huge.transparent), "none needed".to_owned()];
+    vec![Finding::well("hugepages", "huge-pages", joined(parts, ", "))]
 }

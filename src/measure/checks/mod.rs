@@ -13,7 +13,7 @@ mod tcp;
 pub use path::compare;
 
 use super::facts::Facts;
-use super::finding::Finding;
+use super::finding::{Finding, Fix};
 
 /// Runs the checks of a host, in the order in which their findings are reported.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
@@ -38,6 +38,16 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         host::cpu,
     ];
     checks.iter().flat_map(|check| check(facts)).collect()
+}
+
+/// Whether a host's distribution is one of these, or descends from one.
+fn is_like(facts: &Facts, names: &[&str]) -> bool {
+    facts.family.split([' ', '"']).any(|id| names.contains(&id))
+}
+
+/// Returns a command that loads a module now and at every boot.
+fn load(module: &str) -> Fix {
+    Fix::Run(format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf"))
 }
 
 #[cfg(test)]

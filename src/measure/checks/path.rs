@@ -1,12 +1,17 @@
 //! Checks of the path between two hosts.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use rd_proto::control::ERRNO_MAX;
 
 use super::tcp::tcp;
+use crate::fault::os_number;
 use crate::measure::counters::compare_counters;
-use crate::measure::facts::{Address, Device, Facts, Interface, Pci};
-use crate::measure::finding::{Finding, Level, Outcome, What};
+use crate::measure::facts::{Address, Device, Facts, Interface, Pci, RdmaAddress};
+use crate::measure::finding::{Finding, Fix, Level, Outcome};
 use crate::measure::probe::Attempt;
+use crate::measure::words::{joined, link_rate, rate_words, time};
 use crate::measure::{Path, Speed};
 use crate::transport::is_inner;
 
@@ -24,10 +29,15 @@ const ETHERNET_BYTES: u64 = 14 + 4 + 8 + 12;
 /// The same for RDMA packets: BTH, ICRC, and the headers that carry them.
 const RDMA_HEADER_BYTES: u64 = 12 + 4 + 20 + 8 + ETHERNET_BYTES;
 
-/// Runs the checks of the path between two hosts, in the order in which their findings are reported.
-pub fn compare(path: &Path) -> Vec<Finding> {
-    let checks: [fn(&Path) -> Vec<Finding>; 7] = [agent, duplicates, subnets, route, mtus, reach, bandwidth];
-    let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(path)).collect();
+/// Ports that are proposed if the user names none.
+const PORTS: RangeInclusive<u16> = 47_000..=47_099;
+
+/// Runs the checks of the path between two hosts, in the order in which their findings are reported. `ports`: those
+/// that the user has named.
+pub fn compare(path: &Path, ports: Option<&RangeInclusive<u16>>) -> Vec<Finding> {
+    let mut findings =
+        [agent(path), duplicates(path), subnets(path), route(path), mtus(path), reach(path, ports), bandwidth(path)]
+            .concat();
     let counted = counters(path);
     findings.extend(tcp(path, &counted));
     findings.extend(counted);
@@ -44,16 +54,29 @@ fn counters(path: &Path) -> Vec<Finding> {
 }
 
 fn agent(path: &Path) -> Vec<Finding> {
-    let micros = path.agent_micros;
-    let program = path.there.program.clone();
-    let mut findings = vec![if micros > AGENT_SLOW_MICROS {
-        Finding::new("ssh", Level::Warning, What::AgentSlow { micros })
+    let (here, there) = (&path.here.program, &path.there.program);
+    let after = time(path.agent_micros);
+    let mut findings = vec![if path.agent_micros > AGENT_SLOW_MICROS {
+        Finding::warning(
+            "ssh",
+            "agent-slow",
+            format!("the agent answered after {after}"),
+            "every copy takes that long to start",
+            Fix::advice(
+                "ssh -v shows what it waits for: often UseDNS or GSSAPIAuthentication; set them to `no` in sshd_config",
+            ),
+        )
     } else {
-        Finding::new("ssh", Level::Ok, What::Agent { micros, program })
+        Finding::well("ssh", "agent", format!("the agent answered in {after}, rdma-pipe {there}"))
     }];
-    if path.here.program != path.there.program {
-        let what = What::Versions { here: path.here.program.clone(), there: path.there.program.clone() };
-        findings.push(Finding::new("versions", Level::Warning, what));
+    if here != there {
+        findings.push(Finding::warning(
+            "versions",
+            "versions",
+            format!("rdma-pipe {here} here, {there} there"),
+            "features that only one of them has cannot be used",
+            Fix::advice("install the same release on both hosts"),
+        ));
     }
     findings
 }
@@ -80,12 +103,16 @@ fn duplicates(path: &Path) -> Vec<Finding> {
     for ours in up(&path.here) {
         for theirs in up(&path.there) {
             for address in ours.addresses.iter().filter(|own| theirs.addresses.iter().any(|it| it.ip == own.ip)) {
-                let what = What::AddressTwice {
-                    address: address.ip.to_string(),
-                    here: ours.name.clone(),
-                    there: theirs.name.clone(),
-                };
-                findings.push(Finding::new("addresses", Level::Failure, what));
+                let ip = address.ip;
+                findings.push(Finding::failure(
+                    "addresses",
+                    "address-twice",
+                    format!("both {} here and {} there have {ip}", ours.name, theirs.name),
+                    "packets to it reach either of the two hosts, or neither",
+                    Fix::Do(format!(
+                        "give one of the two another address: ip address del {ip}/BITS dev INTERFACE, ip address add"
+                    )),
+                ));
             }
         }
     }
@@ -94,19 +121,28 @@ fn duplicates(path: &Path) -> Vec<Finding> {
 
 fn subnets(path: &Path) -> Vec<Finding> {
     let (here, there) = (&path.here.rdma, &path.there.rdma);
-    let one = |level, what| vec![Finding::new("subnets", level, what)];
     if here.is_empty() != there.is_empty() {
         let without = if here.is_empty() { &path.here.host } else { &path.there.host };
-        return one(Level::Ok, What::RdmaOneSided { without: without.clone() });
+        let found = format!("{without} has no RDMA; data goes over TCP");
+        return vec![Finding::well("subnets", "rdma-one-sided", found)];
     }
     let shared = here.iter().any(|ours| there.iter().any(|theirs| ours.address.shares_subnet(&theirs.address)));
     if here.is_empty() || shared || path.is_one_machine {
         return Vec::new();
     }
-    let told = |all: &[crate::measure::facts::RdmaAddress]| {
-        all.iter().map(|known| format!("{}/{}", known.address.ip, known.address.prefix_bits)).collect()
+    let told = |all: &[RdmaAddress]| {
+        let told = all.iter().map(|known| format!("{}/{}", known.address.ip, known.address.prefix_bits));
+        told.collect::<Vec<_>>().join(", ")
     };
-    one(Level::Warning, What::SubnetMissing { here: told(here), there: told(there) })
+    vec![Finding::warning(
+        "subnets",
+        "subnet-missing",
+        format!("RDMA addresses here: {}; there: {}", told(here), told(there)),
+        "no two are in the same subnet, so data needs a router, which InfiniBand cannot have",
+        Fix::advice(
+            "give both ends of the fast network addresses in one subnet: ip address add ADDRESS/BITS dev INTERFACE",
+        ),
+    )]
 }
 
 /// Reports which interface ssh uses, and which interface the data would use.
@@ -116,109 +152,237 @@ fn route(path: &Path) -> Vec<Finding> {
     let best = near(path).max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
     let Some((ours, theirs, _)) = best else { return Vec::new() };
     let rate = ours.rate_mbps.min(theirs.rate_mbps);
+    let told = |interface: &Interface, rate_mbps: u32| joined([interface.name.clone(), link_rate(rate_mbps)], " ");
+    let by_ssh = told(ssh, ssh.rate_mbps);
     // If both are equally fast, the interface that ssh uses is as good.
-    let data = if rate > ssh.rate_mbps { (theirs.name.clone(), rate) } else { (ssh.name.clone(), ssh.rate_mbps) };
-    let what = What::Route { ssh: (ssh.name.clone(), ssh.rate_mbps), data };
-    vec![Finding::new("route", Level::Ok, what)]
+    let found = if rate > ssh.rate_mbps && theirs.name != ssh.name {
+        format!("ssh uses {by_ssh}, the data {}", told(theirs, rate))
+    } else {
+        format!("ssh and the data use {by_ssh}")
+    };
+    vec![Finding::well("route", "route", found)]
 }
 
 fn mtus(path: &Path) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = Vec::new();
     // An MTU of 0 is unknown.
     let differ = |ours: &Interface, theirs: &Interface| ours.mtu != theirs.mtu && ours.mtu > 0 && theirs.mtu > 0;
-    for (ours, theirs, _) in near(path).filter(|(ours, theirs, _)| differ(ours, theirs)) {
-        let what = What::MtuDiffers { here: (ours.name.clone(), ours.mtu), there: (theirs.name.clone(), theirs.mtu) };
-        findings.push(Finding::new("path mtu", Level::Warning, what));
-    }
-    findings
+    let finding = |(ours, theirs, _): (&Interface, &Interface, &Address)| {
+        let (less, more) = if ours.mtu < theirs.mtu { (ours, theirs) } else { (theirs, ours) };
+        Finding::warning(
+            "path mtu",
+            "mtu-differs",
+            format!("{} here has MTU {}, {} there has {}", ours.name, ours.mtu, theirs.name, theirs.mtu),
+            "large packets are dropped silently, and connections stall",
+            Fix::Do(format!("ip link set dev {} mtu {} on the host where it is {}", less.name, more.mtu, less.mtu)),
+        )
+    };
+    near(path).filter(|(ours, theirs, _)| differ(ours, theirs)).map(finding).collect()
 }
 
-fn reach(path: &Path) -> Vec<Finding> {
+/// Returns the attempts that were made; none if no port could be opened for them.
+fn attempts(tried: Option<&Result<Vec<Attempt>, String>>) -> &[Attempt] {
+    tried.and_then(|tried| tried.as_deref().ok()).unwrap_or_default()
+}
+
+fn is_connected(attempt: &&Attempt) -> bool {
+    attempt.outcome == Outcome::Connected
+}
+
+fn reach(path: &Path, ports: Option<&RangeInclusive<u16>>) -> Vec<Finding> {
+    let (there, back) = (attempts(path.to_there.as_ref()), attempts(path.to_here.as_ref()));
     let mut findings = Vec::new();
-    let empty = Vec::new();
-    let attempts = |tried: &'_ Option<Result<Vec<Attempt>, String>>| match tried {
-        Some(Ok(attempts)) => Some(attempts.clone()),
-        Some(Err(_)) => Some(Vec::new()),
-        None => None,
-    };
-    let (there, back) = (attempts(&path.to_there), attempts(&path.to_here));
-    if let Some(there) = &there {
-        findings.extend(reach_tcp(path, there, back.as_ref().unwrap_or(&empty)));
-    }
+    findings.extend(reach_tcp(path, ports, there, back));
     for (check, tried) in [("port", &path.to_there), ("port back", &path.to_here)] {
         if let Some(Err(reason)) = tried {
-            findings.push(Finding::new(check, Level::Warning, What::ProbeFailed { reason: reason.clone() }));
+            findings.push(Finding::warning(
+                check,
+                "probe-failed",
+                format!("cannot open a port for the test: {reason}"),
+                "connections were not tested and may fail",
+                Fix::advice("choose free ports: --port-range FIRST-LAST"),
+            ));
         }
     }
-    if path.here.rdma.is_empty() || path.there.rdma.is_empty() {
-        return findings;
-    }
-    let both: Vec<&Attempt> = there.iter().chain(&back).flatten().filter(|attempt| attempt.is_rdma).collect();
-    let hardware =
-        path.here.rdma.iter().any(|known| known.is_hardware) && path.there.rdma.iter().any(|known| known.is_hardware);
-    if let Some(attempt) = both.iter().find(|attempt| attempt.outcome == Outcome::Connected) {
-        let what = What::RdmaReached { address: attempt.address.to_string(), micros: attempt.micros };
-        findings.push(Finding::new("rdma port", Level::Ok, what));
-    } else if !both.is_empty() {
-        let is_roce = path.there.devices.iter().flat_map(|device| &device.ports).any(|port| port.is_roce());
-        let what = What::RdmaNotReached {
-            not: both.iter().map(|attempt| (attempt.address.to_string(), attempt.outcome.clone())).collect(),
-            is_roce,
-            firewall: path.there.firewall.clone(),
-        };
-        let level = if hardware { Level::Failure } else { Level::Warning };
-        findings.push(Finding::new("rdma port", level, what));
+    if !path.here.rdma.is_empty() && !path.there.rdma.is_empty() {
+        findings.extend(reach_rdma(path, there, back));
     }
     findings
 }
 
-fn reach_tcp(path: &Path, there: &[Attempt], back: &[Attempt]) -> Option<Finding> {
-    let tcp: Vec<&Attempt> = there.iter().filter(|attempt| !attempt.is_rdma).collect();
-    let is_near = |ip: IpAddr| near(path).any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip == ip));
-    let bad = |near_only: bool| -> Vec<(String, Outcome)> {
-        let missed = tcp.iter().filter(|attempt| attempt.outcome != Outcome::Connected);
-        let missed = missed.filter(|attempt| !near_only || is_near(attempt.address));
-        missed.map(|attempt| (attempt.address.to_string(), attempt.outcome.clone())).collect()
-    };
-    let firewall = path.there.firewall.clone();
-    if let Some(best) = tcp.iter().find(|attempt| attempt.outcome == Outcome::Connected) {
-        // If this host is not on a network, addresses on that network are expected to be unreachable.
-        let not = bad(true);
-        let (address, micros) = (best.address.to_string(), best.micros);
-        if not.is_empty() {
-            let what = What::Reached { address, micros, addresses: tcp.len() };
-            return Some(Finding::new("port", Level::Ok, what));
-        }
-        return Some(Finding::new("port", Level::Warning, What::ReachedSome { address, micros, not }));
+fn reach_rdma(path: &Path, there: &[Attempt], back: &[Attempt]) -> Option<Finding> {
+    let both: Vec<&Attempt> = there.iter().chain(back).filter(|attempt| attempt.is_rdma).collect();
+    if let Some(attempt) = both.iter().copied().find(is_connected) {
+        let found = format!("{} over rdma_cm in {}", attempt.address, time(attempt.micros));
+        return Some(Finding::well("rdma port", "rdma-reached", found));
     }
-    if tcp.is_empty() {
+    if both.is_empty() {
         return None;
     }
-    let not = bad(false);
-    if back.iter().any(|attempt| !attempt.is_rdma && attempt.outcome == Outcome::Connected) {
-        return Some(Finding::new("port", Level::Warning, What::ReachedBack { not, firewall }));
+    let silent = both.iter().all(|attempt| matches!(attempt.outcome, Outcome::Silent | Outcome::Unreachable(_)));
+    let why = if silent {
+        "both hosts have RDMA, but packets do not arrive; data goes over TCP"
+    } else {
+        "both hosts have RDMA, but they cannot connect with it; data goes over TCP"
+    };
+    let is_roce = path.there.devices.iter().flat_map(|device| &device.ports).any(|port| port.is_roce());
+    let fix = if is_roce {
+        // RoCE v2 always uses this UDP port, whatever port rdma_cm reports.
+        let_in(&path.there.firewall, &(4791..=4791), "udp")
+    } else {
+        Fix::advice(
+            "try `rping -s` there and `rping -c -a ADDRESS` here; for iWARP, firewalls must allow its TCP ports",
+        )
+    };
+    let finding = Finding::failure("rdma port", "rdma-not-reached", missed(&both), why, fix);
+    let has_hardware = |facts: &Facts| facts.rdma.iter().any(|known| known.is_hardware);
+    let is_hardware = has_hardware(&path.here) && has_hardware(&path.there);
+    Some(Finding { level: if is_hardware { Level::Failure } else { Level::Warning }, ..finding })
+}
+
+fn reach_tcp(path: &Path, ports: Option<&RangeInclusive<u16>>, there: &[Attempt], back: &[Attempt]) -> Option<Finding> {
+    let tcp: Vec<&Attempt> = there.iter().filter(|attempt| !attempt.is_rdma).collect();
+    let (reached, mut failed): (Vec<&Attempt>, Vec<&Attempt>) = tcp.iter().copied().partition(is_connected);
+    if let Some(best) = reached.first() {
+        // If this host is not on a network, addresses on that network are expected to be unreachable.
+        let is_near = |ip: IpAddr| near(path).any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip == ip));
+        failed.retain(|attempt| is_near(attempt.address));
+        let found = format!("{} over TCP in {}", best.address, time(best.micros));
+        if failed.is_empty() {
+            let all = if tcp.len() > 1 { format!(", the best of {} addresses", tcp.len()) } else { String::new() };
+            return Some(Finding::well("port", "reached", format!("{found}{all}")));
+        }
+        return Some(Finding::warning(
+            "port",
+            "reached-some",
+            format!("{found}; not reached: {}", missed(&failed)),
+            format!("the data may take a slower network than necessary: {}", in_the_way(&failed)),
+            Fix::advice("check the firewalls and addresses on that network; `ip route get ADDRESS` shows the route"),
+        ));
     }
-    Some(Finding::new("port", Level::Failure, What::NotReached { not, firewall }))
+    if failed.is_empty() {
+        return None;
+    }
+    let after_fix = match ports {
+        Some(_) => String::new(),
+        None => format!("; after the fix, use --port-range {}-{}", PORTS.start(), PORTS.end()),
+    };
+    let fix = let_in(&path.there.firewall, ports.unwrap_or(&PORTS), "tcp");
+    let (obstacle, missed) = (in_the_way(&failed), missed(&failed));
+    if back.iter().any(|attempt| !attempt.is_rdma && is_connected(&attempt)) {
+        return Some(Finding::warning(
+            "port",
+            "reached-back",
+            format!("from here to there: {missed}; the other direction works"),
+            format!("{obstacle}; copies work, because the other end connects instead, but start later{after_fix}"),
+            fix,
+        ));
+    }
+    let why = format!("{obstacle}, in both directions; data goes through ssh, slowly{after_fix}");
+    Some(Finding::failure("port", "not-reached", missed, why, fix))
+}
+
+/// Returns how to allow connections through this firewall. `protocol` is `tcp` or `udp`.
+fn let_in(firewall: &str, ports: &RangeInclusive<u16>, protocol: &str) -> Fix {
+    let (first, last) = (ports.start(), ports.end());
+    let range = |by: &str| if first == last { first.to_string() } else { format!("{first}{by}{last}") };
+    match firewall {
+        "firewall-cmd" => {
+            Fix::Run(format!("firewall-cmd --permanent --add-port={}/{protocol} && firewall-cmd --reload", range("-")))
+        }
+        "ufw" => Fix::Run(format!("ufw allow {}/{protocol}", range(":"))),
+        "nft" => Fix::Run(format!("nft insert rule inet filter input {protocol} dport {} accept", range("-"))),
+        "iptables" => Fix::Run(format!("iptables -I INPUT -p {protocol} --dport {} -j ACCEPT", range(":"))),
+        _ => Fix::Do(format!("open {protocol} ports {} in the firewalls between the two hosts", range("-"))),
+    }
+}
+
+/// Lists failed attempts, such as "10.0.0.2: refused; 10.1.0.2: no answer".
+fn missed(failed: &[&Attempt]) -> String {
+    let told = failed.iter().map(|attempt| {
+        let outcome = match &attempt.outcome {
+            Outcome::Connected => "connected".to_owned(),
+            Outcome::Refused => "refused".to_owned(),
+            Outcome::Silent => "no answer".to_owned(),
+            Outcome::Unreachable(errno @ 1..=ERRNO_MAX) => os_number(*errno),
+            Outcome::Unreachable(_) => "unreachable".to_owned(),
+            Outcome::NoRdma(reason) | Outcome::Other(reason) => reason.clone(),
+        };
+        format!("{}: {outcome}", attempt.address)
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the probable obstacle, judged by what the outcomes have in common.
+fn in_the_way(failed: &[&Attempt]) -> &'static str {
+    let all = |is: fn(&Outcome) -> bool| failed.iter().all(|attempt| is(&attempt.outcome));
+    if all(|outcome| matches!(outcome, Outcome::Silent)) {
+        "a firewall drops the packets"
+    } else if all(|outcome| matches!(outcome, Outcome::Refused)) {
+        "the port was open, so a firewall refuses connections"
+    } else if all(|outcome| matches!(outcome, Outcome::Unreachable(_))) {
+        "there is no route, or a firewall rejects the packets"
+    } else {
+        "a firewall or a missing route"
+    }
 }
 
 fn bandwidth(path: &Path) -> Vec<Finding> {
-    let one = |level, what| vec![Finding::new("bandwidth", level, what)];
     match &path.speed {
         None => Vec::new(),
-        Some(Err(reason)) => one(Level::Failure, What::BandwidthFailed { reason: reason.clone() }),
+        Some(Err(reason)) => vec![Finding::failure(
+            "bandwidth",
+            "bandwidth-failed",
+            format!("could not be measured: {reason}"),
+            "a copy would fail the same way",
+            Fix::advice(
+                "see the checks above; if `ping -M do -s SIZE HOST` works only up to some SIZE, large packets are lost; \
+                 set the same MTU on all interfaces, switches and tunnels of the path (`ip link set INTERFACE mtu 1500`)",
+            ),
+        )],
         Some(Ok(speed)) => {
             let ceiling = ceiling_mbps(path, speed);
             let low = if speed.medium == "rdma" { RDMA_LOW_PERCENT } else { TCP_LOW_PERCENT };
-            let speed = speed.clone();
+            let found = bandwidth_words(speed, ceiling);
             // The processors may be the limit. The share then says nothing about the network, but the rate is just as
             // low.
-            if ceiling > 0 && speed.mbps() < ceiling / 100 * low {
-                one(Level::Warning, What::BandwidthLow { speed, ceiling })
-            } else {
-                one(Level::Ok, What::Bandwidth { speed, ceiling })
+            if ceiling == 0 || speed.mbps() >= ceiling / 100 * low {
+                return vec![Finding::well("bandwidth", "bandwidth", found)];
             }
+            let advice = match speed.limiter.as_str() {
+                "cpu" => "the processors are the limit; use --encrypt never, a faster governor, or RDMA",
+                "wire" | "credits" => {
+                    "look for losses and congestion: ethtool -S INTERFACE, and flow control (PFC) on a RoCE network"
+                }
+                _ => "run rddoctor with a longer --seconds; other traffic or processes may have interfered",
+            };
+            let why = "the link can carry more";
+            vec![Finding::warning("bandwidth", "bandwidth-low", found, why, Fix::advice(advice))]
         }
     }
+}
+
+/// Describes the bandwidth. `ceiling`: the most that the link allows, in Mbit/s; 0 if unknown.
+fn bandwidth_words(speed: &Speed, ceiling: u64) -> String {
+    let rate = rate_words(speed.bytes as f64 / speed.micros.max(1) as f64 * 1e6);
+    let share = speed.mbps().saturating_mul(100).checked_div(ceiling);
+    let of = share.map(|share| format!("{share} % of the link's {}", rate_words(ceiling as f64 * 1e6 / 8.0)));
+    let of = of.unwrap_or_default();
+    let limiter = match speed.limiter.as_str() {
+        "source" => "limited by reading memory",
+        "cpu" => "limited by processors",
+        "credits" | "sink" => "limited by the receiver",
+        "wire" => "limited by the network",
+        _ => "",
+    };
+    let medium = match speed.medium.as_str() {
+        "rdma" => "RDMA",
+        "rdma-software" => "RDMA in software",
+        "tcp" if speed.is_encrypted => "TCP, encrypted",
+        "tcp" => "TCP",
+        _ => "",
+    };
+    let through = if speed.is_tunneled { "through ssh" } else { "" };
+    joined([rate, medium.to_owned(), through.to_owned(), of, limiter.to_owned()], ", ")
 }
 
 /// Returns what the slower end's link or bus can carry as payload, in Mbit/s; 0 if no hardware reports its rate.

@@ -7,8 +7,9 @@
 use super::path::ceiling_mbps;
 use crate::measure::Path;
 use crate::measure::facts::{Facts, TcpSettings};
-use crate::measure::finding::{Finding, Level, Outcome, What};
+use crate::measure::finding::{Finding, Fix, Outcome};
 use crate::measure::probe::Attempt;
+use crate::measure::words::{joined, link_rate, time};
 
 /// A buffer is this many times as large as its window. The rest is for the kernel's own structures, with the default of
 /// tcp_adv_win_scale.
@@ -26,6 +27,9 @@ const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
 const MIB: u64 = 1 << 20;
 
+/// Added to a fix, because a setting is lost at a restart unless a file has it.
+const KEEP: &str = "# a file in /etc/sysctl.d keeps it";
+
 /// Checks TCP, given the findings about the counters of both hosts (`counted`). Reports nothing if the data does not go
 /// by TCP between two hosts, or if a round trip or a rate was not measured.
 pub(super) fn tcp(path: &Path, counted: &[Finding]) -> Vec<Finding> {
@@ -41,16 +45,21 @@ pub(super) fn tcp(path: &Path, counted: &[Finding]) -> Vec<Finding> {
     let known = || hosts.into_iter().filter_map(|host| Some((host, host.tcp.as_ref()?)));
     let mut findings: Vec<Finding> =
         known().flat_map(|(host, settings)| window(host, settings, in_flight, line_mbps, round_trip)).collect();
-    let lost = counted.iter().any(|finding| matches!(finding.what, What::SegmentsLost { .. }));
+    let lost = counted.iter().any(|finding| finding.code == "segments-lost");
     if round_trip >= LONG_MICROS {
         findings.extend(known().filter_map(|(host, settings)| congestion(host, settings, round_trip, lost)));
     }
     findings.iter_mut().for_each(|finding| finding.is_here = finding.about == path.here.host);
     if findings.is_empty() && known().count() > 0 {
         let connections = known().map(|(_, settings)| in_flight.div_ceil(settings.window_bytes().max(1))).max();
-        let controls = known().map(|(_, settings)| settings.congestion.clone()).collect();
-        let what = What::TcpWell { micros: round_trip, connections: connections.unwrap_or(1).max(1), controls };
-        findings.push(Finding::new("tcp", Level::Ok, what));
+        let carry = match connections.unwrap_or(1).max(1) {
+            1 => "one connection fills the link".to_owned(),
+            several => format!("{several} connections fill the link, opened as needed"),
+        };
+        let mut controls: Vec<&str> = known().map(|(_, settings)| settings.congestion.as_str()).collect();
+        controls.dedup();
+        let parts = [format!("round trip {}", time(round_trip)), carry, controls.join(" and ")];
+        findings.push(Finding::well("tcp", "tcp", joined(parts, ", ")));
     }
     findings
 }
@@ -77,25 +86,44 @@ fn window(host: &Facts, settings: &TcpSettings, in_flight: u64, mbps: u64, micro
     }
     // Twice as much as needed now, for a line that is faster at another time of day.
     let needed = (2 * BUFFER_TO_WINDOW).saturating_mul(in_flight).next_multiple_of(MIB).min(BUFFER_BYTES_MAX);
-    let raised = |[least, usual, most]: [u64; 3]| [least, usual, most.max(needed)];
-    let what = What::TcpWindowSmall {
-        window: settings.window_bytes(),
-        micros,
-        mbps,
-        connections,
-        receive: raised(settings.receive),
-        send: raised(settings.send),
-    };
-    Some(Finding::about("tcp", &host.host, Level::Warning, what))
+    let raised = |[least, usual, most]: [u64; 3]| format!("{least} {usual} {}", most.max(needed));
+    let (receive, send) = (raised(settings.receive), raised(settings.send));
+    let finding = Finding::warning(
+        "tcp",
+        "tcp-window-small",
+        format!(
+            "a connection has at most {} in flight; at a round trip of {} it takes {connections} of them for {}",
+            size(settings.window_bytes()),
+            time(micros),
+            link_rate(mbps)
+        ),
+        "copies take seconds to open that many, or do not fill the link; programs with one connection never do",
+        Fix::Run(format!("sysctl -w net.ipv4.tcp_rmem='{receive}' net.ipv4.tcp_wmem='{send}' {KEEP}")),
+    );
+    Some(finding.about(&host.host))
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < MIB { format!("{} KiB", bytes >> 10) } else { format!("{:.1} MiB", bytes as f64 / MIB as f64) }
 }
 
 fn congestion(host: &Facts, settings: &TcpSettings, micros: u64, lost: bool) -> Option<Finding> {
     let control = settings.congestion.as_str();
-    let has_bbr = settings.available.iter().any(|name| name == "bbr");
     // After a single loss, reno needs minutes to fill a long line again. Continuing losses keep cubic slow.
     if control != "reno" && (control != "cubic" || !lost) {
         return None;
     }
-    let what = What::Congestion { control: control.to_owned(), micros, lost, has_bbr, qdisc: settings.qdisc.clone() };
-    Some(Finding::about("tcp", &host.host, Level::Warning, what))
+    let seen = if lost { ", and packets are lost" } else { "" };
+    // bbr paces what is sent. fq does the pacing at less cost than the kernel's own timers.
+    let fair = if settings.qdisc == "fq" { "" } else { " net.core.default_qdisc=fq" };
+    let has_bbr = settings.available.iter().any(|name| name == "bbr");
+    let load = if has_bbr { "" } else { "modprobe tcp_bbr && " };
+    let finding = Finding::warning(
+        "tcp",
+        "congestion-control",
+        format!("{control} at a round trip of {}{seen}", time(micros)),
+        "it treats every loss as congestion, and recovers slowly",
+        Fix::Run(format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair} {KEEP}")),
+    );
+    Some(finding.about(&host.host))
 }

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use minicbor::Decoder;
 use minicbor::data::Type;
 
-use super::{compare, examine};
+use super::examine;
 use crate::measure::counters::Counter;
 use crate::measure::facts::{Address, Facts, TEXT_BYTES_MAX, TcpSettings};
-use crate::measure::finding::{Finding, Level, Outcome, What};
+use crate::measure::finding::{Finding, Fix, Level, Outcome};
 use crate::measure::probe::Attempt;
 use crate::measure::recorded::facts;
 use crate::measure::{Path, Speed, encode};
@@ -31,6 +31,29 @@ fn one_of<'a>(findings: &'a [Finding], check: &str) -> &'a Finding {
     let first = found.next().unwrap_or_else(|| panic!("no {check} in {findings:#?}"));
     assert!(found.next().is_none(), "two of {check} in {findings:#?}");
     first
+}
+
+/// Checks a path whose user has named no ports.
+fn compare(way: &Path) -> Vec<Finding> {
+    super::compare(way, None)
+}
+
+#[track_caller]
+fn says(finding: &Finding, code: &str, found: &str) {
+    assert_eq!((finding.code, finding.found.as_str()), (code, found), "{finding:#?}");
+}
+
+/// Whether a finding has this code, and its text begins with `found`.
+fn begins(finding: &Finding, code: &str, found: &str) -> bool {
+    finding.code == code && finding.found.starts_with(found)
+}
+
+#[track_caller]
+fn fix(finding: &Finding) -> &str {
+    match &finding.fix {
+        Some(Fix::Run(text) | Fix::Do(text)) => text,
+        None => panic!("no fix: {finding:#?}"),
+    }
 }
 
 #[test]
@@ -58,26 +81,29 @@ fn a_healthy_adapter_has_every_check_and_all_is_well() {
         "cpu",
     ];
     assert_eq!(checks, all);
-    assert_eq!(one_of(&findings, "libraries").what, What::Libraries { release: "44.0".to_owned() });
-    let mtu = What::Mtu { bytes: 4096, most: 4096, interface: "enp65s0f0np0".to_owned(), interface_mtu: 9000 };
-    assert_eq!(one_of(&findings, "mtu").what, mtu);
-    assert_eq!(one_of(&findings, "pcie").what, What::Pcie { speed: 160, width: 16, mbps: 252_061 });
-    assert_eq!(one_of(&findings, "numa").what, What::Numa { node: 1, nodes: 2 });
-    assert_eq!(one_of(&findings, "gids").what, What::Gids { routable: 1, all: 4 });
-    let What::Device { firmware, guid, .. } = &one_of(&findings, "device").what else { panic!("{findings:#?}") };
-    assert_eq!((firmware.as_str(), guid.as_str()), ("22.38.1002", "0c42:a103:0012:3456"));
-    let What::Port { rate, guid, is_roce, .. } = &one_of(&findings, "port").what else { panic!("{findings:#?}") };
-    assert_eq!((*rate, guid.as_str(), *is_roce), (100_000, "0e42:a1ff:fe12:3456", true));
+    for (check, found) in [
+        ("libraries", "rdma-core 44.0"),
+        ("mtu", "4096 bytes (enp65s0f0np0 has MTU 9000)"),
+        ("pcie", "16 GT/s x16: 252 Gbit/s"),
+        ("numa", "attached to node 1 of 2"),
+        ("gids", "4 in use, 1 of them RoCE v2 with an IP address"),
+    ] {
+        says(one_of(&findings, check), check, found);
+    }
+    let device = &one_of(&findings, "device").found;
+    assert!(device.ends_with(", firmware 22.38.1002, GUID 0c42:a103:0012:3456"), "{device}");
+    let port = "active Ethernet 100 Gbit/s on enp65s0f0np0, port GUID 0e42:a1ff:fe12:3456, RoCE: ";
+    assert!(begins(one_of(&findings, "port"), "port", port), "{findings:#?}");
 }
 
 #[test]
 fn a_host_without_a_device_is_well() {
     let findings = examine(&facts("no-device"));
     assert!(bad(findings.clone()).is_empty(), "{findings:#?}");
-    assert_eq!(one_of(&findings, "rdma").what, What::NoDevice);
-    assert_eq!(one_of(&findings, "libraries").what, What::LibrariesNotNeeded);
-    assert_eq!(one_of(&findings, "memlock").what, What::Memlock { soft: 8 << 20, is_needed: false });
-    assert_eq!(one_of(&findings, "network").what, What::Interfaces(vec![("ens3".to_owned(), 0, 1500)]));
+    says(one_of(&findings, "rdma"), "no-device", "no RDMA device; data goes over TCP");
+    assert_eq!(one_of(&findings, "libraries").code, "libraries-not-needed");
+    says(one_of(&findings, "memlock"), "memlock", "8192 kB; only RDMA needs more");
+    says(one_of(&findings, "network"), "interfaces", "ens3 MTU 1500");
 }
 
 #[test]
@@ -85,15 +111,15 @@ fn a_host_of_which_nothing_can_be_read_is_no_crash() {
     let findings = examine(&Facts::default());
     let wrong = bad(findings);
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
-    assert_eq!((wrong[0].level, &wrong[0].what), (Level::Warning, &What::NoInterface));
+    assert_eq!((wrong[0].level, wrong[0].code), (Level::Warning, "no-interface"));
 }
 
 #[test]
 fn roce_on_the_mtu_of_ethernet() {
     let found = only("roce-1024");
-    let interface = "enp65s0f0np0".to_owned();
-    let what = What::MtuSmall { bytes: 1024, most: 4096, interface, interface_mtu: 1500, needed: 9000 };
-    assert_eq!((found.check, found.level, found.what), ("mtu", Level::Warning, what));
+    assert_eq!((found.check, found.level), ("mtu", Level::Warning));
+    says(&found, "mtu-small", "packets carry 1024 of 4096 bytes, because enp65s0f0np0 has MTU 1500");
+    assert_eq!(fix(&found), "ip link set dev enp65s0f0np0 mtu 9000");
 }
 
 #[test]
@@ -101,12 +127,12 @@ fn what_verbs_say_of_the_mtu_counts_more_than_what_it_should_be() {
     let mut recorded = facts("connectx");
     (recorded.devices[0].ports[0].mtu, recorded.devices[0].ports[0].mtu_max) = (Some(2048), Some(4096));
     let found = bad(examine(&recorded));
-    assert!(matches!(found[0].what, What::MtuSmall { bytes: 2048, interface_mtu: 9000, .. }), "{found:#?}");
+    says(&found[0], "mtu-small", "packets carry 2048 of 4096 bytes, although enp65s0f0np0 has MTU 9000");
     // This MTU is common on InfiniBand fabrics.
     recorded.devices[0].ports[0].link_layer = "InfiniBand".to_owned();
     assert!(bad(examine(&recorded)).is_empty());
     recorded.devices[0].ports[0].mtu = Some(1024);
-    assert!(matches!(bad(examine(&recorded))[0].what, What::MtuSmall { bytes: 1024, needed: 0, .. }));
+    says(&bad(examine(&recorded))[0], "mtu-small", "packets carry 1024 of 4096 bytes");
     recorded.devices[0].ports[0].is_iwarp = true;
     assert!(bad(examine(&recorded)).is_empty(), "iWARP's packets are TCP's");
 }
@@ -124,26 +150,23 @@ fn the_packets_of_roce() {
 fn a_slot_with_too_few_lanes() {
     let found = only("pcie-x4");
     assert_eq!((found.check, found.about.as_str(), found.level), ("pcie", "mlx5_0", Level::Warning));
-    let What::PcieSlow { address, width, width_max, mbps, rate, .. } = found.what else { panic!("{found:?}") };
-    assert_eq!((address.as_str(), width, width_max, mbps, rate), ("0000:41:00.0", 4, 16, 63_015, 100_000));
+    says(&found, "pcie-slow", "16 GT/s x4: 63 Gbit/s; the card supports 16 GT/s x16");
+    assert!(found.why.contains("100 Gbit/s") && fix(&found).contains("lspci -vv -s 0000:41:00.0"), "{found:#?}");
 }
 
 #[test]
 fn limits_on_locked_memory() {
     let found = bad(examine(&facts("memlock-64k")));
     assert_eq!(found.len(), 2, "{found:#?}");
-    let what = What::MemlockNone { soft: 64 << 10, hard: Some(64 << 10), is_ssh: true };
-    assert_eq!((found[0].level, &found[0].what), (Level::Failure, &what));
+    assert_eq!(found[0].level, Level::Failure);
+    says(&found[0], "memlock-none", "64 kB in an ssh session");
     assert_eq!(found[1].level, Level::Failure, "nothing could be registered");
-    assert!(matches!(found[1].what, What::NotRegistered { .. }), "{found:#?}");
+    assert_eq!(found[1].code, "not-registered");
 
     let found = bad(examine(&facts("memlock-8m")));
     assert!(found.iter().all(|finding| finding.level == Level::Warning), "{found:#?}");
-    assert!(
-        matches!(found[0].what, What::MemlockSmall { soft: 0x80_0000, hard: None, is_ssh: false, .. }),
-        "{found:#?}"
-    );
-    assert!(matches!(found[1].what, What::RegisteredLess { .. }), "{found:#?}");
+    assert!(begins(&found[0], "memlock-small", "8192 kB, hard limit unlimited: "), "{found:#?}");
+    assert_eq!(found[1].code, "registered-less");
 
     // The limit does not apply to root, except with siw.
     let mut recorded = facts("memlock-64k");
@@ -158,17 +181,17 @@ fn limits_on_locked_memory() {
 fn a_virtual_function() {
     let found = only("sriov");
     assert_eq!((found.check, found.level), ("device", Level::Warning));
-    assert_eq!(found.what, What::GuidZero { is_virtual_function: true });
+    says(&found, "guid-zero", "the virtual function has no GUID");
     let findings = examine(&facts("sriov"));
-    assert!(matches!(one_of(&findings, "pcie").what, What::Pcie { width: 16, .. }), "the adapter's own link counts");
-    assert_eq!(one_of(&findings, "iommu").what, What::IommuPassed, "its guest's kernel has no say in that");
+    assert!(one_of(&findings, "pcie").found.contains("x16"), "the adapter's own link counts");
+    assert_eq!(one_of(&findings, "iommu").code, "iommu-passed", "its guest's kernel has no say in that");
 }
 
 #[test]
 fn infiniband_that_nobody_manages() {
     let found = bad(examine(&facts("no-subnet-manager")));
-    let waits = What::PortWaits { state: "INIT".to_owned() };
-    assert_eq!((one_of(&found, "port").level, &one_of(&found, "port").what), (Level::Failure, &waits));
+    assert_eq!(one_of(&found, "port").level, Level::Failure);
+    says(one_of(&found, "port"), "port-waits", "the link is up, but the port is INIT");
 }
 
 #[test]
@@ -176,29 +199,31 @@ fn an_adapter_without_its_device_files() {
     let found = bad(examine(&facts("container")));
     assert_eq!(found.len(), 2, "{found:#?}");
     for (finding, name) in found.iter().zip(["uverbs0", "rdma_cm"]) {
-        let what = What::NodeMissing { path: format!("/dev/infiniband/{name}"), is_container: true };
-        assert_eq!((finding.level, &finding.what), (Level::Failure, &what));
+        assert_eq!(finding.level, Level::Failure);
+        says(finding, "node-missing", &format!("/dev/infiniband/{name} does not exist"));
+        assert!(finding.why.contains("container"), "{finding:#?}");
     }
     let mut recorded = facts("connectx");
     recorded.nodes[0].errno = 13;
-    assert!(matches!(bad(examine(&recorded))[0].what, What::NodeDenied { is_container: false, .. }));
+    assert!(begins(&bad(examine(&recorded))[0], "node-denied", "this user has no permission to open /dev/"));
     recorded.nodes[0].errno = -70_000;
-    assert!(matches!(bad(examine(&recorded))[0].what, What::NodeBroken { .. }), "a number that is none");
+    assert_eq!(bad(examine(&recorded))[0].code, "node-broken", "a number that is none");
 }
 
 #[test]
 fn software_that_is_not_there() {
     let found = bad(examine(&facts("nothing-installed")));
     assert_eq!(found.len(), 2, "{found:#?}");
-    assert_eq!(found[0].what, What::LibrariesMissing { missing: vec!["libibverbs", "librdmacm"] });
-    assert_eq!(found[1].what, What::ModuleMissing { module: "rdma_ucm" });
+    says(&found[0], "libraries-missing", "libibverbs and librdmacm not found");
+    says(&found[1], "module-missing", "rdma_ucm is not loaded");
     assert!(found.iter().all(|finding| finding.level == Level::Failure));
     let found = only("ethernet-only");
-    assert!(matches!(found.what, What::AdapterWithoutModule { module: "mlx5_ib", .. }), "{found:?}");
+    assert_eq!(found.code, "adapter-without-module");
+    assert!(found.found.ends_with("but mlx5_ib is not loaded"), "{found:?}");
     assert_eq!(found.level, Level::Warning, "TCP works");
     let mut recorded = facts("connectx");
     recorded.providers = vec!["mlx4".to_owned()];
-    assert_eq!(bad(examine(&recorded))[0].what, What::ProviderMissing { provider: "mlx5" });
+    says(&bad(examine(&recorded))[0], "provider-missing", "libibverbs has no mlx5 driver");
 }
 
 #[test]
@@ -208,15 +233,12 @@ fn a_host_that_is_tuned_badly() {
     // The two functions of one card share a GUID, as they should.
     assert_eq!(names, ["address", "pcie", "iommu", "cpu", "cpu"], "{found:#?}");
     assert!(found.iter().all(|finding| finding.level == Level::Warning));
-    let one = "enp65s0f0np0".to_owned();
-    let subnet = What::SubnetTwice { one, other: "enp65s0f1np1".to_owned(), address: "10.0.0.2/24".to_owned() };
-    assert_eq!(found[0].what, subnet);
-    assert!(matches!(found[1].what, What::PcieSlow { speed: 80, speed_max: 160, .. }));
-    assert_eq!(found[2].what, What::IommuTranslates { mode: "DMA-FQ".to_owned() });
-    assert!(
-        matches!(&found[3].what, What::GovernorSaves { governors, .. } if governors == &["performance", "powersave"])
-    );
-    assert_eq!(found[4].what, What::CpuCapped { allowed_khz: 1_200_000, most_khz: 3_600_000 });
+    says(&found[0], "subnet-twice", "enp65s0f1np1 (10.0.0.2/24) is in the same subnet as enp65s0f0np0");
+    assert!(begins(&found[1], "pcie-slow", "8 GT/s x16"), "{found:#?}");
+    assert!(found[1].found.ends_with("the card supports 16 GT/s x16"), "{found:#?}");
+    says(&found[2], "iommu-translates", "translates every access of the device (DMA-FQ)");
+    assert!(begins(&found[3], "governor-saves", "governor performance, powersave"), "{found:#?}");
+    says(&found[4], "cpu-capped", "limited to 1.2 of 3.6 GHz");
     // Power saving does not matter if no network is fast.
     let mut recorded = facts("no-device");
     recorded.cpu.governors = vec!["powersave".to_owned()];
@@ -226,17 +248,18 @@ fn a_host_that_is_tuned_badly() {
 #[test]
 fn ports_without_an_address_or_a_cable() {
     let found = only("no-address");
-    let what = What::AddressMissing { interface: "enp65s0f0np0".to_owned(), is_up: true };
-    assert_eq!((found.level, found.what), (Level::Failure, what));
-    let found = only("cable-out");
-    assert!(matches!(found.what, What::PortDown { is_ethernet: true, .. }), "{found:?}");
     assert_eq!(found.level, Level::Failure);
+    says(&found, "address-missing", "enp65s0f0np0 has no IP address");
+    assert!(fix(&found).starts_with("ip address add "), "the interface is up: {found:?}");
+    let found = only("cable-out");
+    assert_eq!((found.level, found.code), (Level::Failure, "port-down"));
     // An unused second port of a card whose first port is up.
     let mut recorded = facts("badly-tuned");
     recorded.devices[1].ports[0].state = "DOWN".to_owned();
     let findings = examine(&recorded);
     let port = findings.iter().find(|finding| finding.check == "port" && finding.about == "mlx5_1").expect("it");
-    assert_eq!((port.level, &port.what), (Level::Ok, &What::PortUnused { state: "DOWN".to_owned() }));
+    assert_eq!(port.level, Level::Ok);
+    says(port, "port-unused", "down, not used");
 }
 
 #[test]
@@ -244,15 +267,14 @@ fn two_devices_of_one_guid_on_two_cards() {
     let mut recorded = facts("badly-tuned");
     recorded.devices[1].pci.get_or_insert_default().address = "0000:81:00.0".to_owned();
     let found = bad(examine(&recorded));
-    let guid = "0c42:a103:0012:3456".to_owned();
-    assert_eq!(one_of(&found, "device").what, What::GuidTwice { guid, other: "mlx5_0".to_owned() });
+    says(one_of(&found, "device"), "guid-twice", "mlx5_0 has the same GUID 0c42:a103:0012:3456");
 }
 
 #[test]
 fn verbs_that_fail_for_no_other_reason() {
     let mut recorded = facts("connectx");
     recorded.no_rdma = "no answer within 3 s".to_owned();
-    assert_eq!(bad(examine(&recorded))[0].what, What::VerbsFailed { reason: "no answer within 3 s".to_owned() });
+    says(&bad(examine(&recorded))[0], "verbs-failed", "RDMA cannot be used: no answer within 3 s");
     let mut recorded = facts("container");
     recorded.no_rdma = "no RDMA device".to_owned();
     assert_eq!(bad(examine(&recorded)).len(), 2, "the reason is known");
@@ -265,7 +287,23 @@ fn an_mlx4_with_a_small_table() {
     recorded.providers = vec!["mlx4".to_owned()];
     recorded.interfaces[0].driver = "mlx4_en".to_owned();
     recorded.mlx4_bytes = Some(32 << 30);
-    assert!(matches!(bad(examine(&recorded))[0].what, What::Mlx4Small { .. }));
+    assert_eq!(bad(examine(&recorded))[0].code, "mlx4-small");
+}
+
+#[test]
+fn packages_of_several_systems() {
+    for (family, command) in [
+        ("debian ", "apt-get install -y"),
+        ("ubuntu debian", "apt-get install -y"),
+        ("rocky rhel centos fedora", "dnf install -y"),
+        ("opensuse-leap suse opensuse", "zypper --non-interactive install"),
+        ("arch ", "pacman -S"),
+        ("nixos ", "install rdma-core"),
+    ] {
+        let found = bad(examine(&Facts { family: family.to_owned(), ..facts("nothing-installed") }));
+        let told = fix(one_of(&found, "libraries"));
+        assert!(told.starts_with(command), "{family}: {told}");
+    }
 }
 
 // --- the path between two hosts --------------------------------------------------------------------------------------
@@ -296,11 +334,13 @@ fn path() -> Path {
 
 #[test]
 fn a_way_that_is_well() {
-    let findings = compare(&path());
+    let way = path();
+    let findings = compare(&way);
     assert!(bad(findings.clone()).is_empty(), "{findings:#?}");
     let checks: Vec<&str> = findings.iter().map(|finding| finding.check).collect();
     assert_eq!(checks, ["ssh", "port", "rdma port", "bandwidth"]);
-    let What::Bandwidth { ceiling, .. } = findings[3].what else { panic!("{findings:#?}") };
+    let speed = way.speed.as_ref().expect("it").as_ref().expect("it");
+    let ceiling = super::path::ceiling_mbps(&way, speed);
     assert!((97_000..100_000).contains(&ceiling), "{ceiling}");
 }
 
@@ -311,21 +351,62 @@ fn firewalls() {
         Some(Ok(vec![attempt("10.0.0.2", false, Outcome::Silent), attempt("10.0.0.2", true, Outcome::Silent)]));
     let found = bad(compare(&way));
     assert_eq!(found.len(), 1, "RDMA works from there: {found:#?}");
-    assert!(matches!(found[0].what, What::ReachedBack { .. }) && found[0].level == Level::Warning, "{found:#?}");
+    assert_eq!((found[0].code, found[0].level), ("reached-back", Level::Warning));
     way.to_here =
         Some(Ok(vec![attempt("10.0.0.1", false, Outcome::Refused), attempt("10.0.0.1", true, Outcome::Silent)]));
     let found = bad(compare(&way));
     assert_eq!(one_of(&found, "port").level, Level::Failure);
-    let What::NotReached { not, firewall } = &one_of(&found, "port").what else { panic!("{found:#?}") };
-    assert_eq!((not[0].1.clone(), firewall.as_str()), (Outcome::Silent, "nft"));
+    says(one_of(&found, "port"), "not-reached", "10.0.0.2: no answer");
+    assert!(fix(one_of(&found, "port")).starts_with("nft "), "{found:#?}");
     assert_eq!(one_of(&found, "rdma port").level, Level::Failure);
-    let What::RdmaNotReached { not, is_roce, .. } = &one_of(&found, "rdma port").what else { panic!("{found:#?}") };
-    assert!(not.len() == 2 && *is_roce);
+    says(one_of(&found, "rdma port"), "rdma-not-reached", "10.0.0.2: no answer; 10.0.0.1: no answer");
+    assert!(fix(one_of(&found, "rdma port")).contains("4791"), "RoCE's port: {found:#?}");
     // Software devices are used only on request.
     way.here.rdma[0].is_hardware = false;
     assert_eq!(one_of(&bad(compare(&way)), "rdma port").level, Level::Warning);
     way.to_there = Some(Err("no port".to_owned()));
-    assert!(bad(compare(&way)).iter().any(|finding| matches!(finding.what, What::ProbeFailed { .. })));
+    assert!(bad(compare(&way)).iter().any(|finding| finding.code == "probe-failed"));
+}
+
+/// Returns the path between two hosts, neither of which reaches the other over TCP or RDMA.
+fn unreached(outcome: &Outcome, firewall: &str) -> Path {
+    let both = |to: &str| Some(Ok(vec![attempt(to, false, outcome.clone()), attempt(to, true, outcome.clone())]));
+    let mut way = Path { to_there: both("10.0.0.2"), to_here: both("10.0.0.1"), ..path() };
+    way.there.firewall = firewall.to_owned();
+    way
+}
+
+#[test]
+fn commands_of_several_firewalls() {
+    for (firewall, command) in [
+        ("firewall-cmd", "firewall-cmd --permanent --add-port=47000-47099/tcp"),
+        ("ufw", "ufw allow 47000:47099/tcp"),
+        ("nft", "nft insert rule inet filter input tcp dport 47000-47099 accept"),
+        ("iptables", "iptables -I INPUT -p tcp --dport 47000:47099 -j ACCEPT"),
+        ("", "open tcp ports 47000-47099"),
+    ] {
+        let found = bad(compare(&unreached(&Outcome::Silent, firewall)));
+        let told = fix(one_of(&found, "port"));
+        assert!(told.starts_with(command), "{firewall}: {told}");
+        let told = fix(one_of(&found, "rdma port"));
+        assert!(told.contains("4791") && told.contains("udp"), "{firewall}: {told}");
+    }
+}
+
+#[test]
+fn what_is_in_the_way_is_told_apart() {
+    for (outcome, found, why) in [
+        (Outcome::Silent, "10.0.0.2: no answer", "drops"),
+        (Outcome::Refused, "10.0.0.2: refused", "refuses"),
+        (Outcome::Unreachable(113), "10.0.0.2: No route to host (errno 113)", "route"),
+        (Outcome::Unreachable(i32::MIN), "10.0.0.2: unreachable", "route"),
+        (Outcome::Other("x".to_owned()), "10.0.0.2: x", "firewall"),
+    ] {
+        let findings = super::compare(&unreached(&outcome, ""), Some(&(7000..=7000)));
+        let port = one_of(&findings, "port");
+        assert!(port.found == found && port.why.contains(why), "{port:?}");
+        assert_eq!(port.fix, Some(Fix::advice("open tcp ports 7000 in the firewalls between the two hosts")));
+    }
 }
 
 #[test]
@@ -342,8 +423,8 @@ fn a_network_that_is_not_ours_need_not_be_reached() {
         Outcome::Unreachable(113),
     ));
     let found = bad(compare(&way));
-    let What::ReachedSome { not, .. } = &found[0].what else { panic!("{found:#?}") };
-    assert_eq!(not[..], [("10.0.0.3".to_owned(), Outcome::Unreachable(113))]);
+    assert_eq!(found[0].code, "reached-some");
+    assert!(found[0].found.ends_with("; not reached: 10.0.0.3: No route to host (errno 113)"), "{found:#?}");
 }
 
 #[test]
@@ -353,8 +434,7 @@ fn addresses_and_mtus_that_do_not_fit() {
     way.there.interfaces[0].mtu = 1500;
     let found = bad(compare(&way));
     assert_eq!((found[0].level, found[0].check), (Level::Failure, "addresses"));
-    let name = || "enp65s0f0np0".to_owned();
-    assert_eq!(found[1].what, What::MtuDiffers { here: (name(), 9000), there: (name(), 1500) });
+    says(&found[1], "mtu-differs", "enp65s0f0np0 here has MTU 9000, enp65s0f0np0 there has 1500");
     // Two names of the same machine share all addresses.
     way.is_one_machine = true;
     assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));
@@ -365,10 +445,10 @@ fn addresses_and_mtus_that_do_not_fit() {
 
     let mut way = path();
     way.there.rdma[0].address = Address { ip: "10.7.0.2".parse().expect("one"), prefix_bits: 24 };
-    assert!(matches!(bad(compare(&way))[0].what, What::SubnetMissing { .. }));
+    assert_eq!(bad(compare(&way))[0].code, "subnet-missing");
     way.there.rdma.clear();
     let findings = compare(&way);
-    assert_eq!(one_of(&findings, "subnets").what, What::RdmaOneSided { without: "node2".to_owned() });
+    says(one_of(&findings, "subnets"), "rdma-one-sided", "node2 has no RDMA; data goes over TCP");
     assert!(findings.iter().all(|finding| finding.check != "rdma port"));
 }
 
@@ -386,8 +466,8 @@ fn ssh_by_another_network_than_the_data() {
     way.here.interfaces.push(slow("192.168.1.1"));
     way.there.interfaces.push(slow("192.168.1.2"));
     way.there.ssh = "192.168.1.2".to_owned();
-    let (ssh, data) = (("eno1".to_owned(), 1000), ("enp65s0f0np0".to_owned(), 100_000));
-    assert_eq!(one_of(&compare(&way), "route").what, What::Route { ssh, data });
+    let found = "ssh uses eno1 1 Gbit/s, the data enp65s0f0np0 100 Gbit/s";
+    says(one_of(&compare(&way), "route"), "route", found);
     way.there.ssh = "no address".to_owned();
     assert!(compare(&way).iter().all(|finding| finding.check != "route"));
 }
@@ -399,7 +479,7 @@ fn speeds() {
         Some(Ok(Speed { bytes, micros: 2_000_000, medium: medium.to_owned(), ..Speed::default() }))
     };
     way.speed = with(10_000_000_000, "rdma");
-    assert!(matches!(bad(compare(&way))[0].what, What::BandwidthLow { .. }), "40 of 100 Gbit/s");
+    assert_eq!(bad(compare(&way))[0].code, "bandwidth-low", "40 of 100 Gbit/s");
     // As much as four PCIe lanes can carry.
     way.speed = with(11_000_000_000, "rdma");
     way.there.devices[0].pci.as_mut().expect("it").width = 4;
@@ -419,7 +499,7 @@ fn speeds() {
     way.agent_micros = 5_000_000;
     way.there.program = "9.9.9".to_owned();
     let found = bad(compare(&way));
-    assert!(matches!(found[0].what, What::AgentSlow { .. }) && matches!(found[1].what, What::Versions { .. }));
+    assert_eq!((found[0].code, found[1].code), ("agent-slow", "versions"));
 }
 
 #[test]
@@ -492,27 +572,26 @@ fn of_tcp(way: &Path) -> Vec<Finding> {
 #[test]
 fn windows_for_the_line() {
     let mut way = long_line();
-    let What::TcpWell { connections: 3, micros: 50_000, .. } = of_tcp(&way)[0].what else { panic!("{way:#?}") };
+    says(&of_tcp(&way)[0], "tcp", "round trip 50.0 ms, 3 connections fill the link, opened as needed, cubic");
     // With four times the round trip, the windows of both hosts are small.
     way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 200_000;
     let found = of_tcp(&way);
     assert_eq!(found.len(), 2, "{found:#?}");
     for (finding, host) in found.iter().zip(["node1", "node2"]) {
-        let What::TcpWindowSmall { window, connections, receive, send, .. } = &finding.what else {
-            panic!("{found:#?}")
-        };
         assert_eq!((finding.about.as_str(), finding.level), (host, Level::Warning));
-        assert_eq!((*window, *connections), (2 << 20, 12));
+        let small = "a connection has at most 2.0 MiB in flight; at a round trip of 200.0 ms it takes 12 of them for ";
+        assert!(begins(finding, "tcp-window-small", small), "{finding:#?}");
         // The proposal is four times the bytes in flight, in whole MiB. The other values stay.
-        assert_eq!((receive[..2].to_vec(), send[..2].to_vec()), (vec![4096, 131_072], vec![4096, 16_384]));
-        assert!(receive[2] == send[2] && receive[2].is_multiple_of(1 << 20) && receive[2] >= 96_000_000, "{receive:?}");
+        let most = 95 << 20;
+        let buffers = format!("net.ipv4.tcp_rmem='4096 131072 {most}' net.ipv4.tcp_wmem='4096 16384 {most}'");
+        assert!(fix(finding).starts_with(&format!("sysctl -w {buffers} #")), "{finding:#?}");
     }
     // With the proposed values, nothing is reported.
     for host in [&mut way.here, &mut way.there] {
         let settings = host.tcp.as_mut().expect("set");
         (settings.receive[2], settings.send[2]) = (96 << 20, 96 << 20);
     }
-    assert!(matches!(of_tcp(&way)[0].what, What::TcpWell { connections: 1, .. }), "{:#?}", of_tcp(&way));
+    assert!(of_tcp(&way)[0].found.contains(", one connection fills the link"), "{:#?}", of_tcp(&way));
     // Nothing is reported without TCP settings, through ssh, over RDMA, or within one machine.
     (way.here.tcp, way.there.tcp) = (None, None);
     assert!(of_tcp(&way).is_empty());
@@ -543,15 +622,22 @@ fn what_a_peer_says_of_its_buffers_is_no_more_than_a_number() {
 #[test]
 fn congestion_control_on_a_long_line() {
     let control = |way: &Path| {
-        of_tcp(way).into_iter().find_map(|finding| match finding.what {
-            What::Congestion { control, lost, .. } => Some((finding.about, control, lost)),
-            _ => None,
-        })
+        let finding = of_tcp(way).into_iter().find(|finding| finding.code == "congestion-control");
+        finding.map(|finding| (finding.about.clone(), finding.found.clone(), fix(&finding).to_owned()))
     };
     let mut way = long_line();
     assert_eq!(control(&way), None, "cubic is right where nothing is lost");
     way.there.tcp.as_mut().expect("set").congestion = "reno".to_owned();
-    assert_eq!(control(&way), Some(("node2".to_owned(), "reno".to_owned(), false)));
+    let (about, found, command) = control(&way).expect("reno is slow");
+    assert_eq!((about.as_str(), found.as_str()), ("node2", "reno at a round trip of 50.0 ms"));
+    let set = "sysctl -w net.ipv4.tcp_congestion_control=bbr";
+    let fair = format!("modprobe tcp_bbr && {set} net.core.default_qdisc=fq #");
+    assert!(command.starts_with(&fair), "{command}");
+    let settings = way.there.tcp.as_mut().expect("set");
+    settings.qdisc = "fq".to_owned();
+    settings.available.push("bbr".to_owned());
+    let (_, _, command) = control(&way).expect("reno is slow");
+    assert!(command.starts_with(&format!("{set} #")), "{command}");
     // Within a building the congestion control does not matter.
     way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 500;
     assert_eq!(control(&way), None);
@@ -564,7 +650,8 @@ fn congestion_control_on_a_long_line() {
     };
     way.here.counters = counted(0, 0);
     way.after = Some([counted(100_000, 1500), Vec::new()]);
-    assert_eq!(control(&way), Some(("node1".to_owned(), "cubic".to_owned(), true)));
+    let (about, found, _) = control(&way).expect("cubic is slow");
+    assert_eq!((about.as_str(), found.as_str()), ("node1", "cubic at a round trip of 50.0 ms, and packets are lost"));
     way.here.tcp.as_mut().expect("set").congestion = "bbr".to_owned();
     way.there.tcp.as_mut().expect("set").congestion = "bbr".to_owned();
     assert_eq!(control(&way), None);

@@ -338,7 +338,7 @@ impl BundleListener {
                     break id;
                 }
                 if let Some(pairs) = &self.pairs {
-                    pairs.cm.check()?;
+                    pairs.cm.held.check()?;
                 }
                 if until(deadline).is_zero() || interrupted() {
                     return Err(ConnectError::Timeout(what));

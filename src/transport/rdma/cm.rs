@@ -56,11 +56,6 @@ impl Cm {
         Ok(Self { events: EventChannel::new()?, held, medium, wake, seen: HashSet::new() })
     }
 
-    /// Fails if the device has gone.
-    pub(super) fn check(&self) -> Result<(), LaneError> {
-        if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
-    }
-
     /// Returns identifiers for `count` connections from `local` to `remote`, with address and route resolved.
     pub(super) fn resolve(
         &mut self,
@@ -144,7 +139,7 @@ impl Cm {
         deadline: Instant,
     ) -> Result<(), ConnectError> {
         loop {
-            self.check()?;
+            self.held.check()?;
             self.take_events(what)?;
             keys.retain(|&key| !self.seen.remove(&(key, wanted)));
             if keys.is_empty() {
@@ -169,7 +164,7 @@ impl Cm {
                 EventKind::Disconnected => return Err(LaneError::PeerClosed.into()),
                 EventKind::DeviceRemoval => {
                     self.held.report_gone();
-                    self.check()?;
+                    self.held.check()?;
                 }
                 kind => drop(self.seen.insert((event.id, kind))),
             }

@@ -19,7 +19,7 @@ use super::devices::Registered;
 use super::lane;
 use super::listener::Arrivals;
 use super::request::Request;
-use super::{Adapters, Endpoint, LaneRequest, RegisterError, Unavailable, sleep_on, until};
+use super::{Adapters, Endpoint, LaneRequest, RegisterError, Unavailable, failure, sleep_on, until};
 use crate::fault::errno_of;
 use crate::transport::{Lane, LaneError, Medium, Report};
 
@@ -311,7 +311,7 @@ impl Connection {
         if taken > 0 {
             return Ok(());
         }
-        self.kit.cm.check()?;
+        self.kit.cm.held.check()?;
         self.kit.cm.take_events(what)?;
         if !self.kit.completions.may_sleep()? {
             return Ok(());
@@ -329,9 +329,7 @@ impl Connection {
 
     fn complete(&mut self, completion: &WorkCompletion) -> Result<(), ConnectError> {
         if !completion.is_success() {
-            let closed = completion.is_flushed();
-            let error = if closed { LaneError::PeerClosed } else { LaneError::Completion(completion.reason()) };
-            return Err(error.into());
+            return Err(failure(completion).into());
         }
         if Work::of(completion) == Work::Greeting {
             self.greeted = true;

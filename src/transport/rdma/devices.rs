@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::{Wake, sleep};
 use crate::limits;
-use crate::transport::{Medium, Pool};
+use crate::transport::{LaneError, Medium, Pool};
 
 const ENODEV: i32 = Errno::NODEV.raw_os_error();
 const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
@@ -158,6 +158,11 @@ impl Held {
     /// Whether the device is going, so that it must be dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.watch.gone.load(Ordering::Acquire)
+    }
+
+    /// Fails if the device is going.
+    pub(super) fn check(&self) -> Result<(), LaneError> {
+        if self.is_gone() { Err(LaneError::DeviceGone(self.device.name())) } else { Ok(()) }
     }
 
     /// From now on, calls `subscriber` when the device goes. If it has gone already, calls `subscriber` at once.

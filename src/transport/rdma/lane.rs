@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
-use super::{ConnectError, Wake, sleep_on};
+use super::{ConnectError, Wake, failure, sleep_on};
 use crate::fault::errno_of;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report, unmapped};
 
@@ -301,7 +301,7 @@ impl Poller {
 
     /// Why the lane must end, if a flag says so. Makes no system call, because it is called after every batch.
     fn must_end(&mut self) -> Option<LaneError> {
-        if let Err(reason) = self.kit.cm.check() {
+        if let Err(reason) = self.kit.cm.held.check() {
             return Some(reason);
         }
         if let Some(reason) = lock(&self.shared.failure).take() {
@@ -344,10 +344,7 @@ impl Poller {
             }
             // A flushed completion only says that the queue pair had ended before. That was the peer's doing, because
             // this end begins to end the lane by leaving this loop.
-            return Err(match completion.is_flushed() {
-                true => LaneError::PeerClosed,
-                false => LaneError::Completion(completion.reason()),
-            });
+            return Err(failure(completion));
         }
         let is_receive = matches!(work, Work::ControlReceive(_) | Work::ChunkReceive(_));
         // A send completes when the peer's adapter has acknowledged it; on iWARP, when TCP has taken it.
@@ -390,7 +387,7 @@ impl Poller {
 
     /// Ends the lane: disconnects, drains and destroys both queue pairs, then reports the last event.
     fn end(mut self, reason: LaneError) {
-        let reason = match (reason, self.kit.cm.check()) {
+        let reason = match (reason, self.kit.cm.held.check()) {
             (LaneError::PeerClosed | LaneError::Completion(_), Err(gone)) => gone,
             (LaneError::PeerClosed, _) if self.shared.closing.load(Ordering::Acquire) => LaneError::Closed,
             (reason, _) => reason,

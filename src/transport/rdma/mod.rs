@@ -58,7 +58,7 @@ pub mod fuzz {
 
 use std::time::{Duration, Instant};
 
-use rd_verbs::Error as VerbsError;
+use rd_verbs::{Error as VerbsError, WorkCompletion};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -108,6 +108,11 @@ fn sleep(list: &mut [PollFd<'_>], timeout: Duration) {
 /// Returns the time left until `deadline`.
 fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
+}
+
+/// Returns why a work request has not succeeded. A flushed one only says that the queue pair had ended before.
+fn failure(completion: &WorkCompletion) -> LaneError {
+    if completion.is_flushed() { LaneError::PeerClosed } else { LaneError::Completion(completion.reason()) }
 }
 
 /// Converts a failed verbs call to the reason why a lane ended.

@@ -5,12 +5,16 @@
 //! not be joined, is read when the digest is wanted.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 
 use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, max_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 use blake3::{CHUNK_LEN, Hash, Hasher};
+use rustix::io::Errno;
+
+use crate::fs::read_up_to;
 
 /// Maximum number of values that one file keeps. Ranges that arrive beyond that are read again.
 const NODES_MAX: usize = 4096;
@@ -115,6 +119,18 @@ impl RangeDigest {
         let (left, right) =
             (self.value(&nodes.at, 0, left, &mut read)?, self.value(&nodes.at, left, self.size - left, &mut read)?);
         Ok(merge_subtrees_root(&left, &right, Mode::Hash))
+    }
+
+    /// Returns the digest. Missing data is read from `file`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the error of the read, or with `ENODATA` if the file has become shorter.
+    pub fn finish_from(&self, file: impl AsFd) -> Result<Hash, Errno> {
+        self.finish(|target, at| match read_up_to(&file, target, at)? {
+            count if count < target.len() => Err(Errno::NODATA),
+            _ => Ok(()),
+        })
     }
 
     fn value<E>(

@@ -16,13 +16,13 @@ use std::thread;
 
 use rd_proto::tree::answer::Digest;
 use rd_proto::tree::blocks::block_bytes;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, Stat, fallocate, fstat, ioctl_ficlone, statat};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, Stat, fallocate, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
 use crate::fs::holes::{self, hash_of_zeros, is_hole, is_zero};
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, described, hash16, identity, open_quietly, read_up_to, write_at};
+use crate::fs::{HASH_READ_BYTES, described, hash16, identity, is_regular, open_quietly, read_up_to, write_at};
 
 /// Number of bytes that a thread copies at a time, and that justify one more thread.
 const FILL_BYTES: u64 = 16 << 20;
@@ -35,7 +35,6 @@ const FEW_BLOCKS: u64 = 1 << 10;
 
 /// Opens the existing entry for reading, if it is a regular file that this process may read.
 pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(OwnedFd, Stat)> {
-    let is_regular = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     // The type is checked before opening, because opening a device can have side effects.
     statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_regular)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -54,15 +53,17 @@ pub(super) enum Compared {
 /// The older file. It is only read, except when a file is written in place.
 pub(super) struct Basis {
     file: OwnedFd,
-    stat: Stat,
+    /// Metadata of the file when it was opened.
+    pub stat: Stat,
     elsewhere: Option<Box<Elsewhere>>,
     /// Length of the new file in bytes.
     size: u64,
-    block_bytes: u64,
-    /// Whether the file being written already has all of the older file's data.
-    is_in_target: bool,
-    /// Whether zeros are left out as holes.
-    keeps_holes: bool,
+    /// Bytes in each block except the last.
+    pub block_bytes: u64,
+    /// Whether the file being written already has all of the older file's data, so that none of it is written there.
+    pub is_in_target: bool,
+    /// Whether the new file may have holes, and zeros are left out as such.
+    pub keeps_holes: bool,
     /// Whether the older file is sparse, or compressed by its file system.
     may_have_holes: bool,
     /// Whether the new file is known to differ from the older one.
@@ -98,26 +99,22 @@ impl Basis {
         keeps_holes: bool,
         open_blocks: &Arc<AtomicU64>,
     ) -> Self {
-        let is_changed = AtomicBool::new(stat.st_size as u64 != size);
         let room = OPEN_BLOCKS_MAX.saturating_sub(open_blocks.load(Relaxed));
         let block_bytes = block_bytes(size, wanted.max(size.div_ceil((room / 4).max(FEW_BLOCKS))));
         let count = size.div_ceil(block_bytes);
         open_blocks.fetch_add(count, Relaxed);
-        let blocks = Mutex::new(vec![Block::Unknown; count as usize]);
-        let (is_in_target, open_blocks) = (false, Arc::clone(open_blocks));
-        let may_have_holes = holes::may_be_in(&stat);
         Self {
             file,
             stat,
             elsewhere,
             size,
             block_bytes,
-            is_in_target,
+            is_in_target: false,
             keeps_holes,
-            may_have_holes,
-            is_changed,
-            blocks,
-            open_blocks,
+            may_have_holes: holes::may_be_in(&stat),
+            is_changed: AtomicBool::new(stat.st_size as u64 != size),
+            blocks: Mutex::new(vec![Block::Unknown; count as usize]),
+            open_blocks: Arc::clone(open_blocks),
         }
     }
 
@@ -136,21 +133,6 @@ impl Basis {
         if self.is_in_target || !in_place { Ok(()) } else { Err(Errno::STALE) }
     }
 
-    /// The metadata of the older file when it was opened.
-    pub fn stat(&self) -> &Stat {
-        &self.stat
-    }
-
-    /// Whether the file being written already has all of the older file's data, so that none of it is written there.
-    pub fn is_in_target(&self) -> bool {
-        self.is_in_target
-    }
-
-    /// Whether the new file may have holes.
-    pub fn keeps_holes(&self) -> bool {
-        self.keeps_holes
-    }
-
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -163,11 +145,6 @@ impl Basis {
     fn block(&self, number: usize) -> (u64, u64) {
         let start = number as u64 * self.block_bytes;
         (start, self.block_bytes.min(self.size - start))
-    }
-
-    /// Bytes in each block except the last.
-    pub fn block_bytes(&self) -> u64 {
-        self.block_bytes
     }
 
     /// Returns the digest of a block for the sender; `None` if the older file ends before the block does.

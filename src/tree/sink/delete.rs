@@ -22,8 +22,8 @@ use super::{Counts, Shared, itemize, unfinished};
 use crate::fault::errno_of;
 use crate::fs::metadata::{open_up, restore_times};
 use crate::fs::{
-    DIRECTORY, Identity, PLACE, identity, is_temporary_name, open_quietly, partial, plain_fact, sync_directory,
-    temporary_directory, unlinked_anywhere,
+    DIRECTORY, Identity, PLACE, identity, is_directory, is_temporary_name, open_quietly, partial, plain_fact,
+    sync_directory, temporary_directory, unlinked_anywhere,
 };
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
@@ -198,7 +198,7 @@ impl Remover<'_> {
             Err(Errno::NOENT) => return Ok(Met::Gone(true)),
             stat => stat?,
         };
-        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let is_directory = is_directory(&stat);
         let counts_as_any = shared.options.delete_excluded || self.is_room && depth == 0;
         let is_excluded = !counts_as_any && shared.patterns.leave_out(path, is_directory);
         if is_excluded || is_temporary_name(name.to_bytes()) || shared.is_stopped.load(Acquire) {
@@ -284,10 +284,8 @@ impl Remover<'_> {
             self.shared.stats().note(Effect::Deleted, kind, false);
         }
         if let Some(entries) = &self.shared.entries {
-            // The path is reported without the name of a single root.
-            let is_below = self.shared.root_name().is_some_and(|name| name != b".") && !self.shared.options.contents;
-            let start = if is_below { path.iter().position(|&byte| byte == b'/').map_or(0, |at| at + 1) } else { 0 };
-            let (path, effect) = (path[start..].to_vec(), Effect::Deleted);
+            let path = if self.shared.options.contents { path } else { self.shared.without_root(path) };
+            let (path, effect) = (path.to_vec(), Effect::Deleted);
             entries.tell(Entry::Changed(Change { path, effect, kind, differs: None, leads_to: None }));
         }
         true
@@ -333,46 +331,46 @@ impl Shared {
     /// Turns a path below the top into one from DST on, that is, from the root of the transfer, to which patterns are
     /// relative.
     pub fn below_destination<'a>(&self, path: &'a [u8]) -> &'a [u8] {
-        let is_below = self.options.contents && self.root_name().is_some_and(|name| name != b".");
-        let start =
-            if is_below { path.iter().position(|&byte| byte == b'/').map_or(path.len(), |at| at + 1) } else { 0 };
-        &path[start..]
+        if self.options.contents { self.without_root(path) } else { path }
     }
+}
 
+impl OpenDirectory {
     /// Remembers entries that are to be deleted at the end. Only the first failure is returned, because nothing is deleted
     /// after it.
-    pub fn defer(&self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> Result<(), Fault> {
-        let mut deferred = self.deferred.lock().expect("no panics under it");
+    pub fn defer(&self, names: &mut Names) -> Result<(), Fault> {
+        let mut deferred = self.shared.deferred.lock().expect("no panics under it");
         if deferred.has_failed {
             return Ok(());
         }
-        let pushed = deferred.push(directory, path, names);
+        let pushed = deferred.push(&self.fd, &self.path_below_top(b""), names);
         deferred.has_failed = pushed.is_err();
         pushed.map_err(|error| fault_of(&error))
     }
 
     /// Deletes the remembered entries, unless an entry has failed here, or at the sender (`unsent`), or a source failed
     /// before any entry was sent.
-    pub fn delete_deferred(&self, top: &OpenDirectory, unsent: u64) {
-        let deferred = self.deferred.lock().expect("no panics under it").file.take();
+    pub fn delete_deferred(&self, unsent: u64) {
+        let shared = &self.shared;
+        let deferred = shared.deferred.lock().expect("no panics under it").file.take();
         let Some(file) = deferred else { return };
-        self.backup.iter().for_each(Backup::keep_times);
+        shared.backup.iter().for_each(Backup::keep_times);
         let delete = || {
             let mut file = BufReader::new(file.into_inner().map_err(|error| error.into_error())?);
             file.rewind()?;
-            while delete_next(&mut file, self, top)? {}
+            while delete_next(&mut file, self)? {}
             Ok(())
         };
         // Without `--delete-after`, deleting is put off only until everything of this session has come.
-        let is_last = self.options.generations.session.is_last || !self.options.delete_after;
-        let has_all = is_last && unsent == 0 && self.failures().count == 0;
+        let is_last = shared.options.generations.session.is_last || !shared.options.delete_after;
+        let has_all = is_last && unsent == 0 && shared.failures().count == 0;
         let deleted = match !has_all {
             true => Err(Fault::Detail(NOT_PRUNED)),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
         };
         if let Err(fault) = deleted {
             // The top is the parent of DST if the root itself becomes DST.
-            self.report(&top.root_path(), fault);
+            shared.report(&self.root_path(), fault);
         }
     }
 }
@@ -415,7 +413,8 @@ fn fault_of(error: &std::io::Error) -> Fault {
 }
 
 /// Deletes the entries of the next directory in the file. Returns whether there was one.
-fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory) -> std::io::Result<bool> {
+fn delete_next(file: &mut BufReader<File>, top: &OpenDirectory) -> std::io::Result<bool> {
+    let shared = &top.shared;
     let mut head = [0; HEAD_BYTES];
     match file.read_exact(&mut head) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),

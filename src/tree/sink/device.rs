@@ -3,16 +3,16 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, statat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, openat};
 use rustix::io::Errno;
 
-use super::Shared;
 use super::directory::OpenDirectory;
 use crate::fs::described;
 use crate::tree::Fault;
 
 /// Whether `stat` describes a device that is to be written to.
-pub(super) fn is_target(shared: &Shared, directory: &OpenDirectory, stat: &Stat) -> bool {
+pub(super) fn is_target(directory: &OpenDirectory, stat: &Stat) -> bool {
+    let shared = &directory.shared;
     let options = &shared.options;
     // A single file that comes into a directory has a single name, too, and the device may happen to have that name.
     let is_named = options.generations.session.is_dst && shared.root_name().is_some();
@@ -26,14 +26,8 @@ pub(super) fn is_target(shared: &Shared, directory: &OpenDirectory, stat: &Stat)
 /// # Errors
 ///
 /// Fails if the device is mounted, in use, or too small, or cannot be opened.
-pub(super) fn open(
-    shared: &Shared,
-    directory: &OpenDirectory,
-    name: &[u8],
-    size: u64,
-) -> Result<Option<OwnedFd>, Fault> {
-    let seen = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW);
-    if !seen.is_ok_and(|seen| is_target(shared, directory, &seen)) {
+pub(super) fn open(directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Option<OwnedFd>, Fault> {
+    if !directory.stat(name).is_ok_and(|seen| is_target(directory, &seen)) {
         return Ok(None);
     }
     // EXCL without CREATE fails for a device that is mounted, or that swap or another device uses.
@@ -71,7 +65,7 @@ mod tests {
             let top = sink.levels[0].clone().expect("the top");
             let mut stat = fstat(&top.fd).expect("open");
             stat.st_mode = FileType::BlockDevice.as_raw_mode() | 0o600;
-            assert_eq!(is_target(&sink.shared, &top, &stat), is_dst);
+            assert_eq!(is_target(&top, &stat), is_dst);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Metadata;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::backup::Backup;
@@ -25,7 +25,7 @@ use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
-use crate::fs::{DIRECTORY, PARTIAL, is_temporary_name, name_beside, sync_directory};
+use crate::fs::{DIRECTORY, PARTIAL, is_directory, is_temporary_name, name_beside, sync_directory};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
 
@@ -72,7 +72,7 @@ pub(super) struct OpenDirectory {
     is_new: bool,
     /// Whether the directory is new, but entries that an earlier transfer left in it are compared. Entries that do not
     /// come are removed.
-    is_resumed: bool,
+    pub is_resumed: bool,
     /// Whether this is a dry run and the directory would be made.
     pub is_phantom: bool,
     /// Whether the sender knows that this directory, or one above it, is fresh. Then existing files are not looked for,
@@ -219,7 +219,7 @@ impl OpenDirectory {
         // With `--existing` nothing is made in a new directory, so the sender must ask about each file.
         let is_asked = options.lists() && !options.dry_run && !options.existing;
         if parent.last.is_none() && options.generations.find_moves && options.lists() && !is_new {
-            entered.moves = Some(shared.find_files(&entered)?);
+            entered.moves = Some(entered.find_files()?);
         }
         entered.is_fresh = parent.is_fresh || is_asked && is_new && !is_resumed && !entered.looks_elsewhere();
         if options.delete && !is_new || is_resumed {
@@ -227,7 +227,7 @@ impl OpenDirectory {
         }
         if differs != Some(0) && !keeps_metadata {
             let effect = if is_new { Effect::Made } else { Effect::Kept };
-            shared.tell(&entered, b"", (effect, FileKind::Directory), differs, || None);
+            entered.tell(b"", (effect, FileKind::Directory), differs, || None);
         }
         Ok(entered)
     }
@@ -247,7 +247,7 @@ impl OpenDirectory {
         }
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open_tree(&parent.fd, &beside);
-        let (fd, has_left) = parent.shared.patiently(parent, &beside, open)?;
+        let (fd, has_left) = parent.patiently(&beside, open)?;
         // Another copy that was making the directory may have finished while this one waited.
         match parent.open(name) {
             Err(Errno::NOENT) => {}
@@ -281,13 +281,12 @@ impl OpenDirectory {
             Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
         };
-        let old = || statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         if !is_new
             && !is_implied
             && parent.shared.options.sync
             && !parent.shared.options.ignore_existing
             && name != b"."
-            && old().is_ok_and(|old| FileType::from_raw_mode(old.st_mode) != FileType::Directory)
+            && parent.stat(name).is_ok_and(|old| !is_directory(&old))
         {
             parent.clear_for_directory(name)?;
             mkdirat(&parent.fd, name, mode)?;
@@ -306,35 +305,30 @@ impl OpenDirectory {
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
         let gives_acl = has_default_acl(&fd);
         let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
-        let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
-        let (unnamed, is_unseen, unseen_root, left) = (None, false, None, None);
-        let (is_new, is_resumed, is_phantom, is_fresh) = (false, false, false, false);
-        let (alternates, moves) = (Vec::new(), None);
-        let (extraneous, is_incomplete) = (None, AtomicBool::new(false));
         Self {
             fd: Arc::new(fd),
             place,
             shared,
             gives_acl,
             permitted,
-            wants_names,
-            new_owner,
+            wants_names: AtomicBool::new(false),
+            new_owner: OnceLock::new(),
             last,
-            unnamed,
-            is_unseen,
-            unseen_root,
-            left,
-            is_new,
-            is_resumed,
-            is_phantom,
-            is_fresh,
-            alternates,
-            moves,
-            extraneous,
-            is_incomplete,
+            unnamed: None,
             closed: Mutex::default(),
+            is_unseen: false,
+            unseen_root: None,
+            left: None,
+            is_new: false,
+            is_resumed: false,
+            is_phantom: false,
+            is_fresh: false,
+            alternates: Vec::new(),
+            moves: None,
+            extraneous: None,
             keeps_metadata: false,
             root: None,
+            is_incomplete: AtomicBool::new(false),
             folding: Folding::none(),
             may_be_two: false,
         }
@@ -356,7 +350,7 @@ impl OpenDirectory {
         let options = &self.shared.options;
         let gives_way = |old: Stat| {
             let kind = FileType::from_raw_mode(old.st_mode);
-            !matches!(kind, FileType::RegularFile | FileType::Directory) && !device::is_target(&self.shared, self, &old)
+            !matches!(kind, FileType::RegularFile | FileType::Directory) && !device::is_target(self, &old)
         };
         options.in_place && !(options.sync && self.stat(name).is_ok_and(gives_way))
     }
@@ -376,7 +370,7 @@ impl OpenDirectory {
     /// Removes a directory where an entry of another kind is to be made: only an empty directory, or with `--delete`
     /// any. Other entries are replaced later, when the new one is whole.
     pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
-        if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
+        if !is_directory(old) {
             return Ok(());
         }
         if !self.shared.options.delete {
@@ -407,21 +401,14 @@ impl OpenDirectory {
         self.last.is_none()
     }
 
-    /// Whether an earlier transfer made the directory in a tree that has no name yet, and its entries are compared.
-    pub fn is_resumed(&self) -> bool {
-        self.is_resumed
-    }
-
     /// Whether an earlier transfer may have left something in the directory.
     pub fn has_past(&self) -> bool {
         !self.is_new || self.is_resumed || self.left.is_some()
     }
 
-    /// Path of an entry of the directory, relative to the top.
-    fn path_below_top(&self, name: &[u8]) -> Vec<u8> {
-        let mut names = self.names();
-        names.push(name);
-        names[1..].join(&b'/')
+    /// Path of an entry of the directory, relative to the top. An empty name stands for the directory itself.
+    pub fn path_below_top(&self, name: &[u8]) -> Vec<u8> {
+        self.names_to(name)[1..].join(&b'/')
     }
 
     /// With `--backup-dir`, keeps the entry that another is about to replace.
@@ -476,9 +463,7 @@ impl OpenDirectory {
             return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
         }
         if self.shared.options.delete_after || self.may_be_two {
-            let path = self.names()[1..].join(&b'/');
-            let deferred = self.shared.defer(&self.fd, &path, &mut names);
-            return deferred.unwrap_or_else(unlisted);
+            return self.defer(&mut names).unwrap_or_else(unlisted);
         }
         let device = fstat(&self.fd).map_or(0, |stat| stat.st_dev);
         let (remover, top) = (Remover { shared: &self.shared, device, is_room: false }, self.top_path());
@@ -503,17 +488,14 @@ impl OpenDirectory {
     /// Path of an entry as it is reported to the caller: relative to the destination, or to a single source. An empty
     /// name stands for the directory itself.
     pub fn told_path(&self, name: &[u8]) -> Vec<u8> {
-        let mut names = self.names();
-        names.extend(Some(name).filter(|name| !name.is_empty()));
-        let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
-        names[(1 + usize::from(is_renamed)).min(names.len())..].join(&b'/')
+        let names = self.names_to(name);
+        names[(1 + usize::from(self.shared.has_named_root())).min(names.len())..].join(&b'/')
     }
 
     /// Path of an entry relative to the destination, or, below a single root, relative to that root.
     pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
-        let mut names = self.names();
-        names.push(name);
-        let is_below_root = names.len() > 2 && self.shared.root_name().is_some_and(|root| root != b".");
+        let names = self.names_to(name);
+        let is_below_root = names.len() > 2 && self.shared.has_named_root();
         names[1 + usize::from(is_below_root)..].join(&b'/')
     }
 
@@ -537,8 +519,13 @@ impl OpenDirectory {
 
     /// The destination's path, followed by the names of the directories down to this one.
     pub fn names(&self) -> Vec<&[u8]> {
-        let mut names: Vec<_> =
-            successors(Some(&self.place), |place| place.parent.as_ref()).map(|place| &*place.name).collect();
+        self.names_to(b"")
+    }
+
+    /// The same, followed by the name of an entry here, unless that is empty.
+    pub fn names_to<'a>(&'a self, name: &'a [u8]) -> Vec<&'a [u8]> {
+        let places = successors(Some(&self.place), |place| place.parent.as_ref()).map(|place| &*place.name);
+        let mut names: Vec<_> = Some(name).filter(|name| !name.is_empty()).into_iter().chain(places).collect();
         names.reverse();
         names
     }
@@ -595,11 +582,10 @@ impl OpenDirectory {
         });
         drop(held);
         let is_set = applied.unset.is_none();
-        self.shared.note_at(applied, || self.own_path());
+        self.shared.note(applied, || self.own_path());
         if options.syncs() {
             if let Some(backup) = &self.shared.backup {
-                let path = self.names()[1..].join(&b'/');
-                backup.sync(self.shared.below_destination(&path))?;
+                backup.sync(self.shared.below_destination(&self.path_below_top(b"")))?;
             }
             sync_directory(&self.fd)?;
         }

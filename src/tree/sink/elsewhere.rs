@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::{Metadata, Verdict};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, ftruncate, ioctl_ficlone, openat, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, ftruncate, ioctl_ficlone, openat, statat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -33,7 +33,7 @@ use super::unfinished::{is_looked_for, is_marked_in};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::holes::data_from;
 use crate::fs::metadata::Object;
-use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, hash_range, identity, io_fact};
+use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, hash_range, identity, io_fact, is_regular};
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
@@ -60,11 +60,11 @@ pub(super) struct Elsewhere {
 /// cannot be opened are reported, each once. `above` is the directory in which a missing `top` would be made; `top` may
 /// be missing in a dry run.
 pub(super) fn open_generations(
-    top: &OwnedFd,
+    top: &OpenDirectory,
     above: Option<&OwnedFd>,
-    shared: &Shared,
     snapshot: Option<&Snapshot>,
 ) -> Vec<Arc<OwnedFd>> {
+    let (shared, top) = (&top.shared, &top.fd);
     let generations = &shared.options.generations;
     let root = shared.root_name().filter(|_| generations.session.is_dst);
     let root = root.map(|name| openat(top, name, PLACE, Mode::empty()));
@@ -147,14 +147,13 @@ pub(super) fn below(parents: &[Arc<OwnedFd>], name: &[u8]) -> Vec<Arc<OwnedFd>> 
 /// Looks elsewhere for a listed file that would be sent according to `verdict`. A file that matches by size and time is
 /// taken at once. A file that must be proven, or that differs, is compared with the sender's.
 pub(super) fn look(
-    shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     size: u64,
     verdict: Verdict,
 ) -> Result<(Verdict, Option<Elsewhere>), Fault> {
-    let options = &shared.options;
+    let options = &directory.shared.options;
     if verdict.is_settled() || options.in_place || !directory.looks_elsewhere() {
         return Ok((verdict, None));
     }
@@ -164,12 +163,12 @@ pub(super) fn look(
     let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && has_time(&one.stat) && one.is_whole(options);
     if !options.checksum {
         for like in found.iter().filter(|one| is_like(one)) {
-            if like.link(shared, directory, name, described)? {
+            if like.link(directory, name, described)? {
                 return Ok((Verdict::Same, None));
             }
         }
         for like in found.iter().filter(|one| is_like(one)) {
-            if like.take(shared, directory, name, described)? {
+            if like.take(directory, name, described)? {
                 return Ok((Verdict::Same, None));
             }
         }
@@ -189,7 +188,7 @@ pub(super) fn look(
             Ok(digest.map_or((verdict, None), |digest| (Verdict::Digest(digest), Some(found.swap_remove(like)))))
         }
         // Within a host, comparing takes as long as copying.
-        None if is_large && !shared.is_local && verdict == Verdict::Wanted => {
+        None if is_large && !directory.shared.is_local && verdict == Verdict::Wanted => {
             let basis = found.into_iter().find(|one| one.stat.st_size > 0);
             Ok(basis.map_or((verdict, None), |basis| (Verdict::Blocks, Some(basis))))
         }
@@ -202,8 +201,7 @@ impl Elsewhere {
     pub fn at(directory: &Arc<OwnedFd>, path: Vec<u8>) -> Option<Self> {
         let (above, name) = open_below(directory, &path, OFlags::PATH).ok()?;
         let stat = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        is_regular.then(|| Self { directory: Arc::clone(directory), path, stat, moved: None, digest: None })
+        is_regular(&stat).then(|| Self { directory: Arc::clone(directory), path, stat, moved: None, digest: None })
     }
 
     /// Takes an open file at this path in the tree that is written to.
@@ -248,25 +246,19 @@ impl Elsewhere {
 
     /// Gives this file, which has the contents to come, the new name, or copies it. Returns whether the file was still
     /// there.
-    pub fn take(
-        &self,
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        described: &Metadata<'_>,
-    ) -> Result<bool, Fault> {
-        if self.link(shared, directory, name, described)? {
+    pub fn take(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>) -> Result<bool, Fault> {
+        if self.link(directory, name, described)? {
             return Ok(true);
         }
         for _ in 0..TRIES {
             let Some((file, stat)) = self.open() else { return Ok(false) };
-            match copy(shared, directory, name, described, &file, &stat) {
+            match copy(directory, name, described, &file, &stat) {
                 // Another thread may have changed the time of the old name meanwhile, so the contents are proven once
                 // more.
                 Err(Fault::System(Errno::STALE)) => {}
                 copied => {
                     copied?;
-                    self.count(shared);
+                    self.count(&directory.shared);
                     return Ok(true);
                 }
             }
@@ -276,13 +268,8 @@ impl Elsewhere {
 
     /// Makes the name a hard link to the file. `false` if that is not possible: the file has other metadata, is gone,
     /// is on another file system, or has too many names.
-    pub fn link(
-        &self,
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        described: &Metadata<'_>,
-    ) -> Result<bool, Fault> {
+    pub fn link(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>) -> Result<bool, Fault> {
+        let (shared, options) = (&directory.shared, &directory.shared.options);
         // The old name is kept in the backup, which must not change together with the new name.
         if self.moved.is_some() && shared.backup.is_some() {
             return Ok(false);
@@ -295,7 +282,7 @@ impl Elsewhere {
                 .and_then(|(above, name)| openat(above, name, flags, Mode::empty())),
         };
         let Ok(file) = opened else { return Ok(false) };
-        let (stat, options) = (fstat(&file)?, &shared.options);
+        let stat = fstat(&file)?;
         let mode = options.mode.then(|| metadata::mode(options, described, 0o777));
         let place = Object::Path(file.as_fd());
         if !is_same(&stat, &self.stat) || differing(shared, place, &stat, described, mode) != 0 {
@@ -306,7 +293,7 @@ impl Elsewhere {
         {
             return Ok(false);
         }
-        let linked = if options.dry_run { Ok(()) } else { link(shared, file.as_fd(), directory, name) };
+        let linked = if options.dry_run { Ok(()) } else { link(file.as_fd(), directory, name) };
         if let (Some(Moved { moves, at, .. }), true) = (&self.moved, linked.is_err()) {
             moves.give_up(*at);
         }
@@ -321,19 +308,17 @@ impl Elsewhere {
         }
         if options.dry_run {
             let becomes = Becomes::Linked(identity(&stat));
-            shared.plan(directory, name, FileKind::Regular, described, Some(stat.st_size as u64), becomes);
+            directory.plan(name, FileKind::Regular, described, Some(stat.st_size as u64), becomes);
         }
         directory.list(name, Medium::Disk);
         if self.moved.is_some() {
-            shared.tell(directory, name, (Effect::Made, FileKind::Regular), Some(0), || None);
+            directory.tell(name, (Effect::Made, FileKind::Regular), Some(0), || None);
         }
         shared.made(if self.moved.is_some() { &shared.counts.files } else { &shared.counts.same });
         shared.progress.at(|| directory.tree_path(name));
         Ok(true)
     }
-}
 
-impl Elsewhere {
     /// Counts the file as taken.
     pub fn count(&self, shared: &Shared) {
         shared.counts.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
@@ -373,27 +358,27 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
 ///
 /// The error of the system; `ESTALE` if the file has changed meanwhile.
 pub(super) fn copy(
-    shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     from: &OwnedFd,
     stat: &Stat,
 ) -> Result<(), Fault> {
+    let shared = &directory.shared;
     let mode = shared.options.mode.then(|| metadata::mode(&shared.options, described, 0o777));
     let differs = shared.is_told().then(|| differing(shared, Object::Open(from.as_fd()), stat, described, mode));
     if shared.options.dry_run {
-        shared.rehearse_copy(directory, name, described, stat.st_size as u64, differs);
+        directory.rehearse_copy(name, described, stat.st_size as u64, differs);
         return Ok(());
     }
-    let partial = Partial::create(shared, directory, name, stat.st_size as u64)?;
+    let partial = Partial::create(directory, name, stat.st_size as u64)?;
     let done = copy_contents(shared, from, &partial.file, stat.st_size as u64)
         .and_then(|()| fstat(from))
         .and_then(|now| if is_same(&now, stat) { Ok(()) } else { Err(Errno::STALE) })
         .and_then(|()| close::settle(&partial.file))
         .map_err(Fault::from);
-    done.and_then(|()| partial.publish(shared, directory, name, described))
-        .inspect(|()| shared.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None))
+    done.and_then(|()| partial.publish(directory, name, described))
+        .inspect(|()| directory.tell(name, (Effect::Made, FileKind::Regular), differs, || None))
         .inspect(|()| directory.list(name, Medium::Cache))
         .inspect_err(|_| partial.remove(directory, name))
 }

@@ -29,7 +29,6 @@ use super::itemize::{self, Coming};
 use super::judge;
 use super::links::link_again;
 use super::look::Look;
-use super::prove;
 use super::target::{Partial, Way};
 use super::unfinished::{Appended, has_bytes, have_same};
 use super::{Bytes, Local, Shared};
@@ -58,18 +57,18 @@ const HOLES_UNCOMPARED: &str =
     "would keep old data where the source has holes, because it was not compared; run the copy again";
 
 /// Makes an entry that consists of its record alone: a file with its data, a symbolic link, or a special file.
-pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
+pub(super) fn make(directory: &OpenDirectory, record: &Record<'_>) {
     let Some(name) = record.name() else { return };
     let name = directory.final_name(name);
     let is_alone = matches!(record, Record::Symlink { .. } | Record::Special { .. });
-    let is_there = if is_alone { judge::is_there(shared, directory, name, record) } else { Ok(false) };
+    let is_there = if is_alone { judge::is_there(directory, name, record) } else { Ok(false) };
     let done = match *record {
         _ if !matches!(is_there, Ok(false)) => is_there.map(drop),
-        Record::File { metadata, data, .. } => make_file(shared, directory, name, &metadata, data),
+        Record::File { metadata, data, .. } => make_file(directory, name, &metadata, data),
         Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP.into()),
         Record::Symlink { metadata, target, .. } => {
             let make = |beside: &str| symlinkat(target, &directory.fd, beside);
-            make_other(shared, directory, name, (&metadata, FileType::Symlink, Some(target)), make)
+            make_other(directory, name, (&metadata, FileType::Symlink, Some(target)), make)
         }
         Record::Special { metadata, kind, device, .. } => {
             let (kind, is_device) = match kind {
@@ -80,43 +79,37 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
             };
             let device = if is_device { makedev(device.0, device.1) } else { 0 };
             let make = |beside: &str| mknodat(&directory.fd, beside, kind, Mode::RUSR | Mode::WUSR, device);
-            make_other(shared, directory, name, (&metadata, kind, None), make)
+            make_other(directory, name, (&metadata, kind, None), make)
         }
         _ => Ok(()),
     };
     if let Err(fault) = done {
-        shared.fail(&directory.path(name), fault);
+        directory.shared.fail(&directory.path(name), fault);
         if let Record::File { data, .. } = record {
-            shared.sum_unkept(&directory.told_path(name), data);
+            directory.shared.sum_unkept(&directory.told_path(name), data);
         }
     }
 }
 
-fn make_file(
-    shared: &Shared,
-    directory: &OpenDirectory,
-    name: &[u8],
-    metadata: &Metadata<'_>,
-    data: &[u8],
-) -> Result<(), Fault> {
-    let size = Some(data.len() as u64);
-    let differs = shared.compare(directory, name, &Coming { kind: FileType::RegularFile, metadata, size });
-    let partial = Partial::create(shared, directory, name, data.len() as u64)?;
+fn make_file(directory: &OpenDirectory, name: &[u8], metadata: &Metadata<'_>, data: &[u8]) -> Result<(), Fault> {
+    let (shared, size) = (&directory.shared, data.len() as u64);
+    let differs = directory.compare(name, &Coming { kind: FileType::RegularFile, metadata, size: Some(size) });
+    let partial = Partial::create(directory, name, size)?;
     let digest = shared.makes_manifest().then(|| blake3::hash(data));
     let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
         .inspect(|()| {
             shared.writes.note_buffered(data.len());
-            shared.progress.wrote(data.len() as u64);
+            shared.progress.wrote(size);
         })
         .and_then(|()| close::settle(&partial.file))
         .map_err(Fault::from);
-    done.and_then(|()| partial.publish(shared, directory, name, metadata))
+    done.and_then(|()| partial.publish(directory, name, metadata))
         .inspect(|()| {
-            shared.counts.bytes.fetch_add(data.len() as u64, Relaxed);
-            shared.stats().note_transferred(data.len() as u64, data.len() as u64);
-            shared.note_whole(directory, data.len() as u64);
-            shared.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
+            shared.counts.bytes.fetch_add(size, Relaxed);
+            shared.stats().note_transferred(size, size);
+            directory.note_whole(size);
+            directory.tell(name, (Effect::Transferred, FileKind::Regular), differs, || None);
         })
         .inspect(|()| digest.into_iter().for_each(|digest| directory.list_file(name, &partial.file, digest)))
         .inspect_err(|_| partial.remove(directory, name))
@@ -159,15 +152,15 @@ fn is_led_to_itself(directory: &OpenDirectory, name: &[u8], target: &[u8]) -> bo
 
 /// Makes a symbolic link or special file under a temporary name, and sets its metadata through a descriptor.
 fn make_other(
-    shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
     make: impl Fn(&str) -> Result<(), Errno>,
 ) -> Result<(), Fault> {
-    let differs = shared.compare(directory, name, &Coming { kind, metadata: described, size: None });
+    let shared = &directory.shared;
+    let differs = directory.compare(name, &Coming { kind, metadata: described, size: None });
     if shared.options.dry_run {
-        shared.rehearse_other(directory, name, (described, kind, target), differs);
+        directory.rehearse_other(name, (described, kind, target), differs);
         return Ok(());
     }
     let beside = name_beside(name, WHOLE);
@@ -187,10 +180,10 @@ fn make_other(
         directory.back_up(name)?;
         partial::publish(&directory.fd, &*beside, &fd, name)?;
         shared.made(&shared.counts.others);
-        shared.note(applied, directory, name);
+        shared.note(applied, || directory.path(name));
         directory.list(name, Medium::Cache);
         let told = (Effect::Made, itemize::kind(kind));
-        shared.tell(directory, name, told, differs, || target.map(<[u8]>::to_vec));
+        directory.tell(name, told, differs, || target.map(<[u8]>::to_vec));
         Ok(())
     };
     name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
@@ -268,7 +261,6 @@ impl Large {
     /// partial file of an earlier transfer may be used. `compared`: the existing file, of this name or elsewhere, to
     /// use whatever its size and time.
     pub fn create(
-        shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
         name: &[u8],
         metadata: &Metadata<'_>,
@@ -276,9 +268,8 @@ impl Large {
         may_resume: bool,
         compared: Option<Compared>,
     ) -> Result<Self, Fault> {
-        let began = SystemTime::now();
-        let coming = Coming { kind: FileType::RegularFile, metadata, size: Some(size) };
-        let differs = shared.compare(directory, name, &coming);
+        let (shared, began) = (&directory.shared, SystemTime::now());
+        let differs = directory.compare(name, &Coming { kind: FileType::RegularFile, metadata, size: Some(size) });
         let (in_place, is_compared) = (directory.is_in_place(name), compared.is_some());
         let named = || open_regular(directory.fd.as_fd(), name);
         let (old, elsewhere) = match compared {
@@ -299,8 +290,8 @@ impl Large {
         // The transfer may take long, so another one can resume the file if this one is killed. A file with holes is
         // not resumed, because the data left may lie where the holes are.
         let (partial, is_adopted) = match in_place {
-            true => (Partial::in_place(shared, directory, name, size, old.is_some())?, false),
-            false => Partial::named(shared, directory, name, may_resume && !is_sparse)?,
+            true => (Partial::in_place(directory, name, size, old.is_some())?, false),
+            false => Partial::named(directory, name, may_resume && !is_sparse)?,
         };
         let is_device = matches!(partial.way, Way::Device);
         if is_device && is_sparse && !is_compared {
@@ -317,13 +308,12 @@ impl Large {
             _ => Ok(()),
         };
         // A file in place that already has its length keeps its time until something is written.
-        let has_length =
-            is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat().st_size as u64 == size);
+        let has_length = is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat.st_size as u64 == size);
         let set_length = || {
             if has_length {
                 return Ok(());
             }
-            partial.mark(shared, directory, name)?;
+            partial.mark(directory, name)?;
             ftruncate(&partial.file, size).map_err(Fault::from)
         };
         if let Err(fault) = prepared.map_err(Fault::from).and_then(|()| set_length()) {
@@ -333,7 +323,7 @@ impl Large {
             partial.remove(directory, name);
             return Err(fault);
         }
-        let appended = basis.as_ref().filter(|_| is_appended).map(|basis| Appended::new(*basis.stat()));
+        let appended = basis.as_ref().filter(|_| is_appended).map(|basis| Appended::new(basis.stat));
         log::trace("", || format!("begins {} ({size} bytes)", shown_path(&directory.path(name))));
         // Reading back and direct writes both wait for the disk, but several ranges can wait at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
@@ -418,7 +408,7 @@ impl Large {
         if self.has_failed.load(Relaxed) {
             return;
         }
-        if let Err(fault) = self.partial.mark(&self.shared, &self.directory, &self.name) {
+        if let Err(fault) = self.partial.mark(&self.directory, &self.name) {
             return self.fail_once(fault);
         }
         let file = &self.partial.file;
@@ -448,7 +438,7 @@ impl Large {
     fn is_made_hole(&self, data: &[u8], position: u64) -> bool {
         let is_new = matches!(self.partial.way, Way::Nameless | Way::Named(_) | Way::Unseen);
         is_new
-            && self.basis.as_ref().is_some_and(Basis::keeps_holes)
+            && self.basis.as_ref().is_some_and(|basis| basis.keeps_holes)
             && is_zero(data)
             && fallocate(
                 &self.partial.file,
@@ -471,7 +461,7 @@ impl Large {
         if let Some(basis) = &self.basis {
             basis.note_came(range.position, range.length as u64);
         }
-        if let Err(fault) = self.partial.mark(&self.shared, &self.directory, &self.name) {
+        if let Err(fault) = self.partial.mark(&self.directory, &self.name) {
             self.fail_once(fault);
             return Ok(());
         }
@@ -512,7 +502,9 @@ impl Large {
     /// Whether the file may become a clone of its source. Blocks of an older file that are copied as they are hashed
     /// would be written over those of the clone, and nothing is copied into a clone afterwards.
     pub(super) fn may_share(&self) -> bool {
-        self.shared.options.sparse && self.appended.is_none() && self.basis.as_ref().is_none_or(Basis::is_in_target)
+        self.shared.options.sparse
+            && self.appended.is_none()
+            && self.basis.as_ref().is_none_or(|basis| basis.is_in_target)
     }
 
     fn note_copied(&self, bytes: usize) {
@@ -540,7 +532,7 @@ impl Large {
     /// Lists the file, which has its final name, in the manifest.
     fn list(&self) {
         let Some(digest) = &self.digest else { return self.directory.list(&self.name, Medium::Cache) };
-        match prove::finish(digest, &self.partial.file) {
+        match digest.finish_from(&self.partial.file) {
             Ok(digest) => self.directory.list_file(&self.name, &self.partial.file, digest),
             Err(error) => self.shared.report(&self.path(), error),
         }
@@ -608,16 +600,15 @@ impl Large {
         if let Some(basis) = &self.basis
             && basis.is_all(self.directory.fd.as_fd(), &self.name)
         {
-            let (shared, directory, name, metadata) =
-                (&*self.shared, &self.directory, &self.name, self.metadata.borrow());
+            let (directory, name, metadata) = (&self.directory, &self.name, self.metadata.borrow());
             let kept = match basis.elsewhere() {
-                None => judge::keep(shared, directory, name, &metadata, basis.stat()),
-                Some(elsewhere) => elsewhere.link(shared, directory, name, &metadata),
+                None => judge::keep(directory, name, &metadata, &basis.stat),
+                Some(elsewhere) => elsewhere.link(directory, name, &metadata),
             };
             match kept {
                 Ok(true) => {
-                    if let (Some(cache), Some(digest)) = (&shared.cache, self.of_blocks()) {
-                        cache.put(self.began, basis.file(), basis.stat(), digest);
+                    if let (Some(cache), Some(digest)) = (&self.shared.cache, self.of_blocks()) {
+                        cache.put(self.began, basis.file(), &basis.stat, digest);
                     }
                     self.partial.remove(directory, name);
                     directory.clear_mark(name);
@@ -627,7 +618,7 @@ impl Large {
                 // A new file is made from the basis.
                 Ok(false) => taken = basis.elsewhere(),
                 Err(fault) => {
-                    shared.fail(&self.path(), fault);
+                    self.shared.fail(&self.path(), fault);
                     return false;
                 }
             }
@@ -638,7 +629,7 @@ impl Large {
         let is_in_place = matches!(self.partial.way, Way::InPlace { .. });
         let is_synced_first = self.is_lasting && self.shared.options.syncs() && !is_in_place;
         let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
-        let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
+        let publish = || self.partial.publish(&self.directory, &self.name, &self.metadata.borrow());
         match settled.and_then(|()| sync()).map_err(Fault::from).and_then(|()| publish()) {
             Ok(()) => {
                 let written_bytes = self.written_bytes.load(Relaxed);
@@ -646,8 +637,8 @@ impl Large {
                 self.shared.stats().note_transferred(self.size, written_bytes);
                 taken.into_iter().for_each(|elsewhere| elsewhere.count(&self.shared));
                 let told = (Effect::Transferred, FileKind::Regular);
-                self.shared.tell(&self.directory, &self.name, told, self.differs, || None);
-                self.shared.note_whole(&self.directory, self.size);
+                self.directory.tell(&self.name, told, self.differs, || None);
+                self.directory.note_whole(self.size);
                 self.list();
                 true
             }
@@ -694,7 +685,7 @@ impl Drop for Large {
         }
         let marker = self.partial.marker().filter(|_| !is_published);
         let is_undone = marker.is_some_and(|marker| {
-            let is_undone = !marker.was_there() && self.appended.as_ref().is_some_and(|it| it.undo(&self.partial.file));
+            let is_undone = !marker.was_there && self.appended.as_ref().is_some_and(|it| it.undo(&self.partial.file));
             if is_undone {
                 marker.take_back(&self.directory);
             }
@@ -703,17 +694,17 @@ impl Drop for Large {
         let is_device = matches!(self.partial.way, Way::Device) && self.written_bytes.load(Relaxed) > 0;
         let is_incomplete = marker.is_some() && !is_undone || is_device && !is_published;
         if is_incomplete && self.shared.is_stopped.load(Acquire) {
-            self.shared.leave_incomplete(self.directory.path(&self.name));
+            self.shared.incomplete.lock().expect("no panics under it").push(self.path());
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
             let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());
             let file = kept.map_or(self.partial.file.as_fd(), Basis::file);
             let linked = if is_published {
-                link_again(&self.shared, file, &directory, &name, self.directory.told_path(&self.name))
+                link_again(file, &directory, &name, self.directory.told_path(&self.name))
             } else {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             };
-            self.shared.note_link(linked, &directory, &name);
+            directory.note_link(linked, &name);
         }
     }
 }

@@ -13,9 +13,9 @@ const HELD_MAX: usize = 64;
 #[derive(Default)]
 pub(super) struct Held {
     directories: Vec<Arc<OpenDirectory>>,
-    files: Vec<Arc<Large>>,
+    pub(super) files: Vec<Arc<Large>>,
     /// The only entry, if it is a small file.
-    job: Option<Job>,
+    pub(super) job: Option<Job>,
 }
 
 impl Held {
@@ -42,17 +42,5 @@ impl Held {
             other => other,
         });
         None
-    }
-
-    pub(super) fn files(&self) -> &[Arc<Large>] {
-        &self.files
-    }
-
-    pub(super) fn job(&self) -> Option<&Job> {
-        self.job.as_ref()
-    }
-
-    pub(super) fn take_job(&mut self) -> Option<Job> {
-        self.job.take()
     }
 }

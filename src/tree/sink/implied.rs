@@ -50,9 +50,7 @@ impl OpenDirectory {
         match (open_quietly(&self.fd, name, DIRECTORY), &self.root) {
             // The kernel may answer either for a link.
             (Err(Errno::LOOP | Errno::NOTDIR), Some(root)) => {
-                let mut names = self.names();
-                names.push(name);
-                let path = names[root.depth..].join(&b'/');
+                let path = self.names_to(name)[root.depth..].join(&b'/');
                 match open_beneath(&root.directory, &path, DIRECTORY.difference(OFlags::NOFOLLOW)) {
                     Err(Errno::XDEV) => {
                         Err(Fault::Detail("is a symbolic link that leads out of DST or has an absolute target"))

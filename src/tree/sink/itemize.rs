@@ -9,6 +9,7 @@ use rustix::fs::{FileType, Stat, readlinkat};
 use super::Shared;
 use super::directory::OpenDirectory;
 use super::judge::is_same_time;
+use crate::fs::is_directory;
 use crate::fs::metadata::{ACLS, Object};
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
 use crate::tree::metadata::{self, Reader, Rights};
@@ -39,7 +40,7 @@ pub(super) fn differing(
     let options = &shared.options;
     // If times are compared with a window, the clock may be that coarse: a time within the window could not be set any
     // better.
-    let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let is_directory = is_directory(stat);
     let keeps_time = options.keeps_times(is_directory);
     let has_time = !keeps_time || is_same_time(options, stat, described);
     let owner = shared.setter.owner(options, described, (stat.st_uid, stat.st_gid));
@@ -87,46 +88,48 @@ impl Shared {
         (self.answer)(answer);
     }
 
+    /// Whether the outcome for each entry is reported or counted.
+    pub(super) fn is_told(&self) -> bool {
+        self.options.stats || self.entries.is_some()
+    }
+}
+
+impl OpenDirectory {
     /// Returns how an entry that is to come differs from the existing entry of its name. `None` if there is no entry of
     /// its kind, or if the result is neither reported nor counted.
-    pub(super) fn compare(&self, directory: &OpenDirectory, name: &[u8], coming: &Coming<'_>) -> Option<u16> {
-        if !self.is_told() {
+    pub(super) fn compare(&self, name: &[u8], coming: &Coming<'_>) -> Option<u16> {
+        let (shared, options) = (&self.shared, &self.shared.options);
+        if !shared.is_told() {
             return None;
         }
-        let old = directory.stat(name).ok()?;
+        let old = self.stat(name).ok()?;
         if kind(FileType::from_raw_mode(old.st_mode)) != kind(coming.kind) {
             return None;
         }
         let path = CString::new(name).ok()?;
-        let mode = self.options.mode && coming.kind != FileType::Symlink;
-        let mode = mode.then(|| metadata::mode(&self.options, coming.metadata, 0o777));
-        let of_metadata = differing(self, Object::Named(directory.fd.as_fd(), &path), &old, coming.metadata, mode);
+        let mode = options.mode && coming.kind != FileType::Symlink;
+        let mode = mode.then(|| metadata::mode(options, coming.metadata, 0o777));
+        let of_metadata = differing(shared, Object::Named(self.fd.as_fd(), &path), &old, coming.metadata, mode);
         let others = bits([
             (differs::SIZE, coming.size.is_none_or(|size| size == old.st_size as u64)),
-            (differs::CONTENTS, coming.kind == FileType::RegularFile && !self.options.checksum),
+            (differs::CONTENTS, coming.kind == FileType::RegularFile && !options.checksum),
         ]);
         Some(of_metadata | others)
-    }
-
-    /// Whether the outcome for each entry is reported or counted.
-    pub(super) fn is_told(&self) -> bool {
-        self.options.stats || self.entries.is_some()
     }
 
     /// Reports an entry to the caller, or counts it, or both, as the options ask for.
     pub(super) fn tell(
         &self,
-        directory: &OpenDirectory,
         name: &[u8],
         (effect, kind): (Effect, FileKind),
         differs: Option<u16>,
         leads_to: impl FnOnce() -> Option<Vec<u8>>,
     ) {
-        if self.options.stats {
-            self.stats().note(effect, kind, differs.is_none());
+        if self.shared.options.stats {
+            self.shared.stats().note(effect, kind, differs.is_none());
         }
-        let Some(entries) = &self.entries else { return };
-        let (path, leads_to) = (directory.told_path(name), leads_to());
+        let Some(entries) = &self.shared.entries else { return };
+        let (path, leads_to) = (self.told_path(name), leads_to());
         entries.tell(Entry::Changed(Change { path, effect, kind, differs, leads_to }));
     }
 }

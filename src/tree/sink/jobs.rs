@@ -56,14 +56,14 @@ pub(super) enum Job {
 
 impl Batch {
     /// Adds an entry. Returns whether the batch is full.
-    pub(super) fn add(&mut self, shared: &Shared, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
+    pub(super) fn add(&mut self, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
         match self.runs.last_mut() {
             Some((last, count)) if Arc::ptr_eq(last, directory) => *count += 1,
             _ => self.runs.push((Arc::clone(directory), 1)),
         }
         self.offsets.push(offset);
         self.bytes += bytes;
-        let is_looked_at = self.has_listed() && !shared.options.compares_contents();
+        let is_looked_at = self.has_listed() && !directory.shared.options.compares_contents();
         self.offsets.len() >= if is_looked_at { BATCH_LISTED_MAX } else { BATCH_ENTRIES_MAX }
             || self.bytes >= BATCH_BYTES_MAX
             || self.runs.len() == BATCH_DIRECTORIES_MAX
@@ -124,9 +124,9 @@ impl Batch {
                 shared.owners.localize(&mut record);
                 if let Record::Listed { name, metadata, size } = record {
                     let number = first + verdicts.len() as u64;
-                    verdicts.push(judge::judge(shared, &directory, number, name, &metadata, size));
+                    verdicts.push(judge::judge(&directory, number, name, &metadata, size));
                 } else {
-                    entry::make(shared, &directory, &record);
+                    entry::make(&directory, &record);
                 }
             }
         }
@@ -145,7 +145,7 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
             }
             Job::Look(large, item) => large.look(item),
             Job::Settle(large) => drop(large),
-            Job::Keep(wanted) => wanted.keep(shared),
+            Job::Keep(wanted) => wanted.keep(),
         }
         // Only now has everything that the job held been released.
         let mut pending = shared.pending.lock().expect("no panics under it");

@@ -12,7 +12,7 @@ use rd_proto::tree::blocks::block_bytes;
 use rd_proto::tree::{
     Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
 };
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw};
 use rustix::io::Errno;
 
 use super::basis::{Compared, open_regular};
@@ -25,7 +25,7 @@ use super::rehearse::Becomes;
 use super::{Refused, Shared, TreeSink, unfinished};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, described, hash_range, identity};
+use crate::fs::{HASH_READ_BYTES, described, hash_range, identity, is_regular};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::ahead::Pace;
@@ -125,7 +125,7 @@ impl TreeSink {
         if !self.shared.options.dry_run {
             return Err(Refused::Data("requested contents were left out"));
         }
-        self.shared.rehearse_file(&directory, directory.final_name(&name), &metadata.borrow(), size);
+        directory.rehearse_file(directory.final_name(&name), &metadata.borrow(), size);
         Ok(())
     }
 
@@ -139,7 +139,6 @@ impl TreeSink {
 
 /// Compares a listed file with the existing one, and remembers it if it is wanted. Does not send the verdict yet.
 pub(super) fn judge(
-    shared: &Shared,
     directory: &Arc<OpenDirectory>,
     number: u64,
     name: &[u8],
@@ -147,22 +146,22 @@ pub(super) fn judge(
     size: u64,
 ) -> Verdict {
     let there = directory.final_name(name);
-    let options = &shared.options;
+    let (shared, options) = (&directory.shared, &directory.shared.options);
     // A file from elsewhere never replaces a device.
     let is_device = options.in_place
         && directory.is_top()
-        && directory.stat(there).is_ok_and(|old| device::is_target(shared, directory, &old));
+        && directory.stat(there).is_ok_and(|old| device::is_target(directory, &old));
     let mut told = None;
-    let judged = verdict(shared, directory, there, described, size, &mut told).and_then(|verdict| match is_device {
+    let judged = verdict(directory, there, described, size, &mut told).and_then(|verdict| match is_device {
         true => Ok((verdict, None)),
-        false => elsewhere::look(shared, directory, there, described, size, verdict),
+        false => elsewhere::look(directory, there, described, size, verdict),
     });
     let (verdict, elsewhere) = judged.unwrap_or_else(|fault| {
         shared.fail(&directory.path(there), fault);
         (Verdict::Same, None)
     });
     if options.dry_run && matches!(verdict, Verdict::Wanted | Verdict::Blocks) {
-        shared.rehearse_file(directory, there, described, size);
+        directory.rehearse_file(there, described, size);
         return Verdict::Same;
     }
     if !verdict.is_settled() {
@@ -180,16 +179,15 @@ pub(super) fn judge(
 
 /// Returns the verdict on a listed file by what exists under its name. `told`: set if the verdict has a digest.
 fn verdict(
-    shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     size: u64,
     told: &mut Option<Box<Told>>,
 ) -> Result<Verdict, Fault> {
-    let options = &shared.options;
+    let (shared, options) = (&directory.shared, &directory.shared.options);
     if !options.sync {
-        return Ok(plain_verdict(shared, directory, name, size, told));
+        return Ok(plain_verdict(directory, name, size, told));
     }
     let is_left = !options.sizes.take(size);
     let old = match directory.stat(name) {
@@ -200,15 +198,15 @@ fn verdict(
     let is_same_time = is_same_time(options, &old, described);
     let is_newer = is_newer(options, &old, (described.modified.seconds, described.modified.nanoseconds));
     // In a tree that has no name yet, a file of an earlier transfer may have been cut in the middle.
-    let is_kept = (options.ignore_existing || options.update && is_newer) && !directory.is_resumed();
+    let is_kept = (options.ignore_existing || options.update && is_newer) && !directory.is_resumed;
     // The size and time of a half-written file say nothing, so its contents are compared.
-    let is_regular = FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
+    let is_regular = is_regular(&old);
     let is_marked = is_regular && (is_kept || unfinished::is_looked_for(options, &old)) && directory.is_marked(name);
     if is_left || is_kept && !is_marked && (options.ignore_existing || is_regular) {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
-    if device::is_target(shared, directory, &old) {
+    if device::is_target(directory, &old) {
         // Whatever its size: holes of the source are sent only where the device has something else.
         return Ok(Verdict::Blocks);
     }
@@ -218,7 +216,7 @@ fn verdict(
     }
     let is_same = is_same_time || options.sizes.size_only;
     if old.st_size as u64 == size && is_same && !options.checksum && !is_marked {
-        keep_or_copy(shared, directory, name, described, &old)?;
+        keep_or_copy(directory, name, described, &old)?;
         return Ok(Verdict::Same);
     }
     if options.append_verify && old.st_size as u64 >= size && !is_marked {
@@ -251,7 +249,7 @@ fn verdict(
     if old.st_size as u64 != size {
         return Ok(Verdict::Wanted);
     }
-    Ok(tell_digest(told, digest(shared, directory, name, &old)))
+    Ok(tell_digest(told, digest(directory, name, &old)))
 }
 
 /// Returns the verdict on a file with this digest, which is kept for the sender's reply. A file that could not be read
@@ -263,25 +261,18 @@ fn tell_digest(told: &mut Option<Box<Told>>, digest: Option<Told>) -> Verdict {
 
 /// Returns the verdict on a file that is copied over an existing one without `--sync`. The file is sent, unless its
 /// digest proves that the existing one is the same. A file with other names is replaced by a new file.
-fn plain_verdict(
-    shared: &Shared,
-    directory: &OpenDirectory,
-    name: &[u8],
-    size: u64,
-    told: &mut Option<Box<Told>>,
-) -> Verdict {
-    let is_like = |old: &Stat| {
-        FileType::from_raw_mode(old.st_mode) == FileType::RegularFile && old.st_nlink == 1 && old.st_size as u64 == size
-    };
+fn plain_verdict(directory: &OpenDirectory, name: &[u8], size: u64, told: &mut Option<Box<Told>>) -> Verdict {
+    let is_like = |old: &Stat| is_regular(old) && old.st_nlink == 1 && old.st_size as u64 == size;
     match directory.stat(name).ok().filter(is_like) {
         None => Verdict::Wanted,
         Some(_) if size > INLINE_BYTES_MAX as u64 => Verdict::Blocks,
-        Some(old) => tell_digest(told, digest(shared, directory, name, &old)),
+        Some(old) => tell_digest(told, digest(directory, name, &old)),
     }
 }
 
 /// Returns the digest of the existing file that `old` describes; `None` if it cannot be read.
-fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -> Option<Told> {
+fn digest(directory: &OpenDirectory, name: &[u8], old: &Stat) -> Option<Told> {
+    let shared = &directory.shared;
     let cache = shared.cache.as_ref().filter(|_| old.st_size as usize <= INLINE_BYTES_MAX);
     if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, old)) {
         return Some(Told { stat: *old, digest });
@@ -326,9 +317,9 @@ impl Told {
     /// # Errors
     ///
     /// `ESTALE` if it has not, or if another file has taken the name.
-    fn holds(&self, shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Stat, Fault> {
+    fn holds(&self, directory: &OpenDirectory, name: &[u8]) -> Result<Stat, Fault> {
         let is_same = |one: &Stat, other: &Stat| identity(one) == identity(other) && change(one, other).is_none();
-        let named = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let named = directory.stat(name)?;
         if is_same(&self.stat, &named) {
             return Ok(named);
         }
@@ -337,7 +328,7 @@ impl Told {
         let size = self.stat.st_size;
         let opened = open_regular(directory.fd.as_fd(), name)
             .filter(|(_, stat)| identity(stat) == identity(&self.stat) && stat.st_size == size)
-            .filter(|(file, _)| digest_to_tell(shared, file, size as u64) == Some(self.digest))
+            .filter(|(file, _)| digest_to_tell(&directory.shared, file, size as u64) == Some(self.digest))
             .filter(|(file, stat)| stat.st_nlink > 1 || fstat(file).is_ok_and(|now| is_same(stat, &now)));
         opened.map(|(_, stat)| stat).ok_or(Fault::Explained(Errno::STALE, HAS_CHANGED))
     }
@@ -374,14 +365,13 @@ pub(super) fn is_newer(options: &TreeOptions, old: &Stat, modified: (i64, u32)) 
 /// Sets the metadata of an entry that stays, and that `stat` describes, if they differ. Returns `false` if another
 /// generation may share the entry: then nothing is done, and a new entry must be made.
 pub(super) fn keep(
-    shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     stat: &Stat,
 ) -> Result<bool, Fault> {
-    let options = &shared.options;
-    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let (shared, options) = (&directory.shared, &directory.shared.options);
+    let is_regular = is_regular(stat);
     if is_regular && directory.moves.as_ref().is_some_and(|moves| moves.meet(name, stat)) {
         return Ok(false);
     }
@@ -390,7 +380,7 @@ pub(super) fn keep(
     let path = CString::new(name).map_err(|_| Errno::INVAL)?;
     let named = Object::Named(directory.fd.as_fd(), &path);
     // A device keeps the metadata of its node.
-    let is_device = device::is_target(shared, directory, stat);
+    let is_device = device::is_target(directory, stat);
     let differs = if is_device { 0 } else { differing(shared, named, stat, described, mode) };
     if differs != 0 {
         if options.generations.share_files() && stat.st_nlink > 1 {
@@ -398,13 +388,13 @@ pub(super) fn keep(
         }
         let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
         match options.dry_run {
-            true => shared.plan(directory, name, kind, described, None, Becomes::Kept),
-            false => describe(shared, directory, name, described, mode, stat)?,
+            true => directory.plan(name, kind, described, None, Becomes::Kept),
+            false => describe(directory, name, described, mode, stat)?,
         }
-        shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
+        directory.tell(name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
     }
     if is_regular {
-        shared.note_whole(directory, stat.st_size as u64);
+        directory.note_whole(stat.st_size as u64);
     }
     directory.list(name, Medium::Disk);
     shared.made(&shared.counts.same);
@@ -414,14 +404,13 @@ pub(super) fn keep(
 
 /// Sets the metadata of an entry that `stat` describes.
 fn describe(
-    shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     mode: Option<u32>,
     stat: &Stat,
 ) -> Result<(), Fault> {
-    let options = &shared.options;
+    let (shared, options) = (&directory.shared, &directory.shared.options);
     let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let opened = fstat(&fd)?;
     if identity(&opened) != identity(stat) {
@@ -430,8 +419,8 @@ fn describe(
     let (entry, stat) = (Object::Path(fd.as_fd()), opened);
     let described = with_same_time(options, &stat, described);
     let applied = shared.setter.apply(options, entry, &described, mode, Current::new(&stat, false, true));
-    shared.note(applied, directory, name);
-    if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+    shared.note(applied, || directory.path(name));
+    if options.syncs() && is_regular(&stat) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
     }
@@ -439,19 +428,13 @@ fn describe(
 }
 
 /// Like [`keep`], for a regular file. If the file must not change, a new one is made from its contents.
-fn keep_or_copy(
-    shared: &Shared,
-    directory: &OpenDirectory,
-    name: &[u8],
-    described: &Metadata<'_>,
-    stat: &Stat,
-) -> Result<(), Fault> {
-    if keep(shared, directory, name, described, stat)? {
+fn keep_or_copy(directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, stat: &Stat) -> Result<(), Fault> {
+    if keep(directory, name, described, stat)? {
         return Ok(());
     }
     let opened = open_regular(directory.fd.as_fd(), name).filter(|(_, opened)| identity(opened) == identity(stat));
     let (file, stat) = opened.ok_or(Errno::STALE)?;
-    elsewhere::copy(shared, directory, name, described, &file, &stat)
+    elsewhere::copy(directory, name, described, &file, &stat)
 }
 
 impl Wanted {
@@ -461,39 +444,34 @@ impl Wanted {
     }
 
     /// Returns the metadata of the existing file, which has turned out to be the same.
-    fn there(&self, shared: &Shared, name: &[u8]) -> Result<Stat, Fault> {
+    fn there(&self, name: &[u8]) -> Result<Stat, Fault> {
         match &self.told {
-            Some(told) => told.holds(shared, &self.directory, name),
-            None => Ok(statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)?),
+            Some(told) => told.holds(&self.directory, name),
+            None => Ok(self.directory.stat(name)?),
         }
     }
 
     /// Keeps the contents that exist here or elsewhere, and that have turned out to be the same.
-    pub fn keep(self, shared: &Shared) {
+    pub fn keep(self) {
         let (name, described) = (self.directory.final_name(&self.name), self.metadata.borrow());
         let kept = match &self.elsewhere {
             Some(elsewhere) => elsewhere
-                .take(shared, &self.directory, name, &described)
+                .take(&self.directory, name, &described)
                 .and_then(|is_there| if is_there { Ok(()) } else { Err(Errno::STALE.into()) }),
             None => self
-                .there(shared, name)
-                .and_then(|stat| keep_or_copy(shared, &self.directory, name, &described, &stat))
+                .there(name)
+                .and_then(|stat| keep_or_copy(&self.directory, name, &described, &stat))
                 .inspect(|()| self.directory.clear_mark(name)),
         };
         if let Err(fault) = kept {
-            shared.fail(&self.directory.path(name), fault);
+            self.directory.shared.fail(&self.directory.path(name), fault);
         }
     }
 }
 
 /// Whether a link or special file is left alone, because it exists already, or must not be made or replaced.
-pub(super) fn is_there(
-    shared: &Shared,
-    directory: &OpenDirectory,
-    name: &[u8],
-    record: &Record<'_>,
-) -> Result<bool, Fault> {
-    let options = &shared.options;
+pub(super) fn is_there(directory: &OpenDirectory, name: &[u8], record: &Record<'_>) -> Result<bool, Fault> {
+    let options = &directory.shared.options;
     if !options.sync {
         return Ok(false);
     }
@@ -506,14 +484,11 @@ pub(super) fn is_there(
         return Ok(true);
     }
     if let Some(described) = record.metadata().filter(|_| is_the_same(directory, name, record, &old))
-        && keep(shared, directory, name, &described, &old)?
+        && keep(directory, name, &described, &old)?
     {
         return Ok(true);
     }
-    // An entry that is not a directory is replaced by renaming.
-    if FileType::from_raw_mode(old.st_mode) == FileType::Directory {
-        directory.clear_way(name, &old)?;
-    }
+    directory.clear_way(name, &old)?;
     Ok(false)
 }
 

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::OPEN_LINKS_MAX;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, linkat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, linkat, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, find};
 use super::entry::make_beside;
 use super::judge::is_newer;
 use super::rehearse::Planned;
-use super::{Names, Refused, Shared, TreeSink};
+use super::{Names, Refused, TreeSink};
 use crate::fs::metadata::by_path;
-use crate::fs::{WHOLE, identity, name_beside, partial};
+use crate::fs::{WHOLE, identity, is_regular, name_beside, partial};
 use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
@@ -27,7 +27,7 @@ impl TreeSink {
     pub(super) fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
         let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
         let mut first = first.to_vec();
-        let end = end_of_root(&first);
+        let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
         let was_asked_for = match &self.shared.names {
             #[cfg(test)]
             Names::Any => true,
@@ -72,12 +72,10 @@ impl TreeSink {
                     FileType::Symlink => symlinks && may_be_other && !safe_links,
                     _ => specials && may_be_other,
                 };
-                let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
-                let told =
-                    if is_renamed { &first[(end_of_root(&first) + 1).min(first.len())..] } else { &first }.to_vec();
+                let told = self.shared.without_root(&first).to_vec();
                 if self.shared.options.dry_run {
-                    let linked = self.shared.rehearse_link(&top, directory, name, (&first, told), wanted);
-                    self.shared.note_link(linked, directory, name);
+                    let linked = directory.rehearse_link(&top, name, (&first, told), wanted);
+                    directory.note_link(linked, name);
                     return Ok(());
                 }
                 let found = find(&top, &first, wanted);
@@ -87,22 +85,17 @@ impl TreeSink {
                     return Ok(());
                 }
                 let linked = found.map_err(Fault::from);
-                linked.and_then(|found| link_again(&self.shared, found.as_fd(), directory, name, told))
+                linked.and_then(|found| link_again(found.as_fd(), directory, name, told))
             }
         };
-        self.shared.note_link(linked, directory, name);
+        directory.note_link(linked, name);
         Ok(())
     }
 }
 
-/// Length of the first name of a path.
-fn end_of_root(path: &[u8]) -> usize {
-    path.iter().position(|&byte| byte == b'/').unwrap_or(path.len())
-}
-
 /// Gives a complete file, open as `fd`, another name. An existing entry of that name is replaced atomically.
-pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
-    match link_new(shared, fd, directory, name) {
+pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
+    match link_new(fd, directory, name) {
         Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
         Ok(()) => {
             directory.clear_mark(name);
@@ -112,7 +105,7 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     }
     directory.back_up(name)?;
     let beside = name_beside(name, WHOLE);
-    make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
+    make_beside(directory, &beside, || link_new(fd, directory, beside.as_bytes()))?;
     let linked = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
     let done = linked.and_then(|linked| {
         let is_it =
@@ -144,16 +137,15 @@ fn is_same_file(first: &Stat, beside: &Stat, kind: impl FnOnce() -> u32) -> bool
 /// Same as [`link`], unless the name already belongs to the file, or must be left alone. Returns true if the name was
 /// left as it is. `first` is the path of the file, as reported to the caller.
 pub(super) fn link_again(
-    shared: &Shared,
     fd: BorrowedFd<'_>,
     directory: &OpenDirectory,
     name: &[u8],
     first: Vec<u8>,
 ) -> Result<bool, Fault> {
-    let old = || statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
-    let told = if shared.is_told() { Some((fstat(fd)?, old())) } else { None };
+    let shared = &directory.shared;
+    let told = if shared.is_told() { Some((fstat(fd)?, directory.stat(name).ok())) } else { None };
     if shared.options.sync {
-        match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        match directory.stat(name) {
             Err(Errno::NOENT) if shared.options.existing => return Ok(true),
             Ok(_) if shared.options.ignore_existing => return Ok(true),
             Ok(old) if identity(&old) == identity(&fstat(fd)?) => {
@@ -170,9 +162,9 @@ pub(super) fn link_again(
             Err(_) => {}
         }
     }
-    link(shared, fd, directory, name)?;
+    link(fd, directory, name)?;
     if let Some((linked, old)) = told {
-        shared.tell_linked(directory, name, &Planned::of(&linked), old.as_ref(), first);
+        directory.tell_linked(name, &Planned::of(&linked), old.as_ref(), first);
     }
     Ok(false)
 }
@@ -180,13 +172,13 @@ pub(super) fn link_again(
 /// Whether `--update` keeps the entry that `old` describes, because that entry is newer than the file that is to get
 /// its name.
 pub(super) fn is_left_as_newer(options: &TreeOptions, old: &Stat, first: &Planned) -> bool {
-    let are_files = first.kind == FileKind::Regular && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
+    let are_files = first.kind == FileKind::Regular && is_regular(old);
     options.update && are_files && is_newer(options, old, first.modified)
 }
 
 /// Links by descriptor, so that no name can be exchanged on the way.
-fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
-    if shared.can_link_nameless.load(Relaxed) {
+fn link_new(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
+    if directory.shared.can_link_nameless.load(Relaxed) {
         match linkat(fd, "", &directory.fd, name, AtFlags::EMPTY_PATH) {
             // The kernel's answer to a caller that is not allowed to do this: before Linux 6.10, any user except root.
             Err(Errno::NOENT) => {}
@@ -194,7 +186,7 @@ fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name
         }
     }
     by_path(fd, |path| linkat(CWD, path, &directory.fd, name, AtFlags::SYMLINK_FOLLOW))?;
-    shared.can_link_nameless.store(false, Relaxed);
+    directory.shared.can_link_nameless.store(false, Relaxed);
     Ok(())
 }
 

@@ -12,7 +12,6 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::TreeSink;
-use super::basis::Basis;
 use super::entry::{Large, check_stored, evict};
 use super::jobs::Job;
 use super::target::Way;
@@ -50,7 +49,7 @@ impl TreeSink {
 
 impl Large {
     fn block_bytes(&self) -> u64 {
-        self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), Basis::block_bytes)
+        self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), |basis| basis.block_bytes)
     }
 
     /// Number of blocks of the file, and number of blocks in a part. Each part is one answer.

@@ -29,8 +29,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub(super) struct Manifest {
     /// Where the entries are reported to the caller, if anywhere.
     entries: Option<Arc<EntryStream>>,
-    /// Sum of all contents, if the tree must be proven.
-    contents: Option<Contents>,
+    /// Sum of the contents of all files, if the tree must be proven.
+    pub contents: Option<Contents>,
     reading: Mutex<Option<Reading>>,
 }
 
@@ -82,17 +82,6 @@ impl Shared {
         }
     }
 
-    /// Path of a manifest's entry that is the same on all hosts: the name of a single root, which may differ, is left
-    /// out.
-    pub fn proven_path<'a>(&self, path: &'a [u8]) -> &'a [u8] {
-        match self.root_name() {
-            Some(root) if root != b"." => {
-                path.iter().position(|&byte| byte == b'/').map_or(b"", |slash| &path[slash + 1..])
-            }
-            _ => path,
-        }
-    }
-
     fn take_contents(&self, unread: Unread, file: &OwnedFd, found: Result<Hash, Errno>) {
         let Unread { path, tree_path, is_link, stat } = unread;
         // The inode's change time says nothing, because making a further name changes it.
@@ -105,7 +94,7 @@ impl Shared {
             (Ok(digest), Some(manifest)) => {
                 let kind = Kind::File { size: stat.st_size as u64, digest: *digest.as_bytes() };
                 if !is_link {
-                    manifest.sum(self.proven_path(&tree_path), &kind);
+                    manifest.sum(self.without_root(&tree_path), &kind);
                 }
                 manifest.send(Entry::new(tree_path, &stat, kind));
             }
@@ -123,11 +112,6 @@ impl Manifest {
         if let Some(entries) = &self.entries {
             entries.tell(entries::Entry::Listed(entry));
         }
-    }
-
-    /// Sum of the contents of all files, if the tree must be proven.
-    pub fn contents(&self) -> Option<&Contents> {
-        self.contents.as_ref()
     }
 
     fn sum(&self, path: &[u8], kind: &Kind) {
@@ -181,8 +165,8 @@ impl OpenDirectory {
         match fstat(file) {
             Ok(stat) => {
                 let kind = Kind::File { size: stat.st_size as u64, digest: *digest.as_bytes() };
-                let path = self.manifest_path(name);
-                manifest.sum(self.shared.proven_path(&path), &kind);
+                let path = self.path_below_top(name);
+                manifest.sum(self.shared.without_root(&path), &kind);
                 manifest.send(Entry::new(path, &stat, kind));
             }
             Err(error) => self.shared.report(&self.path(name), error),
@@ -221,7 +205,7 @@ impl OpenDirectory {
                 if identity(&fstat(&file)?) != identity(&stat) {
                     return Err(Fault::Explained(Errno::STALE, UNREAD));
                 }
-                let unread = Unread { path: self.path(name), tree_path: self.manifest_path(name), is_link, stat };
+                let unread = Unread { path: self.path(name), tree_path: self.path_below_top(name), is_link, stat };
                 contents::read(&manifest.jobs(&self.shared)?, file, stat.st_size as u64, medium, unread);
                 return Ok(());
             }
@@ -234,21 +218,14 @@ impl OpenDirectory {
             FileType::BlockDevice => Kind::Block(device.0, device.1),
             FileType::Unknown => return Err(Errno::INVAL.into()),
         };
-        manifest.send(Entry::new(self.manifest_path(name), &stat, kind));
+        manifest.send(Entry::new(self.path_below_top(name), &stat, kind));
         Ok(())
     }
 
     /// Lists the directory itself, which is finished.
     pub fn list_itself(&self) -> Result<(), Errno> {
         let Some(manifest) = self.shared.manifest.get() else { return Ok(()) };
-        let path = self.names()[1..].join(&b'/');
-        manifest.send(Entry::new(path, &fstat(&self.fd)?, Kind::Directory));
+        manifest.send(Entry::new(self.path_below_top(b""), &fstat(&self.fd)?, Kind::Directory));
         Ok(())
-    }
-
-    fn manifest_path(&self, name: &[u8]) -> Vec<u8> {
-        let mut names = self.names();
-        names.push(name);
-        names[1..].join(&b'/')
     }
 }

@@ -117,7 +117,8 @@ impl Moves {
     /// # Errors
     ///
     /// Fails if the directory cannot be opened again.
-    pub fn of(shared: &Shared, root: &OpenDirectory) -> Result<Self, Errno> {
+    fn of(root: &OpenDirectory) -> Result<Self, Errno> {
+        let shared = &root.shared;
         let top = openat(&root.fd, ".", DIRECTORY, Mode::empty())?;
         let device = fstat(&top)?.st_dev;
         let mut moves = Self {
@@ -144,7 +145,7 @@ impl Moves {
             let is_near = |opened: &OwnedFd| fstat(opened).is_ok_and(|stat| stat.st_dev == device);
             if let Ok(directory) = opened
                 && is_near(&directory)
-                && levels_left(&levels)
+                && levels.len() < DEPTH_MAX
             {
                 let above = levels.last().map_or(0, |level| level.number);
                 let number = moves.directories.len() as u32;
@@ -381,17 +382,19 @@ fn duplicate(shared: &Shared, old: &OwnedFd, stat: &Stat, copy: &OwnedFd) -> Res
     change(stat, &fstat(old)?).map_or(Ok(()), |change| Err(Fault::Detail(change)))
 }
 
-impl Shared {
-    /// Finds the files of a tree that is to be written to.
-    pub(super) fn find_files(&self, root: &OpenDirectory) -> Result<Arc<Moves>, Errno> {
-        let moves = Arc::new(Moves::of(self, root)?);
+impl OpenDirectory {
+    /// Finds the files of the tree below this directory, which is to be written to.
+    pub(super) fn find_files(&self) -> Result<Arc<Moves>, Errno> {
+        let moves = Arc::new(Moves::of(self)?);
         if moves.is_cut {
-            self.remark(plain_fact(OsStr::from_bytes(&root.path(b"")), IS_CUT));
+            self.shared.remark(plain_fact(OsStr::from_bytes(&self.path(b"")), IS_CUT));
         }
-        self.moves.lock().expect("no panics under it").push(Arc::clone(&moves));
+        self.shared.moves.lock().expect("no panics under it").push(Arc::clone(&moves));
         Ok(moves)
     }
+}
 
+impl Shared {
     /// Gives a file of its own to each old name of a moved file that has stayed.
     pub(super) fn separate_moved(&self) {
         let all = std::mem::take(&mut *self.moves.lock().expect("no panics under it"));
@@ -401,7 +404,3 @@ impl Shared {
 
 /// Why some moved files may not be found.
 const IS_CUT: &str = "has too many files for --find-moves; some moves may not be found";
-
-fn levels_left(levels: &[Level]) -> bool {
-    levels.len() < DEPTH_MAX
-}

@@ -6,12 +6,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use blake3::Hash;
 use rd_proto::tree::Record;
-use rustix::io::Errno;
 
 use super::entry::Large;
 use super::jobs::Job;
 use super::{Refused, Shared, TreeSink};
-use crate::fs::read_up_to;
 use crate::options::TreeOptions;
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::proof::{Contents, Expected, Outline, Passing, Position};
@@ -54,7 +52,7 @@ impl Shared {
     }
 
     pub(super) fn contents(&self) -> Option<&Contents> {
-        self.manifest.get()?.contents()
+        self.manifest.get()?.contents.as_ref()
     }
 }
 
@@ -83,13 +81,13 @@ impl TreeSink {
         self.shared.check()?;
         let Some(contents) = self.shared.contents() else { return Ok(()) };
         if let Some(held) = &self.held {
-            for file in held.files() {
+            for file in &held.files {
                 match file.prove() {
                     Some(digest) => contents.add(&file.directory.told_path(&file.name), file.size, digest.as_bytes()),
                     None => file.sum_unkept(),
                 }
             }
-            if let (Some(Job::Make(chunk, batch)), Some(Some(top))) = (held.job(), self.levels.first()) {
+            if let (Some(Job::Make(chunk, batch)), Some(Some(top))) = (&held.job, self.levels.first()) {
                 for record in batch.records((**chunk).as_ref()) {
                     if let Record::File { name, data, .. } = record {
                         let name = top.final_name(name);
@@ -129,17 +127,9 @@ impl Large {
         }
         let all = RangeDigest::new(self.size);
         let found = match &self.basis {
-            Some(basis) if basis.is_all(self.directory.fd.as_fd(), &self.name) => finish(&all, basis.file()),
-            _ => self.fill().and_then(|()| finish(self.digest.as_ref().unwrap_or(&all), &self.partial.file)),
+            Some(basis) if basis.is_all(self.directory.fd.as_fd(), &self.name) => all.finish_from(basis.file()),
+            _ => self.fill().and_then(|()| self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file)),
         };
         found.map_err(|error| self.fail_once(error)).ok()
     }
-}
-
-/// Completes the digest of a file, part of which is already in `digest`.
-pub(super) fn finish(digest: &RangeDigest, file: impl AsFd) -> Result<Hash, Errno> {
-    digest.finish(|target, at| match read_up_to(&file, target, at)? {
-        count if count < target.len() => Err(Errno::NODATA),
-        _ => Ok(()),
-    })
 }

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::Metadata;
@@ -17,7 +16,7 @@ use super::directory::{OpenDirectory, find};
 use super::itemize::{self, Coming, bits};
 use super::links::is_left_as_newer;
 use super::{Shared, partial};
-use crate::fs::{DIRECTORY, Identity, PLACE, identity, open_quietly};
+use crate::fs::{DIRECTORY, Identity, PLACE, identity, is_directory, open_quietly};
 use crate::tree::entries::{Effect, FileKind, differs};
 use crate::tree::metadata::{self, UNKNOWN};
 use crate::tree::{FIRST_NAME_FAILED, Fault};
@@ -78,7 +77,7 @@ impl OpenDirectory {
             return Ok(Some(self.open_implied(name)?));
         }
         let is_replaced = !self.is_top() && options.sync && !options.ignore_existing;
-        if FileType::from_raw_mode(old.st_mode) != FileType::Directory && is_replaced {
+        if !is_directory(&old) && is_replaced {
             return Ok(None);
         }
         Ok(Some(open_quietly(&self.fd, name, DIRECTORY)?))
@@ -96,66 +95,59 @@ pub(super) fn is_empty(directory: impl AsFd, name: &CStr) -> Result<bool, Errno>
     Ok(is_empty)
 }
 
-impl Shared {
+impl OpenDirectory {
     /// Records that a file would be sent.
-    pub(super) fn rehearse_file(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, size: u64) {
+    pub(super) fn rehearse_file(&self, name: &[u8], described: &Metadata<'_>, size: u64) {
+        let shared = &self.shared;
         let coming = Coming { kind: FileType::RegularFile, metadata: described, size: Some(size) };
-        let differs = self.compare(directory, name, &coming);
-        self.made(&self.counts.files);
-        self.counts.bytes.fetch_add(size, Relaxed);
-        self.stats().note_transferred(size, 0);
-        self.progress.wrote(size);
-        self.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
-        self.plan(directory, name, FileKind::Regular, described, Some(size), Becomes::New);
+        let differs = self.compare(name, &coming);
+        shared.made(&shared.counts.files);
+        shared.counts.bytes.fetch_add(size, Relaxed);
+        shared.stats().note_transferred(size, 0);
+        shared.progress.wrote(size);
+        self.tell(name, (Effect::Transferred, FileKind::Regular), differs, || None);
+        self.plan(name, FileKind::Regular, described, Some(size), Becomes::New);
     }
 
     /// Records that a file would be made from a file on this host, from which it `differs`.
-    pub(super) fn rehearse_copy(
-        &self,
-        directory: &OpenDirectory,
-        name: &[u8],
-        described: &Metadata<'_>,
-        size: u64,
-        differs: Option<u16>,
-    ) {
-        self.made(&self.counts.files);
-        self.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None);
-        self.plan(directory, name, FileKind::Regular, described, Some(size), Becomes::New);
+    pub(super) fn rehearse_copy(&self, name: &[u8], described: &Metadata<'_>, size: u64, differs: Option<u16>) {
+        self.shared.made(&self.shared.counts.files);
+        self.tell(name, (Effect::Made, FileKind::Regular), differs, || None);
+        self.plan(name, FileKind::Regular, described, Some(size), Becomes::New);
     }
 
     /// Records that an entry would be made from its record alone. `differs` tells how it differs from the existing one.
     pub(super) fn rehearse_other(
         &self,
-        directory: &OpenDirectory,
         name: &[u8],
         (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
         differs: Option<u16>,
     ) {
-        self.made(&self.counts.others);
+        self.shared.made(&self.shared.counts.others);
         let kind = itemize::kind(kind);
-        self.tell(directory, name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
-        self.plan(directory, name, kind, described, None, Becomes::New);
+        self.tell(name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
+        self.plan(name, kind, described, None, Becomes::New);
     }
 
     /// Remembers what would become of an entry.
     pub(super) fn plan(
         &self,
-        directory: &OpenDirectory,
         name: &[u8],
         kind: FileKind,
         described: &Metadata<'_>,
         size: Option<u64>,
         becomes: Becomes,
     ) {
-        let mut planned = self.planned.lock().expect("no panics under it");
+        let Shared { options, setter, planned, .. } = &*self.shared;
+        let mut planned = planned.lock().expect("no panics under it");
         if planned.0.len() < PLANNED_MAX {
             let modified = (described.modified.seconds, described.modified.nanoseconds);
-            let owner = self.setter.owner(&self.options, described, (UNKNOWN, UNKNOWN));
-            let rights = self.setter.rights(&self.options, described, owner, false);
-            let mode = || rights.mode(metadata::mode(&self.options, described, 0o777));
-            let mode = (self.options.mode && kind != FileKind::Symlink).then(mode);
+            let owner = setter.owner(options, described, (UNKNOWN, UNKNOWN));
+            let rights = setter.rights(options, described, owner, false);
+            let mode = || rights.mode(metadata::mode(options, described, 0o777));
+            let mode = (options.mode && kind != FileKind::Symlink).then(mode);
             let owner = (Some(owner.0).filter(|&uid| uid != UNKNOWN), Some(owner.1).filter(|&gid| gid != UNKNOWN));
-            planned.0.insert(directory.told_path(name), Planned { kind, size, modified, mode, owner, becomes });
+            planned.0.insert(self.told_path(name), Planned { kind, size, modified, mode, owner, becomes });
         }
     }
 
@@ -163,20 +155,19 @@ impl Shared {
     /// name would stay as it is. `told` is that path, as it is reported.
     pub(super) fn rehearse_link(
         &self,
-        top: &Arc<OpenDirectory>,
-        directory: &OpenDirectory,
+        top: &OpenDirectory,
         name: &[u8],
         (first, told): (&[u8], Vec<u8>),
         wanted: impl Fn(FileType) -> bool,
     ) -> Result<bool, Fault> {
-        let planned = self.planned.lock().expect("no panics under it").0.get(&told).copied();
+        let Shared { options, planned, .. } = &*self.shared;
+        let planned = planned.lock().expect("no panics under it").0.get(&told).copied();
         let found = if top.is_phantom { Err(Errno::NOENT) } else { find(top, first, wanted) };
         let found = found.and_then(|found| fstat(&found));
-        let options = &self.options;
         let Some(planned) = planned.or_else(|| found.as_ref().ok().map(Planned::of)) else {
             return if options.existing { Ok(true) } else { Err(Fault::Detail(FIRST_NAME_FAILED)) };
         };
-        let old = directory.stat(name).ok();
+        let old = self.stat(name).ok();
         if old.is_none() && options.existing || old.is_some() && options.ignore_existing {
             return Ok(true);
         }
@@ -189,23 +180,16 @@ impl Shared {
             if first == Some(identity(old)) || is_left_as_newer(options, old, &planned) {
                 return Ok(true);
             }
-            directory.clear_way(name, old)?;
+            self.clear_way(name, old)?;
         }
-        self.tell_linked(directory, name, &planned, old.as_ref(), told);
+        self.tell_linked(name, &planned, old.as_ref(), told);
         Ok(false)
     }
 
     /// Reports an entry that has become another name of `first`, or would.
-    pub(super) fn tell_linked(
-        &self,
-        directory: &OpenDirectory,
-        name: &[u8],
-        linked: &Planned,
-        old: Option<&Stat>,
-        first: Vec<u8>,
-    ) {
+    pub(super) fn tell_linked(&self, name: &[u8], linked: &Planned, old: Option<&Stat>, first: Vec<u8>) {
         let differs = old.and_then(|old| linked.differing(old));
-        self.tell(directory, name, (Effect::Linked, linked.kind), differs, || Some(first));
+        self.tell(name, (Effect::Linked, linked.kind), differs, || Some(first));
     }
 }
 

@@ -108,6 +108,20 @@ impl Shared {
         }
     }
 
+    /// Whether there is a single entry at the top, and it is not the destination itself.
+    pub(super) fn has_named_root(&self) -> bool {
+        self.root_name().is_some_and(|name| name != b".")
+    }
+
+    /// Leaves the name of a single root, which may differ between hosts, out of a path below the top.
+    pub(super) fn without_root<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+        match path.iter().position(|&byte| byte == b'/') {
+            _ if !self.has_named_root() => path,
+            Some(slash) => &path[slash + 1..],
+            None => b"",
+        }
+    }
+
     pub(super) fn remark(&self, without: IoFact) {
         self.without.lock().expect("no panics under it").push(without);
     }
@@ -116,55 +130,50 @@ impl Shared {
         self.kept.lock().expect("no panics under it").push(path);
     }
 
-    /// Records that a file was written in place, and is not complete.
-    pub(super) fn leave_incomplete(&self, path: Vec<u8>) {
-        self.incomplete.lock().expect("no panics under it").push(path);
-    }
-
-    /// Records that a file in a directory without a name is whole. It counts as resumable if the next copy looks at it
-    /// before it is sent. After a copy that awaits proof, the next copy is to use `--sync`.
-    pub(super) fn note_whole(&self, directory: &OpenDirectory, size: u64) {
-        let is_synced = self.options.sync || self.awaits_proof;
-        let is_compared = || size >= RESUME_BYTES_MIN || self.options.may_compare() && size >= COMPARED_BYTES_MIN;
-        if directory.is_unseen && (is_synced || !self.is_local && is_compared()) {
-            self.counts.resumable_bytes.fetch_add(size, Relaxed);
-        }
-    }
-
-    /// Tries again as long as another transfer holds the partial name `beside`.
-    pub(super) fn patiently<T>(
-        &self,
-        directory: &OpenDirectory,
-        beside: &str,
-        attempt: impl Fn() -> Result<T, Blocked>,
-    ) -> Result<T, Fault> {
-        let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
-        opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
-            true => Fault::At(error, directory.path(beside.as_bytes()), why),
-            false if error == Errno::BUSY => Fault::Explained(error, partial::HELD),
-            false => error.into(),
-        })
-    }
-
     /// Counts an entry, not a directory, that now stands where it should.
     pub(super) fn made(&self, count: &AtomicU64) {
         count.fetch_add(1, Relaxed);
         self.progress.made(false);
     }
 
-    /// Counts and lists a further name of a file that has been made, or stays as it is.
-    pub(super) fn note_link(&self, is_same: Result<bool, Fault>, directory: &OpenDirectory, name: &[u8]) {
-        match is_same {
-            Ok(is_same) => {
-                directory.list_link(name);
-                self.made(if is_same { &self.counts.same } else { &self.counts.others });
-            }
-            Err(fault) => self.fail(&directory.path(name), fault),
-        }
-    }
-
     pub(super) fn wait_drained(&self) {
         let pending = self.pending.lock().expect("no panics under it");
         drop(self.drained.wait_while(pending, |pending| *pending > 0).expect("no panics under it"));
+    }
+}
+
+impl OpenDirectory {
+    /// Records that a file in a directory without a name is whole. It counts as resumable if the next copy looks at it
+    /// before it is sent. After a copy that awaits proof, the next copy is to use `--sync`.
+    pub(super) fn note_whole(&self, size: u64) {
+        let shared = &self.shared;
+        let is_synced = shared.options.sync || shared.awaits_proof;
+        let is_compared = || size >= RESUME_BYTES_MIN || shared.options.may_compare() && size >= COMPARED_BYTES_MIN;
+        if self.is_unseen && (is_synced || !shared.is_local && is_compared()) {
+            shared.counts.resumable_bytes.fetch_add(size, Relaxed);
+        }
+    }
+
+    /// Tries again as long as another transfer holds the partial name `beside`.
+    pub(super) fn patiently<T>(&self, beside: &str, attempt: impl Fn() -> Result<T, Blocked>) -> Result<T, Fault> {
+        let is_stopped = || self.shared.is_stopped.load(Acquire);
+        let opened = partial::patiently(self.shared.held_until, is_stopped, attempt);
+        opened.map_err(|Blocked { error, is_in_the_way, why }| match is_in_the_way {
+            true => Fault::At(error, self.path(beside.as_bytes()), why),
+            false if error == Errno::BUSY => Fault::Explained(error, partial::HELD),
+            false => error.into(),
+        })
+    }
+
+    /// Counts and lists a further name of a file that has been made, or stays as it is.
+    pub(super) fn note_link(&self, is_same: Result<bool, Fault>, name: &[u8]) {
+        let shared = &self.shared;
+        match is_same {
+            Ok(is_same) => {
+                self.list_link(name);
+                shared.made(if is_same { &shared.counts.same } else { &shared.counts.others });
+            }
+            Err(fault) => shared.fail(&self.path(name), fault),
+        }
     }
 }

@@ -25,8 +25,8 @@ use super::directory::OpenDirectory;
 use super::unfinished::{is_marked_in, is_marker, remove_marks};
 use super::{HELD_MAX, TreeSink};
 use crate::fs::{
-    DIRECTORY, PARTIAL, PLACE, UNFINISHED, WHOLE, identity, io_fact, is_temporary_name, name_beside, partial,
-    plain_fact, sync_directory,
+    DIRECTORY, PARTIAL, PLACE, UNFINISHED, WHOLE, identity, io_fact, is_directory, is_temporary_name, name_beside,
+    partial, plain_fact, sync_directory,
 };
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::Fault;
@@ -53,28 +53,24 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Opens the generation of a tree that is written into `top`. `root` is the name of the tree's only root, if it
-    /// gets one. `above` is the directory in which a missing `top` would be made; `top` may be missing in a dry run.
+    /// Opens the generation of a tree that is written into `top`. `above` is the directory in which a missing `top`
+    /// would be made; `top` may be missing in a dry run.
     ///
     /// # Errors
     ///
     /// Fails if the name not a valid name for a generation, or if `latest` is not a link.
-    pub fn open(
-        top: &OwnedFd,
-        above: Option<&OwnedFd>,
-        root: Option<&[u8]>,
-        options: &TreeOptions,
-    ) -> Result<Option<Self>, IoFact> {
+    pub fn open(top: &OpenDirectory, above: Option<&OwnedFd>) -> Result<Option<Self>, IoFact> {
+        let (root, options) = (top.shared.root_name(), &top.shared.options);
         let generations = &options.generations;
-        let Some(name) = generations.snapshot.as_ref().map(|name| name.to_vec()) else { return Ok(None) };
-        let path = OsStr::from_bytes(generations.snapshot.as_deref().map_or(b"", |name| &name[..]));
+        let Some(name) = &generations.snapshot else { return Ok(None) };
+        let (path, name) = (OsStr::from_bytes(name), name.to_vec());
         if !is_name(&name) || name == LATEST || is_temporary_name(&name) {
             return Err(plain_fact(path, "not a valid name for a generation"));
         }
         let is_dst = generations.session.is_dst;
         let opened = match above {
             Some(above) => openat(above, ".", DIRECTORY, Mode::empty()),
-            None => openat(top, if is_dst { "." } else { ".." }, DIRECTORY, Mode::empty()),
+            None => openat(&top.fd, if is_dst { "." } else { ".." }, DIRECTORY, Mode::empty()),
         };
         let generations = opened.map_err(|error| io_fact(path, error))?;
         let mut snapshot = Self { generations, name, is_dst, marker: None, was_left: false };
@@ -82,9 +78,10 @@ impl Snapshot {
         let is_here = match is_dst {
             _ if above.is_some() => true,
             true => root == Some(&snapshot.name[..]),
-            false => snapshot.stat(&snapshot.name).ok().zip(fstat(top).ok()).is_some_and(|(named, top)| {
-                FileType::from_raw_mode(named.st_mode) == FileType::Directory && identity(&named) == identity(&top)
-            }),
+            false => {
+                let both = snapshot.stat(&snapshot.name).ok().zip(fstat(&top.fd).ok());
+                both.is_some_and(|(named, top)| is_directory(&named) && identity(&named) == identity(&top))
+            }
         };
         if !is_here {
             return Err(plain_fact(path, "is a symbolic link; a generation must be a directory"));
@@ -245,8 +242,7 @@ impl Snapshot {
         let mut newest = latest.as_ref().map(|latest| (changed(latest), None));
         let look = |name: &CStr| {
             let bytes = name.to_bytes();
-            let found =
-                self.stat(bytes).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+            let found = self.stat(bytes).ok().filter(is_directory);
             let is_newer = |stat: &Stat| newest.as_ref().is_none_or(|(known, _)| changed(stat) > *known);
             if let Some(stat) = found.filter(is_newer)
                 && bytes != self.name
@@ -280,7 +276,7 @@ impl Snapshot {
     ///
     /// The error of the system; then `latest` leads where it did before.
     pub fn switch(&self, options: &TreeOptions) -> Result<(), Errno> {
-        if FileType::from_raw_mode(self.stat(&self.name)?.st_mode) != FileType::Directory {
+        if !is_directory(&self.stat(&self.name)?) {
             return Err(Errno::NOTDIR);
         }
         self.check_latest()?;

@@ -5,24 +5,19 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::Metadata;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fdatasync, fstat, fsync, ftruncate, openat, statat};
+use rustix::fs::{Mode, OFlags, Stat, fdatasync, fstat, fsync, ftruncate, openat};
 use rustix::io::Errno;
 
-use super::Shared;
 use super::device;
 use super::directory::OpenDirectory;
 use super::links::link;
 use super::unfinished::Marker;
 use crate::fault::shown_path;
 use crate::fs::metadata::{Object, succeed};
-use crate::fs::{PARTIAL, name_beside, partial};
+use crate::fs::{PARTIAL, is_regular, name_beside, partial};
 use crate::log;
 use crate::tree::metadata::{self, Current};
 use crate::tree::{Fault, HAS_OTHER_NAMES};
-
-fn is_regular(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-}
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -54,20 +49,20 @@ pub(super) enum Way {
 
 impl Partial {
     /// Makes a file that is written at once and published.
-    pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
+    pub fn create(directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
         // A file that does not exist gets its name when it is whole, even with `--in-place`.
         if directory.is_in_place(name) && directory.has(name) {
-            return Self::in_place(shared, directory, name, size, false);
+            return Self::in_place(directory, name, size, false);
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR) {
                 // An earlier transfer has left the file.
-                Err(Errno::EXIST) => return Ok(Self::named(shared, directory, name, false)?.0),
+                Err(Errno::EXIST) => return Ok(Self::named(directory, name, false)?.0),
                 file => return Ok(Self { file: file?, way: Way::Unseen }),
             }
         }
-        let nameless = shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
+        let nameless = directory.shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
         if nameless {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
@@ -78,35 +73,25 @@ impl Partial {
                 file => return Ok(Self { file: file?, way: Way::Nameless }),
             }
         }
-        Ok(Self::named(shared, directory, name, false)?.0)
+        Ok(Self::named(directory, name, false)?.0)
     }
 
     /// Opens a file under a partial name, and tells whether it existed. `may_adopt`: whether a file left by a killed
     /// transfer is kept.
-    pub(super) fn named(
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        may_adopt: bool,
-    ) -> Result<(Self, bool), Fault> {
+    pub(super) fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Fault> {
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open(&directory.fd, &beside, may_adopt);
-        let (file, was_there) = shared.patiently(directory, &beside, open)?;
+        let (file, was_there) = directory.patiently(&beside, open)?;
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
     /// Opens a file or device to be written in place. `size` is the number of bytes to come. With `keeps_data` the old
     /// data is kept, so that only differences are written.
-    pub(super) fn in_place(
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        size: u64,
-        keeps_data: bool,
-    ) -> Result<Self, Fault> {
-        if let Some(file) = device::open(shared, directory, name, size)? {
+    pub(super) fn in_place(directory: &OpenDirectory, name: &[u8], size: u64, keeps_data: bool) -> Result<Self, Fault> {
+        if let Some(file) = device::open(directory, name, size)? {
             return Ok(Self { file, way: Way::Device });
         }
+        let shared = &directory.shared;
         let is_read = shared.options.reads_back() || shared.makes_manifest() || keeps_data;
         let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -114,7 +99,7 @@ impl Partial {
         let (file, is_new) = match openat(&directory.fd, name, flags, Mode::empty()) {
             Err(Errno::NOENT) => {
                 // The marker comes before the file, because an empty file has a time, too.
-                marker.get_or_init(|| Marker::make(shared, directory, name)).as_ref().map_err(Clone::clone)?;
+                marker.get_or_init(|| Marker::make(directory, name)).as_ref().map_err(Clone::clone)?;
                 let new = flags | OFlags::CREATE | OFlags::EXCL;
                 let made = match openat(&directory.fd, name, new, Mode::RUSR | Mode::WUSR) {
                     // Another process was first.
@@ -144,7 +129,7 @@ impl Partial {
         }
         let target = Self { file, way: Way::InPlace { is_new, marker } };
         if !keeps_data {
-            target.mark(shared, directory, name)?;
+            target.mark(directory, name)?;
             ftruncate(&target.file, 0)?;
         }
         Ok(target)
@@ -155,9 +140,9 @@ impl Partial {
     /// # Errors
     ///
     /// Fails if the file must not be written to.
-    pub fn mark(&self, shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
+    pub fn mark(&self, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
         let Way::InPlace { marker, .. } = &self.way else { return Ok(()) };
-        marker.get_or_init(|| Marker::make(shared, directory, name)).as_ref().map(drop).map_err(Clone::clone)
+        marker.get_or_init(|| Marker::make(directory, name)).as_ref().map(drop).map_err(Clone::clone)
     }
 
     /// The marker, if the file has been marked.
@@ -167,13 +152,8 @@ impl Partial {
     }
 
     /// Gives the file its metadata and its name, durably if the options ask for that.
-    pub fn publish(
-        &self,
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        described: &Metadata<'_>,
-    ) -> Result<(), Fault> {
+    pub fn publish(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>) -> Result<(), Fault> {
+        let (shared, options) = (&directory.shared, &directory.shared.options);
         if matches!(self.way, Way::Device) {
             // Closing a device does not tell whether the data could be written.
             fdatasync(&self.file)?;
@@ -194,12 +174,11 @@ impl Partial {
                 *directory.new_owner.get_or_init(|| owner)
             }
         };
-        let options = &shared.options;
         let mut mode = metadata::mode(options, described, directory.permitted);
         if !options.mode {
             mode &= 0o777;
             let is_new = matches!(self.way, Way::Unseen | Way::InPlace { is_new: true, .. });
-            let old = (!is_new).then(|| statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()).flatten();
+            let old = if is_new { None } else { directory.stat(name).ok() };
             if let Some(old) = old.filter(is_regular) {
                 mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
             }
@@ -215,7 +194,7 @@ impl Partial {
             fsync(&self.file)?;
         }
         match &self.way {
-            Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
+            Way::Nameless => link(self.file.as_fd(), directory, name)?,
             Way::Named(beside) => {
                 directory.back_up(name)?;
                 partial::publish(&directory.fd, &**beside, &self.file, name)?;
@@ -230,7 +209,7 @@ impl Partial {
         shared.made(&shared.counts.files);
         shared.progress.at(|| directory.tree_path(name));
         log::trace("", || format!("published {}", shown_path(&directory.path(name))));
-        shared.note(applied, directory, name);
+        shared.note(applied, || directory.path(name));
         Ok(())
     }
 

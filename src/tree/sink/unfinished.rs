@@ -14,10 +14,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::fs::{AtFlags, FileType, Stat, ftruncate, statat};
 use rustix::io::Errno;
 
-use super::Shared;
 use super::directory::OpenDirectory;
 use crate::fs::metadata::restore_times;
-use crate::fs::{HASH_READ_BYTES, UNFINISHED, is_temporary_name, name_beside, partial, read_up_to, sync_directory};
+use crate::fs::{
+    HASH_READ_BYTES, UNFINISHED, is_regular, is_temporary_name, name_beside, partial, read_up_to, sync_directory,
+};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
@@ -29,7 +30,7 @@ pub(super) struct Marker {
     file: OwnedFd,
     beside: String,
     /// Whether an earlier transfer has left the marker, because the file was not whole.
-    was_there: bool,
+    pub was_there: bool,
 }
 
 impl Marker {
@@ -39,17 +40,17 @@ impl Marker {
     /// # Errors
     ///
     /// Fails if another copy is writing to the file, or if the marker is needed and cannot be made.
-    pub fn make(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Option<Self>, Fault> {
-        let beside = name_beside(name, UNFINISHED);
-        let opened = shared.patiently(directory, &beside, || partial::open_mark(&directory.fd, &beside));
+    pub fn make(directory: &OpenDirectory, name: &[u8]) -> Result<Option<Self>, Fault> {
+        let (options, beside) = (&directory.shared.options, name_beside(name, UNFINISHED));
+        let opened = directory.patiently(&beside, || partial::open_mark(&directory.fd, &beside));
         let (file, was_there) = match opened {
             Err(fault) if fault.errno() == Some(Errno::BUSY) => return Err(fault),
-            Err(Fault::System(error)) if believes(&shared.options) => return Err(Fault::Explained(error, NO_MARKER)),
-            Err(fault) if believes(&shared.options) => return Err(fault),
+            Err(Fault::System(error)) if believes(options) => return Err(Fault::Explained(error, NO_MARKER)),
+            Err(fault) if believes(options) => return Err(fault),
             Err(_) => return Ok(None),
             Ok(opened) => opened,
         };
-        if shared.options.syncs() {
+        if options.syncs() {
             sync_directory(&directory.fd)?;
         }
         Ok(Some(Self { file, beside, was_there }))
@@ -65,10 +66,6 @@ impl Marker {
         if !self.was_there {
             self.remove(directory);
         }
-    }
-
-    pub fn was_there(&self) -> bool {
-        self.was_there
     }
 }
 
@@ -100,7 +97,7 @@ fn may_be_written_last(file: &Stat) -> bool {
 /// Whether the file of this name in a directory is marked.
 pub(super) fn is_marked_in(directory: impl AsFd, name: &[u8]) -> bool {
     let found = statat(directory, name_beside(name, UNFINISHED), AtFlags::SYMLINK_NOFOLLOW);
-    found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
+    found.is_ok_and(|found| is_regular(&found))
 }
 
 impl OpenDirectory {

@@ -10,7 +10,6 @@ use rd_proto::control::IoFact;
 use rustix::io::Errno;
 
 use super::Shared;
-use super::directory::OpenDirectory;
 use crate::fs::{accounts, io_fact};
 use crate::tree::metadata::{Applied, Unset, parts};
 use crate::tree::stops_everything;
@@ -29,12 +28,7 @@ pub(super) type AllLacking = BTreeMap<(u8, i32), Lacking>;
 
 impl Shared {
     /// Records that metadata could not be set on an entry that was published all the same.
-    pub(super) fn note(&self, applied: Applied, directory: &OpenDirectory, name: &[u8]) {
-        self.note_at(applied, || directory.path(name));
-    }
-
-    /// Does the same for the entry at this path.
-    pub(super) fn note_at(&self, applied: Applied, path: impl FnOnce() -> Vec<u8>) {
+    pub(super) fn note(&self, applied: Applied, path: impl FnOnce() -> Vec<u8>) {
         self.note_unsupported(applied);
         let Some(unset) = applied.unset else { return };
         // A group over its quota is no reason to stop: further files may have another group, or be given none.

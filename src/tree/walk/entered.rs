@@ -105,6 +105,6 @@ impl Recorder {
             let path = place.entered_path(root, &name);
             self.fail(fault.into_fact(&path));
         }
-        Level { is_incomplete, ..Level::new(layers, names) }
+        Level { layers, names, is_incomplete, ..Level::default() }
     }
 }

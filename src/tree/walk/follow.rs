@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 
 use rd_proto::tree::{Metadata, PATH_BYTES_MAX, Record, Special};
-use rustix::fs::{AtFlags, FileType, fstat, readlinkat_raw, statat};
+use rustix::fs::{Stat, fstat, readlinkat_raw};
 
 use super::place::{Entry, Layer, Place};
 use super::{Recorder, Step, wrote};
@@ -40,23 +40,16 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
             return Ok(if is_followed { Treatment::Followed } else { Treatment::Skipped });
         }
     }
-    let is_directory = || {
-        let found = statat(entry.at, entry.path, AtFlags::empty());
-        found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-    };
-    Ok(if options.copy_dirlinks && is_directory() { Treatment::Followed } else { Treatment::Copied })
+    let is_followed = options.copy_dirlinks && entry.leads_to_directory();
+    Ok(if is_followed { Treatment::Followed } else { Treatment::Copied })
 }
 
 /// Whether an entry is a followed link to a directory that the walk is in, so that the walk would not end. A link that
 /// is followed for listed paths is not such a loop, because the list ends.
-pub fn is_loop(place: &Place, entry: &Entry<'_>, stat: &rustix::fs::Stat) -> bool {
-    entry.follow && entry.way.is_none() && is_entered(place, stat)
-}
-
-/// Whether a directory is one of those that the walk is in. Only a followed link leads there again.
-fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
+pub fn is_loop(place: &Place, entry: &Entry<'_>, stat: &Stat) -> bool {
     let mut open = place.levels.iter().flat_map(|level| &level.layers);
-    open.any(|layer| fstat(&layer.directory).is_ok_and(|above| identity(&above) == identity(stat)))
+    let is_it = |layer: &Layer| fstat(&layer.directory).is_ok_and(|above| identity(&above) == identity(stat));
+    entry.follow && entry.way.is_none() && open.any(is_it)
 }
 
 /// Whether a directory is on another file system than its root.

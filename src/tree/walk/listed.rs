@@ -19,7 +19,7 @@ use super::spent::{Was, Whereabouts};
 use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range, identity};
+use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range, identity, is_regular};
 use crate::tree::Fault;
 
 /// A directory with listed files that are not settled. It stays open until the last of these files is settled.
@@ -345,7 +345,7 @@ impl Recorder {
         let entry = wanted.file.entry();
         let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = statat(entry.at, entry.path, flags).ok()?;
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let is_regular = is_regular(&stat);
         // In a dry run the receiver's digest of a large file is that of its contents.
         let is_told = wanted.file.size <= INLINE_BYTES_MAX as u64 || !self.options.dry_run;
         let is_it = is_regular && is_told && stat.st_size as u64 == wanted.file.size && !wanted.file.is_other(&stat);

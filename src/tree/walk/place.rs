@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::held::Held;
 use super::listed::Home;
 use super::selected::{Scope, Selected, Way};
+use crate::fs::is_directory;
 use crate::tree::Fault;
 use crate::tree::ahead::HandedOut;
 use crate::tree::names::Names;
@@ -33,6 +34,7 @@ pub struct Place {
 }
 
 /// One open directory on the way, or the top.
+#[derive(Default)]
 pub struct Level {
     /// Empty for the top. Directories of one name are merged; an entry that several of them have is that of the first.
     pub layers: Vec<Layer>,
@@ -98,6 +100,11 @@ impl Entry<'_> {
     /// Whether only what is listed below the entry is copied.
     pub fn is_through(&self) -> bool {
         self.way == Some(Way::Through)
+    }
+
+    /// Whether the entry is a directory, or a link that leads to one.
+    pub fn leads_to_directory(&self) -> bool {
+        statat(self.at, self.path, AtFlags::empty()).is_ok_and(|stat| is_directory(&stat))
     }
 }
 
@@ -283,23 +290,6 @@ impl Layer {
 }
 
 impl Level {
-    /// Creates a level for directories of which nothing has been sent. The top has no layers.
-    pub fn new(layers: Vec<Layer>, names: Names) -> Self {
-        Self {
-            layers,
-            names,
-            passed: 0,
-            number: None,
-            held: None,
-            is_fresh: false,
-            is_incomplete: false,
-            lacks_layer: false,
-            scope: Scope::All,
-            homes: RefCell::default(),
-            handed_out: RefCell::default(),
-        }
-    }
-
     /// Goes on to the next entry.
     ///
     /// # Errors

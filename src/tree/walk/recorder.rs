@@ -17,7 +17,7 @@ use super::sent::{Sent, size_of};
 use super::spent::{Log, Was, Whereabouts};
 use super::{Finished, LEADS_NOWHERE, LargeFile, REPLACED};
 use crate::fs::metadata::Object;
-use crate::fs::{Identity, described, identity, is_temporary_name, plain_fact};
+use crate::fs::{Identity, described, identity, is_regular, is_temporary_name, plain_fact};
 use crate::options::TreeOptions;
 use crate::tree::digest_cache::DigestCache;
 use crate::tree::metadata::Reader;
@@ -355,9 +355,8 @@ impl Recorder {
 
     /// Returns the identity of an entry that may have further names.
     pub(super) fn inode(&self, stat: &Stat) -> Option<Identity> {
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         // The first name's copy shows whether the destination is newer only if the copy has the source's time.
-        let is_judged = self.options.update && !self.options.keeps_times(false) && is_regular;
+        let is_judged = self.options.update && !self.options.keeps_times(false) && is_regular(stat);
         (self.options.hard_links && stat.st_nlink > 1 && !is_judged).then_some(identity(stat))
     }
 

@@ -209,13 +209,9 @@ impl Recorder {
         if selected.is_watched {
             return None;
         }
-        let is_directory = || {
-            let found = statat(entry.at, entry.path, AtFlags::empty());
-            found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-        };
         let (is_on_the_way, is_itself) = self.lists(place, entry.name, FileType::Directory);
         if is_itself && selected.wants_contents(&level.scope, entry.name) {
-            return is_directory().then_some(Way::Itself);
+            return entry.leads_to_directory().then_some(Way::Itself);
         }
         (is_on_the_way && self.leads_on(place, entry)).then_some(Way::Through)
     }
@@ -260,7 +256,7 @@ impl Recorder {
             Names::default()
         });
         // Entries that are not listed are not known to be gone.
-        Level { is_incomplete: true, scope, ..Level::new(layers, names) }
+        Level { layers, names, is_incomplete: true, scope, ..Level::default() }
     }
 
     /// Lists a directory that is copied whole. Reports listed paths that do not exist, which the walk would never

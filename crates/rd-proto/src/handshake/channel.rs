@@ -1,8 +1,6 @@
 //! Sealing and opening of one lane's control frames, in order.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use snow::StatelessTransportState;
 use zeroize::Zeroize as _;
@@ -33,73 +31,30 @@ pub enum ControlError {
 ///
 /// The transport must keep frames whole and in order. After the first frame that does not open, the channel refuses all
 /// others in both directions.
-#[derive(Debug)]
 pub struct ControlChannel {
-    sealer: ControlSealer,
-    opener: ControlOpener,
-}
-
-/// The sending half of a [`ControlChannel`].
-pub struct ControlSealer {
-    shared: Arc<Shared>,
-    next: u64,
-}
-
-/// The receiving half of a [`ControlChannel`].
-pub struct ControlOpener {
-    shared: Arc<Shared>,
-    next: u64,
-}
-
-struct Shared {
     noise: StatelessTransportState,
-    closed: AtomicBool,
+    /// Number of the next frame to seal.
+    to_seal: u64,
+    /// Number of the next frame to open.
+    to_open: u64,
+    is_closed: bool,
 }
 
 impl ControlChannel {
     pub(super) fn new(noise: StatelessTransportState) -> Self {
-        let shared = Arc::new(Shared { noise, closed: AtomicBool::new(false) });
-        Self {
-            sealer: ControlSealer { shared: Arc::clone(&shared), next: 0 },
-            opener: ControlOpener { shared, next: 0 },
-        }
+        Self { noise, to_seal: 0, to_open: 0, is_closed: false }
     }
 
-    /// Splits the channel into its two halves, for two threads. A failure of one half closes both.
-    pub fn split(self) -> (ControlSealer, ControlOpener) {
-        (self.sealer, self.opener)
-    }
-
-    /// Seals the next frame; see [`ControlSealer::seal`].
-    ///
-    /// # Errors
-    ///
-    /// [`ControlError::Length`] or [`ControlError::Closed`].
-    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
-        self.sealer.seal(plain, out)
-    }
-
-    /// Opens the next frame; see [`ControlOpener::open`].
-    ///
-    /// # Errors
-    ///
-    /// Any [`ControlError`], after which the channel is closed.
-    pub fn open(&mut self, sealed: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
-        self.opener.open(sealed, out)
-    }
-}
-
-impl ControlSealer {
     /// Seals the next frame and replaces the contents of `out` with the sealed frame, which is 16 bytes longer than
     /// `plain`. `plain` has at most [`CONTROL_PLAIN_BYTES_MAX`] bytes.
     ///
     /// # Errors
     ///
-    /// [`ControlError::Length`] if `plain` is longer; [`ControlError::Closed`] after a failure of either half. `out` is
-    /// then empty.
+    /// [`ControlError::Length`] if `plain` is longer; [`ControlError::Closed`] after a failure in either direction.
+    /// `out` is then empty.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
         out.clear();
-        if self.shared.closed.load(Ordering::Relaxed) {
+        if self.is_closed {
             return Err(ControlError::Closed);
         }
         if plain.len() > CONTROL_PLAIN_BYTES_MAX {
@@ -107,17 +62,15 @@ impl ControlSealer {
         }
         out.resize(plain.len() + TAG_BYTES, 0);
         // Fails only after 2^64 - 1 frames.
-        if self.shared.noise.write_message(self.next, plain, out).is_err() {
+        if self.noise.write_message(self.to_seal, plain, out).is_err() {
             out.clear();
-            self.shared.closed.store(true, Ordering::Relaxed);
+            self.is_closed = true;
             return Err(ControlError::Closed);
         }
-        self.next += 1;
+        self.to_seal += 1;
         Ok(())
     }
-}
 
-impl ControlOpener {
     /// Opens the next frame and replaces the contents of `out` with the plain frame.
     ///
     /// # Errors
@@ -127,38 +80,33 @@ impl ControlOpener {
     /// a failure. `out` is then empty.
     pub fn open(&mut self, sealed: &[u8], out: &mut Vec<u8>) -> Result<(), ControlError> {
         out.clear();
-        if self.shared.closed.load(Ordering::Relaxed) {
+        if self.is_closed {
             return Err(ControlError::Closed);
         }
         let opened = match sealed.len() {
             TAG_BYTES..=CONTROL_BYTES_MAX => {
                 out.resize(sealed.len() - TAG_BYTES, 0);
-                self.shared.noise.read_message(self.next, sealed, out).map_err(|_| ControlError::Forged)
+                self.noise.read_message(self.to_open, sealed, out).map_err(|_| ControlError::Forged)
             }
             bytes => Err(ControlError::Length(bytes)),
         };
         match opened {
             Ok(_) => {
-                self.next += 1;
+                self.to_open += 1;
                 Ok(())
             }
             Err(error) => {
                 out.zeroize();
-                self.shared.closed.store(true, Ordering::Relaxed);
+                self.is_closed = true;
                 Err(error)
             }
         }
     }
 }
 
-impl fmt::Debug for ControlSealer {
+impl fmt::Debug for ControlChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ControlSealer").field("next", &self.next).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for ControlOpener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ControlOpener").field("next", &self.next).finish_non_exhaustive()
+        let Self { to_seal, to_open, .. } = self;
+        f.debug_struct("ControlChannel").field("to_seal", to_seal).field("to_open", to_open).finish_non_exhaustive()
     }
 }

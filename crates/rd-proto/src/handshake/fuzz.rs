@@ -83,13 +83,13 @@ pub fn listener(messages: &[u8]) {
 
 /// Opens sealed frames, each preceded by its length as one byte.
 pub fn control_channel(mut frames: &[u8]) {
-    let (_, mut opener) = exchange().0.control.split();
+    let mut channel = exchange().0.control;
     let mut plain = Vec::new();
     let mut failed = false;
     while let Some((&bytes, rest)) = frames.split_first() {
         let (frame, rest) = rest.split_at(rest.len().min(usize::from(bytes)));
         frames = rest;
-        let opened = opener.open(frame, &mut plain);
+        let opened = channel.open(frame, &mut plain);
         assert!(!failed || opened == Err(ControlError::Closed));
         failed |= opened.is_err();
         assert!(plain.len() <= CONTROL_PLAIN_BYTES_MAX);

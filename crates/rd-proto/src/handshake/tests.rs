@@ -377,18 +377,16 @@ fn no_bit_of_a_control_frame_can_be_changed() {
 
 #[test]
 fn control_frames_have_a_limit() {
-    let Recorded { connector, listener, .. } = first(1);
-    let (mut sealer, _) = connector.control.split();
-    let (mut listener_sealer, mut opener) = listener.control.split();
+    let Recorded { mut connector, mut listener, .. } = first(1);
     let mut out = Vec::new();
     let too_long = vec![0; CONTROL_PLAIN_BYTES_MAX + 1];
-    assert_eq!(sealer.seal(&too_long, &mut out), Err(ControlError::Length(too_long.len())));
-    sealer.seal(&too_long[1..], &mut out).expect("still open, and just short enough");
+    assert_eq!(connector.control.seal(&too_long, &mut out), Err(ControlError::Length(too_long.len())));
+    connector.control.seal(&too_long[1..], &mut out).expect("still open, and just short enough");
     assert_eq!(out.len(), crate::frame::CONTROL_BYTES_MAX);
     let mut plain = Vec::new();
-    opener.open(&out, &mut plain).expect("the first frame");
-    assert_eq!(opener.open(&[0; 15], &mut plain), Err(ControlError::Length(15)));
-    assert_eq!(listener_sealer.seal(b"", &mut out), Err(ControlError::Closed), "one half closes both");
+    listener.control.open(&out, &mut plain).expect("the first frame");
+    assert_eq!(listener.control.open(&[0; 15], &mut plain), Err(ControlError::Length(15)));
+    assert_eq!(listener.control.seal(b"", &mut out), Err(ControlError::Closed), "one direction closes both");
 }
 
 proptest! {

@@ -213,6 +213,7 @@ impl Lanes {
         })
     }
 
+    #[cfg(test)]
     pub(crate) fn tcp_lanes(&self) -> u16 {
         self.tcp_lanes
     }

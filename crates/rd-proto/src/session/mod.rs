@@ -505,11 +505,6 @@ impl Core {
         self.lanes.rails_of(path).count()
     }
 
-    /// Returns the number of TCP lanes that payload may use on each rail if payload goes by TCP.
-    pub fn tcp_lanes(&self) -> u16 {
-        self.lanes.tcp_lanes()
-    }
-
     /// Returns the number of buffers that may be in use.
     pub fn buffers_max(&self) -> u32 {
         self.pool.limit()

@@ -611,7 +611,7 @@ mod tests {
         for (all, lanes) in [(true, 2), (false, 4)] {
             let mut sender = Sender::new(agreed, true, 8);
             sender.handle_rails(Path::Tcp, 2, all, TICK);
-            assert_eq!(sender.core_ref().tcp_lanes(), lanes);
+            assert_eq!(sender.core_ref().lanes.tcp_lanes(), lanes);
         }
     }
 
@@ -622,7 +622,7 @@ mod tests {
             let mut sender = Sender::new(agreed, connector, 8);
             sender.handle_rails(Path::Tcp, count, true, TICK);
             assert_eq!(
-                (sender.core_ref().rail_of(LaneId { index: 8, generation: 1 }), sender.core_ref().tcp_lanes()),
+                (sender.core_ref().rail_of(LaneId { index: 8, generation: 1 }), sender.core_ref().lanes.tcp_lanes()),
                 (0, 2)
             );
         }

@@ -143,7 +143,7 @@ impl Receiver {
             ack_since: None,
             ack_owed: 0,
             stream_bytes: 0,
-            digest: TransferDigest::new(),
+            digest: TransferDigest::default(),
             final_end: u64::MAX,
             final_taken: false,
             done: None,

@@ -254,7 +254,7 @@ impl Sender {
             fills_max: u32::MAX,
             final_sequence: None,
             lanes: Vec::with_capacity(2 * super::LANES_MAX),
-            digest: TransferDigest::new(),
+            digest: TransferDigest::default(),
             done_sent: false,
             finished: false,
             unfilled: false,

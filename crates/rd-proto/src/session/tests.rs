@@ -527,12 +527,12 @@ fn a_line_that_only_seemed_long_has_its_lanes_back() {
     sender.handle_lane_up(FIRST, Duration::ZERO);
     sender.handle_round_trip(Duration::from_millis(90), TICK);
     sender.handle_timeout(TICK);
-    assert_eq!(sender.core_ref().tcp_lanes(), 6);
+    assert_eq!(sender.core_ref().lanes.tcp_lanes(), 6);
     sender.handle_round_trip(Duration::from_micros(50), 2 * TICK);
-    assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes);
+    assert_eq!(sender.core_ref().lanes.tcp_lanes(), agreed.tcp_lanes);
     sender.handle_round_trip(Duration::from_millis(90), 3 * TICK);
     sender.handle_timeout(3 * TICK);
-    assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes, "the shortest counts");
+    assert_eq!(sender.core_ref().lanes.tcp_lanes(), agreed.tcp_lanes, "the shortest counts");
 }
 
 /// Returns the number of lanes of a sender that always has data for them, after three seconds on a short line. `tells`:
@@ -558,7 +558,7 @@ fn lanes_with(processors: u16, tells: bool) -> u16 {
             }
         }
         // Each lane carries as much as every other.
-        bytes += u64::from(sender.core_ref().tcp_lanes()) << 20;
+        bytes += u64::from(sender.core_ref().lanes.tcp_lanes()) << 20;
         if tells {
             let (round_trip, moved_bytes) = (Duration::from_micros(50), Some(bytes));
             sender.handle_lane_state(
@@ -571,7 +571,7 @@ fn lanes_with(processors: u16, tells: bool) -> u16 {
         }
         sender.handle_timeout(now);
     }
-    sender.core_ref().tcp_lanes()
+    sender.core_ref().lanes.tcp_lanes()
 }
 
 #[test]

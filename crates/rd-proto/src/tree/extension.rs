@@ -202,21 +202,24 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// One extension of each kind, in the order of sending, as `docs/PROTOCOL.md` shows it.
+/// One extension of each kind, in the order of sending, whether it is sent as critical, and its bytes as
+/// `docs/PROTOCOL.md` shows them.
 #[cfg(test)]
-fn samples() -> Vec<(Extension<'static>, &'static str)> {
+fn samples() -> Vec<(Extension<'static>, bool, &'static str)> {
     vec![
-        (Extension::User(b"alice"), "0100 00 0500 616c696365"),
-        (Extension::Group(b"staff"), "0200 00 0500 7374616666"),
+        (Extension::User(b"alice"), false, "0100 00 0500 616c696365"),
+        (Extension::Group(b"staff"), false, "0200 00 0500 7374616666"),
         (
             Extension::Digest(&[0xd1; 32]),
+            false,
             "0300 00 2000 d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1",
         ),
-        (Extension::Flags(0x80), "0400 00 0400 80000000"),
-        (Extension::Implied, "0500 00 0000"),
+        (Extension::Flags(0x80), false, "0400 00 0400 80000000"),
+        (Extension::Implied, true, "0500 01 0000"),
         (
             Extension::Inode { number: 131, changed: (1_700_000_000, 5) },
-            "0600 00 1400 8300000000000000 00f1536500000000 05000000",
+            true,
+            "0600 01 1400 8300000000000000 00f1536500000000 05000000",
         ),
     ]
 }
@@ -254,15 +257,15 @@ mod tests {
         let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
         let document = std::fs::read_to_string(document).expect("the document");
         let mut buffer = Vec::new();
-        for (extension, golden) in samples() {
+        for (extension, is_critical, golden) in samples() {
             let before = buffer.len();
-            assert!(Extensions::push(&mut buffer, extension, false));
+            assert!(Extensions::push(&mut buffer, extension, is_critical));
             let made: String = buffer[before..].iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(made, golden.replace(' ', ""), "{extension:?}");
             assert!(document.contains(golden), "docs/PROTOCOL.md lacks {golden}");
-            assert!(!Extensions::push(&mut buffer, extension, false), "twice");
+            assert!(!Extensions::push(&mut buffer, extension, is_critical), "twice");
         }
-        let (samples, extensions) = (samples().into_iter().map(|(extension, _)| extension), Extensions::new(&buffer));
+        let (samples, extensions) = (samples().into_iter().map(|(extension, ..)| extension), Extensions::new(&buffer));
         assert!(extensions.iter().eq(samples.clone()));
         assert_eq!(with(&[&[samples.len() as u8][..], &buffer].concat()), Ok(None));
     }

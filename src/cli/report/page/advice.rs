@@ -12,12 +12,13 @@ const SHARE_MIN: f64 = 0.4;
 /// Returns sentences, the most important first.
 pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
     let mut lines = Vec::new();
-    let (result, retries) = match came_to.end {
-        End::Transfer(transfer) => (&transfer.result, transfer.retries),
-        End::Pipeline(pipeline) => (&pipeline.result, pipeline.hops.iter().map(|hop| hop.retries).sum()),
+    let retries = match came_to.end {
+        End::Transfer(transfer) => transfer.retries,
+        End::Pipeline(pipeline) => pipeline.hops.iter().map(|hop| hop.retries).sum(),
     };
-    if result.exit > 0 {
-        lines.extend(of_failure(record, came_to, result.exit));
+    let exit = came_to.end.result().exit;
+    if exit > 0 {
+        lines.extend(of_failure(record, came_to, exit));
     }
     match came_to.end {
         End::Transfer(transfer) => {
@@ -31,7 +32,7 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
                 Some(_) => {
                     lines.push("No single part was the limit for most of the time: they are well matched.".to_owned())
                 }
-                None if result.exit == 0 && transfer.bytes > 0 => {
+                None if exit == 0 && transfer.bytes > 0 => {
                     lines.push("The limit is unknown: the ends did not report what they waited for.".to_owned());
                 }
                 None => {}
@@ -51,7 +52,7 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
                     );
                 }
             }
-            None if result.exit == 0 => lines.push("No stage or hop held up the others for long.".to_owned()),
+            None if exit == 0 => lines.push("No stage or hop held up the others for long.".to_owned()),
             None => {}
         },
     }

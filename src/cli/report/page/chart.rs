@@ -4,11 +4,11 @@
 use std::fmt::Write;
 
 use super::html::Html;
-use crate::cli::report::rate_words;
 use crate::cli::report::record::{Happened, Held, HostRecord, Track, Weight};
 use crate::cli::words::waited_for;
 use crate::engine::{View, Waits};
 use crate::job::progress::HostStanding;
+use crate::measure::words::rate_words;
 
 /// Minimum number of columns in a drawing.
 const COLUMNS_MIN: usize = 8;

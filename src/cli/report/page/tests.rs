@@ -5,6 +5,7 @@ use quick_xml::Reader;
 use quick_xml::events::Event as Xml;
 
 use super::*;
+use crate::cli::report::hosts::Holding;
 use crate::fault::{Exit, escaped};
 use crate::job::event::{Pipeline, Transfer};
 use crate::job::progress::{HostShown, HostStanding};
@@ -98,7 +99,7 @@ const HOSTILE: &str = "</code><script>alert(1)</script><img src=x onerror=y>\u{1
 fn hostile_record() -> Record {
     let mut record = Record::new("rdcp");
     let name = escaped(std::ffi::OsStr::from_bytes(&[HOSTILE.as_bytes(), b"\xff\xfe"].concat()));
-    record.set_route(vec![(name.clone(), HOSTILE.to_owned()); 40], vec![(HOSTILE.to_owned(), name.clone())]);
+    record.route = [vec![(name.clone(), HOSTILE.to_owned()); 40], vec![(HOSTILE.to_owned(), name.clone())]];
     for weight in [Weight::Plain, Weight::Lost, Weight::Healed, Weight::Failed] {
         record.happened(weight, HOSTILE);
     }
@@ -115,9 +116,10 @@ fn hostile_names_are_text_and_the_page_stays_well_formed() {
         let page = rendered(&hostile_record(), failure, None);
         assert!(page.text.contains("<script>alert(1)</script>"), "it is shown as it is: {}", page.text);
         let mut record = hostile_record();
+        let holding = Holding { host: 0, by: HeldUpBy::Disk, others: 1 };
         for standing in [HostStanding::Receiving, HostStanding::Behind, HostStanding::Failed] {
             std::thread::sleep(Duration::from_millis(2));
-            record.hosts(&[host(HOSTILE, standing), host("b", standing)], Some((0, HeldUpBy::Disk, 1)));
+            record.hosts(&[host(HOSTILE, standing), host("b", standing)], Some(holding));
         }
         let page = rendered(&record, failure, None);
         assert!(page.text.contains("its disk held up 1 other"), "{}", page.text);

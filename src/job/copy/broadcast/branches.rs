@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::chain::{Action, Chain, Node, SOURCE, Tree, Why};
 use super::links::{self, Links};
 use super::{OTHERS_GO_ON, SPOOL_BYTES};
-use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
+use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Fault, Message, Report};
 use crate::fault::{Exit, escaped};
 use crate::job::progress::{HostShown, HostStanding};
 use crate::job::{HERE, Job, Update};
@@ -17,8 +17,8 @@ use crate::options::TransferOptions;
 pub(in crate::job) use super::chain::Lag;
 
 /// A host that gets the stream.
+#[derive(Default)]
 struct Branch {
-    host: usize,
     /// The number of its stage.
     stage: usize,
     name: String,
@@ -42,17 +42,14 @@ pub(in crate::job) enum Standing {
 }
 
 /// All branches of a stream.
-pub(in crate::job) struct Branches<'a> {
+pub(in crate::job) struct Branches {
     chain: Chain,
     links: Links,
-    options: &'a TransferOptions,
     stall: Duration,
-    source: usize,
     branches: Vec<Branch>,
     began: Instant,
     source_state: BroadcastState,
     source_report: Option<Report>,
-    proof: Option<BroadcastProof>,
     is_over: bool,
     said: Vec<String>,
 }
@@ -64,7 +61,7 @@ pub(in crate::job) enum Feed {
     Stage { host: usize, stage: usize },
 }
 
-impl<'a> Branches<'a> {
+impl Branches {
     /// Begins the nodes of these stages, each on a different host that has been told of its stage. `disk_bytes` is how
     /// much of the stream may wait on disk for each of them, in addition to memory.
     pub(in crate::job) fn begin(
@@ -72,42 +69,35 @@ impl<'a> Branches<'a> {
         feed: Feed,
         stages: &[(usize, usize)],
         (lag, stall, disk_bytes): (Lag, Duration, u64),
-        options: &'a TransferOptions,
+        options: &TransferOptions,
     ) -> Self {
         let (source, role) = match feed {
             Feed::Standard => (HERE, BroadcastRole::SourceStandard),
             Feed::Stage { host, stage } => (host, BroadcastRole::SourceStage { stage: stage as u32 }),
         };
-        let branch = |&(host, stage): &(usize, usize)| Branch {
-            host,
-            stage,
-            name: escaped(&job.hosts[host].name),
-            state: BroadcastState::default(),
-            report: None,
-            why: None,
-            ended: None,
+        let branch = |&(host, stage): &(usize, usize)| {
+            let name = escaped(&job.hosts[host].name);
+            Branch { stage, name, ..Branch::default() }
         };
-        let branches: Vec<Branch> = stages.iter().map(branch).collect();
+        let branches = stages.iter().map(branch).collect();
         let mut begin = |host: usize, role: BroadcastRole, has_next: bool| {
             let begin = Broadcast { role, spool_bytes: SPOOL_BYTES, has_next };
             job.send(host, Message::BeginBroadcast(Box::new(begin)));
         };
         begin(source, role, true);
-        for (at, branch) in branches.iter().enumerate() {
-            let role = BroadcastRole::Stage { stage: branch.stage as u32, disk_bytes };
-            begin(branch.host, role, at + 1 < branches.len());
+        for (at, &(host, stage)) in stages.iter().enumerate() {
+            let role = BroadcastRole::Stage { stage: stage as u32, disk_bytes };
+            begin(host, role, at + 1 < stages.len());
         }
+        let hosts = std::iter::once(source).chain(stages.iter().map(|&(host, _)| host)).collect();
         Self {
-            chain: Chain::of_stream(branches.len() + 1, SPOOL_BYTES, stall, lag, Duration::ZERO),
-            links: Links::default(),
-            options,
+            chain: Chain::new(stages.len() + 1, SPOOL_BYTES, stall, lag),
+            links: Links::new(hosts, options),
             stall,
-            source,
             branches,
             began: Instant::now(),
             source_state: BroadcastState::default(),
             source_report: None,
-            proof: None,
             is_over: false,
             said: Vec::new(),
         }
@@ -120,16 +110,10 @@ impl<'a> Branches<'a> {
                 return self.hear(host, message).map(|message| Update::Host(host, message));
             }
             Update::End(hop, ..) if job.hops[hop].is_of_chain() => {}
-            Update::Ended(hop, side) if job.hops[hop].is_of_chain() => {
-                // The other end may not have noticed the failure.
-                let has_failed = job.hops[hop].report(side).is_some_and(|report| report.fault.is_some());
-                if has_failed && !job.hops[hop].is_stopping {
-                    job.stop(hop, libc::SIGTERM as u8);
-                }
-            }
+            Update::Ended(hop, _) if job.hops[hop].is_of_chain() => links::end_failed(job, hop),
             Update::Unmet(hop, _) if job.hops[hop].is_of_chain() => job.stop(hop, libc::SIGTERM as u8),
             Update::Gone(host, failure) => {
-                if let Some(node) = self.node_of(host) {
+                if let Some(node) = self.links.node_of(host) {
                     self.chain.lost(node);
                 }
                 return Some(Update::Gone(host, failure));
@@ -140,7 +124,7 @@ impl<'a> Branches<'a> {
     }
 
     fn hear(&mut self, host: usize, message: Message) -> Option<Message> {
-        let Some(node) = self.node_of(host) else { return Some(message) };
+        let Some(node) = self.links.node_of(host) else { return Some(message) };
         match message {
             Message::BroadcastState(state) => {
                 // A node falls behind only when told to, by the chain or because its command has ended, so its word is
@@ -153,7 +137,7 @@ impl<'a> Branches<'a> {
                 }
             }
             Message::BroadcastProof(proof) if node == SOURCE => {
-                let proof = *self.proof.get_or_insert(proof);
+                let proof = *self.links.proof.get_or_insert(proof);
                 self.chain.proof(proof.bytes, false);
             }
             Message::BroadcastEnded(report) => {
@@ -181,7 +165,7 @@ impl<'a> Branches<'a> {
         let Some(at) = self.branches.iter().position(|branch| branch.stage == stage) else { return };
         self.branches[at].ended.get_or_insert(is_well);
         if self.branches[at].report.is_none() {
-            self.tell(job, at + 1, Message::BroadcastLeave);
+            self.links.tell(job, at + 1, Message::BroadcastLeave);
         }
     }
 
@@ -198,44 +182,29 @@ impl<'a> Branches<'a> {
 
     fn act(&mut self, job: &mut Job) {
         while let Some(action) = self.chain.poll() {
-            match action {
-                Action::Connect { link, from, to } => {
-                    let hosts = [self.host(from), self.host(to)];
-                    self.links.connect(job, self.options, link, hosts);
-                }
-                Action::Stop(link) => self.links.stop(job, link),
-                Action::Next(node, has_next) => self.tell(job, node, Message::BroadcastNext(has_next)),
-                Action::Leave(node) => {
-                    self.branches[node - 1].why.get_or_insert(Why::Slow);
-                    self.tell(job, node, Message::BroadcastLeave);
-                }
-                Action::Prove(node) => {
-                    if let Some(proof) = self.proof {
-                        self.tell(job, node, Message::BroadcastProof(proof));
-                    }
-                }
-                Action::Probe(node) => {
-                    let hosts = [self.source, self.host(node)];
-                    self.links.probe(job, self.options, hosts);
-                }
-                Action::Out(node, why) => self.note_out(job, node, why),
-                // A stream cannot be copied later.
-                Action::Copy { .. } => {}
-                Action::End => {
+            if let Action::Leave(node) = action {
+                self.branches[node - 1].why.get_or_insert(Why::Slow);
+            }
+            match self.links.act(job, action) {
+                Some(Action::Out(node, why)) => self.note_out(job, node, why),
+                Some(Action::End) => {
                     self.is_over = true;
                     // No node wants any more of the stream. The command that makes the stream notices that at its next
                     // write.
                     if self.source_report.is_none() {
-                        self.tell(job, SOURCE, Message::Signal(libc::SIGTERM as u8));
+                        self.links.tell(job, SOURCE, Message::Signal(libc::SIGTERM as u8));
                     }
                 }
+                // A stream cannot be copied later.
+                _ => {}
             }
         }
     }
 
     fn note_out(&mut self, job: &Job, node: Node, why: Why) {
         if node == SOURCE {
-            return self.said.push(format!("lost {}, the source of the stream", job.hosts[self.source].label()));
+            let label = job.hosts[self.links.hosts[SOURCE]].label();
+            return self.said.push(format!("lost {label}, the source of the stream"));
         }
         let branch = &mut self.branches[node - 1];
         branch.why.get_or_insert(why);
@@ -268,7 +237,7 @@ impl<'a> Branches<'a> {
 
     /// Returns the host where the stream is made.
     pub(in crate::job) fn source(&self) -> usize {
-        self.source
+        self.links.hosts[SOURCE]
     }
 
     /// Whether the source's node has read the stream to its end.
@@ -321,7 +290,7 @@ impl<'a> Branches<'a> {
     /// Ends all nodes.
     pub(in crate::job) fn stop(&self, job: &mut Job, number: u8) {
         for node in 0..=self.branches.len() {
-            self.tell(job, node, Message::Signal(number));
+            self.links.tell(job, node, Message::Signal(number));
         }
     }
 
@@ -343,20 +312,5 @@ impl<'a> Branches<'a> {
         });
         let BroadcastState { received, has_all, .. } = self.source_state;
         (shown.collect(), received, has_all, self.began.elapsed())
-    }
-
-    fn tell(&self, job: &mut Job, node: Node, message: Message) {
-        let host = self.host(node);
-        if !job.hosts[host].gone {
-            job.send(host, message);
-        }
-    }
-
-    fn host(&self, node: Node) -> usize {
-        node.checked_sub(1).map_or(self.source, |at| self.branches[at].host)
-    }
-
-    fn node_of(&self, host: usize) -> Option<Node> {
-        (0..=self.branches.len()).find(|&node| self.host(node) == host)
     }
 }

@@ -24,7 +24,6 @@ use std::time::Duration;
 use crate::control::frames::BroadcastState;
 
 use copies::COPIES_AT_ONCE;
-pub(super) use copies::STILL_MAX;
 use pace::{Pace, SLOWER};
 
 /// A node: 0 is the source.
@@ -42,10 +41,14 @@ const BUSY_PERMILLE: u16 = 900;
 /// Minimum time of silence after which a node may be gone. Nodes report their progress at least once a second.
 const SILENT_MIN: Duration = Duration::from_secs(2);
 
+/// How long this process may take from one look at the time to the next. If it took longer, it was stopped.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// What happens to a node that is too slow for the others, or that leaves the chain without the whole stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::job) enum Lag {
     /// The node's tree is copied to it later.
+    #[default]
     Copied,
     /// The node has failed, because a stream comes only once.
     Dropped,
@@ -136,9 +139,10 @@ pub(super) enum CopyEnd {
 }
 
 /// The state of a node's own tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tree {
     /// It is being made from the stream, or will be copied.
+    #[default]
     Open,
     /// It is complete and proven.
     Done,
@@ -146,7 +150,7 @@ pub(super) enum Tree {
     Failed,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Member {
     /// Whether its agent is heard.
     is_heard: bool,
@@ -195,8 +199,6 @@ struct Member {
     /// The node that gives the copy to it, and when that copy last got further.
     giver: Node,
     copied: Duration,
-    /// When any of the copies that it gives last got further, or the first of them was begun.
-    gave: Duration,
     copies: u32,
     /// Whether it takes part in the stream, and so reports its progress.
     speaks: bool,
@@ -241,56 +243,13 @@ struct Broken {
 
 impl Member {
     /// A member that takes part in a chain from the beginning.
-    fn new(now: Duration) -> Self {
-        Self {
-            is_heard: true,
-            is_out: false,
-            is_behind: false,
-            is_over: false,
-            tree: Tree::Open,
-            said: 0,
-            passed: 0,
-            says_all: false,
-            received: 0,
-            sure: 0,
-            has_all: false,
-            is_fed: false,
-            moved: now,
-            reached: (0, 0),
-            spoke: now,
-            written: 0,
-            wrote: now,
-            wrote_much: (now, 0),
-            is_unwritten: false,
-            last_since: None,
-            taken: Pace::from(now),
-            given: Pace::from(now),
-            slow_since: None,
-            busy_permille: 0,
-            busy_since: None,
-            serves: 0,
-            is_served: false,
-            giver: SOURCE,
-            copied: now,
-            gave: now,
-            copies: 0,
-            speaks: true,
-            tried: Vec::new(),
-            wants_source: false,
-            is_misled: false,
-            is_proof_met: false,
-            fed_by: BTreeSet::new(),
-            has_next: true,
-            has_fed: false,
-            is_proven: false,
-            may_serve: true,
-            stranded: None,
-        }
+    fn of_chain() -> Self {
+        Self { is_heard: true, speaks: true, has_next: true, may_serve: true, ..Self::default() }
     }
 }
 
 /// The state machine.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Chain {
     members: Vec<Member>,
     order: Vec<Node>,
@@ -325,55 +284,23 @@ pub(super) struct Chain {
 
 impl Chain {
     /// Creates a chain of `nodes` nodes, including the source. `stall` is how long a node may take nothing.
-    pub(super) fn new(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
-        let mut chain = Self::at_rest(nodes, spool_bytes, stall, now);
-        chain.settle();
-        chain
-    }
-
-    /// Creates a chain whose stream cannot be repeated.
-    pub(super) fn of_stream(nodes: usize, spool_bytes: u64, stall: Duration, lag: Lag, now: Duration) -> Self {
-        let mut chain = Self { lag, ..Self::at_rest(nodes, spool_bytes, stall, now) };
-        chain.settle();
-        chain
-    }
-
-    /// Creates a chain that has not begun anything.
-    fn at_rest(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
-        let mut chain = Self {
-            members: vec![Member::new(now); nodes],
-            order: (0..nodes).collect(),
-            links: BTreeMap::new(),
-            begun: 0,
-            broken: Vec::new(),
-            again: BTreeMap::new(),
-            spool_bytes,
-            stall,
-            lag: Lag::Copied,
-            serves_max: 1,
-            probed: BTreeSet::new(),
-            head_slow_since: None,
-            has_proof: false,
-            expected: 0,
-            length: None,
-            is_provable: false,
-            stilled: BTreeSet::new(),
-            ticked: now,
-            actions: VecDeque::new(),
-            has_ended: false,
-        };
-        if let Some(last) = chain.members.last_mut() {
+    pub(super) fn new(nodes: usize, spool_bytes: u64, stall: Duration, lag: Lag) -> Self {
+        let mut members = vec![Member::of_chain(); nodes];
+        if let Some(last) = members.last_mut() {
             last.has_next = false;
         }
+        let order = (0..nodes).collect();
+        let mut chain = Self { members, order, spool_bytes, stall, lag, serves_max: 1, ..Self::default() };
+        chain.settle();
         chain
     }
 
     /// Creates a state without a chain: each host that joins gets an ordinary copy from the source, a few at a time.
     /// `expected` hosts will join.
-    pub(super) fn of_copies(expected: usize, now: Duration) -> Self {
-        let mut chain = Self { serves_max: COPIES_AT_ONCE, expected, ..Self::at_rest(1, 0, Duration::MAX, now) };
-        chain.members[SOURCE].tree = Tree::Done;
-        chain
+    pub(super) fn of_copies(expected: usize) -> Self {
+        let source = Member { tree: Tree::Done, has_next: false, ..Member::of_chain() };
+        let (members, order) = (vec![source], vec![SOURCE]);
+        Self { members, order, stall: Duration::MAX, serves_max: COPIES_AT_ONCE, expected, ..Self::default() }
     }
 
     /// Records that a node's tree has more than what the source has, so that it must not be given to others.
@@ -424,14 +351,12 @@ impl Chain {
 
     /// Adds an expected host, which gets its tree by an ordinary copy. With `may_serve`, others may copy the tree from
     /// there.
-    pub(super) fn join(&mut self, may_serve: bool, now: Duration) -> Node {
+    pub(super) fn join(&mut self, may_serve: bool) -> Node {
         self.expected = self.expected.saturating_sub(1);
         let may_serve = may_serve && self.serves_max == 1;
         let tree = if self.is_hopeless() { Tree::Failed } else { Tree::Open };
-        let (is_out, is_behind, is_over) = (true, true, true);
-        let joined =
-            Member { is_out, is_behind, is_over, has_next: false, speaks: false, may_serve, tree, ..Member::new(now) };
-        self.members.push(joined);
+        let (is_heard, is_out, is_behind, is_over) = (true, true, true, true);
+        self.members.push(Member { is_heard, is_out, is_behind, is_over, may_serve, tree, ..Member::default() });
         self.settle();
         self.members.len() - 1
     }
@@ -573,16 +498,16 @@ impl Chain {
     pub(super) fn tick(&mut self, now: Duration) {
         // If this process was stopped for a while, no node is to blame for that time.
         let slept = now.saturating_sub(self.ticked);
-        if slept > self.stall / 2 {
+        if slept > (self.stall / 2).min(LOOK_MAX) {
             for member in &mut self.members {
                 member.moved += slept;
                 member.spoke += slept;
                 member.wrote += slept;
                 member.wrote_much.0 += slept;
                 member.last_since = member.last_since.map(|since| since + slept);
+                member.copied += slept;
             }
         }
-        self.excuse_copies(slept);
         self.ticked = now;
         for at in 0..self.order.len() {
             self.learn(self.order[at], now);

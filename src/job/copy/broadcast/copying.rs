@@ -3,12 +3,11 @@
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use super::chain::{CopyEnd, Node, SOURCE, STILL_MAX};
+use super::chain::{CopyEnd, Node, SOURCE};
 use super::{Copy, Run, Target, links, roots_of};
 use crate::agent::place::target;
 use crate::control::frames::{self, Found, Kind, Report, TreeProgress};
 use crate::fault::{Exit, Failure};
-use crate::job::EndOf;
 use crate::job::copy::{names_of, root_of};
 use crate::job::hop::Side;
 use crate::options::Session;
@@ -23,6 +22,7 @@ const STOPPED_MAX: Duration = Duration::from_secs(30);
 const RECONNECT_MORE: Duration = Duration::from_secs(60);
 
 /// An ordinary copy in progress.
+#[derive(Default)]
 pub(super) struct Going {
     from: Node,
     to: Node,
@@ -44,10 +44,6 @@ struct Reached {
 }
 
 impl Going {
-    fn new(from: Node, to: Node) -> Self {
-        Self { from, to, reached: [Reached::default(); 2], stopped: None, still: None }
-    }
-
     /// Returns the nodes that give and get the copy.
     pub(super) fn nodes(&self) -> (Node, Node) {
         (self.from, self.to)
@@ -82,8 +78,8 @@ impl Copy<'_> {
             settings.modify_window = 0;
         }
         let is_directory = matches!(&run.found[..], [(_, found)] if found.kind == Kind::Directory);
-        let placed = run.target(to).placed.as_ref();
-        let is_dst = placed.is_some_and(|placed| placed.as_name.is_some() && (is_directory || placed.is_block));
+        let placed = run.target(to).placed.as_ref().expect("it is a node");
+        let is_dst = placed.as_name.is_some() && (is_directory || placed.is_block);
         settings.generations.session = Session { is_dst, is_last: true, ..Session::default() };
         let roots = match from {
             SOURCE => roots_of(&run.found),
@@ -94,18 +90,15 @@ impl Copy<'_> {
                 run.found.iter().map(root).collect()
             }
         };
-        let placed = run.target(to).placed.as_ref().expect("it is a node");
         let (directory, names) = (placed.directory.clone(), names_of(placed, &run.found));
-        let proof = run.proof.as_ref().and_then(|proof| proof.tree);
+        let proof = run.links.proof.and_then(|proof| proof.tree);
         let expected = proof.map(|proof| Expected { proof, is_bound: from != SOURCE });
         let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone(), expected };
-        let hosts = [run.host(from), run.host(to)];
-        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
-        let (sender, receiver) = (end(hosts[0], frames::Job::SendTree { roots, settings }), end(hosts[1], receive));
-        let hop = self.job.connect(sender, receiver, self.plan.transfer, false);
-        run.copies.insert(hop, Going::new(from, to));
-        let at = run.nodes[to - 1];
-        run.targets[at].from = Some(hosts[0]);
+        let send = frames::Job::SendTree { roots, settings };
+        let hosts = [from, to].map(|node| run.links.hosts[node]);
+        let hop = self.job.session(hosts, [send, receive], self.plan.transfer);
+        run.copies.insert(hop, Going { from, to, ..Going::default() });
+        run.target_mut(to).from = Some(hosts[0]);
     }
 
     /// Tells both ends of a hop to end. If it is a copy, they are not waited for without limit.
@@ -127,8 +120,6 @@ impl Copy<'_> {
     /// Ends the copies that have stood still for too long, as when the file system of the destination hangs.
     pub(super) fn stop_stuck(&mut self, run: &mut Run) {
         let least = Duration::from_secs(self.plan.transfer.reconnect.into()) + RECONNECT_MORE;
-        // What a receiver deletes or makes durable is not reported, and with --sync the size of the tree is not known.
-        let least = if self.plan.tree.sync { least.max(STILL_MAX) } else { least };
         for (node, still) in run.chain.stuck(run.began.elapsed(), least) {
             let is_it = |copy: &Going| copy.to == node && copy.stopped.is_none();
             let Some((&hop, copy)) = run.copies.iter_mut().find(|(_, copy)| is_it(copy)) else { continue };
@@ -157,7 +148,7 @@ impl Copy<'_> {
         let fault = match end {
             CopyEnd::Made => None,
             CopyEnd::Forged | CopyEnd::ToFailed => {
-                received.as_ref().and_then(|report| Some((run.host(to), report.fault.as_ref()?)))
+                received.as_ref().and_then(|report| Some((run.links.hosts[to], report.fault.as_ref()?)))
             }
             // If this command stopped the hop, the signal is not the reason for the failure.
             CopyEnd::Broken => {
@@ -166,7 +157,7 @@ impl Copy<'_> {
             }
         };
         let failure = fault.map(|(host, fault)| self.failure(host, fault));
-        let [giver, taker] = [from, to].map(|node| self.label(run.host(node)));
+        let [giver, taker] = [from, to].map(|node| self.label(run.links.hosts[node]));
         let failure = still.map_or(failure, |still| Some(stood_still(&giver, &taker, still)));
         if end == CopyEnd::Forged {
             // The data may be wrong, or entries that failed on the host were not there to be compared.
@@ -187,10 +178,10 @@ impl Copy<'_> {
         let unsent = sent.as_ref().map(|report| report.tree.failed);
         let unsent = unsent.or(received.as_ref().map(|report| report.tree.failed_there)).unwrap_or(0);
         if sent.is_none() {
-            self.tell_failed_there(run.host(from), unsent);
+            self.tell_failed_there(run.links.hosts[from], unsent);
         }
         // Why a host is lost has been recorded already.
-        let is_gone = self.job.hosts[run.host(to)].gone;
+        let is_gone = self.job.hosts[run.links.hosts[to]].gone;
         let target = run.target_mut(to);
         target.unsent = unsent;
         if received.is_some() {

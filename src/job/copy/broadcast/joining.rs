@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use super::chain::Chain;
+use super::chain::{Chain, Lag};
 use super::{Copy, Run, SPOOL_BYTES, Target, neighbours};
 use crate::control::frames::{Fault, Message, Placed};
 use crate::control::join::{JoinListener, JoinOutcome, JoinState, Joiner, STATE_EVERY};
@@ -16,7 +16,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::placing::{batch, is_same_file};
 use crate::job::copy::{ANSWER_MAX, entries};
 use crate::job::event::{self, Event};
-use crate::job::line_of;
+use crate::job::failures::line_of;
 use crate::job::plan::Spec;
 use crate::job::progress::{HostStanding, size_words};
 use crate::job::targets::{HOSTS_MAX, is_list};
@@ -84,7 +84,7 @@ impl Copy<'_> {
         let nodes = neighbours::in_order(placed);
         // With --sync, each host is compared with the source, and gets the data that it lacks.
         if self.plan.tree.sync {
-            run.chain = Chain::of_copies(nodes.len() + late.len(), Duration::ZERO);
+            run.chain = Chain::of_copies(nodes.len() + late.len());
             nodes.into_iter().for_each(|at| self.join(run, at));
             // Lets the chain notice that it is over if no host is left.
             run.chain.expect(0);
@@ -94,14 +94,15 @@ impl Copy<'_> {
             let label = escaped(run.targets[at].spec.host());
             self.say(&format!("{label} has not answered yet; the others start, and it gets its copy once it answers"));
         }
-        run.chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Duration::ZERO);
+        run.chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Lag::Copied);
         run.chain.expect(late.len());
         for (node, &at) in (1..).zip(&nodes) {
             if run.targets[at].placed.as_ref().is_some_and(|placed| placed.is_there) {
                 run.chain.keep_to_itself(node);
             }
         }
-        (run.streaming, run.nodes) = (nodes.len(), nodes);
+        run.streaming = nodes.len();
+        nodes.into_iter().for_each(|at| run.add_node(at));
         self.begin_nodes(run);
     }
 
@@ -174,8 +175,8 @@ impl Copy<'_> {
     /// Adds a host that has arrived to the broadcast that has begun.
     fn join(&mut self, run: &mut Run, at: usize) {
         let is_new = run.targets[at].placed.as_ref().is_some_and(|placed| !placed.is_there);
-        run.nodes.push(at);
-        let node = run.chain.join(is_new, run.began.elapsed());
+        run.add_node(at);
+        let node = run.chain.join(is_new);
         debug_assert_eq!(node, run.nodes.len());
     }
 
@@ -208,11 +209,11 @@ impl Copy<'_> {
         let path = self.plan.targets[0].path();
         let spec = added(OsStr::from_bytes(&joiner.request.target), path).and_then(|spec| {
             // A host that has failed may be added again.
-            let is_there = |target: &Target| target.spec.host() == spec.host() && !run.has_failed(target);
+            let is_there = |at: usize| run.targets[at].spec.host() == spec.host() && !run.has_failed(at);
             match run.targets.len() {
                 _ if run.chain.has_ended() => Err("the copy has already ended".to_owned()),
                 HOSTS_MAX.. => Err(format!("the copy already has {HOSTS_MAX} hosts, which is the limit")),
-                _ if run.targets.iter().any(is_there) => {
+                count if (0..count).any(is_there) => {
                     Err(format!("{} is already one of its hosts", escaped(spec.host())))
                 }
                 _ => Ok(spec),
@@ -246,22 +247,15 @@ impl Copy<'_> {
             run.told_joiners = Instant::now();
         }
         for at in 0..run.targets.len() {
-            if run.targets[at].joiner.is_none() {
-                continue;
-            }
-            let shown = run.shown(at, &run.targets[at]);
+            let Some(mut joiner) = run.targets[at].joiner.take() else { continue };
+            let shown = run.shown(at);
             let has_come = matches!(shown.standing, HostStanding::Done | HostStanding::Failed) || is_over;
-            let outcome = has_come.then(|| run.outcome(at));
             if has_come || is_due {
-                let target = &mut run.targets[at];
-                let is_last = outcome.is_some();
-                target
-                    .joiner
-                    .iter_mut()
-                    .for_each(|joiner| joiner.tell(&JoinState { bytes: shown.received, outcome: outcome.clone() }));
-                if is_last {
-                    target.joiner = None;
-                }
+                let outcome = has_come.then(|| run.outcome(at));
+                joiner.tell(&JoinState { bytes: shown.received, outcome });
+            }
+            if !has_come {
+                run.targets[at].joiner = Some(joiner);
             }
         }
     }
@@ -333,9 +327,14 @@ fn added(text: &OsStr, path: &OsStr) -> Result<Spec, String> {
 
 impl Run {
     /// Whether a target will never have its tree.
-    pub(super) fn has_failed(&self, target: &Target) -> bool {
-        let at = self.targets.iter().position(|other| std::ptr::eq(other, target));
-        at.is_some_and(|at| self.shown(at, target).standing == HostStanding::Failed)
+    pub(super) fn has_failed(&self, at: usize) -> bool {
+        self.shown(at).standing == HostStanding::Failed
+    }
+
+    /// Makes a target, whose host has answered, the next node.
+    fn add_node(&mut self, at: usize) {
+        self.nodes.push(at);
+        self.links.hosts.push(self.targets[at].host.expect("it has answered"));
     }
 
     /// Returns the outcome of a host, for the command that requested the host.

@@ -1,14 +1,15 @@
-//! The hops of a chain: begins and ends them as the chain decides, and reports their state to the chain.
+//! A chain on its hosts: begins and ends hops, and tells nodes what to do, as the chain decides. Reports the state of
+//! the hops to the chain.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::chain::{Chain, LinkEnd, LinkId, Why};
-use crate::control::frames::{self, Fault};
+use super::chain::{Action, Chain, LinkEnd, LinkId, Node, SOURCE, Why};
+use crate::control::frames::{self, BroadcastProof, Fault, Message};
 use crate::fault::Exit;
+use crate::job::Job;
 use crate::job::event::rate;
 use crate::job::hop::Side;
-use crate::job::{EndOf, Job};
 use crate::options::TransferOptions;
 
 /// How long a probe measures what a link could carry.
@@ -32,33 +33,65 @@ pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<Strin
     })
 }
 
-/// Existing hops of a chain.
+/// The nodes of a chain on their hosts, and the existing hops between them.
 #[derive(Default)]
 pub(super) struct Links {
+    /// The host of each node.
+    pub(super) hosts: Vec<usize>,
+    /// What the stream must have been, once the source has reported it.
+    pub(super) proof: Option<BroadcastProof>,
+    options: TransferOptions,
     links: HashMap<usize, LinkId>,
     /// Hops used only for measuring.
     probes: Vec<usize>,
 }
 
 impl Links {
-    /// Begins a hop for a link.
-    pub(super) fn connect(&mut self, job: &mut Job, options: &TransferOptions, link: LinkId, hosts: [usize; 2]) {
-        let hop = hop_of_chain(job, options, hosts, [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast]);
-        self.links.insert(hop, link);
+    pub(super) fn new(hosts: Vec<usize>, options: &TransferOptions) -> Self {
+        // A broken hop is repaired by the chain, at once, so the session does not reconnect.
+        Self { hosts, options: TransferOptions { reconnect: 0, ..options.clone() }, ..Self::default() }
     }
 
-    /// Tells both ends of the link's hop to end.
-    pub(super) fn stop(&self, job: &mut Job, link: LinkId) {
-        if let Some((&hop, _)) = self.links.iter().find(|(_, one)| **one == link) {
-            job.stop(hop, libc::SIGTERM as u8);
+    /// Returns the node on a host.
+    pub(super) fn node_of(&self, host: usize) -> Option<Node> {
+        self.hosts.iter().position(|&other| other == host)
+    }
+
+    /// Carries out an action of the chain. Returns the action if it concerns more than hops and messages to nodes.
+    pub(super) fn act(&mut self, job: &mut Job, action: Action) -> Option<Action> {
+        match action {
+            Action::Connect { link, from, to } => {
+                let jobs = [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast];
+                let hop = job.session([self.hosts[from], self.hosts[to]], jobs, &self.options);
+                self.links.insert(hop, link);
+            }
+            Action::Stop(link) => {
+                if let Some((&hop, _)) = self.links.iter().find(|(_, one)| **one == link) {
+                    job.stop(hop, libc::SIGTERM as u8);
+                }
+            }
+            Action::Next(node, has_next) => self.tell(job, node, Message::BroadcastNext(has_next)),
+            Action::Leave(node) => self.tell(job, node, Message::BroadcastLeave),
+            Action::Prove(node) => {
+                if let Some(proof) = self.proof {
+                    self.tell(job, node, Message::BroadcastProof(proof));
+                }
+            }
+            Action::Probe(node) => {
+                let hosts = [self.hosts[SOURCE], self.hosts[node]];
+                self.probes.push(job.begin_measuring(hosts, PROBE, &self.options));
+            }
+            Action::Copy { .. } | Action::Out(..) | Action::End => return Some(action),
         }
+        None
     }
 
-    /// Measures how fast the first host can send to the second.
-    pub(super) fn probe(&mut self, job: &mut Job, options: &TransferOptions, hosts: [usize; 2]) {
-        let send = frames::Job::SendMemory { millis: PROBE.as_millis() as u32 };
-        let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
-        self.probes.push(hop_of_chain(job, options, hosts, [send, receive]));
+    /// Sends a message to a node that is still heard.
+    pub(super) fn tell(&self, job: &mut Job, node: Node, message: Message) {
+        let host = self.hosts[node];
+        if !job.hosts[host].gone {
+            job.send(host, message);
+        }
     }
 
     /// Whether a hop is used only for measuring.
@@ -106,13 +139,11 @@ impl Links {
     }
 }
 
-/// Begins a hop of a chain. A broken hop is repaired by the chain, at once, so the session does not reconnect.
-fn hop_of_chain(job: &mut Job, options: &TransferOptions, hosts: [usize; 2], jobs: [frames::Job; 2]) -> usize {
-    let [from, to] = hosts;
-    let [send, receive] = jobs;
-    let end = |host: usize, what| EndOf { host, stage: None, name: job.hosts[host].label(), job: what };
-    let (sender, receiver) = (end(from, send), end(to, receive));
-    job.connect(sender, receiver, &TransferOptions { reconnect: 0, ..options.clone() }, false)
+/// Ends a hop of which one end has failed: the other end may not have noticed that.
+pub(super) fn end_failed(job: &mut Job, hop: usize) {
+    if has_failed(job, hop) && !job.hops[hop].is_stopping {
+        job.stop(hop, libc::SIGTERM as u8);
+    }
 }
 
 /// Whether a hop is over, or has failed and its second end is no longer awaited.

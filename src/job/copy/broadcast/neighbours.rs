@@ -15,13 +15,13 @@ impl Copy<'_> {
     pub(super) fn is_same_place(&self, run: &Run, at: usize, placed: &Placed) -> Option<Failure> {
         let host = run.targets[at].host?;
         let names = names_of(placed, &run.found);
-        let is_same = |other: &&Target| {
+        let is_same = |(at, other): &(usize, &Target)| {
             let (Some(there), Some(theirs)) = (other.host, &other.placed) else { return false };
             // A target that has failed may be added again, under any name.
-            let is_one = !run.has_failed(other) && there != host && placed.spot.is_some() && placed.spot == theirs.spot;
+            let is_one = !run.has_failed(*at) && there != host && placed.spot.is_some() && placed.spot == theirs.spot;
             is_one && self.job.is_one_kernel(there, host) && names_of(theirs, &run.found) == names
         };
-        let first = run.targets.iter().find(is_same)?.host?;
+        let first = run.targets.iter().enumerate().find(is_same)?.1.host?;
         let (one, other) = (self.label(first), self.label(host));
         let line = format!("{other} is the same machine as {one}, with the same destination; name only one of them");
         Some(Failure::new(Exit::Usage, line))

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::super::cm::Completions;
 use super::super::devices::Held;
-use super::super::{ConnectError, sleep_on, until};
+use super::super::{ConnectError, failure, sleep_on, until};
 use super::Account;
 use crate::transport::LaneError;
 use crate::transport::bundle::{
@@ -240,18 +240,11 @@ impl RdmaGroup {
         let taken = self.completions.queue.poll(completions)?;
         for completion in &completions[..taken] {
             if !completion.is_success() {
-                self.check()?;
-                return Err(match completion.is_flushed() {
-                    true => LaneError::PeerClosed,
-                    false => LaneError::Completion(completion.reason()),
-                });
+                self.held.check()?;
+                return Err(failure(completion));
             }
         }
         Ok(taken)
-    }
-
-    fn check(&self) -> Result<(), LaneError> {
-        if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
     }
 
     /// The first call asks for an event, and the second sleeps until it comes. Returns whether the
@@ -266,7 +259,7 @@ impl RdmaGroup {
         if readable && self.completions.take_event()? {
             return Ok(true);
         }
-        self.check()?;
+        self.held.check()?;
         Ok(false)
     }
 
@@ -279,7 +272,7 @@ impl RdmaGroup {
                 std::hint::spin_loop();
                 return Ok(false);
             }
-            self.check()?;
+            self.held.check()?;
         } else if self.sleep()? {
             return Ok(false);
         }

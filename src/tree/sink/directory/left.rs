@@ -12,7 +12,7 @@ use super::super::Fault;
 use super::super::unfinished::{self, is_marker};
 use super::{OpenDirectory, remove};
 use crate::fs::partial;
-use crate::fs::{PARTIAL, is_temporary_name, name_beside};
+use crate::fs::{PARTIAL, is_directory, is_regular, is_temporary_name, name_beside};
 
 impl OpenDirectory {
     /// Clears the place for an entry, in a directory that an earlier transfer has left. Returns whether the entry is a
@@ -43,8 +43,7 @@ impl OpenDirectory {
     fn clear_other_kind(&self, entry: &Record<'_>) {
         let stat = entry.name().and_then(|name| Some((name, self.stat(name).ok()?)));
         if let Some((name, stat)) = stat
-            && (FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-                != matches!(entry, Record::Directory { .. })
+            && is_directory(&stat) != matches!(entry, Record::Directory { .. })
         {
             let _ = remove(&self.fd, name);
         }
@@ -88,7 +87,7 @@ pub(super) fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
     partial::for_each(fd, |name| {
         let stat = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
         // A marker counts as long as its file exists.
-        if is_marker(name.to_bytes()) && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+        if is_marker(name.to_bytes()) && is_regular(&stat) {
             return Ok(());
         }
         let is_directory = match FileType::from_raw_mode(stat.st_mode) {

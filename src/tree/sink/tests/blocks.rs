@@ -106,9 +106,9 @@ fn a_file_becomes_no_clone_of_its_source_if_older_blocks_are_copied_into_it() {
     let sink = scratch.sink(Destination { is_local: true, ..Destination::default() });
     let top = sink.levels[0].clone().expect("the top");
     for (name, compared) in [(&b"old"[..], Some(Compared::Named)), (&b"new"[..], None)] {
-        let large = Large::create(&sink.shared, &top, name, &META, (1 << 20, false), true, compared).expect("begun");
+        let large = Large::create(&top, name, &META, (1 << 20, false), true, compared).expect("begun");
         // Where the file system shares blocks, the new file begins as a clone of the older one, and nothing is copied.
-        let is_copied = large.basis.as_ref().is_some_and(|basis| !basis.is_in_target());
+        let is_copied = large.basis.as_ref().is_some_and(|basis| !basis.is_in_target);
         assert_eq!(large.basis.is_some(), name == b"old");
         assert_eq!(large.may_share(), !is_copied);
     }

@@ -14,18 +14,12 @@ pub(super) const COPIES_AT_ONCE: u32 = 4;
 /// How long a copy may get no further. Its receiver may be making files durable or deleting others, which it does not
 /// report. Neither does it report how much it has read back for the proof, so a very slow disk gets the time to read
 /// the whole tree in addition, at `STILL_RATE` bytes a second.
-pub(in crate::job::copy::broadcast) const STILL_MAX: Duration = Duration::from_secs(30 * 60);
+const STILL_MAX: Duration = Duration::from_secs(30 * 60);
 const STILL_RATE: u64 = 1 << 20;
 
 /// The same if another node waits for the giver of the copy.
 const WAITED_MAX: Duration = Duration::from_secs(5 * 60);
 const WAITED_RATE: u64 = 32 << 20;
-
-/// Within what time a copy gets further if nothing is wrong with its giver.
-const GOES_ON: Duration = Duration::from_secs(30);
-
-/// How long this process may take from one look at the time to the next. If it took longer, it was stopped.
-const LOOK_MAX: Duration = Duration::from_secs(5);
 
 impl Chain {
     /// Records the end of an ordinary copy.
@@ -48,8 +42,7 @@ impl Chain {
 
     /// Records that the copy to a node has got further.
     pub(in crate::job::copy::broadcast) fn copy_moved(&mut self, to: Node, now: Duration) {
-        let giver = self.members[to].giver;
-        (self.members[giver].gave, self.members[to].copied) = (now, now);
+        self.members[to].copied = now;
     }
 
     /// Returns the nodes whose copies have got no further for too long, and for how long. A copy may stand still for
@@ -59,29 +52,18 @@ impl Chain {
         let is_stuck = |&(to, still): &(Node, Duration)| {
             still > least
                 && still > WAITED_MAX + for_all(WAITED_RATE)
-                && (still > STILL_MAX + for_all(STILL_RATE) || self.is_waited_for(to, now))
+                && (still > STILL_MAX + for_all(STILL_RATE) || self.is_waited_for(to))
         };
         let served = (1..self.members.len()).filter(|&node| self.members[node].is_served);
         served.map(|node| (node, now.saturating_sub(self.members[node].copied))).filter(is_stuck).collect()
     }
 
-    /// Whether another node could get its copy if the copy to this one ended.
-    fn is_waited_for(&self, to: Node, now: Duration) -> bool {
+    /// Whether another node could get its copy if the copy to this one ended. Without a chain, as with `--sync`, that
+    /// does not count: what a receiver deletes or makes durable is not reported, and the size of the tree is not known.
+    fn is_waited_for(&self, to: Node) -> bool {
         let (giver, is_live) = (self.members[to].giver, self.is_live());
-        // If none of several copies gets further, the giver may be the reason, such as a source on tapes.
-        let is_to_blame = self.serves_max == 1 || now.saturating_sub(self.members[giver].gave) <= GOES_ON;
         let waits = |node: Node| Self::needs_copy(&self.members[node]) && self.can_give(giver, node, is_live);
-        is_to_blame && (1..self.members.len()).any(waits)
-    }
-
-    /// Records how much time has passed since the last look at the time. If this process was stopped meanwhile, no copy
-    /// has stood still for that time.
-    pub(super) fn excuse_copies(&mut self, slept: Duration) {
-        if slept > LOOK_MAX {
-            for member in &mut self.members {
-                (member.copied, member.gave) = (member.copied + slept, member.gave + slept);
-            }
-        }
+        self.serves_max == 1 && (1..self.members.len()).any(waits)
     }
 
     /// Whether a node can get its tree only by an ordinary copy.
@@ -129,9 +111,6 @@ impl Chain {
                 member.stranded = member.stranded.or(Some(self.ticked)).filter(|_| is_stranded);
                 continue;
             };
-            if self.members[from].serves == 0 {
-                self.members[from].gave = self.ticked;
-            }
             self.members[from].serves += 1;
             let member = &mut self.members[to];
             (member.stranded, member.is_served, member.giver, member.copied) = (None, true, from, self.ticked);

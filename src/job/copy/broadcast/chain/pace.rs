@@ -46,12 +46,15 @@ pub(super) struct Pace {
     best: f64,
 }
 
-impl Pace {
-    /// Creates a pace without any data.
-    pub(super) fn from(now: Duration) -> Self {
-        Self { mark: Some((now, 0)), heard: now, piled_until: now, rate: 0.0, best: 0.0 }
+impl Default for Pace {
+    /// Creates a pace of a node that has nothing at the beginning.
+    fn default() -> Self {
+        let begin = Duration::ZERO;
+        Self { mark: Some((begin, 0)), heard: begin, piled_until: begin, rate: 0.0, best: 0.0 }
     }
+}
 
+impl Pace {
     /// Records that the next report may not continue the previous ones.
     pub(super) fn interrupt(&mut self) {
         (self.mark, self.rate) = (None, 0.0);

@@ -16,7 +16,7 @@ struct Rig {
 
 impl Rig {
     fn new(hosts: usize, lag: Lag) -> Self {
-        let chain = Chain::of_stream(hosts + 1, SPOOL, STALL, lag, Duration::ZERO);
+        let chain = Chain::new(hosts + 1, SPOOL, STALL, lag);
         let mut rig = Self { chain, now: Duration::ZERO, asked: Vec::new(), received: vec![0; hosts + 1] };
         assert!(!rig.chain.is_connected());
         rig.act();
@@ -158,7 +158,7 @@ fn a_stream_ends_with_the_last_of_its_hosts() {
 /// for.
 #[test]
 fn a_link_that_is_over_before_the_others_are_up() {
-    let mut chain = Chain::of_stream(3, SPOOL, STALL, Lag::Held, Duration::ZERO);
+    let mut chain = Chain::new(3, SPOOL, STALL, Lag::Held);
     let asked: Vec<Action> = std::iter::from_fn(|| chain.poll()).collect();
     let links = asked.iter().filter_map(|action| match action {
         Action::Connect { link, .. } => Some(*link),

@@ -29,6 +29,7 @@ enum Fault {
     Full,
 }
 
+#[derive(Default)]
 struct Peer {
     fault: Option<Fault>,
     received: u64,
@@ -147,23 +148,12 @@ impl World {
     fn new(seed: u64, hosts: usize, length: u64) -> Self {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
-        let peer = |node: usize| Peer {
-            fault: None,
-            received: if node == SOURCE { length } else { 0 },
-            kept_from: 0,
-            next: None,
-            has_next: node < hosts,
-            may_leave: false,
-            is_proven: false,
-            is_told: false,
-            rate: 8,
-            is_joined: false,
-            lie: None,
-        };
+        let received = |node: usize| if node == SOURCE { length } else { 0 };
+        let peer = |node: usize| Peer { received: received(node), has_next: node < hosts, rate: 8, ..Peer::default() };
         Self {
             seed,
             rng: TestRng::from_seed(RngAlgorithm::ChaCha, &bytes),
-            chain: Chain::new(hosts + 1, SPOOL, STALL, Duration::ZERO),
+            chain: Chain::new(hosts + 1, SPOOL, STALL, Lag::Copied),
             now: Duration::ZERO,
             length,
             peers: (0..=hosts).map(peer).collect(),
@@ -178,23 +168,8 @@ impl World {
     }
 
     fn join(&mut self) -> Node {
-        let node = self.chain.join(true, self.now);
-        let (fault, next) = (None, None);
-        let (has_next, may_leave, is_proven, is_told, is_joined) = (false, false, false, true, true);
-        let peer = Peer {
-            fault,
-            received: 0,
-            kept_from: 0,
-            next,
-            has_next,
-            may_leave,
-            is_proven,
-            is_told,
-            rate: 8,
-            is_joined,
-            lie: None,
-        };
-        self.peers.push(peer);
+        let node = self.chain.join(true);
+        self.peers.push(Peer { is_told: true, rate: 8, is_joined: true, ..Peer::default() });
         node
     }
 
@@ -480,7 +455,7 @@ fn the_source_may_go_once_a_host_has_everything() {
 /// later than their neighbours.
 #[test]
 fn one_that_stands_still_is_blamed_alone() {
-    let mut chain = Chain::new(6, SPOOL, STALL, Duration::ZERO);
+    let mut chain = Chain::new(6, SPOOL, STALL, Lag::Copied);
     let mut outs = Vec::new();
     let mut all = |chain: &mut Chain, now: Duration| {
         while let Some(action) = chain.poll() {
@@ -548,7 +523,7 @@ fn a_host_that_lies_harms_nobody() {
 #[test]
 fn what_cannot_be_ends_a_host() {
     for (node, said, has_all) in [(1, 101, false), (1, 60, true), (2, 101, false), (2, 60, true)] {
-        let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+        let mut chain = Chain::new(4, SPOOL, STALL, Lag::Copied);
         let mut outs = Vec::new();
         let mut all = |chain: &mut Chain| {
             while let Some(action) = chain.poll() {
@@ -583,7 +558,7 @@ fn who_changes_the_stream_is_found() {
     // which reports it although it has passed on the right stream; the first, to which the source itself has sent the
     // stream.
     for (misled, failed) in [(&[4, 5][..], 3), (&[3], 3), (&[1], 1)] {
-        let mut chain = Chain::new(6, SPOOL, STALL, Duration::ZERO);
+        let mut chain = Chain::new(6, SPOOL, STALL, Lag::Copied);
         chain.proof(100, true);
         let (mut copied, mut is_ended) = (Vec::new(), false);
         let mut act = |chain: &mut Chain| {
@@ -624,7 +599,7 @@ fn who_changes_the_stream_is_found() {
 #[test]
 fn who_never_says_that_it_sends_has_nobody_blamed() {
     for was_fed in [true, false] {
-        let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+        let mut chain = Chain::new(3, SPOOL, STALL, Lag::Copied);
         let mut links = BTreeMap::new();
         let mut act = |chain: &mut Chain| {
             while let Some(action) = chain.poll() {
@@ -733,8 +708,8 @@ fn late_ones_get_it_whatever_happens_to_others() {
 /// tree.
 #[test]
 fn copies_come_from_the_source_alone() {
-    let mut chain = Chain::of_copies(20, Duration::ZERO);
-    (1..=20).for_each(|node| assert_eq!(chain.join(true, Duration::ZERO), node));
+    let mut chain = Chain::of_copies(20);
+    (1..=20).for_each(|node| assert_eq!(chain.join(true), node));
     let (mut going, mut begun, mut is_ended) = (VecDeque::new(), 0, false);
     while !is_ended {
         while let Some(action) = chain.poll() {
@@ -765,11 +740,11 @@ fn copies_come_from_the_source_alone() {
 /// A source that cannot be read is not waited for, and no host is blamed for it.
 #[test]
 fn without_its_source_a_broadcast_ends() {
-    let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+    let mut chain = Chain::new(4, SPOOL, STALL, Lag::Copied);
     chain.tree_over(SOURCE, false);
     assert!(std::iter::from_fn(|| chain.poll()).any(|action| action == Action::End));
     // The source falls silent, while the hosts do not.
-    let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+    let mut chain = Chain::new(4, SPOOL, STALL, Lag::Copied);
     let (mut outs, mut is_ended) = (Vec::new(), false);
     for at in (200..=40_000).step_by(200) {
         let now = Duration::from_millis(at);

@@ -61,7 +61,7 @@ fn words_hold_nobody_for_ever() {
 fn a_rate_is_what_both_ends_bear_out() {
     // How much of 4000 the first host and the source report to have gone through the hop after a second.
     for (said, passed) in [(100, 100), (4000, 100), (100, 4000), (100, 0), (0, 100)] {
-        let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+        let mut chain = Chain::new(3, SPOOL, STALL, Lag::Copied);
         while let Some(action) = chain.poll() {
             if let Action::Connect { link, .. } = action {
                 chain.link_up(link, Duration::ZERO);
@@ -82,7 +82,7 @@ fn a_rate_is_what_both_ends_bear_out() {
 /// While the caller is stopped, reports pile up and then come at once. They show no node's real rate.
 #[test]
 fn words_that_have_waited_are_no_rate() {
-    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    let mut chain = Chain::new(3, SPOOL, STALL, Lag::Copied);
     let say = |chain: &mut Chain, tenths: u64, now: Duration| {
         let state = |received, passed| BroadcastState { received, passed, ..BroadcastState::default() };
         chain.state(SOURCE, &state(100_000, 10 * tenths), now);
@@ -111,7 +111,7 @@ fn one_that_talks_on_and_never_ends_is_given_up() {
         (|second| (100, (second / 10).min(99), second % 2 == 0), 12_000),
     ];
     for (at, (words, limit)) in told.into_iter().enumerate() {
-        let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+        let mut chain = Chain::new(4, SPOOL, STALL, Lag::Copied);
         chain.proof(100, true);
         let mut given_up = None;
         for tenths in 0..10 * limit {
@@ -146,7 +146,7 @@ fn one_that_talks_on_and_never_ends_is_given_up() {
 #[test]
 fn one_that_has_much_to_finish_is_waited_for() {
     let length = 3000 << 20;
-    let mut chain = Chain::new(2, SPOOL, STALL, Duration::ZERO);
+    let mut chain = Chain::new(2, SPOOL, STALL, Lag::Copied);
     chain.proof(length, true);
     let ended = (0..6000).find(|&second| {
         let now = Duration::from_secs(second);
@@ -164,7 +164,7 @@ fn one_that_has_much_to_finish_is_waited_for() {
 /// A node that has surely taken everything, and says that it has nothing, does not keep the node behind it waiting.
 #[test]
 fn one_that_has_taken_all_cannot_hide_that() {
-    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    let mut chain = Chain::new(3, SPOOL, STALL, Lag::Copied);
     let (mut to_first, mut ended) = (None, None);
     for tenths in 0..1000 {
         let now = Duration::from_millis(100 * tenths);

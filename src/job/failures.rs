@@ -1,0 +1,113 @@
+//! Failures of hosts, and lines about hosts and their paths, for a person.
+
+use std::ffi::OsStr;
+
+use super::Job;
+use crate::agent::words::ended_by;
+use crate::control::frames::Fault;
+use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
+
+impl Job {
+    /// Returns the failure for what a host has reported.
+    pub(super) fn failure(&self, host: usize, fault: &Fault) -> Failure {
+        let host = &*self.hosts[host].name;
+        let label = escaped(host);
+        let mut exit = Exit::from_code(fault.exit);
+        if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
+            return Failure::new(Exit::LinkLost, format!("{label} {}", ended_by(number))).on(host);
+        }
+        if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
+            return Failure::silent(exit);
+        }
+        if fault.exit == 0 {
+            exit = Exit::Protocol;
+        }
+        let detail = escaped(OsStr::new(&fault.detail));
+        if fault.what.is_empty() {
+            let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
+            return Failure::new(exit, format!("{told_by}{detail}"));
+        }
+        // Such a detail is a sentence about the path, and not a reason why something failed.
+        let is_sentence = detail.starts_with("was not ");
+        let what = if is_sentence { String::new() } else { format!("{} ", escaped(OsStr::new(&fault.what))) };
+        let mut line = format!("{what}{}", name_at(host, &fault.path));
+        if fault.errno != 0 {
+            line += &format!(": {}", os_number(fault.errno));
+        }
+        if !detail.is_empty() {
+            line += &format!("{}{detail}", if what.is_empty() { " " } else { ": " });
+        }
+        Failure::new(exit, line).about(host, &fault.path, fault.errno)
+    }
+
+    /// Returns the failure for a host that is no longer heard.
+    pub(super) fn lost(&self, host: usize) -> Failure {
+        let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
+        let line = if self.hosts[host].is_silent {
+            format!("lost the agent on {label}: no sign of life for a minute; it, {launcher} or the host is stopped")
+        } else {
+            format!("lost the agent on {label}: it or {launcher} exited")
+        };
+        Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
+    }
+
+    /// Returns the failure for a host that has sent what it must not send.
+    pub(super) fn unexpected(&self, host: usize) -> Failure {
+        let label = self.hosts[host].label();
+        Failure::new(Exit::Protocol, format!("the agent on {label} broke the protocol"))
+    }
+}
+
+/// Returns the name of a path for a person. `host` is empty for this host.
+pub(crate) fn name_at(host: &OsStr, path: &[u8]) -> String {
+    let path = shown_path(path);
+    match (host.is_empty(), path.strip_prefix("./")) {
+        (true, _) => path,
+        (false, Some(below)) => format!("{}:{below}", escaped(host)),
+        (false, None) => format!("{}:{path}", escaped(host)),
+    }
+}
+
+/// Returns a line about a host, with the host's name in front unless the line has it already.
+pub(super) fn line_of(label: &str, line: &str) -> String {
+    let is_part = |character: char| character.is_alphanumeric() || "-_".contains(character);
+    let is_named = line.match_indices(label).any(|(at, _)| {
+        let (before, behind) = (&line[..at], &line[at + label.len()..]);
+        !before.ends_with(|last| is_part(last) || last == '.')
+            && !behind.starts_with(is_part)
+            && !behind.strip_prefix('.').is_some_and(|rest| rest.starts_with(is_part))
+    });
+    if is_named { line.to_owned() } else { format!("{label}: {line}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_about_a_host_names_it_once() {
+        for (label, line, told) in [
+            ("h1", "lost h1; the others go on", "lost h1; the others go on"),
+            ("h1", "h1:/x: cannot be written", "h1:/x: cannot be written"),
+            ("h1.net", "lost h1.net.", "lost h1.net."),
+            ("h1", "h10 does not answer", "h1: h10 does not answer"),
+            ("h1", "lost h1.net", "h1: lost h1.net"),
+            ("a", "it does not answer", "a: it does not answer"),
+        ] {
+            assert_eq!(line_of(label, line), told);
+        }
+    }
+
+    #[test]
+    fn paths_are_named_as_they_would_be_typed() {
+        for (host, path, name) in [
+            ("", "./x", "./x"),
+            ("", "a//b", "a/b"),
+            ("h", "./x", "h:x"),
+            ("h", "/tmp//new//x", "h:/tmp/new/x"),
+            ("u@h", ".", "u@h:."),
+        ] {
+            assert_eq!(name_at(OsStr::new(host), path.as_bytes()), name);
+        }
+    }
+}

@@ -206,8 +206,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ),
     (
         "Attributes of existing directories",
-        "ACLs and user attributes that the source does not have are removed from an existing directory, and file \
-         capabilities if root copies; cp keeps them.",
+        "ACLs and user attributes that the source does not have are removed from an existing directory; cp keeps them.",
     ),
     (
         "Modes of directories",

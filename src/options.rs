@@ -253,7 +253,7 @@ pub enum Verify {
 pub struct TreeOptions {
     /// Copy directories with their contents
     // Without this option a directory is refused, and a symbolic link named as source is followed.
-    #[arg(short, long, overrides_with = "recursive")]
+    #[arg(short, long)]
     #[n(0)]
     pub recursive: bool,
     /// Rules of `--exclude` and `--include`, also from files.
@@ -294,35 +294,35 @@ pub struct TreeOptions {
     #[n(7)]
     pub specials: bool,
     /// Skip directories that have only directories in and below them
-    #[arg(short = 'm', long, overrides_with = "prune_empty_dirs")]
+    #[arg(short = 'm', long)]
     #[n(66)]
     pub prune_empty_dirs: bool,
     /// Do not preserve the times of directories
-    #[arg(long, overrides_with = "omit_dir_times")]
+    #[arg(long)]
     #[n(67)]
     pub omit_dir_times: bool,
     /// Create all missing directories above DST
-    #[arg(long, overrides_with = "mkpath")]
+    #[arg(long)]
     #[n(68)]
     pub mkpath: bool,
     /// Do not cross file system boundaries; mount points are copied as empty directories
-    #[arg(short = 'x', long, overrides_with = "one_file_system")]
+    #[arg(short = 'x', long)]
     #[n(40)]
     pub one_file_system: bool,
     /// Copy the targets of symbolic links, not the links
-    #[arg(short = 'L', long, overrides_with = "copy_links")]
+    #[arg(short = 'L', long)]
     #[n(41)]
     pub copy_links: bool,
     /// Copy the targets of symbolic links to directories, not the links
-    #[arg(short = 'k', long, overrides_with = "copy_dirlinks")]
+    #[arg(short = 'k', long)]
     #[n(42)]
     pub copy_dirlinks: bool,
     /// Copy the targets of links that are absolute or lead outside SRC, not the links
-    #[arg(long, overrides_with = "copy_unsafe_links")]
+    #[arg(long)]
     #[n(43)]
     pub copy_unsafe_links: bool,
     /// Skip links that are absolute or lead outside SRC
-    #[arg(long, overrides_with = "safe_links")]
+    #[arg(long)]
     #[n(44)]
     pub safe_links: bool,
     /// Change the modes of copies, such as D755,F644 or u+rwX,go-w; may be repeated
@@ -334,7 +334,7 @@ pub struct TreeOptions {
     #[n(46)]
     pub chown: Option<String>,
     /// Preserve numeric user and group IDs instead of mapping names to IDs at the destination
-    #[arg(long, overrides_with = "numeric_ids")]
+    #[arg(long)]
     #[n(47)]
     pub numeric_ids: bool,
     /// Write into existing files instead of replacing them once all data has arrived
@@ -442,7 +442,7 @@ pub struct TreeOptions {
     #[n(53)]
     pub generations: Generations,
     /// Print a line for each changed entry, in the format of rsync's -i; with --sync, -v prints only the names
-    #[arg(long, overrides_with = "itemize_changes")]
+    #[arg(long)]
     #[n(30)]
     pub itemize_changes: bool,
     /// Whether nothing is changed and no contents are sent: `--dry-run` with `--sync`.

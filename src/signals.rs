@@ -140,6 +140,21 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Ends this process by SIGINT if that is the signal `number`, which has ended its work. A shell ends a loop or a
+/// script only if a command was killed by SIGINT, and not if it exits with 130. Everything must be cleaned up and
+/// reported before. Returns if no signal has asked this process to end, or if it ignores SIGINT or is process 1 of a
+/// container, which SIGINT does not end.
+pub(crate) fn end_by(number: u8) {
+    use std::io::Write as _;
+    let is_asked = i32::from(number) == SIGINT && since_end().is_some() && !not_ignored(vec![SIGINT]).is_empty();
+    if !is_asked || std::process::id() == 1 {
+        return;
+    }
+    // The signal leaves no time for that.
+    let _ = std::io::stdout().flush();
+    let _ = signal_hook::low_level::emulate_default_handler(SIGINT);
+}
+
 /// How often this process was asked to end.
 #[derive(Default)]
 struct Requests {

@@ -367,6 +367,8 @@ fn what_was_asked_for_otherwise() {
     nothing(&["--bootstrap", "--no-bootstrap"], &["far has no rdma-pipe-agent"]);
     nothing(&["-n"], &["far has no rdma-pipe-agent", "-n does not copy it there"]);
     nothing(&["--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", "--agent"]);
+    let advice = "without --agent and --no-bootstrap, one is copied there";
+    nothing(&["--no-bootstrap", "--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", advice]);
     // `--bootstrap` is still accepted, as it was when sending had to be requested.
     far.copy(&["--agent", "/nonexistent/agent", "--no-bootstrap", "--bootstrap"]).expect(0);
     far.arrived();

@@ -433,6 +433,69 @@ fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
     }
 }
 
+/// Makes a directory with a file in it, of an ordinary user and of a time of its own. Returns the path of the file.
+fn plant_of_ordinary(lab: &Lab, directory: &str) -> std::path::PathBuf {
+    fs::create_dir(lab.join(directory)).expect("a directory");
+    let path = lab.0.file(&format!("{directory}/f"), b"contents");
+    let file = fs::File::options().write(true).open(&path).expect("ours");
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("a time");
+    for (path, mode) in [(&lab.join(directory), 0o755), (&path, 0o644)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+        if is_root() {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("root");
+        }
+    }
+    path
+}
+
+/// As with rsync.
+#[test]
+fn attributes_are_removed_from_ones_own_file_even_if_it_is_read_only() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        let line = as_ordinary(&lab);
+        let paths = ["from", "into"].map(|name| plant_of_ordinary(&lab, name));
+        rustix::fs::setxattr(&paths[1], "user.colour", b"blue", rustix::fs::XattrFlags::empty()).expect("kept here");
+        for path in &paths {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o444)).expect("ours");
+        }
+        let arguments = ["--sync", "-r", "from/"].map(OsString::from);
+        rdcp(&lab, &line, &[&arguments[..], &[side(&lab, to, "into")]].concat()).expect(0);
+        let found = rustix::fs::getxattr(&paths[1], "user.colour", &mut [0; 8]);
+        assert_eq!(found, Err(rustix::io::Errno::NODATA), "{to}");
+        assert_eq!(fs::metadata(&paths[1]).expect("there").permissions().mode() & 0o777, 0o444, "{to}");
+        holds(&paths[1], b"contents");
+    }
+}
+
+/// Beside other generations a file with several names never changes, and this user cannot make a new one of it.
+#[test]
+fn a_file_with_several_names_that_may_not_be_read_is_sent_beside_other_generations() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        let line = as_ordinary(&lab);
+        fs::create_dir(lab.join("earlier")).expect("a directory");
+        for name in ["from", "into"] {
+            let path = plant_of_ordinary(&lab, name);
+            fs::hard_link(path, lab.join(name).join("g")).expect("ours");
+        }
+        let into = ["f", "g"].map(|name| lab.join("into").join(name));
+        fs::set_permissions(&into[0], fs::Permissions::from_mode(0o0)).expect("ours");
+        let before = inode(&into[0]);
+        let arguments = ["--sync", "-r", "--link-dest=../earlier", "from/"].map(OsString::from);
+        rdcp(&lab, &line, &[&arguments[..], &[side(&lab, to, "into")]].concat()).expect(0);
+        for path in &into {
+            assert_eq!(fs::metadata(path).expect("there").permissions().mode() & 0o777, 0o644, "{to}");
+            holds(path, b"contents");
+        }
+        assert!(inode(&into[0]) == inode(&into[1]) && inode(&into[0]) != before, "{to}: both are a new file");
+    }
+}
+
+fn inode(path: &std::path::Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("there"))
+}
+
 /// Lists the paths below a directory with owner, group and mode, and what `more` asks find(1) for.
 fn rights(lab: &Lab, directory: &str, more: &str) -> Vec<String> {
     let mut find = std::process::Command::new("find");

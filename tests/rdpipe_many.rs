@@ -106,6 +106,41 @@ fn what_they_say_is_told_apart() {
     assert!(stages[1..].iter().all(|stage| stage["bytes_in"] == 3_145_728), "{end}");
 }
 
+/// The last line says how many hosts have the stream. With -v, each hop has its line.
+#[test]
+fn the_outcome_and_each_hop_are_told() {
+    let lab = lab();
+    lab.source(8 << 20);
+    let last = |ended: &Ended| ended.stderr.lines().last().unwrap_or_default().to_owned();
+    // Reports of the hops come in any order, and some come late.
+    for _ in 0..5 {
+        let ended = lab.start(&["-v", "src:cat DIR/source", "h[1-3]:cat >/dev/null"]).wait();
+        ended.expect(0);
+        for hop in ["src -> h1", "h1 -> h2", "h2 -> h3"] {
+            let line = format!("rdpipe: {hop}: 8.0 MiB, ");
+            assert_eq!(ended.stderr.matches(&line).count(), 1, "{hop}: {}", ended.stderr);
+        }
+        let last = last(&ended);
+        assert!(last.starts_with("8.0 MiB to 3 hosts in ") && last.ends_with("/s), verified"), "{}", ended.stderr);
+    }
+    // This host has the name that it has in every pipeline. Lines of progress are followed by the outcome.
+    let ended = lab.start(&["-v", "cat DIR/source", "h[1-2]:cat >/dev/null"]).wait();
+    ended.expect(0);
+    assert!(ended.stderr.contains("rdpipe: localhost -> h1: ") && !ended.stderr.contains("this host"), "{ended:?}");
+    for (target, line) in [("h[1-2]", "8.0 MiB to 2 hosts in "), ("h1", "localhost -> h1: 8.0 MiB in ")] {
+        let ended = lab.start(&["--progress", "cat DIR/source", &format!("{target}:cat >/dev/null")]).wait();
+        ended.expect(0);
+        assert!(last(&ended).starts_with(line), "{target}: {}", ended.stderr);
+    }
+    let ended = lab.start(&["-v", "src:cat DIR/source", "h[1-3]:cat >/dev/null; [ $AT != h2 ] || exit 3"]).wait();
+    ended.expect(8);
+    assert!(ended.stderr.contains("8.0 MiB to 2 of 3 hosts in "), "{}", ended.stderr);
+    // Commands that want less than all of it do not verify it.
+    let ended = lab.start(&["-v", "src:yes", "h[1-2]:head -c 100 >/dev/null"]).wait();
+    ended.expect(0);
+    assert!(last(&ended).contains(" to 2 hosts in ") && !last(&ended).contains("verified"), "{}", ended.stderr);
+}
+
 /// A host whose command fails is named, and the other hosts get everything.
 #[test]
 fn a_command_that_fails_fails_alone() {

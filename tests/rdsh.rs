@@ -316,6 +316,13 @@ fn a_lost_line_is_255() {
     let option = format!("-oProxyCommand=touch {}", bait.display());
     let ended = Process::spawn(&mut lab.rdsh_by("rsh", &["--no-bootstrap", "--", &option, "true"])).wait();
     ended.expect(255).one_line("rdsh", &["-oProxyCommand", "cannot begin with a dash"]);
+    // Without a host, the command would run here.
+    for arguments in [&["", "true"][..], &["user@", "true"], &["-p", "22", "", "true"], &["-t", "", "true"]] {
+        let (ended, _) = lab.call(&[&["--no-bootstrap"][..], arguments].concat(), b"");
+        ended.expect(255).one_line("rdsh", &["HOST is empty"]);
+    }
+    let (ended, _) = lab.call(&["h[1-2]", "true"], b"");
+    ended.expect(255).one_line("rdsh", &["h[1-2]: rdsh takes one host"]);
     for (arguments, part) in [(&["--no-such"][..], "unknown option --no-such"), (&[], "HOST is required")] {
         let ended = Process::spawn(&mut lab.rdsh_by("rsh", arguments)).wait();
         assert!(ended.expect(255).stderr.starts_with("rdsh: ") && ended.stderr.contains(part), "{}", ended.stderr);

@@ -25,7 +25,7 @@ use crate::control::frames::{Begin, Endpoint, Fault, Job, MANIFEST_WINDOW, Messa
 use crate::control::stages::{Attachment, Inlet, Outlet, Whole};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
-use crate::engine::listen::{Incoming, Listener};
+use crate::engine::listen::{Further, Incoming, Listener};
 use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, errno_of, escaped, os};
@@ -313,7 +313,7 @@ impl End {
     fn listen(&self, via: &[u8]) -> Result<Vec<Endpoint>, Fault> {
         let fault = |detail: String| Fault::plain(Exit::Connect.code(), detail);
         let (key, post) = (Key::from_random(self.key.0), self.shared.post.clone());
-        let listener = Listener::start(0, self.ports.clone(), key, post, true).map_err(|error| {
+        let listener = Listener::start(0, self.ports.clone(), key, post, Further::Lanes).map_err(|error| {
             let errno = os(errno_of(&error));
             match &self.ports {
                 Some(ports) => {
@@ -511,7 +511,6 @@ impl Run {
             reports_for_both: if self.begin.caller_is_peer { !self.is_remote } else { role == Role::Sender },
         };
         let mut stage_fault = None;
-        // The only place that decides what a session reads from or writes to.
         let make_work = |chunk_bytes| {
             let prepared = match self.await_stage(prepared) {
                 Ok(prepared) => prepared,
@@ -557,6 +556,7 @@ impl Run {
         Ok(())
     }
 
+    /// Decides what the session reads from or writes to. Commands' ends are added by `await_stage`.
     fn prepare(&self) -> Result<Prepared<'_>, Fault> {
         Ok(match &self.begin.job {
             Job::SendFile { path } => {

@@ -12,7 +12,7 @@ use super::in_thread;
 use crate::control::frames::{Endpoint, Fault, Message, SessionKey, Storage};
 use crate::control::names;
 use crate::control::tunnel::Emit;
-use crate::engine::listen::{Incoming, Listener};
+use crate::engine::listen::{Further, Incoming, Listener};
 use crate::engine::perf::{Answering, Link, PerfError, answer};
 use crate::engine::{Event, channel};
 use crate::fault::{Exit, errno_of, os};
@@ -37,7 +37,7 @@ pub(crate) fn listen(
     crate::fs::raise_open_files();
     let (post, events) = channel();
     let ports = ports.map(|(first, last)| first..=last);
-    let listener = Listener::start(0, ports.clone(), Key::from_random(key.0), post, false)
+    let listener = Listener::start(0, ports.clone(), Key::from_random(key.0), post, Further::Reported)
         .map_err(|error| fault("cannot listen", &error))?;
     let port = listener.port();
     let answer = move || {

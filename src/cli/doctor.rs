@@ -48,6 +48,7 @@ const WITHIN_MAX: i64 = 86_400;
 #[command(
     name = "rddoctor",
     version,
+    args_override_self = true,
     override_usage = "rddoctor [OPTIONS] [HOST]",
     after_help = EXIT_CODES,
     after_long_help = super::examples::help(super::examples::RDDOCTOR, EXIT_CODES)
@@ -171,9 +172,13 @@ impl Section {
 fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let usage = |reason: String| Failure::new(Exit::Usage, reason);
     let hosts = match (&arguments.hosts_from, &arguments.host) {
+        (Some(from), _) if from.is_empty() => {
+            return Err(usage("--hosts is empty; give FILE, @GROUP or slurm".to_owned()));
+        }
         (Some(from), _) => {
             let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(from)));
-            each_once(hosts_named(from, OsStr::new("")).map_err(named)?)?
+            let advice = "to name hosts, type rddoctor 'gpu[1-2]'";
+            each_once(hosts_named(from, OsStr::new(""), advice).map_err(named)?)?
         }
         (None, Some(host)) => parse_hosts(host)?,
         (None, None) => Vec::new(),
@@ -193,7 +198,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
         transport: arguments.transport,
         port_range: arguments.port_range.clone(),
         // Time for a lane to come up again. This tells a line that loses large packets from one that is gone.
-        reconnect: 1,
+        reconnect: 3,
         ..TransferOptions::default()
     };
     if hosts.len() > 1 {
@@ -238,7 +243,7 @@ fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<()
             "drill-not-done",
             failure.message.unwrap_or_default(),
             "it is unknown whether faults are detected and survived",
-            Fix::Do(format!("run rddoctor {label} to see what is wrong")),
+            Fix::advice(format!("run rddoctor {label} to see what is wrong")),
         )],
     };
     let title = format!("drill with {label}");
@@ -338,7 +343,7 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
                     format!("make `ssh {label} true` work without a prompt; -P, -i, -J, -F and -o are passed to ssh"),
                 ),
             };
-            let finding = Finding::failure("ssh", code, found, why, Fix::Do(advice));
+            let finding = Finding::failure("ssh", code, found, why, Fix::advice(advice));
             vec![path_of(node.to_owned(), true, vec![finding])]
         }
     }
@@ -347,8 +352,8 @@ fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result
 /// Format of the report.
 #[derive(Clone, Copy)]
 enum Format {
-    /// Prints sections as they come; in colour if true.
-    Text(bool),
+    /// Prints sections as they come.
+    Text(output::Painter),
     /// Prints when all sections are known.
     Json,
     Script,
@@ -359,13 +364,13 @@ impl Format {
         match (arguments.json, arguments.fix_script) {
             (true, _) => Self::Json,
             (false, true) => Self::Script,
-            (false, false) => Self::Text(console::colors_enabled()),
+            (false, false) => Self::Text(output::Painter::of_output()),
         }
     }
 
     fn section(self, sections: &[Section]) -> Result<(), Failure> {
         match self {
-            Self::Text(colour) => print(&output::text(sections, colour)),
+            Self::Text(painter) => print(&output::text(sections, painter)),
             Self::Json | Self::Script => Ok(()),
         }
     }
@@ -378,7 +383,7 @@ impl Format {
             Some(Level::Ok) | None => None,
         };
         print(&match self {
-            Self::Text(colour) => output::sum(sections, colour, host),
+            Self::Text(painter) => output::sum(sections, painter, host),
             Self::Json => output::json(sections, matrix, exit.map_or(0, Exit::code)),
             Self::Script => output::script(sections),
         })?;

@@ -10,8 +10,13 @@ use std::os::unix::fs::PermissionsExt;
 
 use clap::{Command, ValueEnum};
 
+use super::wrong;
 use crate::fault::escaped;
 use crate::options::{Compress, parse_bytes};
+
+mod rsync;
+
+use rsync::{long, taken_back};
 
 /// What a letter means to `rdcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +104,6 @@ const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here
     Letter { letter, scp, rsync, here }
 }
 
-const NO_GROUP: &str = "--no-owner leaves out both owner and group";
-
 const NO_OWNER: &str = "--no-owner leaves out the group as well; --chown :GROUP sets one";
 
 const NO_DIRLINKS: &str = "rdcp does not write through links in DST: the directory replaces the link, or fails; with \
@@ -111,16 +114,6 @@ const ONE_PROTOCOL: &str = "rdcp has only one protocol, so leave out scp's -O; r
 const NO_DIRS: &str = "rdcp copies directories with their contents (-r) or not at all";
 
 const NO_BLOCKS: &str = "the block size depends on the file size: leave it out";
-
-const COMPRESSES: &str = "use --compress zstd or --compress lz4";
-
-const STOPS: &str = "use timeout(1) to end it; run again, the copy resumes";
-
-const NO_BATCH: &str = "differences are sent, and cannot be kept in a file";
-
-const NO_DAEMON: &str = "rsync daemons are not supported: name HOST:PATH, to connect by ssh";
-
-const DELETES_LATER: &str = "use --delete, which deletes in each directory after all its entries have been copied";
 
 /// Every letter of scp and of rsync.
 #[rustfmt::skip]
@@ -179,130 +172,6 @@ pub const LETTERS: &[Letter] = &[
     letter('z', "", "--compress", Here::Means(&["--compress=auto"])),
 ];
 
-/// Long options of rsync, and their meanings in `rdcp`. A name that ends in `=` takes a value.
-const WORDS: &[(&str, Here)] = &[
-    ("--archive", Here::Means(&["--recursive"])),
-    ("--perms", Here::Kept),
-    ("--times", Here::Kept),
-    ("--owner", Here::Kept),
-    ("--group", Here::Kept),
-    ("--links", Here::Kept),
-    ("--hard-links", Here::Kept),
-    ("--acls", Here::Kept),
-    ("--xattrs", Here::Kept),
-    ("--atimes", Here::Kept),
-    ("--sparse", Here::Kept),
-    ("--devices", Here::Kept),
-    ("--specials", Here::Kept),
-    ("--whole-file", Here::Kept),
-    ("--partial", Here::Kept),
-    ("--ignore-times", Here::Means(&["--checksum"])),
-    ("--force", Here::Refused("--delete replaces directories that are not empty")),
-    ("--super", Here::Kept),
-    ("--drop-D", Here::Means(&["--no-specials"])),
-    ("--open-noatime", Here::Kept),
-    ("--no-inc-recursive", Here::Kept),
-    ("--no-i-r", Here::Kept),
-    ("--old-args", Here::Kept),
-    ("--8-bit-output", Here::Kept),
-    ("--no-motd", Here::Kept),
-    ("--no-p", Here::Means(&["--no-mode"])),
-    ("--no-o", Here::Means(&["--no-owner"])),
-    ("--no-l", Here::Means(&["--no-symlinks"])),
-    ("--no-t", Here::Means(&["--no-times"])),
-    ("--secluded-args", Here::Kept),
-    ("--protect-args", Here::Kept),
-    ("--inplace", Here::Means(&["--in-place"])),
-    ("--no-perms", Here::Means(&["--no-mode"])),
-    ("--no-links", Here::Means(&["--no-symlinks"])),
-    ("--no-D", Here::Means(&["--no-specials"])),
-    ("--debug=", Here::Refused("-vv and -vvv log what happens at both ends")),
-    ("--no-h", Here::Means(&["--no-human-readable"])),
-    ("--no-whole-file", Here::Kept),
-    ("--no-W", Here::Kept),
-    ("--modify-window=-1", Here::Means(&["--modify-window=0"])),
-    ("--delay-updates", Here::Refused("each file appears when complete; with --snapshot, the tree appears as a whole")),
-    ("--fuzzy", Here::Kept),
-    ("--executability", Here::Kept),
-    ("--preallocate", Here::Kept),
-    ("--inc-recursive", Here::Kept),
-    ("--i-r", Here::Kept),
-    ("--trust-sender", Here::Kept),
-    ("--blocking-io", Here::Kept),
-    ("--block-size=", Here::Kept),
-    ("--checksum-choice=", Here::Kept),
-    ("--cc=", Here::Kept),
-    ("--checksum-seed=", Here::Kept),
-    ("--compress-threads=", Here::Kept),
-    ("--skip-compress=", Here::Kept),
-    ("--max-alloc=", Here::Kept),
-    ("--outbuf=", Here::Kept),
-    ("--protocol=", Here::Kept),
-    ("--sockopts=", Here::Kept),
-    ("--stderr=", Here::Kept),
-    ("--no-compress", Here::Means(&["--compress=off"])),
-    ("--no-z", Here::Means(&["--compress=off"])),
-    ("--ignore-non-existing", Here::Means(&["--existing"])),
-    ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
-    ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
-    ("--no-group", Here::Refused(NO_GROUP)),
-    ("--no-g", Here::Refused(NO_GROUP)),
-    ("--ignore-errors", Here::Refused("nothing is deleted where something could not be read; fix that first")),
-    ("--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
-    ("--copy-dest=", Here::Refused("--link-dest links unchanged files; --find-moves links or copies renamed files")),
-    ("--compare-dest=", Here::Refused("--link-dest links unchanged files, so that DST is complete")),
-    ("--remote-option=", Here::Refused("options apply to both ends anyway")),
-    ("--usermap=", Here::Refused("owners are mapped by name; --chown USER:GROUP sets one")),
-    ("--groupmap=", Here::Refused("groups are mapped by name; --chown USER:GROUP sets one")),
-    ("--delete-missing-args", Here::Refused("name the directory that contained them, with --delete")),
-    ("--ignore-missing-args", Here::Refused("missing sources are reported (exit code 8), and the others are copied")),
-    ("--append", Here::Refused("an interrupted copy resumes when run again; --append-verify extends shorter files")),
-    ("--compress-level=", Here::Refused(COMPRESSES)),
-    ("--compress-choice=", Here::Refused(COMPRESSES)),
-    ("--zl=", Here::Refused(COMPRESSES)),
-    ("--zc=", Here::Refused(COMPRESSES)),
-    ("--cvs-exclude", Here::Refused(NO_CVS)),
-    ("--dirs", Here::Refused(NO_DIRS)),
-    ("--old-dirs", Here::Refused(NO_DIRS)),
-    ("--old-d", Here::Refused(NO_DIRS)),
-    ("--suffix=", Here::Refused("--backup-dir DIR keeps old files under their own names")),
-    (
-        "--munge-links",
-        Here::Refused("links are copied as they are; --safe-links leaves out those that lead out of SRC"),
-    ),
-    ("--insecure-links", Here::Refused("links are never followed at DST")),
-    ("--confine-root=", Here::Refused("nothing is written outside of DST")),
-    ("--copy-devices", Here::Refused("a device is read only if it is SRC itself")),
-    ("--write-devices", Here::Refused("--in-place writes to DST if it is a block device")),
-    ("--fake-super", Here::Refused("only root can set owners; --no-owner leaves owners out")),
-    ("--copy-as=", Here::Refused("log in as that user: USER@HOST:PATH")),
-    ("--crtimes", Here::Refused("Linux cannot set the creation time of a file")),
-    ("--omit-link-times", Here::Refused("links get their times as other entries do; --no-times leaves out all times")),
-    ("--iconv=", Here::Refused("names are copied byte for byte")),
-    ("--list-only", Here::Refused("-n shows what would be copied, ssh HOST ls -l what exists")),
-    ("--contimeout=", Here::Refused("for ssh, use -o ConnectTimeout=SECONDS")),
-    ("--stop-after=", Here::Refused(STOPS)),
-    ("--time-limit=", Here::Refused(STOPS)),
-    ("--stop-at=", Here::Refused(STOPS)),
-    ("--write-batch=", Here::Refused(NO_BATCH)),
-    ("--only-write-batch=", Here::Refused(NO_BATCH)),
-    ("--read-batch=", Here::Refused(NO_BATCH)),
-    ("--password-file=", Here::Refused(NO_DAEMON)),
-    ("--early-input=", Here::Refused(NO_DAEMON)),
-    ("--address=", Here::Refused("use --via ADDRESS to choose the network")),
-    ("--log-file-format=", Here::Refused("use --json=FILE, which is for programs")),
-    ("--partial-dir=", Here::Refused("received data is kept beside the file, and the same copy resumes with it")),
-    ("--temp-dir=", Here::Refused("files are written beside their destination, so that they can be renamed")),
-    ("--out-format=", Here::Refused("use --json, which is for programs")),
-    ("--log-file=", Here::Refused("use --json=FILE, which is for programs")),
-    ("--del", Here::Means(&["--delete"])),
-    ("--delete-before", Here::Refused(DELETES_LATER)),
-    ("--delete-during", Here::Means(&["--delete"])),
-    ("--delete-delay", Here::Means(&["--delete"])),
-    ("--rsync-path=", Here::Refused("use --agent PATH for the program on other hosts")),
-    ("--port=", Here::Refused("ssh's port is -P PORT")),
-];
-
 /// A command line translated for `rdcp`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Translated {
@@ -316,6 +185,8 @@ pub struct Translated {
     is_sync: bool,
     /// Whether `--files-from` is given, with which rsync's `-a` is not recursive.
     is_listed: bool,
+    /// Whether rsync's `--ignore-times` is given, which stands for `--checksum`.
+    ignores_times: bool,
     /// Whether `--info=name0` is given, so that `-v` names no entries.
     pub has_no_names: bool,
     /// Whether letters that have a meaning only for rsync are used without `--sync`.
@@ -343,7 +214,7 @@ pub fn translate(
     let is_listed = has("--files-from") || options.any(|word| word.as_bytes().starts_with(b"--files-from="));
     let mut done = Translated { is_sync, is_listed, ..Translated::default() };
     let mut words = words.into_iter().peekable();
-    let mut port: Option<OsString> = None;
+    let (mut port, mut timeout): (Option<OsString>, Option<OsString>) = (None, None);
     while let Some(word) = words.next() {
         if word == "--" {
             done.words.push(word);
@@ -355,6 +226,23 @@ pub fn translate(
         let bytes = word.as_bytes();
         if word == "--relative" {
             done.is_relative = true;
+            continue;
+        }
+        if word == "--no-relative" || word == "--no-R" {
+            if is_listed {
+                return Err(format!("{}: paths of --files-from keep their directories in DST", escaped(&word)));
+            }
+            done.is_relative = false;
+            continue;
+        }
+        if let Some(taken) = taken_back(&word) {
+            take_back(&mut done.words, taken, command);
+            let keys = taken.iter().filter_map(|word| word.strip_prefix("--"));
+            done.words.extend(keys.map(|key| OsString::from(format!("--negated={key}"))));
+            // --no-checksum does not negate --ignore-times.
+            if done.ignores_times && taken.contains(&"--checksum") {
+                done.words.push("--checksum".into());
+            }
             continue;
         }
         // rsync can leave out the owner, the group, or both. --no-owner leaves out both.
@@ -376,9 +264,12 @@ pub fn translate(
         }
         if let Some(seconds) = value_of(&word, "--timeout", &mut words) {
             // A silent peer is waited for this long. With 0 rsync waits without end, so nothing is set.
-            if seconds.as_bytes().iter().any(|&byte| byte != b'0') {
-                done.words.extend(["--reconnect".into(), seconds]);
-            }
+            let is_set = seconds.as_bytes().iter().any(|&byte| byte != b'0');
+            timeout = is_set.then_some(seconds);
+            continue;
+        }
+        if word == "--no-timeout" {
+            timeout = None;
             continue;
         }
         if word == "--archive" && is_listed {
@@ -390,6 +281,7 @@ pub fn translate(
             }
             match long(&word)? {
                 Some((instead, has_value)) => {
+                    done.ignores_times |= word == "--ignore-times";
                     done.words.extend(instead.iter().map(OsString::from));
                     if has_value {
                         words.next();
@@ -416,7 +308,8 @@ pub fn translate(
                     done.words.push(OsString::from_vec([bytes, b"=", value.as_bytes()].concat()));
                 }
                 None => {
-                    let is_value_next = takes_value(command, &word);
+                    done.notes.extend(words.peek().filter(|_| word == "--json").and_then(|next| report(next, &exists)));
+                    let is_value_next = wrong::takes_next(command, &word);
                     done.words.push(word);
                     if is_value_next {
                         done.words.extend(words.next());
@@ -429,12 +322,47 @@ pub fn translate(
             done.words.push(uri(word, &mut port)?);
             continue;
         }
+        let single_dash = wrong::single_dash(&word, command, rsync::names());
+        if let Some(reason) = single_dash.or_else(|| joined_sync(bytes, &exists)) {
+            return Err(reason);
+        }
         cluster(&bytes[1..], &mut words, &exists, &mut done)?;
     }
     if let Some(port) = port {
         done.words.splice(0..0, [OsString::from("-P"), port]);
     }
+    if let Some(seconds) = timeout {
+        done.words.splice(0..0, [OsString::from("--reconnect"), seconds]);
+    }
     Ok(done)
+}
+
+/// Removes these options. A value that looks like one of them stays.
+fn take_back(words: &mut Vec<OsString>, taken: &[&str], command: &Command) {
+    let mut is_value = false;
+    words.retain(|word| {
+        let is_kept = is_value || !taken.iter().any(|taken| word == *taken);
+        is_value = !is_value && wrong::takes_next(command, word);
+        is_kept
+    });
+}
+
+/// Refuses letters that end in `sync`, such as -rsync: by the meanings of its letters, it is a dry run.
+fn joined_sync(word: &[u8], exists: &impl Fn(&OsStr) -> bool) -> Option<String> {
+    let front = word.strip_suffix(b"sync")?;
+    let are_flags = front.len() > 1 && are_rsync_flags(OsStr::from_bytes(&front[1..]));
+    // What follows -i or -t may be the name of a file.
+    let valued = word.iter().position(|byte| b"it".contains(byte));
+    let is_file = valued.is_some_and(|at| exists(OsStr::from_bytes(&word[at + 1..])));
+    let [word, front] = [word, front].map(|text| escaped(OsStr::from_bytes(text)));
+    (are_flags && !is_file).then(|| format!("{word}: did you mean {front} --sync? see --help"))
+}
+
+/// Returns a note about the word after `--json`, if it is probably meant as the file of the report.
+fn report(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> Option<String> {
+    let name = escaped(word);
+    let is_meant = name.ends_with(".json") && !name.contains(':') && !exists(word);
+    is_meant.then(|| format!("{name} is taken as SRC or DST; a file for the report is --json={name}"))
 }
 
 /// Options that take the next word as their value even if it begins with a hyphen, as with rsync.
@@ -454,13 +382,6 @@ fn is_compression(word: &OsStr) -> bool {
 fn is_other_compression(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
     let others = ["gzip", "zlib", "zlibx", "bzip2", "xz", "lzma", "lzo", "brotli", "snappy", "none", "no", "yes", "on"];
     others.iter().any(|other| word == *other) && !exists(word)
-}
-
-/// Whether the word after a long option is its value, which must not be read as letters.
-fn takes_value(command: &Command, word: &OsStr) -> bool {
-    let Some(name) = word.to_str().and_then(|word| word.strip_prefix("--")) else { return false };
-    let option = command.get_arguments().find(|option| option.get_long() == Some(name));
-    option.is_some_and(|option| option.get_action().takes_values() && !option.is_require_equals_set())
 }
 
 /// Refuses a limit without a unit, which rsync would take as about a thousand times higher.
@@ -516,22 +437,6 @@ fn information(flags: &str, is_sync: bool) -> Result<Vec<&'static str>, String> 
         }
     }
     Ok(words)
-}
-
-/// Translates a long option of rsync, and says whether the next word is its value. `None` if rsync has no such option.
-fn long(word: &OsStr) -> Result<Option<(&'static [&'static str], bool)>, String> {
-    let text = word.as_bytes();
-    let is = |name: &str| match name.strip_suffix('=') {
-        Some(name) => text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'='),
-        None => text == name.as_bytes(),
-    };
-    let has_value = |name: &str| name.ends_with('=') && !text.contains(&b'=');
-    match WORDS.iter().find(|(name, _)| is(name)) {
-        Some((_, Here::Means(words))) => Ok(Some((words, false))),
-        Some((name, Here::Refused(instead))) => Err(format!("{}: {instead}", name.trim_end_matches('='))),
-        Some((name, _)) => Ok(Some((&[], has_value(name)))),
-        None => Ok(None),
-    }
 }
 
 /// Translates the letters of one word.
@@ -640,7 +545,10 @@ fn cluster(
                 return Ok(());
             }
             Some(Here::Means(_)) if byte == b'a' && done.is_listed => {}
-            Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
+            Some(Here::Means(instead)) => {
+                done.ignores_times |= byte == b'I';
+                done.words.extend(instead.iter().map(OsString::from));
+            }
             Some(Here::Number(number)) => {
                 if let (Number::Limit, Some(rate)) = (number, value.filter(|value| is_rate(value) && !exists(value))) {
                     let rate = escaped(rate);

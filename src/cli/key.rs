@@ -8,6 +8,8 @@ use std::io::{Read, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use rd_proto::handshake::Key;
 use rustix::fs::{Mode, OFlags, open};
@@ -31,6 +33,9 @@ const INTERRUPT: u8 = 3;
 
 /// The character ^Z.
 const SUSPEND: u8 = 26;
+
+/// Mode bits that allow the group or all others to read.
+const OTHERS_READ: u32 = 0o044;
 
 /// Maximum number of bytes in the first line of a key file.
 const KEY_BYTES_MAX: usize = 4096;
@@ -114,6 +119,18 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
     Key::new(bytes.to_vec())
         .map(Some)
         .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
+}
+
+/// Says so if other users of this host can read the file of `--key-file`. `command` is the command's name. A descriptor
+/// that is named as a file, such as /dev/fd/3, is the business of whoever opened it.
+pub(super) fn warn_of_readers(command: &str, options: &KeyOptions, is_quiet: bool) {
+    let own = |path: &&PathBuf| !is_quiet && !path.starts_with("/dev") && !path.starts_with("/proc");
+    let Some(path) = options.key_file.as_ref().filter(own) else { return };
+    if path.metadata().is_ok_and(|found| found.is_file() && found.mode() & OTHERS_READ != 0) {
+        let name = escaped(path.as_os_str());
+        let typed = shell_words::quote(&name);
+        super::say(&format!("{command}: --key-file {name} can be read by others; type: chmod 600 {typed}"));
+    }
 }
 
 /// Returns the given key. If none is given, makes one of 128 random bits, and also returns the text that the other end

@@ -139,7 +139,8 @@ pub fn main() -> ExitCode {
 fn overview() -> String {
     let rows = COMMANDS.map(|(name, _, about)| format!("  {name:<9} {about}\n"));
     format!(
-        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, also installed under their own names:\n{}",
+        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, also installed under their own names:\n{}\n\
+         rdma-pipe complete bash|zsh|fish prints the script with which a shell completes all of them\n",
         rows.concat()
     )
 }
@@ -157,7 +158,12 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     message.iter().for_each(|message| crate::log::info(|| (*message).clone()));
     log::finish();
     message.iter().for_each(|message| complain(name, message));
-    ended.map_or_else(|failure| ExitCode::from(failure.exit.code()), |()| ExitCode::SUCCESS)
+    let Err(failure) = ended else { return ExitCode::SUCCESS };
+    // An agent was not started by the user's shell.
+    if let (Exit::Signal(number), true) = (failure.exit, name != agent::NAME) {
+        signals::end_by(number);
+    }
+    ExitCode::from(failure.exit.code())
 }
 
 /// If this process was started as a helper of another process of the package, does its work; `None` if it is a command.
@@ -208,6 +214,9 @@ fn with_arguments<T: Arguments>(
     command: impl FnOnce(T) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut definition = T::command().color(color::of_help());
+    if let Some(line) = wrong::misread(&definition, &words) {
+        return Err(Failure::new(Exit::Usage, line));
+    }
     let settings = Settings::new::<T>(&mut definition, words, &Sources::of_process())?;
     color::set(&settings.words);
     let parsed = definition.try_get_matches_from_mut(&settings.words);

@@ -13,7 +13,7 @@ use crate::fault::{Exit, Failure};
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct CommonOptions {
     /// When to use colours
-    #[arg(long, value_enum, default_value_t, value_name = "WHEN", overrides_with = "color", help_heading = "Output")]
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = "Output")]
     pub color: When,
     /// Print the value of each option and where it comes from; do nothing else
     #[arg(long, help_heading = "Output")]
@@ -29,10 +29,10 @@ pub struct ReportOptions {
     #[arg(short, long = "verbose", id = "verbose", action = ArgAction::Count)]
     pub verbosity: u8,
     /// Print errors only, even with -v or --progress
-    #[arg(short, long, overrides_with = "quiet")]
+    #[arg(short, long)]
     pub quiet: bool,
     /// Show progress and what limits it: a bar on a terminal, which is the default there, else a line every 5 seconds
-    #[arg(long, overrides_with = "progress")]
+    #[arg(long)]
     pub progress: bool,
     /// Report as JSON, one object per line, to FILE, or to standard output if that carries no data
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]

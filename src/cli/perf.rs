@@ -50,10 +50,13 @@ const COUNTED_MAX: Duration = Duration::from_secs(60);
 #[command(
     name = "rdperf",
     version,
+    args_override_self = true,
     override_usage = "rdperf [OPTIONS] HOST[:PORT] [bw|lat|ping|qps|rails|limits]\n       rdperf [OPTIONS] serve [PORT]\n       \
         rdperf [OPTIONS] disk PATH\n       rdperf [OPTIONS] mem|model",
     after_help = EXIT_CODES,
-    after_long_help = super::examples::help(super::examples::RDPERF, EXIT_CODES)
+    after_long_help = super::examples::help(super::examples::RDPERF, EXIT_CODES),
+    // Refused with every task.
+    mut_arg("relay", |option| option.hide(true))
 )]
 pub struct PerfArguments {
     /// What to measure
@@ -316,7 +319,7 @@ fn mode(word: &str) -> Option<Mode> {
     MODES.iter().find(|(known, _)| *known == word).map(|(_, mode)| *mode)
 }
 
-/// Parses `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+/// Parses `HOST`, `HOST:`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
 fn target(word: &OsStr) -> Result<Target, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
     let bytes = word.as_bytes();
@@ -339,6 +342,8 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
         return Err(usage(format!("an IPv6 address needs brackets: {login}[{address}]")));
     }
     match parse_port(&port.to_owned()) {
+        // As rdcp writes a host.
+        _ if port.is_empty() => Ok(Target::Launched(bare(host)?)),
         Ok(0) | Err(_) => {
             Err(usage(format!("invalid port {:?}; give the one that rdperf serve prints", escaped(port))))
         }
@@ -461,6 +466,8 @@ mod tests {
         for (words, expected) in [
             (&["h:7000"][..], Task::Wire(server("h", 7000), Mode::Both)),
             (&["h"], Task::Wire(launched("h"), Mode::Both)),
+            (&["user@h:", "bw"], Task::Wire(launched("user@h"), Mode::Bandwidth)),
+            (&["[fd00::1]:", "lat"], Task::Wire(launched("fd00::1"), Mode::Latency)),
             (&["user@[fd00::1]", "lat"], Task::Wire(launched("user@fd00::1"), Mode::Latency)),
             (&["user@h", "lat"], Task::Wire(launched("user@h"), Mode::Latency)),
             (&["bw", "h"], Task::Wire(launched("h"), Mode::Bandwidth)),
@@ -486,8 +493,14 @@ mod tests {
                 assert_eq!(task_of(words), Err(1), "{words:?}");
             }
         }
+        assert_eq!(task_of(&[":"]), Err(1));
         assert_eq!(task_of(&["h[1-2]:/x", "limits"]), Err(1));
         assert_eq!(task_of(&["h:/a[1],b", "limits"]), Ok(Task::Limits(launched("h"), "/a[1],b".into())));
+    }
+
+    #[test]
+    fn what_every_task_refuses_is_not_in_the_help() {
+        assert!(!PerfArguments::command().render_long_help().to_string().contains("--relay"));
     }
 
     #[test]

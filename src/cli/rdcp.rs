@@ -69,6 +69,7 @@ pub(super) fn launcher_of_environment() -> Option<OsString> {
 #[command(
     name = "rdcp",
     version,
+    args_override_self = true,
     override_usage = "rdcp [OPTIONS] SRC... DST\n       rdcp [OPTIONS] -t DIR SRC...",
     after_help = EXIT_CODES,
     after_long_help = super::examples::help(super::examples::RDCP, EXIT_CODES)
@@ -84,7 +85,7 @@ pub struct CopyArguments {
     #[arg(short = 'T', long, conflicts_with = "snapshot")]
     no_target_directory: bool,
     /// No effect of its own; requires --backup-dir
-    #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
+    #[arg(short, long, requires = "backup_dir")]
     backup: bool,
     /// Copy only the paths listed in FILE (or -), one per line, relative to SRC, with the directories above them. A
     /// directory is copied whole with -r; one level with a trailing slash
@@ -118,21 +119,24 @@ pub struct CopyArguments {
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest_b3sum: Option<OsString>,
     /// Print statistics at the end, in the format of rsync's --stats
-    #[arg(long, overrides_with = "stats", help_heading = "Output")]
+    #[arg(long, help_heading = "Output")]
     stats: bool,
     /// Shorten the numbers of --stats (1.23M, powers of 1000)
-    #[arg(long, overrides_with_all = ["human_readable", "no_human_readable"], help_heading = "Output")]
+    #[arg(long, overrides_with = "no_human_readable", help_heading = "Output")]
     human_readable: bool,
     /// Write the numbers of --stats without commas
-    #[arg(long, overrides_with_all = ["human_readable", "no_human_readable"], help_heading = "Output")]
+    #[arg(long, overrides_with = "human_readable", help_heading = "Output")]
     no_human_readable: bool,
+    // rsync's negations: settings with these keys do not apply.
+    #[arg(long, value_name = "KEY", hide = true)]
+    negated: Vec<String>,
     #[command(flatten)]
     targets: TargetOptions,
     #[command(flatten)]
     tree: TreeOptions,
     // Must come after the patterns, which look at this option: parsing an option removes it from the command line.
     /// End each path and each pattern in a FILE at a zero byte, not a newline
-    #[arg(short = '0', long, overrides_with = "from0")]
+    #[arg(short = '0', long)]
     from0: bool,
     #[command(flatten)]
     hosts: HostOptions,
@@ -158,7 +162,7 @@ pub struct HostOptions {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     parallel: u16,
     /// SSH port
-    #[arg(short = 'P', long = "ssh-port", value_name = "PORT", overrides_with = "port")]
+    #[arg(short = 'P', long = "ssh-port", value_name = "PORT")]
     port: Option<OsString>,
     /// SSH key; may be repeated
     #[arg(short, value_name = "FILE")]
@@ -176,10 +180,10 @@ pub struct HostOptions {
     #[arg(long, value_name = "PATH")]
     agent: Option<OsString>,
     /// Fail if a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
-    #[arg(long, overrides_with_all = ["bootstrap", "no_bootstrap"])]
+    #[arg(long, overrides_with = "bootstrap")]
     no_bootstrap: bool,
     /// Copy the agent to hosts without one: the default, except on hosts where --agent names another
-    #[arg(long, hide = true, overrides_with_all = ["bootstrap", "no_bootstrap"])]
+    #[arg(long, hide = true, overrides_with = "no_bootstrap")]
     bootstrap: bool,
     /// Address or interface, at either end, to send the data over
     #[arg(long, value_name = "ADDRESS|INTERFACE")]
@@ -312,6 +316,9 @@ impl Arguments for CopyArguments {
     }
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+        if given.get_many::<String>("negated").is_some_and(|mut keys| keys.any(|negated| negated == key)) {
+            return Some("the command line turns it off".to_owned());
+        }
         let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
         let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).map(as_standard).collect();
         let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
@@ -531,7 +538,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
     let destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
-        None => match arguments.targets.take_destination(&sources) {
+        None => match arguments.targets.take_destination(&sources)? {
             Some(first) => first,
             None => sources.pop().ok_or_else(missing)?,
         },

@@ -13,7 +13,7 @@ use super::hosts;
 use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::{HopsConsole, Moved, Reporter, was_drawn};
+use super::report::{HopsConsole, Moved, Reporter};
 use super::words::{check_rails, single_quoted, unshown};
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
@@ -43,6 +43,7 @@ const PORTS: u16 = 64;
 #[command(
     name = "rdpipe",
     version,
+    args_override_self = true,
     override_usage = "rdpipe [OPTIONS] [HOST:]COMMAND...",
     after_help = EXIT_CODES,
     after_long_help = super::examples::help(super::examples::RDPIPE, EXIT_CODES)
@@ -215,16 +216,15 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let is_until_output = output == Some(Output::Hop) && !may_draw;
     let mut console = HopsConsole::new(&reporter, may_draw, is_until_output);
-    let Ran { stages, hops, failure } = match Pipeline::new(&plan, &mut console) {
+    let Ran { stages, hops, streamed, failure } = match Pipeline::new(&plan, &mut console) {
         Ok(pipeline) => pipeline.run(),
-        Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), failure: Some(failure) },
+        Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), streamed: None, failure: Some(failure) },
     };
     let failure = failure.map(unshown);
     if arguments.report.is_verbose() && failure.is_none() {
         console.sum_up(&stages, &hops, &plan.setup.launcher_name());
-    } else if failure.is_none() && was_drawn() {
-        console.say_last(&hops);
     }
+    console.say_last(&hops, streamed.as_ref(), failure.is_none());
     let end = json::End::Pipeline(report::end(&stages, &hops, failure.as_ref()));
     let told = reporter.end(end, None, None);
     // The failure itself matters more than a failure to report it.
@@ -250,9 +250,9 @@ fn planned_lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
         }
         for hop in &part.hops {
             let port = match hop.ports {
-                _ if hop.through_launcher => "through the launcher".to_owned(),
-                Some([first, last]) => format!("a port of {first}-{last}"),
-                None => "a free port".to_owned(),
+                _ if hop.through_launcher => ", through the launcher".to_owned(),
+                Some([first, last]) => format!(" on a port of {first}-{last}"),
+                None => " on a free port".to_owned(),
             };
             let end = |host: &str, command: &Option<String>, standard: &str| match command {
                 Some(command) => format!("{host} ('{command}')"),
@@ -260,7 +260,7 @@ fn planned_lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
             };
             let source = end(&hop.from, &hop.from_command, "standard input");
             let target = end(&hop.to, &hop.to_command, "standard output");
-            lines.push(format!("data: {source} -> {target}; {} listens, {port}", hop.listener));
+            lines.push(format!("data: {source} -> {target}; {} listens{port}", hop.listener));
         }
     }
     for host in &planned.agents {

@@ -37,6 +37,7 @@ const SSH_FAILED: u8 = 255;
 #[command(
     name = "rdsh",
     version,
+    args_override_self = true,
     override_usage = "rdsh [OPTIONS] [USER@]HOST COMMAND [ARGUMENT]...",
     disable_version_flag = true,
     after_help = EXIT_CODES,
@@ -122,9 +123,8 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     if launcher.name() == "rdsh" {
         return Err(Failure::new(Exit::Usage, "rdsh would start itself; name an ssh with --rsh"));
     }
-    // The host followed "--", but the program that --rsh starts may not know that.
-    if let Some(host) = arguments.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")) {
-        return Err(Failure::new(Exit::Usage, format!("{}: a host name cannot begin with a dash", escaped(host))));
+    if let Some(reason) = arguments.host.as_deref().and_then(unusable) {
+        return Err(Failure::new(Exit::Usage, reason));
     }
     let command = arguments.command.join(OsStr::new(" ")).into_vec();
     let mut console = Console { is_verbose: arguments.ssh.is_verbose() };
@@ -152,6 +152,25 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     };
     shell::Observer::remark(&mut console, &format!("left to {program}: {reason}"));
     Err(arguments.become_ssh())
+}
+
+/// Returns why a word cannot be the host.
+fn unusable(host: &OsStr) -> Option<String> {
+    let without_uri = without_uri(host);
+    let login = without_uri.as_bytes();
+    let name = &login[login.iter().rposition(|byte| *byte == b'@').map_or(0, |at| at + 1)..];
+    // Without a name, the command would run on this host. Most likely a variable of a script is not set.
+    if name.is_empty() {
+        return Some("HOST is empty".to_owned());
+    }
+    // The host followed "--", but the program that --rsh starts may not know that.
+    if host.as_bytes().starts_with(b"-") {
+        return Some(format!("{}: a host name cannot begin with a dash", escaped(host)));
+    }
+    // ssh takes an address in brackets.
+    let is_list = name.contains(&b',') || name[1..].contains(&b'[');
+    let advice = "for several: rdpipe true 'h[1-2]:COMMAND' (true is an empty input)";
+    is_list.then(|| format!("{}: rdsh takes one host; {advice}", escaped(host)))
 }
 
 impl ShellArguments {
@@ -210,6 +229,26 @@ impl shell::Observer for Console {
     fn remark(&mut self, line: &str) {
         if self.is_verbose {
             super::say(&format!("rdsh: {line}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_a_name_and_is_one() {
+        for host in ["", "@", "user@", "ssh://", "ssh://user@", "ssh://:22"] {
+            assert_eq!(unusable(OsStr::new(host)).as_deref(), Some("HOST is empty"), "{host:?}");
+        }
+        for host in ["h[1-2]", "user@h[1-2", "h1,h2", "{h1,h2}", "[h1,h2]"] {
+            let reason = unusable(OsStr::new(host)).unwrap_or_else(|| panic!("{host} is taken"));
+            assert!(reason.starts_with(&format!("{host}: rdsh takes one host; for several: ")), "{reason}");
+            assert!(reason.ends_with("' (true is an empty input)"), "{reason}");
+        }
+        for host in ["h", "user@h.lan", "fe80::1%e0", "[fe80::1]", "user@[fe80::1]", "ssh://user@[fe80::1]:22", "@h"] {
+            assert_eq!(unusable(OsStr::new(host)), None, "{host}");
         }
     }
 }

@@ -21,7 +21,7 @@ use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
 use super::words::{not_listening, too_many_guesses};
 use crate::agent::words;
-use crate::engine::listen::{Incoming, Listener};
+use crate::engine::listen::{Further, Incoming, Listener};
 use crate::engine::session::{self, FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, escaped, os, shown_path};
@@ -43,6 +43,7 @@ use crate::transport::unmapped;
 #[command(
     name = "rdrecv",
     version,
+    args_override_self = true,
     override_usage = "rdrecv [OPTIONS] [PORT [KEY [FILE]]]",
     after_help = EXIT_CODES,
     after_long_help = super::examples::help(super::examples::RDRECV, EXIT_CODES)
@@ -93,7 +94,14 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
             "too many arguments: KEY comes from an option, so leave it out here",
         ));
     }
-    let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| {
+        let word = port.as_deref().map(escaped).unwrap_or_default();
+        let begins_name = |letter: char| letter.is_alphabetic() || "./~_".contains(letter);
+        let may_be_file = key.is_none() && word.starts_with(begins_name);
+        let key = if arguments.key.is_elsewhere() { "" } else { "- " };
+        let advice = if may_be_file { format!("; into a file: rdrecv 0 {key}{word}") } else { String::new() };
+        Failure::new(Exit::Usage, message + &advice)
+    })?;
     check_file(file.as_ref())?;
     // The file behind such a name may have been written to by others, and is not to be replaced.
     let file = file.filter(|path| !standard::is_output(path));
@@ -138,9 +146,10 @@ fn transfer(
     };
     check_transport(&arguments.transfer)?;
     let (key, generated) = key::given_or_made(key, &arguments.key)?;
+    key::warn_of_readers("rdrecv", &arguments.key, arguments.report.quiet);
     let (mut post, mut events) = channel();
     let ports = &arguments.transfer.port_range;
-    let listener = Listener::start(port, ports.clone(), key, post.clone(), true)
+    let listener = Listener::start(port, ports.clone(), key, post.clone(), Further::Lanes)
         .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     if let Some(text) = &generated {
         let (first, others) = own_addresses();

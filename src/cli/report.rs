@@ -32,12 +32,11 @@ use crate::job::{
     event::{ceiling, rate},
 };
 use crate::log;
-use area::ProgressArea;
-pub(crate) use area::was_drawn;
+use area::{ProgressArea, was_drawn};
 pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 pub(crate) use itemize::Style;
-pub(crate) use line::stream_line;
+use line::stream_line;
 pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};

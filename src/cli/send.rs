@@ -45,6 +45,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 #[command(
     name = "rdsend",
     version,
+    args_override_self = true,
     override_usage = "rdsend [OPTIONS] HOST PORT [KEY [FILE]]",
     after_help = EXIT_CODES,
     after_long_help = super::examples::help(super::examples::RDSEND, EXIT_CODES)
@@ -119,8 +120,9 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     };
     let key = if arguments.key.is_elsewhere() { None } else { positionals.next() };
     key::conceal(key.as_ref());
-    let (Some(host), Some(port)) = (host, port) else {
-        return Err(super::usage(&SendArguments::command(), "HOST and PORT are required"));
+    let (Some(host), Some(port)) = (&host, port) else {
+        let missing = if host.is_some() { "PORT is missing" } else { "HOST and PORT are required" };
+        return Err(super::usage(&SendArguments::command(), missing));
     };
     let file = positionals.next();
     if positionals.next().is_some() {
@@ -129,12 +131,16 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
             "too many arguments: KEY comes from an option, so leave it out here",
         ));
     }
-    if is_list(&host) && !host.as_bytes().starts_with(b"[") {
+    if is_list(host) && !host.as_bytes().starts_with(b"[") {
         let line = format!(
             "{0} is a list of hosts, but each rdrecv needs its own sender; to send to several, use rdpipe, which \
              starts both ends: rdpipe '{0}:> FILE' <FILE",
-            escaped(&host)
+            escaped(host)
         );
+        return Err(Failure::new(Exit::Usage, line));
+    }
+    if host.as_bytes().contains(&b'@') {
+        let line = format!("{}: HOST takes no USER@, because rdsend does not log in", escaped(host));
         return Err(Failure::new(Exit::Usage, line));
     }
     let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
@@ -150,8 +156,8 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     reported("rdsend", &arguments.report, &[moved], |reporter| {
         let from = file.as_ref().map_or_else(|| standard::INPUT.to_owned(), |path| escaped(path));
         let to = format!("port {port}");
-        reporter.record(|record| record.route = [vec![here(from)], vec![(escaped(&host), to)]]);
-        transfer(&arguments, reporter, &host, port, key, file.as_ref())
+        reporter.record(|record| record.route = [vec![here(from)], vec![(escaped(host), to)]]);
+        transfer(&arguments, reporter, host, port, key, file.as_ref())
     })
 }
 
@@ -165,6 +171,7 @@ fn transfer(
 ) -> Result<Ended, Failure> {
     // The key comes first, because it may be read from the same descriptor as the source.
     let key = key::given(key, &arguments.key)?;
+    key::warn_of_readers("rdsend", &arguments.key, arguments.report.quiet);
     // Before the receiver is contacted, this checks that the source can be read.
     let (input, name) = match file.filter(|path| *path != "-") {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| words::source(&fact))?, path.clone()),

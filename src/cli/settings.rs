@@ -85,6 +85,7 @@ const REFUSED: [(&str, &[&str]); 4] = [
             "manifest-b3sum",
             "max-size",
             "min-size",
+            "negated",
             "no-target-directory",
             "once",
             "plot",
@@ -426,12 +427,27 @@ fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, Str
     }
 }
 
-/// Returns the message for an unknown key. The nearest key that may be set is named if it was probably meant.
+/// Returns the message for an unknown key. The nearest key that may be set is named if it was probably meant. A letter
+/// means the option that it stands for on a command line.
 fn unknown(known: &[Command], key: &str) -> String {
-    let may_be_set = |key: &&str| !REFUSED.iter().any(|(_, keys)| keys.contains(key));
-    let keys = known.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).filter(may_be_set);
-    let nearest = keys.chain([HOST]).min_by_key(|other| strsim::osa_distance(key, other)).unwrap_or_default();
     let said = format!("unknown setting {}", escaped(key.as_ref()));
+    let options = || known.iter().flat_map(Command::get_arguments);
+    let has_letter = |option: &&Arg| option.get_short().is_some_and(|letter| key.chars().eq([letter]));
+    let may_be_set = |key: &&str| !REFUSED.iter().any(|(_, keys)| keys.contains(key));
+    if options().any(|option| has_letter(&option)) {
+        let longs = || options().filter(has_letter).filter_map(Arg::get_long);
+        // rdsh has all letters of ssh.
+        let mut of_ssh = known.iter().filter(|command| command.get_name() == "rdsh").flat_map(Command::get_arguments);
+        return match longs().find(may_be_set) {
+            Some(long) => format!("{said}; did you mean {long}?"),
+            None if longs().next().is_none() && of_ssh.any(|option| has_letter(&option)) => {
+                format!("{said}; options of ssh that are only a letter belong in ~/.ssh/config")
+            }
+            None => said,
+        };
+    }
+    let keys = options().filter_map(Arg::get_long).filter(may_be_set);
+    let nearest = keys.chain([HOST]).min_by_key(|other| strsim::osa_distance(key, other)).unwrap_or_default();
     let is_near = strsim::osa_distance(key, nearest) <= (key.len() / 3).max(1);
     if is_near { format!("{said}; did you mean {nearest}?") } else { said }
 }

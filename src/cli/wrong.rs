@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Command, Error};
+use clap::{Arg, Command, Error};
 
 use crate::fault::escaped;
 
@@ -40,6 +40,79 @@ fn unknown(error: &Error, words: &[OsString]) -> String {
         Some(advice) => format!("{}; {advice}", said.trim_end_matches("; see --help")),
         None => said,
     }
+}
+
+/// Refuses a word with one hyphen that is the name of a long option: as letters, it would mean something else. `others`
+/// are names that the command knows beside its options.
+pub(super) fn single_dash(
+    word: &OsStr,
+    command: &Command,
+    others: impl Iterator<Item = &'static str>,
+) -> Option<String> {
+    let name = word.to_str()?.strip_prefix('-')?.split('=').next()?;
+    let is_own = command.get_arguments().filter_map(Arg::get_long).any(|long| long == name);
+    let is_known = is_own || others.chain(["help", "version"]).any(|long| long == name);
+    // A shorter name may well be letters.
+    (name.len() > 2 && is_known).then(|| format!("-{name}: did you mean --{name}? see --help"))
+}
+
+/// Does the same with all words that may be options. Also refuses an option that may be given only once.
+pub(super) fn misread(command: &Command, words: &[OsString]) -> Option<String> {
+    let options = options_in(command, words);
+    let single = options.iter().find_map(|word| single_dash(word, command, std::iter::empty()));
+    single.or_else(|| repeated(command, &options))
+}
+
+/// Returns the words that are options, or letters of options, without the values that follow them.
+fn options_in<'a>(command: &Command, words: &'a [OsString]) -> Vec<&'a OsStr> {
+    // Behind the host of `rdsh` stands another command.
+    let last = command.get_positionals().position(Arg::is_trailing_var_arg_set);
+    let (mut options, mut positionals) = (Vec::new(), 0);
+    let mut words = words.iter().skip(1).take_while(|word| *word != "--");
+    while let Some(word) = words.next() {
+        if word.len() > 1 && word.as_bytes().starts_with(b"-") {
+            options.push(word.as_os_str());
+            if takes_next(command, word) {
+                words.next();
+            }
+        } else if last == Some(positionals) {
+            break;
+        } else {
+            positionals += 1;
+        }
+    }
+    options
+}
+
+/// Whether the word after an option, or after letters of options, is the value of the last.
+pub(super) fn takes_next(command: &Command, word: &OsStr) -> bool {
+    let Some(rest) = word.to_str().and_then(|word| word.strip_prefix('-')) else { return false };
+    let takes = |option: &Arg| option.get_action().takes_values() && !option.is_require_equals_set();
+    if let Some(name) = rest.strip_prefix('-') {
+        return command.get_arguments().any(|option| option.get_long() == Some(name) && takes(option));
+    }
+    let has_value =
+        |letter: char| command.get_arguments().any(|option| option.get_short() == Some(letter) && takes(option));
+    // What follows such a letter in the same word is its value.
+    rest.find(has_value).is_some_and(|at| rest[at..].chars().count() == 1)
+}
+
+/// Options of which the last must not silently replace the others, because hosts or files would be left out.
+const ONCE: [&str; 4] = ["files-from", "hosts", "key-file", "target-directory"];
+
+/// Refuses such an option if it is given more than once.
+fn repeated(command: &Command, options: &[&OsStr]) -> Option<String> {
+    command.get_arguments().find_map(|option| {
+        let long = format!("--{}", option.get_long().filter(|name| ONCE.contains(name))?);
+        let short = option.get_short().map(|letter| format!("-{letter}"));
+        let is_it = |word: &OsStr| {
+            let rest = word.as_bytes().strip_prefix(long.as_bytes());
+            let is_long = rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'=');
+            is_long || short.as_ref().is_some_and(|short| word == short.as_str())
+        };
+        let count = options.iter().filter(|word| is_it(word)).count();
+        (count > 1).then(|| format!("{long} may be given only once; see --help"))
+    })
 }
 
 /// Returns advice on how to type the name of a file that looks like an option.
@@ -94,7 +167,7 @@ fn lacking(error: &Error, definition: &mut Command, words: &[OsString]) -> Optio
 /// Describes in one line what clap could not parse.
 pub(crate) fn line(error: &Error) -> String {
     let said = reason(error);
-    let mark = if said.ends_with('?') { "" } else { ";" };
+    let mark = if said.ends_with('?') && said.contains("; did you mean ") { "" } else { ";" };
     format!("{said}{mark} see --help")
 }
 
@@ -116,12 +189,10 @@ pub(crate) fn reason(error: &Error) -> String {
             let similar = text(ContextKind::SuggestedArg).into_iter().find(|similar| is_slip(&name, similar));
             match similar {
                 Some(similar) => format!("unknown option {name}; did you mean {similar}?"),
-                None if has_own_port(error) => match of_nc(&name) {
+                None => match instead_of(error, &name) {
                     Some(instead) => format!("unknown option {name}; {instead}"),
                     None => format!("unknown option {name}"),
                 },
-                None if name == "-p" => "unknown option -p; ssh's port is -P PORT".to_owned(),
-                None => format!("unknown option {name}"),
             }
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {}", escaped(OsStr::new(name))),
@@ -147,10 +218,7 @@ pub(crate) fn reason(error: &Error) -> String {
         ErrorKind::ArgumentConflict => {
             let prior = text(ContextKind::PriorArg);
             let prior: Vec<&str> = prior.iter().map(|prior| split(prior).0).collect();
-            match (split(name).0, &prior[..]) {
-                (name, [prior]) if name == *prior => format!("{name} may be given only once"),
-                (name, prior) => format!("{name} cannot be used with {}", prior.join(" and ")),
-            }
+            format!("{} cannot be used with {}", split(name).0, prior.join(" and "))
         }
         ErrorKind::MissingRequiredArgument => format!("missing: {}", lacks(error).join(", ")),
         ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
@@ -161,10 +229,33 @@ pub(crate) fn reason(error: &Error) -> String {
     }
 }
 
-/// Whether the command takes a port, to listen on or connect to, that is not an option.
-fn has_own_port(error: &Error) -> bool {
+/// Returns what replaces an option that users know from similar programs.
+fn instead_of(error: &Error, option: &str) -> Option<&'static str> {
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
-    ["rdsend ", "rdrecv "].iter().any(|name| usage.contains(name))
+    let is_of = |name: &str| usage.contains(name);
+    match option {
+        // These take a port that is not an option.
+        _ if is_of("rdsend ") || is_of("rdrecv ") => of_nc(option),
+        _ if is_of("rdperf ") => of_perftest(option),
+        "-p" => Some("ssh's port is -P PORT"),
+        _ => None,
+    }
+}
+
+/// Returns what replaces an option of perftest at `rdperf`.
+fn of_perftest(option: &str) -> Option<&'static str> {
+    let instead = match option {
+        "-a" => "for all message lengths, use --all",
+        "-b" => "to send both ways at once, use --bidirectional",
+        "-d" => "to choose the network, use --via ADDRESS|INTERFACE",
+        "-D" | "--seconds" => "for the time, use --duration SECONDS",
+        "-n" => "for the number of messages, use --iterations N",
+        "-p" => "the port of rdperf serve follows its host, HOST:PORT; ssh's port is -P PORT",
+        "-q" => "for several connections, use --qp N",
+        "-s" => "for the size of messages, use --size SIZE",
+        _ => return None,
+    };
+    Some(instead)
 }
 
 /// Returns what replaces an option of nc or mbuffer at `rdsend` and `rdrecv`.
@@ -235,6 +326,10 @@ mod tests {
             ("rdcp --lane 3", "unknown option --lane; did you mean --lanes? see --help"),
             ("rdcp --in-plac", "unknown option --in-plac; did you mean --in-place? see --help"),
             ("rdcp --recrusive", "unknown option --recrusive; did you mean --recursive? see --help"),
+            ("rdcp -?", "unknown option -?; see --help"),
+            ("rdperf h -s 4096", "unknown option -s; for the size of messages, use --size SIZE; see --help"),
+            ("rdperf h --seconds 3", "unknown option --seconds; for the time, use --duration SECONDS; see --help"),
+            ("rdperf h -Z", "unknown option -Z; see --help"),
             ("rddoctor -p 22 h", "unknown option -p; ssh's port is -P PORT; see --help"),
             ("rdrecv -p 5000", "unknown option -p; PORT needs no option; see --help"),
             ("rdrecv -l 5000", "unknown option -l; rdrecv PORT listens; see --help"),
@@ -279,6 +374,88 @@ mod tests {
             let error = command.try_get_matches_from_mut(&words).expect_err(typed);
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
             assert_eq!(line_of(&error, &mut command, &words), expected, "{typed}");
+        }
+    }
+
+    #[test]
+    fn a_long_option_with_one_hyphen_is_not_read_as_letters() {
+        for (typed, expected) in [
+            ("rdcp -transport tcp a h:", Some("transport")),
+            ("rdpipe -no-label h:ls", Some("no-label")),
+            ("rdrecv 0 -port-range=1-2", Some("port-range")),
+            ("rdsend -version", Some("version")),
+            ("rddoctor h -help", Some("help")),
+            ("rdsh -relay h ls", Some("relay")),
+            ("rdsh h java -version", None),
+            ("rdsh -l relay h ls", None),
+            ("rdsh -l me -via ib0 ls", Some("via")),
+            ("rdsh -4l me h -via ib0 ls", Some("via")),
+            ("rdsh h -via ib0 ls", Some("via")),
+            ("rdsh h ls -via ib0", None),
+            ("rdsh -o -via h ls", None),
+            ("rdperf -- -via", None),
+            ("rdpipe -nv h:ls", None),
+            ("rdperf h -qp 2", None),
+            ("rdrecv -1", None),
+        ] {
+            let words: Vec<OsString> = typed.split(' ').map(OsString::from).collect();
+            let mut commands = definitions().into_iter();
+            let command = commands.find(|command| words[0] == command.get_name()).expect("one of ours");
+            let expected = expected.map(|name| format!("-{name}: did you mean --{name}? see --help"));
+            assert_eq!(misread(&command, &words), expected, "{typed}");
+        }
+    }
+
+    #[test]
+    fn what_names_hosts_or_files_may_be_given_once() {
+        for (typed, expected) in [
+            ("rdcp --hosts a --hosts=b x y", Some("hosts")),
+            ("rdcp -t a -t b x", Some("target-directory")),
+            ("rdcp -t a --target-directory=b x", Some("target-directory")),
+            ("rdcp --files-from a --files-from a x y", Some("files-from")),
+            ("rdsend --key-file a --key-file b h 1", Some("key-file")),
+            ("rddoctor --hosts a --hosts b", Some("hosts")),
+            ("rdcp --hosts a --hosts-failed a x y", None),
+            ("rdcp -t -t x", None),
+            ("rdcp --to a:x --to b:x x y:", None),
+            ("rdcp --hosts a x -- --hosts", None),
+            ("rdsh h rdcp -t a -t b x", None),
+        ] {
+            let words: Vec<OsString> = typed.split(' ').map(OsString::from).collect();
+            let mut commands = definitions().into_iter();
+            let command = commands.find(|command| words[0] == command.get_name()).expect("one of ours");
+            let expected = expected.map(|name| format!("--{name} may be given only once; see --help"));
+            assert_eq!(misread(&command, &words), expected, "{typed}");
+        }
+    }
+
+    /// What was given twice is given: of values, the last one counts.
+    #[test]
+    fn an_option_may_be_repeated() {
+        for mut command in definitions() {
+            let name = command.get_name().to_owned();
+            let flags: Vec<Arg> = command
+                .get_arguments()
+                .filter(|option| !option.get_action().takes_values() && option.get_long().is_some())
+                .cloned()
+                .collect();
+            for flag in flags.iter().filter(|flag| !matches!(flag.get_action(), clap::ArgAction::Version)) {
+                let word = format!("--{}", flag.get_long().unwrap_or_default());
+                if let Err(error) = command.try_get_matches_from_mut([&name, &word, &word]) {
+                    let is_lack = error.kind() == ErrorKind::MissingRequiredArgument;
+                    assert!(is_lack, "{name} {word}: {}", reason(&error));
+                }
+            }
+            let typed = ["--color", "never", "--color", "always"];
+            let given = command.try_get_matches_from_mut([&*name].into_iter().chain(typed)).expect("values");
+            assert_eq!(given.get_raw("color").expect("a value").collect::<Vec<_>>(), ["always"], "{name}");
+        }
+        let [mut copy, ..] = definitions();
+        let line = "rdcp --exclude a -v --to h:x --exclude b -v --to i:x -o A=b -o C=d";
+        let given = copy.try_get_matches_from_mut(line.split(' ')).expect("options that collect");
+        assert_eq!(given.get_count("verbose"), 2);
+        for id in ["exclude", "to", "option"] {
+            assert_eq!(given.get_raw(id).map(|values| values.len()), Some(2), "{id}");
         }
     }
 

@@ -65,8 +65,11 @@ pub struct Outbox {
 }
 
 enum Item {
-    /// A message, which may be the message with the key, and whether it is a log line.
-    Message(Zeroizing<Vec<u8>>, bool),
+    /// A message, which may be the message with the key.
+    Message {
+        bytes: Zeroizing<Vec<u8>>,
+        is_line: bool,
+    },
     /// Answered when all earlier items have been written.
     Flush(Sender<()>),
     Close,
@@ -103,7 +106,7 @@ impl Outbox {
                     None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
                 match item {
-                    Ok(Item::Message(bytes, is_line)) => {
+                    Ok(Item::Message { bytes, is_line }) => {
                         write(&bytes);
                         waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
                         lines.fetch_sub(usize::from(is_line), Ordering::Relaxed);
@@ -142,7 +145,7 @@ impl Outbox {
         }
         self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         self.waiting_lines.fetch_add(usize::from(is_line), Ordering::Relaxed);
-        let _ = self.queue.send(Item::Message(bytes, is_line));
+        let _ = self.queue.send(Item::Message { bytes, is_line });
         true
     }
 

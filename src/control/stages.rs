@@ -296,10 +296,13 @@ impl Run {
             };
             let operator = redirection.iter().take_while(|byte| b"<>| \t".contains(byte)).count();
             let path = redirection[operator..].to_vec();
-            // The shell's message, such as `sh: 1: cannot open FILE: No such file`, names the file again.
+            // The shell's message names the file again: as it was typed, or as the shell has expanded it.
             let named = format!("{}: ", String::from_utf8_lossy(path.trim_ascii()));
-            let detail = reason.rsplit_once(&named).map_or(&*reason, |(_, behind)| behind).to_owned();
-            let (errno, detail) = errno_of_shell(&detail).map_or((0, detail), |errno| (errno, String::new()));
+            let (path, detail) = match reason.rsplit_once(&named) {
+                Some((_, detail)) => (path, detail),
+                None => file_of_shell(&reason).map_or((path, &*reason), |(file, detail)| (file.into(), detail)),
+            };
+            let (errno, detail) = errno_of_shell(detail).map_or((0, detail.to_owned()), |errno| (errno, String::new()));
             Fault { exit, what: what.to_owned(), path, errno, detail, own: true }
         })
     }
@@ -453,6 +456,17 @@ fn cannot_start(error: std::io::Error) -> Fault {
 
 fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {
     Fault::io(exit, what, &crate::fs::std_fact(path.as_os_str(), error))
+}
+
+/// Returns the file and the reason in a shell's message about a file that it cannot open, such as
+/// `rdpipe: 1: cannot open FILE: No such file` or `rdpipe: line 1: FILE: No such file or directory`.
+fn file_of_shell(message: &str) -> Option<(&str, &str)> {
+    let (line, rest) = message.strip_prefix(redirection::NAME)?.strip_prefix(": ")?.split_once(": ")?;
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let rest = ["cannot open ", "cannot create "].iter().find_map(|what| rest.strip_prefix(what)).unwrap_or(rest);
+    // Other messages have the same form, as that about an open quote. What the shell has made of `~` is an absolute path.
+    let is_file = |file: &str| file.starts_with('/') && is_number(line.strip_prefix("line ").unwrap_or(line));
+    rest.rsplit_once(": ").filter(|(file, _)| is_file(file))
 }
 
 /// Returns the error number for a shell's message about a file that it cannot open. With the number, the failure is

@@ -13,7 +13,7 @@ use rd_proto::handshake::{
 use rustix::io::Errno;
 
 use super::rails::Rail;
-use crate::fault::errno_of;
+use crate::fault::{errno_of, os};
 use crate::transport::tcp::{TcpLane, connect_from};
 use crate::transport::{Lane, Report};
 
@@ -38,7 +38,7 @@ pub fn rng() -> UnwrapErr<getrandom::SysRng> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// A system call failed.
-    #[error("{what}: {error}")]
+    #[error("{what}: {}", os(*.error))]
     Os {
         /// The call.
         what: &'static str,

@@ -121,6 +121,15 @@ impl Registry {
     }
 }
 
+/// What becomes of further connections of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Further {
+    /// They become lanes.
+    Lanes,
+    /// They are reported as [`Incoming::Further`].
+    Reported,
+}
+
 /// A listening socket and its thread. Dropping this ends both.
 #[derive(Debug)]
 pub struct Listener {
@@ -131,8 +140,7 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on `port` at all addresses, IPv4 and IPv6. Port 0 stands for any of `ports`, or for a port that the
-    /// system chooses. Further connections of a session become lanes. If not `makes_lanes`, they are reported as
-    /// [`Incoming::Further`].
+    /// system chooses.
     ///
     /// # Errors
     ///
@@ -142,7 +150,7 @@ impl Listener {
         ports: Option<RangeInclusive<u16>>,
         key: Key,
         post: Post<Event>,
-        makes_lanes: bool,
+        further: Further,
     ) -> std::io::Result<Self> {
         let socket = match (port, ports) {
             (0, Some(range)) => {
@@ -171,7 +179,7 @@ impl Listener {
             stop: Arc::clone(&stop),
             peers: VecDeque::with_capacity(HALF_OPEN_MAX),
             guesses: 0,
-            makes_lanes,
+            further,
             has_told_no_descriptor: false,
         };
         std::thread::Builder::new().name("listen".to_owned()).stack_size(256 << 10).spawn(move || acceptor.run())?;
@@ -233,7 +241,7 @@ struct Acceptor {
     stop: Arc<OwnedFd>,
     peers: VecDeque<Peer>,
     guesses: u32,
-    makes_lanes: bool,
+    further: Further,
     has_told_no_descriptor: bool,
 }
 
@@ -410,7 +418,7 @@ impl Acceptor {
             && let Some(post) = registry.accept(established.session, established.lane)
         {
             drop(registry);
-            if !self.makes_lanes {
+            if self.further == Further::Reported {
                 // If the session's events no longer have a reader, the session has ended.
                 let _ = post.send(Event::Incoming(Incoming::Further(stream, established)));
                 return;
@@ -468,7 +476,7 @@ mod tests {
     #[test]
     fn strangers_never_fill_what_nobody_reads() {
         let (post, events) = flume::bounded(3);
-        let listener = Listener::start(0, None, key(1), post, true).expect("a port");
+        let listener = Listener::start(0, None, key(1), post, Further::Lanes).expect("a port");
         for _ in 0..8 {
             stranger(&listener);
         }
@@ -490,7 +498,7 @@ mod tests {
     #[test]
     fn a_channel_serves_one_session() {
         let (post, events) = channel();
-        let listener = Listener::start(0, None, key(1), post, false).expect("a port");
+        let listener = Listener::start(0, None, key(1), post, Further::Reported).expect("a port");
         let wait = Duration::from_secs(10);
         let (_lane, established) = first(&listener);
         assert!(matches!(events.recv_timeout(wait), Ok(Event::Incoming(Incoming::First(..)))));

@@ -108,7 +108,8 @@ impl Logged {
             return;
         }
         self.logged = Some((rate, what));
-        let (name, share) = (what.name(), limiter.share * 100.0);
+        let name = if what == Wait::Limit { "--bwlimit" } else { what.name() };
+        let share = limiter.share * 100.0;
         self.say(|| match rate > 0.0 {
             true => format!("{:.1} MB/s, limited by {name} for {share:.0} % of the time", rate / 1e6),
             false => format!("stalled, waiting for {name}"),
@@ -131,13 +132,18 @@ impl Observer for Logged {
             SessionEvent::LaneUp(lane, _, description) => {
                 self.say(|| format!("lane {} is up: {description}", name(*lane)));
             }
-            SessionEvent::Dialing(lane) => self.say(|| format!("dialing lane {}", name(*lane))),
-            SessionEvent::DialFailed(lane, why) => self.say(|| format!("cannot open lane {}: {why}", name(*lane))),
-            SessionEvent::Rail(path, rail, text) => self.say(|| format!("{}rail {rail}: {text}", of_path(*path))),
+            // These are for the log alone: an observer may drop events that come too fast.
+            SessionEvent::Dialing(lane) => return self.say(|| format!("dialing lane {}", name(*lane))),
+            SessionEvent::DialFailed(lane, why) => {
+                return self.say(|| format!("cannot open lane {}: {why}", name(*lane)));
+            }
+            SessionEvent::Rail(path, rail, text) => {
+                return self.say(|| format!("{}rail {rail}: {text}", of_path(*path)));
+            }
             // Frames that begin a step are repeated when lanes are lost.
-            SessionEvent::StepBegins(step) if self.steps.contains(step) => {}
-            SessionEvent::StepBegins(step) => self.begin(*step),
-            SessionEvent::StepEnds(step) => self.end(*step),
+            SessionEvent::StepBegins(step) if self.steps.contains(step) => return,
+            SessionEvent::StepBegins(step) => return self.begin(*step),
+            SessionEvent::StepEnds(step) => return self.end(*step),
             SessionEvent::Begun { .. } => {}
         }
         self.inner.observe(event);

@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
     use crate::engine::channel;
-    use crate::engine::listen::Listener;
+    use crate::engine::listen::{Further, Listener};
 
     fn key(byte: u8) -> Key {
         Key::from_random([byte; 32])
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn the_first_that_proves_the_key_is_taken() {
         let (post, _events) = channel();
-        let stranger = Listener::start(0, None, key(1), post.clone(), true).expect("a port");
-        let peer = Listener::start(0, None, key(2), post, true).expect("a port");
+        let stranger = Listener::start(0, None, key(1), post.clone(), Further::Lanes).expect("a port");
+        let peer = Listener::start(0, None, key(2), post, Further::Lanes).expect("a port");
         let dead = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let refused = dead.local_addr().expect("bound");
         drop(dead);
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn an_address_that_does_not_answer_costs_a_moment() {
         let (post, _events) = channel();
-        let peer = Listener::start(0, None, key(2), post, true).expect("a port");
+        let peer = Listener::start(0, None, key(2), post, Further::Lanes).expect("a port");
         // This address is reserved for documentation: packets to it are dropped, refused, or unreachable.
         let addresses = [([192, 0, 2, 1], 9).into(), (Ipv4Addr::LOCALHOST, peer.port()).into()];
         let start = Instant::now();

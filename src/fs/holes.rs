@@ -1,5 +1,6 @@
 //! Holes of sparse files: ranges that are known to be zero need not be read.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
@@ -7,6 +8,9 @@ use rustix::fs::{SeekFrom, Stat, fstat, seek};
 use rustix::io::Errno;
 
 use super::{hash_range, hash16};
+
+/// Bytes of a page, the least that can be a hole on most file systems.
+pub(crate) const PAGE_BYTES: usize = 4 << 10;
 
 /// Hashes like [`hash_range`], for a file that may have holes, which are not read. An image of a TiB with 1 GiB of data
 /// takes no longer than that 1 GiB. Changes the offset of the open file.
@@ -52,6 +56,21 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
 }
 
+/// Returns the ranges of `bytes` that are left if those of `unit_bytes` that contain only zeros are left out.
+pub(crate) fn data_in(bytes: &[u8], unit_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let is_data = move |at: usize| !is_zero(&bytes[at..bytes.len().min(at + unit_bytes)]);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let next = |from: usize, wanted: bool| {
+            let mut units = (from..bytes.len()).step_by(unit_bytes);
+            units.find(|&unit| is_data(unit) == wanted).unwrap_or(bytes.len())
+        };
+        let start = next(at, true);
+        at = next(start, false);
+        (start < at).then_some(start..at)
+    })
+}
+
 /// Returns the digest of `length` zeros. The last result is kept, since nearly all blocks of a file have one length.
 pub(crate) fn hash_of_zeros(length: u64) -> [u8; 16] {
     static LAST: Mutex<Option<(u64, [u8; 16])>> = Mutex::new(None);
@@ -73,6 +92,22 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+
+    #[test]
+    fn units_of_zeros_are_left_out() {
+        for (bytes, unit_bytes, expected) in [
+            (&[1_u8; 5][..], 2, &[(0, 5)][..]),
+            (&[0; 5], 2, &[]),
+            (&[], 2, &[]),
+            (&[0, 0, 1, 0, 0, 1, 0, 0, 0], 2, &[(2, 6)]),
+            (&[1, 0, 0, 0, 0, 0, 7], 2, &[(0, 2), (6, 7)]),
+            (&[0, 1, 0, 0, 0, 0], 3, &[(0, 3)]),
+            (&[0, 0, 1], 3, &[(0, 3)]),
+        ] {
+            let found: Vec<(usize, usize)> = data_in(bytes, unit_bytes).map(|data| (data.start, data.end)).collect();
+            assert_eq!(found, expected, "{bytes:?}");
+        }
+    }
 
     #[test]
     fn ranges_have_the_digest_of_what_is_read_there() {

@@ -180,6 +180,20 @@ pub(crate) fn without_acl(mode: u32, acl: &[u8]) -> u32 {
     mode & (!0o070 | acl_entry(acl, ACL_GROUP).unwrap_or(0) << 3)
 }
 
+/// Gives an access ACL the permissions of a `mode`, as chmod(2) does: the group's go to the mask, if there is one.
+pub(crate) fn set_acl_mode(acl: &mut [u8], mode: u32) {
+    let group = if acl_entry(acl, ACL_MASK).is_some() { ACL_MASK } else { ACL_GROUP };
+    for entry in acl.get_mut(4..).unwrap_or_default().chunks_exact_mut(8) {
+        let shift = match u16::from_le_bytes([entry[0], entry[1]]) {
+            ACL_OWNER => 6,
+            ACL_OTHERS => 0,
+            tag if tag == group => 3,
+            _ => continue,
+        };
+        entry[2] = entry[2] & !7 | (mode >> shift & 7) as u8;
+    }
+}
+
 /// Lets a `new` file keep metadata of the `old` file that it replaces: the owner, if `gets_owner` is set and this
 /// process may set it, and the access ACL. Returns the part of the old mode that the new file can be given.
 pub(crate) fn succeed(
@@ -227,12 +241,33 @@ pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     }
 }
 
-/// Removes the extended attributes of an entry for which `goes` returns true.
+/// Changes an extended attribute. `user.` attributes need write permission, which the mode or an ACL may deny even to
+/// the owner. With `may_open`, the entry then gets the permission, for its owner alone, and the caller sets the mode
+/// afterwards.
+///
+/// # Errors
+///
+/// The error number of the change.
+pub(crate) fn change_xattr(
+    entry: Object<'_>,
+    may_open: bool,
+    change: impl Fn() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    match change() {
+        Err(Errno::ACCESS) if may_open => {
+            entry.set_mode(0o700).map_err(|_| Errno::ACCESS)?;
+            change()
+        }
+        done => done,
+    }
+}
+
+/// Removes the extended attributes of an entry for which `goes` returns true. `may_open`: as for [`change_xattr`].
 ///
 /// # Errors
 ///
 /// The error number of listing the attributes, or of the first removal that failed.
-pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
+pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool, may_open: bool) -> Result<(), Errno> {
     let mut list = vec![0; XATTR_BYTES_MAX];
     let length = match entry.list_xattrs(&mut list) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => 0,
@@ -241,7 +276,7 @@ pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool) -> 
     let names = list[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty() && goes(name));
     let mut done = Ok(());
     for name in names {
-        match entry.remove_xattr(name) {
+        match change_xattr(entry, may_open, || entry.remove_xattr(name)) {
             Err(Errno::NODATA) => {}
             removed => done = done.and(removed),
         }
@@ -313,6 +348,24 @@ mod tests {
             assert_eq!(may(&open, ".", Access::EXEC_OK), Ok(()));
             assert_eq!(may(&open, "missing", Access::EXEC_OK), Err(Errno::NOENT));
         });
+    }
+
+    #[test]
+    fn an_acl_follows_a_mode_as_with_chmod() {
+        let entry = |tag: u16, may: u16| [&tag.to_le_bytes()[..], &may.to_le_bytes(), &[0xff; 4]].concat();
+        let acl = |entries: &[(u16, u16)]| {
+            let entries = entries.iter().flat_map(|&(tag, may)| entry(tag, may));
+            2_u32.to_le_bytes().into_iter().chain(entries).collect::<Vec<u8>>()
+        };
+        let (user, mask) = (2, ACL_MASK);
+        let mut with_mask = acl(&[(ACL_OWNER, 6), (user, 7), (ACL_GROUP, 5), (mask, 7), (ACL_OTHERS, 4)]);
+        set_acl_mode(&mut with_mask, 0o740);
+        assert_eq!(with_mask, acl(&[(ACL_OWNER, 7), (user, 7), (ACL_GROUP, 5), (mask, 4), (ACL_OTHERS, 0)]));
+        let mut without = acl(&[(ACL_OWNER, 6), (ACL_GROUP, 5), (ACL_OTHERS, 4)]);
+        set_acl_mode(&mut without, 0o4421);
+        assert_eq!(without, acl(&[(ACL_OWNER, 4), (ACL_GROUP, 2), (ACL_OTHERS, 1)]));
+        // Not an ACL.
+        set_acl_mode(&mut [2, 0], 0o777);
     }
 
     /// The ACL is longer than a buffer that suffices for most attributes.

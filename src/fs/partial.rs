@@ -417,7 +417,7 @@ pub(crate) fn open_own_closed(place: &OwnedFd) -> Result<(OwnedFd, u32), Errno> 
 /// Removes an entry, and everything in it if it is a directory. Links are not followed.
 pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {
-        Err(error @ (Errno::ISDIR | Errno::PERM)) if is_directory(&directory, name, error) => {
+        Err(error @ (Errno::ISDIR | Errno::PERM)) if was_directory(&directory, name, error) => {
             remove_contents(&open_to_empty(&directory, name)?)?;
             unlinkat(&directory, name, AtFlags::REMOVEDIR)
         }
@@ -427,7 +427,7 @@ pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
 
 /// Reports whether unlink(2) gave this answer because the entry is a directory. POSIX has EPERM for directories, but a
 /// file that may not be removed gives EPERM as well.
-fn is_directory(parent: impl AsFd, name: &CStr, answer: Errno) -> bool {
+fn was_directory(parent: impl AsFd, name: &CStr, answer: Errno) -> bool {
     answer == Errno::ISDIR
         || statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| super::is_directory(&stat))
 }
@@ -463,7 +463,7 @@ fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
     let (mut below, mut failure) = (Vec::new(), None);
     for_each::<Errno>(directory, |name| {
         match unlinkat(directory, name, AtFlags::empty()) {
-            Err(error @ (Errno::ISDIR | Errno::PERM)) if is_directory(directory, name, error) => {
+            Err(error @ (Errno::ISDIR | Errno::PERM)) if was_directory(directory, name, error) => {
                 below.push(name.to_owned())
             }
             Ok(()) | Err(Errno::NOENT) => {}

@@ -213,7 +213,6 @@ impl Drop for FileSink {
 }
 
 /// A stream, written in order.
-#[derive(Default)]
 pub struct StreamSink {
     /// `None` if the file could not be opened.
     file: Option<File>,
@@ -259,7 +258,8 @@ impl StreamSink {
     /// Makes a sink without a file. Data goes only to the destination given to [`StreamSink::and`], and the sink fails
     /// at its end.
     pub fn without_file(reason: IoFact) -> Self {
-        Self { failed: Some(reason), ..Self::default() }
+        let (file, name, tee, failed) = (None, OsString::new(), None, Some(reason));
+        Self { file, name, tee, failed, text: None, is_unbegun_output: false }
     }
 
     /// Makes a sink of an open file.
@@ -270,7 +270,7 @@ impl StreamSink {
         let is_unbegun_output = name == standard::OUTPUT;
         // Data that is not text is not written, and ends the stream with [`NO_TEXT`].
         let text = standard::guard().filter(|_| is_unbegun_output);
-        Self { file: Some(file), name: name.to_owned(), text, is_unbegun_output, ..Self::default() }
+        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text, is_unbegun_output }
     }
 
     /// Adds a second destination for everything that is written.

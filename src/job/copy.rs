@@ -40,6 +40,10 @@ const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) 
 /// Beginning of what a receiver says of a directory in which nothing was deleted.
 const NOT_EMPTIED: &str = "was not emptied";
 
+/// End of what a receiver says if it does not know the user or the group of `--chown`.
+const UNKNOWN_OWNERS: [(&str, &str); 2] =
+    [("--chown: this host has no such user", "user"), ("--chown: this host has no such group", "group")];
+
 /// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -237,6 +241,12 @@ impl<'a> Copy<'a> {
             (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with(NOT_EMPTIED))
         {
             *line = line.replace("the source is", &format!("{} is", name_at(source.host(), source.path().as_bytes())));
+        }
+        let unknown = UNKNOWN_OWNERS.into_iter().find(|(end, _)| fault.detail.ends_with(*end));
+        if let (Some((_, what)), Some(chown)) = (unknown, &self.plan.tree.chown) {
+            let (user, group) = chown.split_once(':').unwrap_or((chown, ""));
+            let name = escaped(OsStr::new(if what == "user" { user } else { group }));
+            failure.message = Some(format!("{} has no {what} {name} (--chown)", self.label(host)));
         }
         failure
     }

@@ -24,8 +24,8 @@ impl Job {
         }
         let detail = escaped(OsStr::new(&fault.detail));
         if fault.what.is_empty() {
-            let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
-            return Failure::new(exit, format!("{told_by}{detail}"));
+            let is_there = !host.is_empty() && fault.own;
+            return Failure::new(exit, if is_there { there(&label, &detail) } else { detail });
         }
         // Such a detail is a sentence about the path, and not a reason why something failed.
         let is_sentence = detail.starts_with("was not ");
@@ -35,7 +35,15 @@ impl Job {
             line += &format!(": {}", os_number(fault.errno));
         }
         if !detail.is_empty() {
-            line += &format!("{}{detail}", if what.is_empty() { " " } else { ": " });
+            let joint = if what.is_empty() {
+                " "
+            } else if fault.errno != 0 && detail.starts_with("cannot ") {
+                // This is one more reason, and not what the file is for.
+                "; "
+            } else {
+                ": "
+            };
+            line += &format!("{joint}{detail}");
         }
         Failure::new(exit, line).about(host, &fault.path, fault.errno)
     }
@@ -56,6 +64,14 @@ impl Job {
         let label = self.hosts[host].label();
         Failure::new(Exit::Protocol, format!("the agent on {label} broke the protocol"))
     }
+}
+
+/// Returns a sentence of another host with the host's name: as part of the file's name if the sentence says which file
+/// could not be opened, or else in front.
+fn there(label: &str, sentence: &str) -> String {
+    let of_file = |what: &str| sentence.strip_prefix(what).filter(|file| file.starts_with('/'));
+    let named = ["cannot read ", "cannot write "].into_iter().find_map(|what| Some((what, of_file(what)?)));
+    named.map_or_else(|| format!("{label}: {sentence}"), |(what, file)| format!("{what}{label}:{file}"))
 }
 
 /// Returns the name of a path for a person. `host` is empty for this host.
@@ -95,6 +111,18 @@ mod tests {
             ("a", "it does not answer", "a: it does not answer"),
         ] {
             assert_eq!(line_of(label, line), told);
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_host_is_named_in_one_form() {
+        for (sentence, told) in [
+            ("cannot write /root/: Is a directory (errno 21)", "cannot write h1:/root/: Is a directory (errno 21)"),
+            ("cannot read /x", "cannot read h1:/x"),
+            ("cannot write standard output", "h1: cannot write standard output"),
+            ("cannot start a thread", "h1: cannot start a thread"),
+        ] {
+            assert_eq!(there("h1", sentence), told);
         }
     }
 

@@ -15,7 +15,7 @@ use super::{self as job, EndOf, HERE, Job, Round, Setup, Update};
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped, os};
-use crate::job::progress::HostShown;
+use crate::job::progress::{HostShown, Streamed};
 use crate::options::TransferOptions;
 
 mod branching;
@@ -86,6 +86,8 @@ pub(crate) trait Observer: job::Observer {
 pub(crate) struct Ran {
     pub(crate) stages: Vec<Stage>,
     pub(crate) hops: Vec<Hop>,
+    /// What became of the stream, if it went to several hosts and at least one of them has it.
+    pub(crate) streamed: Option<Streamed>,
     pub(crate) failure: Option<Failure>,
 }
 
@@ -174,8 +176,9 @@ impl<'a> Pipeline<'a> {
             self.observer.pass_on(&rest);
         }
         let failure = ran.err().or_else(|| self.judge());
+        let streamed = self.streamed();
         self.job.close(failure.is_some().then(|| self.signal.unwrap_or(libc::SIGTERM as u8)));
-        Ran { stages: self.stages, hops: std::mem::take(&mut self.job.hops), failure }
+        Ran { stages: self.stages, hops: std::mem::take(&mut self.job.hops), streamed, failure }
     }
 
     fn run_parts(&mut self) -> Result<(), Failure> {
@@ -264,7 +267,7 @@ impl<'a> Pipeline<'a> {
             }
             let now = Instant::now();
             self.weigh_pipes(stages, hops);
-            if running && self.is_over(stages, hops) && self.branches.as_ref().is_none_or(Branches::are_over) {
+            if running && self.is_over(stages, hops) && self.is_chain_over() {
                 return;
             }
             if !running {
@@ -322,6 +325,13 @@ impl<'a> Pipeline<'a> {
             self.job.is_settled(at) || hop.was_closed() && writer.is_some() && !is_file
         };
         stages.iter().all(is_ended) && hops.iter().all(is_told)
+    }
+
+    /// Whether the chain is over, if there is one. Unless the pipeline has failed, the reports of its hops are waited
+    /// for.
+    fn is_chain_over(&self) -> bool {
+        let Some(branches) = &self.branches else { return true };
+        branches.are_over() && (self.has_failed() || branches.have_reported(&self.job))
     }
 
     /// After a failure, ends the stages and hops that do not end by themselves.

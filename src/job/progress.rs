@@ -155,6 +155,17 @@ impl Copied {
     }
 }
 
+/// Outcome of a stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Streamed {
+    pub(crate) bytes: u64,
+    /// How many of how many hosts have the stream, if it went to several.
+    pub(crate) hosts: Option<(usize, usize)>,
+    pub(crate) seconds: f64,
+    /// Whether these hosts have found it to be what the source has sent. A command may also take less than all of it.
+    pub(crate) is_verified: bool,
+}
+
 /// A transfer that has ended.
 pub(crate) struct Ended {
     pub(crate) figures: Figures,

@@ -246,7 +246,7 @@ impl Matrix {
                     "host-slow",
                     format!("{ways}; median of all pairs {usual}; slow with {with}"),
                     "what these pairs have in common is this host, its cable or its switch port",
-                    Fix::Do(format!(
+                    Fix::advice(format!(
                         "check this host first: rddoctor {name}; what else runs on it; ethtool INTERFACE there"
                     )),
                 )
@@ -263,7 +263,7 @@ impl Matrix {
                 "host-unmeasured",
                 format!("could not be measured with {with}: {}", self.reason(its)),
                 "copies would fail the same way",
-                Fix::Do(format!("check this host first: rddoctor {name}")),
+                Fix::advice(format!("check this host first: rddoctor {name}")),
             ),
         };
         finding.about(name)

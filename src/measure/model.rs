@@ -65,7 +65,8 @@ const PCIE_READS: f64 = 4.0;
 /// Length of a turn of a group in nanoseconds: ScaleRPC's 100 µs.
 const TURN_NS: f64 = 100_000.0;
 
-/// Parameters of an adapter: a ConnectX-6 at 100 Gb/s, apart from these.
+/// The two parameters in which adapters differ here. All others are the constants above, those of a ConnectX-6 at
+/// 100 Gb/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adapter {
     /// Size of the on-board cache memory in bytes.

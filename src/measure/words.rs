@@ -1,4 +1,4 @@
-//! Words that several checks need: rates, sizes and times for a person.
+//! Words for a person that checks, reports and charts have in common.
 
 /// Formats a rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
 pub fn rate_words(bytes_per_second: f64) -> String {

@@ -105,6 +105,35 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
     }
 }
 
+/// An image of a disk has data in each block, and takes little room all the same.
+#[test]
+fn blocks_that_are_copied_keep_the_holes_within_them() {
+    const MIB: u64 = 1 << 20;
+    for (is_local, checksum) in [(false, false), (false, true), (true, true)] {
+        let what = format!("within a host {is_local}, with checksum {checksum}");
+        let (scratch, mut maker) = (scratch(), Maker(11));
+        let (from, to) = paths(scratch.path());
+        let file = File::create(&from).expect("a file");
+        file.set_len(20 * MIB).expect("a length");
+        for start in (0..20 * MIB).step_by(MIB as usize) {
+            file.write_all_at(&[7; 4096], start + 5 * 4096).expect("written");
+        }
+        copy(&from, &to, &sync(), is_local);
+        let blocks = || [&from, &to].map(|path| fs::metadata(path).expect("it").blocks() * 512);
+        let [source, target] = blocks();
+        assert_eq!(source, target, "{what}");
+        file.write_all_at(b"other", 10 * MIB + 5 * 4096 + 1).expect("written");
+        touch(&from, &mut maker);
+        let (sent, report) = copy(&from, &to, &TreeOptions { checksum, ..sync() }, is_local);
+        assert_eq!((report.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
+        assert!(sent.bytes <= BLOCK, "{what}: {} sent", sent.bytes);
+        assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
+        // The block that was sent may come with its zeros.
+        let [source, target] = blocks();
+        assert!(target <= source + BLOCK, "{what}: {target} bytes instead of {source}");
+    }
+}
+
 #[test]
 fn an_appended_file_sends_its_end() {
     for (in_place, append_verify) in [(false, false), (true, false), (false, true)] {

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::io::Errno;
 
@@ -144,6 +145,54 @@ fn with_checksum_only_equal_contents_are_linked() {
         }
         assert_eq!(fs::read(tree.path("2/other")).expect("it"), b"two");
         assert_eq!(fs::read(tree.path("1/other")).expect("it"), b"one");
+    }
+}
+
+/// A source and DST, beside an older generation. Their files differ only in contents and, in DST, in time.
+fn three_versions(bytes: usize) -> Generation {
+    let tree = Generation::new();
+    for (name, byte, seconds) in [("from", 1, 1_000_000_000), ("1", 2, 1_000_000_000), ("2", 3, 900_000_000)] {
+        fs::create_dir_all(tree.path(name)).expect("a directory");
+        let path = format!("{name}/file");
+        tree.write(&path, &vec![byte; bytes]);
+        let file = fs::File::options().write(true).open(tree.path(&path)).expect("it");
+        file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).expect("a time");
+    }
+    tree
+}
+
+/// Replaced by the same contents, the file would also replace the only backup of the older version.
+#[test]
+fn with_checksum_what_is_unchanged_in_dst_stays_whatever_an_older_generation_has() {
+    for (bytes, is_local) in [(4, false), (4, true), (1 << 20, false), (1 << 20, true)] {
+        for is_backed_up in [false, true] {
+            let what = format!("{bytes} bytes, within a host {is_local}, with backup {is_backed_up}");
+            let tree = three_versions(bytes);
+            let backup_dir = is_backed_up.then(|| b"../kept".to_vec().into());
+            let options = TreeOptions { checksum: true, contents: true, backup_dir, ..linking(&["../1"]) };
+            tree.copy("2", &options, is_local);
+            let is_whole = || fs::read(tree.path("2/file")).expect("it") == vec![1; bytes];
+            assert!(is_whole(), "{what}");
+            let before = inode(tree.path("2/file"));
+            let (sent, report) = tree.copy("2", &options, is_local);
+            assert_eq!((sent.bytes, report.files), (0, 0), "{what}");
+            assert!(is_whole() && inode(tree.path("2/file")) == before, "{what}");
+            assert!(!is_backed_up || fs::read(tree.path("kept/file")).expect("it") == vec![3; bytes], "{what}");
+            assert!(fs::read(tree.path("1/file")).expect("it") == vec![2; bytes], "{what}");
+        }
+    }
+}
+
+/// DST may be an older generation, of which the time tells that a file has changed since.
+#[test]
+fn with_checksum_an_older_version_in_dst_gives_way_to_the_file_of_a_newer_generation() {
+    for (bytes, is_local) in [(4, false), (4, true), (1 << 20, false), (1 << 20, true)] {
+        let tree = three_versions(bytes);
+        fs::remove_file(tree.path("1/file")).expect("it");
+        tree.copy("1", &sync(), is_local);
+        let (sent, _) = tree.copy("2", &TreeOptions { checksum: true, ..linking(&["../1"]) }, is_local);
+        assert_eq!(sent.bytes, 0, "{bytes} bytes, within a host {is_local}");
+        assert_eq!(inode(tree.path("2/file")), inode(tree.path("1/file")));
     }
 }
 

@@ -15,7 +15,8 @@ use super::owners::Named;
 use crate::fs::accounts::is_own_group;
 use crate::fs::is_directory;
 use crate::fs::metadata::{
-    ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_xattrs, without_acl,
+    ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, change_xattr, remove_acls, remove_xattrs, set_acl_mode,
+    without_acl,
 };
 use crate::options::{Chmod, TreeOptions};
 
@@ -63,11 +64,13 @@ impl Reader {
     pub fn read(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
         self.xattrs.clear();
         self.extensions.clear();
+        let kind = FileType::from_raw_mode(stat.st_mode);
         let mut mode = stat.st_mode & 0o7777;
         if options.xattrs {
-            self.read_xattrs(entry)?;
+            let changed = Some(self.changed(mode, kind)).filter(|&changed| changed != mode);
+            self.read_xattrs(entry, changed)?;
         } else if mode & 0o070 != 0
-            && FileType::from_raw_mode(stat.st_mode) != FileType::Symlink
+            && kind != FileType::Symlink
             // As for the list of attributes: hardly any entry has an ACL, and the kernel allocates a buffer as large as
             // ours.
             && entry.xattr(ACCESS_ACL_NAME, &mut [0]) == Err(Errno::RANGE)
@@ -77,10 +80,7 @@ impl Reader {
                 mode = without_acl(mode, &self.buffer[..length]);
             }
         }
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        if kind != FileType::Symlink {
-            mode = self.chmod.applied(mode, kind == FileType::Directory);
-        }
+        mode = self.changed(mode, kind);
         if let Some(named) = &mut self.named {
             named.push(stat.st_uid, stat.st_gid, &mut self.extensions);
         }
@@ -99,7 +99,14 @@ impl Reader {
         })
     }
 
-    fn read_xattrs(&mut self, entry: Object<'_>) -> Result<(), Fault> {
+    /// Returns what `--chmod` makes of the mode of an entry.
+    fn changed(&self, mode: u32, kind: FileType) -> u32 {
+        if kind == FileType::Symlink { mode } else { self.chmod.applied(mode, kind == FileType::Directory) }
+    }
+
+    /// Reads the attributes. `changed`: the mode, if `--chmod` changes it; the access ACL then gets its permissions, too.
+    /// With the source's, it would give more for a moment, and count as another ACL than the copy's.
+    fn read_xattrs(&mut self, entry: Object<'_>, changed: Option<u32>) -> Result<(), Fault> {
         // Hardly any entry has attributes, and the kernel allocates a buffer as large as ours for each call. So the
         // first call has one byte, which is too short for any name; without a buffer rustix answers 0. ENOENT means
         // that there is no /proc by which to name the entry; links and FIFOs hardly ever have attributes.
@@ -121,6 +128,11 @@ impl Reader {
                 Err(Errno::ACCESS) if matches!(entry, Object::Path(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
+            if let Some(mode) = changed
+                && name == ACCESS_ACL_NAME
+            {
+                set_acl_mode(&mut value[..length], mode);
+            }
             if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &value[..length]) {
                 return Err(Fault::Detail(TOO_LARGE));
             }
@@ -317,7 +329,7 @@ impl Setter {
             }
             if current.was_there {
                 let goes = |name: &[u8]| !ACLS.contains(&name) && rights.may_remove(name) && !of_source(name);
-                applied.note(parts::ATTRIBUTES, remove_xattrs(object, goes));
+                applied.note(parts::ATTRIBUTES, remove_xattrs(object, goes, mode.is_some()));
             }
             lost_acl = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
         }
@@ -406,7 +418,8 @@ fn set_xattrs(
         if !may_set(name) {
             continue;
         }
-        if let Err(error) = set_xattr(object, name, value, may_open) {
+        // A new file lacks write permission if the default ACL of its directory denies it to owners.
+        if let Err(error) = change_xattr(object, may_open, || object.set_xattr(name, value)) {
             lost_acl |= name == ACCESS_ACL;
             if is_acl {
                 // The entry must not keep an ACL that is not the source's.
@@ -423,19 +436,6 @@ fn set_xattrs(
         }
     }
     lost_acl
-}
-
-/// Sets an extended attribute. `user.` attributes need write permission. A new file lacks that if the default ACL of
-/// its directory denies it to owners. With `may_open`, the file gets the permission, and the caller sets the mode
-/// afterwards.
-fn set_xattr(object: Object<'_>, name: &[u8], value: &[u8], may_open: bool) -> Result<(), Errno> {
-    match object.set_xattr(name, value) {
-        Err(Errno::ACCESS) if may_open => {
-            object.set_mode(0o700)?;
-            object.set_xattr(name, value)
-        }
-        done => done,
-    }
 }
 
 fn timespec(time: Time) -> Timespec {

@@ -188,6 +188,43 @@ fn as_another_user() {
     }
 }
 
+/// Rights that --chmod takes away are taken from the ACL as well, so that nothing differs after that.
+#[test]
+fn an_acl_that_chmod_changes_does_not_differ() {
+    const NAME: &str = "system.posix_acl_access";
+    let user = rustix::process::geteuid().as_raw();
+    // The owner, a user, the group, the mask and others.
+    let acl = |mask: u16, others: u16| -> Vec<u8> {
+        let entries =
+            [(1_u16, 7, u32::MAX), (2, 7, user), (4, 5, u32::MAX), (16, mask, u32::MAX), (32, others, u32::MAX)];
+        let entries = entries
+            .iter()
+            .flat_map(|(tag, may, id)| [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat());
+        2_u32.to_le_bytes().into_iter().chain(entries).collect()
+    };
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let from = scratch.path().join("from");
+        make(&from);
+        for name in ["f", "d"] {
+            if let Err(error) = lsetxattr(from.join(name), NAME, &acl(7, 6), XattrFlags::empty()) {
+                return not_run(format_args!("no ACLs: {error}"));
+            }
+            let mode = fs::metadata(from.join(name)).expect("it").mode() & 0o777;
+            assert_eq!(mode, 0o776, "the group's part is the mask");
+        }
+        let options = TreeOptions { chmod: vec!["go-w".to_owned()], ..sync() };
+        is_settled(scratch.path(), &options, is_local, "with an ACL");
+        for name in ["f", "d"] {
+            let path = scratch.path().join(format!("to-{is_local}/{name}"));
+            let mut there = [0_u8; 64];
+            let length = rustix::fs::lgetxattr(&path, NAME, &mut there).expect("an ACL");
+            assert_eq!(there[..length], acl(5, 4), "{name}");
+            assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o754, "{name}");
+        }
+    }
+}
+
 /// Attributes that root sets are compared like any other, and so are the user's.
 #[test]
 fn attributes_that_are_set_are_compared() {

@@ -60,6 +60,24 @@ fn a_typed_option_may_need_one_that_is_set() {
     copy(&own(&scratch, "recursive = true\n")).expect(1).one_line("rdcp", &[" needs --sync"]);
 }
 
+/// rsync's negations win over what is set.
+#[test]
+fn what_is_set_can_be_turned_off() {
+    let scratch = Scratch::new();
+    let settings = own(&scratch, "sync = true\nrecursive = true\nmkpath = true\n");
+    fs::create_dir(scratch.join("tree")).expect("a directory");
+    scratch.file("tree/a", b"x");
+    let copy = |options: &[&str]| {
+        let mut command = rdcp();
+        command.env(FILE, &settings).args(options);
+        ended(command.arg(scratch.join("tree/")).arg(scratch.join("deep/er/copy")))
+    };
+    assert_ne!(copy(&["--no-mkpath"]).stderr, "");
+    assert!(!scratch.join("deep").exists());
+    copy(&[]).expect(0);
+    assert!(scratch.join("deep/er/copy").exists());
+}
+
 #[test]
 fn without_home_it_is_the_account_s() {
     let home = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("accounts").expect("one of them").dir;

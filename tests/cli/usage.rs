@@ -47,6 +47,47 @@ fn an_empty_key() {
 }
 
 #[test]
+fn a_key_file_that_others_can_read() {
+    let scratch = Scratch::new();
+    let key = scratch.file("the key", b"k\n");
+    let missing = scratch.join("missing");
+    for (mode, options, is_told) in
+        [(0o600, &[][..], false), (0o640, &[], true), (0o604, &[], true), (0o644, &["-q"], false)]
+    {
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).expect("a mode");
+        let mut command = rdsend();
+        command.args(options).args(["127.0.0.1", "9", "--key-file"]).arg(&key).arg(&missing);
+        let told = ended(&mut command).expect(5).stderr.clone();
+        let line = format!("rdsend: --key-file {0} can be read by others; type: chmod 600 '{0}'", key.display());
+        assert_eq!(told.lines().any(|told| told == line), is_told, "{mode:o} {options:?}: {told}");
+    }
+}
+
+#[test]
+fn words_as_other_programs_take_them() {
+    ended(rdrecv().arg("out.raw")).expect(1).one_line("rdrecv", &["PORT must be", "; into a file: rdrecv 0 - out.raw"]);
+    ended(rdsend().args(["me@h1", "7000"])).expect(1).one_line("rdsend", &["me@h1: HOST takes no USER@"]);
+    let told = ended(rdsend().arg("h1"));
+    assert!(told.expect(1).stderr.starts_with("rdsend: PORT is missing"), "{}", told.stderr);
+    for (mut command, word) in [
+        (rdcp(), "-progress"),
+        (rdcp(), "-sync"),
+        (rdcp(), "-perms"),
+        (rdrecv(), "-verbose"),
+        (rdsend(), "-help"),
+        (rdpipe(), "-no-label"),
+        (rdperf(), "-via"),
+    ] {
+        let name = command.get_args().next().and_then(|name| name.to_str()).expect("its name").to_owned();
+        let part = format!("{word}: did you mean -{word}? see --help");
+        ended(command.args([word, "a", "h1:b"])).expect(1).one_line(&name, &[&part]);
+    }
+    ended(rdcp().args(["-rsync", "a/", "h1:b"])).expect(1).one_line("rdcp", &["did you mean -r --sync?"]);
+    ended(rdcp().args(["-r", "a", "--to", "gpu2"])).expect(1).one_line("rdcp", &["--to gpu2: give HOST:PATH, such as"]);
+    ended(rdpipe().arg("n1,n2:cat")).expect(1).one_line("rdpipe", &["for several hosts, write 'n[1,2]:COMMAND'"]);
+}
+
+#[test]
 fn a_file_without_a_name() {
     // Refused before the receiver listens, because otherwise a sender that has connected would be told.
     ended(rdrecv().args(["0", KEY, ""])).expect(1).one_line("rdrecv", &["FILE is empty"]);
@@ -110,6 +151,18 @@ fn options_that_are_none() {
     ended(rdsend().args(["-v", "-q", "--connect-timeout", "0", "127.0.0.1", "9", KEY]))
         .expect(3)
         .one_line("rdsend", &["127.0.0.1"]);
+}
+
+#[test]
+fn what_may_be_given_only_once() {
+    for (mut command, name, words) in [
+        (rdcp(), "rdcp", &["--hosts", "a", "--hosts", "b", "x", "y"][..]),
+        (rdcp(), "rdcp", &["-t", "a", "-t", "b", "x"]),
+        (rdcp(), "rdcp", &["--sync", "--files-from", "a", "--files-from=b", "x", "y"]),
+        (rdsend(), "rdsend", &["--key-file", "a", "--key-file", "b", "127.0.0.1", "9"]),
+    ] {
+        ended(command.args(words)).expect(1).one_line(name, &["may be given only once; see --help"]);
+    }
 }
 
 /// `- PATTERN` in the forms of rsync, and patterns that begin with a hyphen.

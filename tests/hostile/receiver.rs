@@ -20,7 +20,7 @@ use rdma_pipe::control::channel::{Outbox, receive};
 use rdma_pipe::control::endpoints::loopback;
 use rdma_pipe::control::frames::{Hello, MAGIC, Message, Placed, Report};
 use rdma_pipe::engine::link::{exchange_offers, tcp_lane};
-use rdma_pipe::engine::listen::{Incoming, Listener};
+use rdma_pipe::engine::listen::{Further, Incoming, Listener};
 use rdma_pipe::engine::{Event, Waits, announce, channel};
 use rdma_pipe::transport::{Lane, LaneEvent, Pool};
 
@@ -120,7 +120,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
             Message::Listen { .. } => {
                 let (post, events) = channel();
                 let key = key.take().expect("a session was begun");
-                let started = Listener::start(0, None, key, post.clone(), true).expect("a port");
+                let started = Listener::start(0, None, key, post.clone(), Further::Lanes).expect("a port");
                 to_caller.send(for_end(end, Message::Listening(loopback(started.port()).to_vec())));
                 *listener.lock().expect("no panic") = Some(started);
                 let (name, to_caller, listener) = (name.to_owned(), to_caller.clone(), Arc::clone(&listener));

@@ -56,6 +56,39 @@ fn signals_to_the_caller_end_all() {
     }
 }
 
+/// A shell ends a loop only if the command in it was killed by SIGINT. The report is written before.
+#[test]
+fn a_command_that_is_interrupted_is_killed_by_the_signal() {
+    use std::io::BufRead as _;
+    use std::os::unix::process::ExitStatusExt as _;
+    let lab = Lab::new();
+    lab.0.file("source", &noise(24 * CHUNK));
+    let waits = "echo began >&2; exec sleep 100";
+    let mut pipe = lab.command(rdpipe(), "rsh", AGENT);
+    pipe.args(["--json=report", &format!("h:{waits}")]);
+    let mut shell = lab.command(rdsh(), "rsh", AGENT);
+    shell.args(["h", waits]);
+    let mut copy = lab.command(rdcp(), "rsh", AGENT);
+    copy.args(["-v", "--bwlimit=1M", "--json=report", "source", "h1:one", "--to", "h2:two"]);
+    for (mut command, sign, reports) in [(pipe, "began", true), (shell, "began", false), (copy, "adds a host", true)] {
+        let _ = fs::remove_file(lab.join("report"));
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let mut lines = std::io::BufReader::new(child.stderr.take().expect("piped")).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line.contains(sign))), "{command:?}");
+        kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+        let status = child.wait().expect("ours");
+        assert_eq!(status.signal(), Some(Signal::INT.as_raw()), "{command:?}: {status}");
+        let report = fs::read_to_string(lab.join("report")).unwrap_or_default();
+        assert_eq!(report.contains(r#""exit":130"#), reports, "{command:?}: {report}");
+        lab.deserted(GONE);
+    }
+}
+
 #[test]
 fn a_killed_caller_leaves_nothing() {
     for stages in STAGES {

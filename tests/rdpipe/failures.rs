@@ -154,6 +154,8 @@ fn files_that_cannot_be_opened() {
     for (stages, code, parts) in [
         (["h1:< missing", "h2:cat"], 5, &["h1", "missing: No such file or directory (errno 2)"][..]),
         (["h1:cat", "h2:< missing"], 5, &["h2", "missing", "o such file"]),
+        // The shell names the file that it has made of this, and so do we.
+        (["h1:< ~/missing", "h2:cat"], 5, &["cannot read h1:/", "/home/missing: No such file or directory (errno 2)"]),
         (["h1:< dir", "h2:cat"], 5, &["h1", "dir", "errno 21"]),
         (["h1:< in/x", "h2:cat"], 5, &["h1", "in/x"]),
         (["h1:cat in", "h2:> /no/such/dir/x"], 6, &["h2", "/no/such/dir/x", "nonexistent"]),

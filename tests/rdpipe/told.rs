@@ -89,6 +89,20 @@ fn each_hop_is_told_of() {
 }
 
 #[test]
+fn a_dry_run_says_who_listens() {
+    let lab = Lab::new();
+    for (options, line) in [
+        (&["-n"][..], "data: h1 ('cat') -> h2 ('cat'); h2 listens on a free port"),
+        (&["-n", "--port-range=7000-7010"], "data: h1 ('cat') -> h2 ('cat'); h2 listens on a port of 7000-7010"),
+        (&["-n", "--relay"], "data: h1 ('cat') -> h2 ('cat'); h2 listens, through the launcher"),
+    ] {
+        let ran = lab.pipe(&[options, &["h1:cat", "h2:cat"]].concat());
+        assert!(ran.text().lines().any(|told| told == line), "{options:?}: {}", ran.text());
+    }
+    assert!(lab.launches().is_empty());
+}
+
+#[test]
 fn the_report_has_stages_and_hops() {
     let lab = Lab::new();
     let bytes = noise(3 * CHUNK + 1);

@@ -53,7 +53,7 @@ impl PayloadSecret {
         Self(session.derive(SECRET_CONTEXT, &[&transfer.to_le_bytes()]))
     }
 
-    /// Takes a known secret, for tests.
+    /// Takes a known secret, for tests and measurements.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(Zeroizing::new(bytes))
     }

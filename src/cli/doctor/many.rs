@@ -68,8 +68,8 @@ pub(super) fn examine(
         sections.push(Section { title, part: "pairs", node, is_here: true, name: String::new(), findings });
     }
     let format = Format::of(arguments);
-    if let Format::Text(colour) = format {
-        super::print(&text(&sections, hosts, &surveyed.matrix, colour))?;
+    if let Format::Text(painter) = format {
+        super::print(&text(&sections, hosts, &surveyed.matrix, painter))?;
     }
     let typed = match (&arguments.hosts_from, &arguments.host) {
         (Some(from), _) => format!("--hosts {}", shell_words::quote(&escaped(from))),
@@ -101,8 +101,7 @@ fn said(finding: &Finding) -> (&str, &str, &str, &str, &str, Option<&Fix>) {
 }
 
 /// Returns the report for a person.
-pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, colour: bool) -> String {
-    let painter = Painter(colour);
+pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, painter: Painter) -> String {
     let mut out = String::new();
     let of_hosts = || sections.iter().filter(|section| section.part != "pairs");
     let is_bad = |finding: &&Finding| finding.level != Level::Ok;

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 
 use console::Style;
+use rustix::termios::tcgetwinsize;
 use serde_json::json;
 
 use super::Section;
@@ -17,6 +19,9 @@ const NAME_COLUMNS: usize = 22;
 
 /// Columns before the description of what was found.
 const FOUND: usize = 8 + NAME_COLUMNS + 1;
+
+/// Columns before the reason and the advice.
+const WHY: usize = 12;
 
 /// Version of the JSON report. It is increased when a field changes its meaning or is removed.
 const JSON_VERSION: u32 = 1;
@@ -41,17 +46,59 @@ fn several(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-/// Adds colours, if enabled.
+/// Number of columns if the report is not printed to a terminal, or if the terminal does not report its size.
+const COLUMNS: usize = 80;
+
+/// Minimum width to which a report is wrapped, and width below which what was found is indented as little as the
+/// reason.
+const COLUMNS_MIN: usize = 40;
+const COLUMNS_FEW: usize = 60;
+
+/// Adds colours, if enabled, and wraps text to the width of the terminal. Commands to be copied are not wrapped.
 #[derive(Clone, Copy)]
-pub(super) struct Painter(pub(super) bool);
+pub(super) struct Painter {
+    is_coloured: bool,
+    columns: usize,
+}
 
 impl Painter {
+    /// Makes a painter for a terminal with `columns` columns; 0 if that is unknown.
+    pub(super) fn new(is_coloured: bool, columns: usize) -> Self {
+        let columns = if columns == 0 { COLUMNS } else { columns.max(COLUMNS_MIN) };
+        Self { is_coloured, columns }
+    }
+
+    /// Makes a painter for standard output.
+    pub(super) fn of_output() -> Self {
+        let output = std::io::stdout();
+        let columns = if output.is_terminal() { tcgetwinsize(&output).map_or(0, |size| size.ws_col) } else { 0 };
+        Self::new(console::colors_enabled(), columns.into())
+    }
+
     fn paint(self, style: &Style, text: &str) -> String {
-        style.clone().force_styling(self.0).apply_to(text).to_string()
+        style.clone().force_styling(self.is_coloured).apply_to(text).to_string()
     }
 
     pub(super) fn bold(self, text: &str) -> String {
         self.paint(&Style::new().bold(), text)
+    }
+
+    /// Wraps text that begins after `taken` columns of a line. Further lines are indented.
+    fn wrapped(self, text: &str, taken: usize, indent: usize) -> String {
+        let (mut out, mut column) = (String::new(), taken);
+        for word in text.split(' ') {
+            let letters = word.chars().count();
+            if column > taken.min(indent) && column + 1 + letters > self.columns {
+                let _ = write!(out, "\n{:indent$}", "");
+                column = indent;
+            } else if !out.is_empty() {
+                out.push(' ');
+                column += 1;
+            }
+            out.push_str(word);
+            column += letters;
+        }
+        out
     }
 }
 
@@ -63,31 +110,9 @@ fn warning() -> Style {
     Style::new().yellow()
 }
 
-/// Columns of a terminal. Commands to be copied are not wrapped to this width.
-const COLUMNS: usize = 80;
-
-/// Wraps text that begins after `taken` columns of a line. Further lines are indented.
-fn wrapped(text: &str, taken: usize, indent: usize) -> String {
-    let (mut out, mut column) = (String::new(), taken);
-    for word in text.split(' ') {
-        let letters = word.chars().count();
-        if column > taken.min(indent) && column + 1 + letters > COLUMNS {
-            let _ = write!(out, "\n{:indent$}", "");
-            column = indent;
-        } else if !out.is_empty() {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += letters;
-    }
-    out
-}
-
 /// Returns the report for a person: each check as a wrapped line, followed by the reason and the fix if something is
 /// wrong.
-pub(super) fn text(sections: &[Section], colour: bool) -> String {
-    let painter = Painter(colour);
+pub(super) fn text(sections: &[Section], painter: Painter) -> String {
     let mut out = String::new();
     for section in sections {
         let _ = writeln!(out, "{}", painter.bold(&escaped(OsStr::new(&section.title))));
@@ -115,18 +140,20 @@ pub(super) fn finding_text(
         Level::Failure => (failure(), "FAIL"),
     };
     let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
-    let found = wrapped(&escaped(OsStr::new(found)), taken, FOUND);
-    let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", painter.paint(&style, mark));
+    let indent = if painter.columns < COLUMNS_FEW { WHY } else { FOUND };
+    let found = painter.wrapped(&escaped(OsStr::new(found)), taken, indent);
+    let name = if found.starts_with('\n') { name.to_owned() } else { format!("{name:NAME_COLUMNS$} ") };
+    let _ = writeln!(out, "  {}  {name}{found}", painter.paint(&style, mark));
     let Some(finding) = finding else { return out };
     if !finding.why.is_empty() {
-        let _ = writeln!(out, "        {} {}", painter.paint(&dim, "why"), wrapped(&finding.why, 12, 12));
+        let _ = writeln!(out, "        {} {}", painter.paint(&dim, "why"), painter.wrapped(&finding.why, WHY, WHY));
     }
     match &finding.fix {
         Some(Fix::Run(command)) => {
             let _ = writeln!(out, "        {} {}", painter.paint(&dim, "fix"), painter.bold(command));
         }
         Some(Fix::Do(advice)) => {
-            let advice = wrapped(&escaped(OsStr::new(advice)), 12, 12);
+            let advice = painter.wrapped(&escaped(OsStr::new(advice)), WHY, WHY);
             let _ = writeln!(out, "        {} {advice}", painter.paint(&dim, "fix"));
         }
         None => {}
@@ -135,7 +162,7 @@ pub(super) fn finding_text(
 }
 
 /// Returns the last line, which sums up the report.
-pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> String {
+pub(super) fn sum(sections: &[Section], painter: Painter, host: Option<&OsStr>) -> String {
     let (warnings, failures) = (count(sections, Level::Warning), count(sections, Level::Failure));
     let checked = several(all(sections).count(), "check");
     if warnings + failures == 0 {
@@ -143,10 +170,10 @@ pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> S
     }
     let mut parts = Vec::new();
     if failures > 0 {
-        parts.push(Painter(colour).paint(&failure(), &several(failures, "failure")));
+        parts.push(painter.paint(&failure(), &several(failures, "failure")));
     }
     if warnings > 0 {
-        parts.push(Painter(colour).paint(&warning(), &several(warnings, "warning")));
+        parts.push(painter.paint(&warning(), &several(warnings, "warning")));
     }
     if sections.iter().all(|section| section.part == "drill") {
         return format!("{} in {checked}\n", parts.join(" and "));

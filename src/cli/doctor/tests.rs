@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use clap::CommandFactory;
 
+use super::output::Painter;
 use super::{DoctorArguments, Section, USES, output};
 use crate::cli::uses;
 use crate::measure::matrix::{Matrix, Measured};
@@ -14,6 +15,19 @@ use crate::measure::{Facts, Finding, Fix, Level, Speed, examine};
 #[test]
 fn every_option_is_for_something() {
     uses::hold_to(USES, &DoctorArguments::command());
+}
+
+#[test]
+fn an_empty_name_of_a_list_is_refused() {
+    use clap::Parser;
+    let arguments = DoctorArguments::try_parse_from(["rddoctor", "--hosts", ""]).expect("options");
+    let failure = super::diagnose(&arguments).expect_err("no name");
+    assert_eq!(failure.message.as_deref(), Some("--hosts is empty; give FILE, @GROUP or slurm"));
+}
+
+/// Returns the painter for a report that goes to no terminal.
+fn plain() -> Painter {
+    Painter::new(false, 0)
 }
 
 /// Returns the codes of what is wrong with a recorded host, and the commands that fix it.
@@ -147,7 +161,7 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
     assert_eq!(facts.host, "unnamed");
     facts.host = "a') ;; $(id) `id` 'b".to_owned();
     let sections = [super::of_host(evil, "there", &facts)];
-    let text = output::text(&sections, false);
+    let text = output::text(&sections, plain());
     assert!(!text.contains('\x1b') && text.contains("\\u{1b}"), "{text}");
     assert!(text.lines().all(|line| !line.trim_start().starts_with("rm ")), "{text}");
     let script = output::script(&sections);
@@ -200,7 +214,7 @@ fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
 #[test]
 fn the_text_has_what_was_found_why_it_matters_and_the_fix_in_80_columns() {
     let sections = sections(&["roce-1024", "memlock-64k"]);
-    let text = output::text(&sections, false) + &output::sum(&sections, false, Some(std::ffi::OsStr::new("node2")));
+    let text = output::text(&sections, plain()) + &output::sum(&sections, plain(), Some(std::ffi::OsStr::new("node2")));
     assert!(!text.contains('\x1b'));
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| line.starts_with("  warn  mtu mlx5_0")).expect("it");
@@ -213,15 +227,29 @@ fn the_text_has_what_was_found_why_it_matters_and_the_fix_in_80_columns() {
     }
     let last = lines.last().expect("a line");
     assert_eq!(*last, "2 failures and 1 warning in 34 checks; rddoctor --fix-script node2 prints the fixes");
-    assert!(output::text(&sections, true).contains("\x1b[33mwarn\x1b[0m"));
-    let well = output::sum(&super::tests::sections(&["connectx"]), false, None);
+    assert!(output::text(&sections, Painter::new(true, 0)).contains("\x1b[33mwarn\x1b[0m"));
+    let well = output::sum(&super::tests::sections(&["connectx"]), plain(), None);
     assert_eq!(well, "17 checks, all is well\n");
+}
+
+#[test]
+fn the_text_is_as_wide_as_the_terminal() {
+    let sections = sections(&["roce-1024"]);
+    let widest = |columns: usize| {
+        let text = output::text(&sections, Painter::new(false, columns));
+        // Commands stay whole, and a word that is too long for any line, such as a path, has a line of its own.
+        let lines = text.lines().filter(|line| !line.starts_with("        fix ") && line.trim().contains(' '));
+        lines.map(|line| line.trim_end().chars().count()).max().expect("lines")
+    };
+    assert!(widest(40) <= 40 && widest(10) <= 40, "{}", output::text(&sections, Painter::new(false, 40)));
+    assert!(widest(80) <= 80 && widest(0) <= 80);
+    assert!(widest(140) > 80 && widest(140) <= 140);
 }
 
 #[test]
 fn the_guide_shows_what_is_printed() {
     let sections = [super::of_host("this host", "here", &facts("roce-1024"))];
-    let text = output::text(&sections, false) + &output::sum(&sections, false, None);
+    let text = output::text(&sections, plain()) + &output::sum(&sections, plain(), None);
     let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/measuring.md")).expect("it");
     let (_, shown) = guide.split_once("$ rddoctor\n").expect("the example");
     let (shown, _) = shown.split_once("```").expect("its end");
@@ -297,7 +325,7 @@ fn many(hosts: usize) -> (Vec<std::ffi::OsString>, Vec<Section>, Matrix) {
 fn many_hosts_are_readable_in_80_columns() {
     for (hosts, ill) in [(8, "node4: "), (64, "node[4,9,14,19,24,29,34,39,44,49,54,59,64]: ")] {
         let (names, sections, matrix) = many(hosts);
-        let text = super::many::text(&sections, &names, &matrix, false);
+        let text = super::many::text(&sections, &names, &matrix, plain());
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.len() <= 40, "{text}");
         for line in lines.iter().filter(|line| !line.starts_with("        fix ")) {

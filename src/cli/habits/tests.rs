@@ -1,5 +1,6 @@
 use clap::CommandFactory;
 
+use super::rsync::{NEGATED, WORDS, names};
 use super::*;
 
 /// In these tests `80` and `22` are names of existing files, and `gz` is that of a directory.
@@ -76,7 +77,7 @@ fn what_hands_type() {
             "--sync --recursive --exclude=- *.o --exclude=+ x -r --exclude=! a/ h:",
         ),
         ("--sync -a --filter=:_.rules a/ h:", "!"),
-        ("--sync --timeout 60 a/ h:", "--sync --reconnect 60 a/ h:"),
+        ("--sync --timeout 60 a/ h:", "--reconnect 60 --sync a/ h:"),
         ("--sync --timeout=0 a/ h:", "--sync a/ h:"),
         ("--sync -aOm a/ h:", "--sync --recursive --omit-dir-times -m a/ h:"),
         ("-O a h:", "!"),
@@ -105,6 +106,38 @@ fn what_hands_type() {
         ("-i key a h:", "-i key a h:"),
         ("--inplace --partial a h:", "--in-place a h:"),
         ("--compress a h:", "--compress=auto a h:"),
+        ("-avz --no-v --no-r a h:", "--compress=auto --negated=verbose --negated=recursive a h:"),
+        ("-ax --no-x --checksum --no-c a h:", "--recursive --negated=one-file-system --negated=checksum a h:"),
+        ("--inplace --no-inplace --implied-dirs a h:", "--negated=in-place --negated=no-implied-dirs a h:"),
+        ("--no-x -x a h:", "--negated=one-file-system -x a h:"),
+        ("--no-msgs2stderr --no-s a h:", "a h:"),
+        ("-I -c --no-c a h:", "--negated=checksum --checksum a h:"),
+        ("--ignore-times --no-checksum a h:", "--negated=checksum --checksum a h:"),
+        ("-v --rsh -v --no-v a h:", "--rsh -v --negated=verbose a h:"),
+        ("--timeout=60 --no-timeout a h:", "a h:"),
+        ("--no-timeout --timeout=60 a h:", "--reconnect 60 a h:"),
+        ("-avP --no-progress a h:", "!"),
+        ("--no-bwlimit a h:", "!"),
+        ("-aHAXsync a/ h:d", "!"),
+        ("-rtsync a/ h:d", "!"),
+        ("--no-X --no-H --no-S --zt=4 a h:", "--no-xattrs --no-hard-links --no-sparse a h:"),
+        ("-R --no-relative a:b c:", "a:b c:"),
+        ("--files-from=x --no-R a b", "!"),
+        ("--no-devices a h:", "!"),
+        ("--daemon --config x", "!"),
+        ("--no-clobber a h:", "!"),
+        ("--preserve=mode a h:", "!"),
+        ("--preserve a h:", "!"),
+        ("--reflink=auto a h:", "!"),
+        ("-progress a h:", "!"),
+        ("-exclude x a h:", "!"),
+        ("-sync -r a h:", "!"),
+        ("-rsync a h:", "!"),
+        ("-timeout=5 a h:", "!"),
+        ("-- -progress h:", "-- -progress h:"),
+        ("--exclude -sync a h:", "--exclude=-sync a h:"),
+        ("--json x.json a h:", "--json x.json a h: (note)"),
+        ("--json a h:x.json", "--json a h:x.json"),
         ("--compress zstd a h:", "--compress zstd a h:"),
         ("--compress gzip a h:", "!"),
         ("-S /no/such/ssh a h:", "!"),
@@ -155,6 +188,48 @@ fn letters_are_sorted_and_those_of_our_own_are_there() {
     }
 }
 
+/// Letters that people type together must not be refused as the name of an option.
+#[test]
+fn letters_that_are_typed_together_are_no_name() {
+    let command = crate::cli::rdcp::CopyArguments::command();
+    let typed = ["avz", "avzP", "avzhP", "rlptgoD", "aHAX", "aHAXS", "avn", "rtv", "rtvu", "rvz", "rlt", "avhi", "azP"];
+    for letters in typed {
+        assert_eq!(wrong::single_dash(OsStr::new(&format!("-{letters}")), &command, names()), None, "-{letters}");
+        assert_eq!(joined_sync(format!("-{letters}").as_bytes(), &|_: &OsStr| false), None);
+    }
+    for (word, expected) in [("-rtsync", "-rt"), ("-aHAXSsync", "-aHAXS"), ("-rlptgoDuxsync", "-rlptgoDux")] {
+        let said = joined_sync(word.as_bytes(), &|_: &OsStr| false);
+        assert_eq!(said, Some(format!("{word}: did you mean {expected} --sync? see --help")));
+    }
+    assert_eq!(joined_sync(b"-tsync", &|word: &OsStr| word == "sync"), None, "the directory sync");
+    assert_eq!(joined_sync(b"-esync", &|_: &OsStr| false), None, "a launcher");
+}
+
+#[test]
+fn no_negation_of_rsync_is_unknown() {
+    let command = crate::cli::rdcp::CopyArguments::command();
+    let all = "
+        no-8 no-8-bit-output no-A no-acls no-append no-atimes no-backup no-blocking-io no-bwlimit no-c no-checksum
+        no-compress no-contimeout no-crtimes no-D no-d no-delay-updates no-detach no-devices no-dirs no-force no-from0
+        no-fuzzy no-g no-group no-H no-h no-hard-links no-human-readable no-i no-i-d no-i-r no-iconv no-ignore-errors
+        no-implied-dirs no-inc-recursive no-inplace no-itemize-changes no-J no-l no-links no-m no-mkpath no-motd
+        no-msgs2stderr no-munge-links no-N no-numeric-ids no-O no-o no-old-args no-omit-dir-times no-omit-link-times
+        no-one-file-system no-open-noatime no-owner no-p no-partial no-perms no-progress no-protect-args
+        no-prune-empty-dirs no-R no-r no-recursive no-relative no-S no-s no-secluded-args no-sparse no-specials no-super
+        no-t no-timeout no-times no-U no-v no-verbose no-W no-whole-file no-write-devices no-X no-x no-xattrs no-y no-z
+        daemon config detach dparam i-d implied-dirs log-format motd msgs2stderr new-compress old-compress qsort
+        remove-sent-files sender server zt";
+    for name in all.split_whitespace() {
+        let option = format!("--{name}");
+        let line = ["--sync", "-r", &option, "a", "h:"].map(OsString::from);
+        let Ok(done) = translate(line, &command, |_| false) else { continue };
+        let words = std::iter::once(OsString::from("rdcp")).chain(done.words);
+        if let Err(error) = command.clone().try_get_matches_from(words) {
+            panic!("{option}: {error}");
+        }
+    }
+}
+
 #[test]
 fn what_is_meant_instead_is_there() {
     let instead = LETTERS.iter().map(|letter| letter.here).chain(WORDS.iter().map(|(_, here)| *here));
@@ -166,6 +241,9 @@ fn what_is_meant_instead_is_there() {
                 || option.get_short().is_some_and(|short| name == format!("-{short}"))
         })
     };
+    for word in NEGATED.iter().flat_map(|(_, words)| words.iter()) {
+        assert!(known(word), "{word}");
+    }
     for here in instead {
         if let Here::Means(words) = here {
             for word in words.iter().filter(|word| word.starts_with('-')) {

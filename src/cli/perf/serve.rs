@@ -5,16 +5,17 @@ use crate::agent::measure::session;
 use crate::cli::key;
 use crate::cli::recv::own_address;
 use crate::cli::words::{measured, not_listening, too_many_guesses};
-use crate::engine::listen::{Incoming, Listener};
+use crate::engine::listen::{Further, Incoming, Listener};
 use crate::engine::{Event, channel};
 use crate::fault::Failure;
 use crate::transport::unmapped;
 
 pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure> {
     let (key, generated) = key::given_or_made(None, &arguments.key)?;
+    key::warn_of_readers("rdperf", &arguments.key, false);
     let (post, mut events) = channel();
     let ports = arguments.serve.port_range.clone();
-    let listener = Listener::start(port, ports.clone(), key, post, false)
+    let listener = Listener::start(port, ports.clone(), key, post, Further::Reported)
         .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
     match &generated {
         Some(text) => {

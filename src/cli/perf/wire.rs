@@ -260,6 +260,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
                 Some(key) => key,
                 None => key::ask(false)?,
             };
+            key::warn_of_readers("rdperf", &arguments.key, false);
             let first = send::reach(host, *port, &key, CONNECT_MAX, "rdperf serve")?;
             (first.stream, first.established, first.peer_name, None)
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,12 +58,19 @@ impl TargetOptions {
     }
 
     /// Takes the first `--to` as DST, if SRC is the only word, so that DST was left out.
-    pub(super) fn take_destination(&mut self, words: &[Spec]) -> Option<Spec> {
-        let first = self.to.first().filter(|_| words.len() == 1 && self.hosts.is_none())?;
-        // A word that does not name a host is refused later, with the others.
-        let first = Spec::parse(first).ok().filter(|first| matches!(first, Spec::There(..)))?;
-        self.to.remove(0);
-        Some(first)
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 if it does not name a host.
+    pub(super) fn take_destination(&mut self, words: &[Spec]) -> Result<Option<Spec>, Failure> {
+        match self.to.first().filter(|_| words.len() == 1 && self.hosts.is_none()) {
+            Some(first) => {
+                let first = additional(first)?;
+                self.to.remove(0);
+                Ok(Some(first))
+            }
+            None => Ok(None),
+        }
     }
 
     /// Returns DST and all other targets, each once, and the number of duplicates left out.
@@ -79,21 +86,37 @@ impl TargetOptions {
                 let Spec::Here(path) = &destination else {
                     return Err(usage("with --hosts, DST is a path on each of the hosts, without HOST:".to_owned()));
                 };
+                if hosts.is_empty() {
+                    return Err(usage("--hosts is empty; give FILE, @GROUP or slurm".to_owned()));
+                }
                 let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(hosts)));
-                hosts_named(hosts, path).map_err(named)?
+                let advice = "to name hosts, write DST as 'gpu[1-2]:PATH', or use --to";
+                hosts_named(hosts, path, advice).map_err(named)?
             }
         };
         for target in &self.to {
             let named = |reason: String| usage(format!("--to {}: {reason}", escaped(target)));
-            match Spec::parse(target).map_err(named)? {
-                target @ Spec::There(..) => targets.extend(each(target).map_err(named)?),
-                _ => return Err(named("give HOST:PATH".to_owned())),
-            }
+            targets.extend(each(additional(target)?).map_err(named)?);
             if targets.len() > HOSTS_MAX {
                 return Err(named(format!("a copy can go to {HOSTS_MAX} hosts at most")));
             }
         }
         without_doubles(targets).map_err(usage)
+    }
+}
+
+/// Parses a value of `--to`.
+fn additional(target: &OsStr) -> Result<Spec, Failure> {
+    let named = |reason: &str| Failure::new(Exit::Usage, format!("--to {}: {reason}", escaped(target)));
+    if target.is_empty() {
+        return Err(Failure::new(Exit::Usage, "--to is empty; give HOST:PATH"));
+    }
+    match Spec::parse(target).map_err(|reason| named(&reason))? {
+        there @ Spec::There(..) => Ok(there),
+        Spec::Here(host) if !host.as_bytes().contains(&b'/') => {
+            Err(named(&format!("give HOST:PATH, such as {}: for its home directory", escaped(&host))))
+        }
+        _ => Err(named("give HOST:PATH")),
     }
 }
 
@@ -107,15 +130,19 @@ pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool 
     others.peek().is_some() && others.all(|host| nodes.iter().any(|node| node == host))
 }
 
-/// Returns the hosts that `--hosts` names, each with `path`.
-pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spec>, String> {
+/// Returns the hosts that `--hosts` names, each with `path`. `advice` is how else to name hosts, if there is no such
+/// file.
+pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr, advice: &str) -> Result<Vec<Spec>, String> {
     let text = match hosts.as_bytes() {
         b"slurm" => allocation()?,
         [b'@', ..] => lines(&answer("nodeset", &["-e".as_ref(), hosts]).map_err(|none| match none {
             None => "groups need nodeset, from ClusterShell, which is not installed here; name a FILE".to_owned(),
             Some(reason) => reason,
         })?),
-        _ => read_bounded(hosts, FILE_BYTES_MAX)?,
+        name => read_bounded(hosts, FILE_BYTES_MAX).map_err(|reason| {
+            let may_be_hosts = !name.contains(&b'/') && !Path::new(hosts).exists();
+            if may_be_hosts { format!("{reason}; {advice}; for a group, --hosts @GROUP") } else { reason }
+        })?,
     };
     read(&text, path)
 }
@@ -290,16 +317,22 @@ mod tests {
         let destination = |words: &[&str], options: &[&str]| {
             let words: Vec<Spec> = words.iter().map(|word| Spec::parse(word.as_ref()).expect("a word")).collect();
             let mut targets = parsed(options).targets;
-            let taken = targets.take_destination(&words);
-            (taken.map(|taken| taken.host().to_owned()), targets.to.len())
+            let taken = targets.take_destination(&words).map_err(|failure| failure.message.expect("a line"));
+            (taken.map(|taken| taken.map(|taken| taken.host().to_owned())), targets.to.len())
         };
         let to = ["--to", "h2:x", "--to", "h3:x"];
-        assert_eq!(destination(&["a"], &to), (Some("h2".into()), 1));
-        assert_eq!(destination(&["a", "h1:x"], &to), (None, 2));
-        assert_eq!(destination(&["a", "b"], &to), (None, 2), "b would be DST, and is no host's");
-        assert_eq!(destination(&["a"], &[]), (None, 0));
-        assert_eq!(destination(&["a"], &["--to", "b"]), (None, 1), "no host's");
-        assert_eq!(destination(&["a"], &[&to[..], &["--hosts", "f"]].concat()), (None, 2));
+        assert_eq!(destination(&["a"], &to), (Ok(Some("h2".into())), 1));
+        assert_eq!(destination(&["a", "h1:x"], &to), (Ok(None), 2));
+        assert_eq!(destination(&["a", "b"], &to), (Ok(None), 2), "b would be DST, and is no host's");
+        assert_eq!(destination(&["a"], &[]), (Ok(None), 0));
+        assert_eq!(destination(&["a"], &[&to[..], &["--hosts", "f"]].concat()), (Ok(None), 2));
+        for (word, line) in [
+            ("gpu2", "--to gpu2: give HOST:PATH, such as gpu2: for its home directory"),
+            ("/b", "--to /b: give HOST:PATH"),
+            ("", "--to is empty; give HOST:PATH"),
+        ] {
+            assert_eq!(destination(&["a"], &["--to", word]), (Err(line.to_owned()), 1));
+        }
     }
 
     #[test]
@@ -314,6 +347,10 @@ mod tests {
         assert!(resolved("-", &["--hosts", file]).is_err());
         let none = resolved("/m", &["--hosts", "/no/such/file"]).expect_err("no file");
         assert!(none.starts_with("--hosts /no/such/file: "), "{none}");
+        let none = resolved("/m", &["--hosts", ""]).expect_err("no name");
+        assert_eq!(none, "--hosts is empty; give FILE, @GROUP or slurm");
+        let none = resolved("/m", &["--hosts", "gpu1,gpu2"]).expect_err("no file");
+        assert!(none.contains("(errno 2); to name hosts, write DST as 'gpu[1-2]:PATH', or use --to; "), "{none}");
     }
 
     #[test]

@@ -187,7 +187,7 @@ impl Args for SshOptions {
                     .value_parser(clap::value_parser!(OsString)),
                 // ssh counts these options.
                 None if ["t", "v"].contains(letter) => option.action(ArgAction::Count),
-                None => option.action(ArgAction::SetTrue).overrides_with(*letter),
+                None => option.action(ArgAction::SetTrue),
             })
         })
     }

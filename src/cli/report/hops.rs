@@ -1,14 +1,17 @@
 //! Reports of a pipeline to a person: standard error of its stages, progress, and at the end what limited it.
 
 use std::collections::HashMap;
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use rd_proto::session::Notice;
+use unicode_width::UnicodeWidthStr;
 
-use super::area::ProgressArea;
+use super::area::{ProgressArea, was_drawn};
 use super::hosts::{Hosts, HostsShown};
+use super::line::{cut_end, stream_line};
 use super::record::Weight;
-use super::{Reporter, limiter_now, no_link, notice_line, read_line, stream_line, written_line};
+use super::{Reporter, no_link, notice_line, read_line, written_line};
 use crate::cli::options::ReportOptions;
 use crate::engine::{SessionEvent, Waits};
 use crate::fs::standard::Unwritten;
@@ -17,7 +20,7 @@ use crate::job::event::{Event, rate};
 use crate::job::hop::{Hop, Side};
 use crate::job::pipeline::Stage;
 use crate::job::pipeline::report::limiter;
-use crate::job::progress::{HostShown, Rate, size_words};
+use crate::job::progress::{HostShown, Rate, Shown, Streamed, size_words};
 use crate::job::{self, pipeline};
 use crate::measure::words::rate_words;
 
@@ -26,8 +29,11 @@ use crate::measure::words::rate_words;
 const NOTICES_MAX: u32 = 3;
 const NOTICES_WITHIN: Duration = Duration::from_secs(10);
 
-/// Minimum number of bytes that a hop must have carried to get a last line.
+/// Minimum number of bytes that a hop must have carried to get a last line that was not asked for.
 const LAST_LINE_BYTES_MIN: u64 = 1 << 20;
+
+/// Number of columns that the names of a hop leave for its figures, up to half of the line.
+const FIGURES_COLUMNS: usize = 40;
 
 /// Counts of recent lines about hops.
 struct Notices {
@@ -96,24 +102,38 @@ impl<'a> HopsConsole<'a> {
         }
     }
 
-    /// Prints the result of the hop that has carried most, because its progress bar has been erased.
-    pub(crate) fn say_last(&mut self, hops: &[Hop]) {
+    /// Prints the last line, if there is a reader for it: what became of a stream to several hosts (`streamed`), or
+    /// what the hop that has carried most has carried. `is_done`: whether the pipeline has succeeded.
+    pub(crate) fn say_last(&mut self, hops: &[Hop], streamed: Option<&Streamed>, is_done: bool) {
+        let (progress, verbose) = (self.options.progress, self.options.is_verbose());
+        let is_seen = match streamed {
+            Some(_) => progress || verbose || std::io::stderr().is_terminal(),
+            // With -v, each hop has its line. At a terminal, the line takes the place of the bars, which were erased.
+            None => is_done && (progress || was_drawn() && !verbose),
+        };
+        if self.options.quiet || !is_seen {
+            return;
+        }
+        if let Some(line) = streamed.map(Streamed::line).or_else(|| self.hop_that_carried_most(hops)) {
+            self.area.clear();
+            crate::cli::say(&line);
+        }
+    }
+
+    fn hop_that_carried_most(&self, hops: &[Hop]) -> Option<String> {
         let is_put_out =
             |hop: &Hop| hop.stages[1].is_none() && hop.told().is_some_and(|report| report.figures.counters.bytes > 0);
-        let may_follow = !self.is_until_output || !hops.iter().any(is_put_out);
-        let Some((hop, figures)) = hops
-            .iter()
-            .filter_map(|hop| Some((hop, hop.figures()?)))
-            .max_by_key(|(_, figures)| figures.counters.bytes)
-            // No line is needed if the data itself has gone to the terminal, or if there was hardly any data.
-            .filter(|(_, figures)| !self.options.quiet && may_follow && figures.counters.bytes >= LAST_LINE_BYTES_MIN)
-        else {
-            return;
-        };
+        let figures = hops.iter().filter_map(|hop| Some((hop, hop.figures()?)));
+        let (hop, figures) = figures.max_by_key(|(_, figures)| figures.counters.bytes)?;
+        let bytes = figures.counters.bytes;
+        // No line is needed if the data itself has gone to the terminal, or if there was hardly any data.
+        if self.area.is_drawn_anew() && self.is_until_output && hops.iter().any(is_put_out)
+            || bytes < LAST_LINE_BYTES_MIN && !self.options.progress
+        {
+            return None;
+        }
         let label = if hops.len() > 1 { format!("{}: ", hop.label()) } else { String::new() };
-        let line = stream_line(figures.counters.bytes, figures.seconds);
-        self.area.clear();
-        crate::cli::say(&format!("{label}{line}"));
+        Some(format!("{label}{}", stream_line(bytes, figures.seconds)))
     }
 
     /// Prints what `-v` asks for at the end of a successful pipeline.
@@ -187,7 +207,7 @@ impl pipeline::Observer for HopsConsole<'_> {
         }
         let Self { area, rates, lost, line_of_hosts, .. } = self;
         let began = area.began;
-        area.show(|_| {
+        area.show(|columns| {
             rates.resize_with(hops.len(), Rate::default);
             for (rate, hop) in rates.iter_mut().zip(hops) {
                 if lost.contains_key(&hop.ends[0]) {
@@ -197,14 +217,19 @@ impl pipeline::Observer for HopsConsole<'_> {
             }
             let is_moving = |(_, hop): &(_, &Hop)| hop.has_met() && !hop.is_over() && !hop.is_of_chain();
             let moving = rates.iter().zip(hops).filter(is_moving);
-            let line = |(shown, hop): (&Rate, &Hop)| {
-                let speed =
-                    || shown.bytes_per_second().unwrap_or_else(|| rate(hop.bytes, began.elapsed().as_secs_f64()));
-                let speed = match lost.get(&hop.ends[0]) {
-                    Some((since, reconnect_s)) => no_link(&hop.names[1], *since, *reconnect_s),
-                    None => format!("{} {}", rate_words(speed()), limiter_now(shown.waits())),
+            let line = |(lately, hop): (&Rate, &Hop)| {
+                let average = || rate(hop.bytes, began.elapsed().as_secs_f64());
+                let without = lost.get(&hop.ends[0]);
+                let shown = Shown {
+                    bytes: hop.bytes,
+                    rate: Some(lately.bytes_per_second().unwrap_or_else(average)),
+                    // Earlier waits say nothing about a link that is lost.
+                    waits: if without.is_some() { Waits::default() } else { lately.waits() },
+                    seconds: began.elapsed().as_secs(),
+                    no_link: without.map(|(since, reconnect_s)| no_link(&hop.names[1], *since, *reconnect_s)),
+                    ..Shown::default()
                 };
-                format!("{}: {}  {speed}", hop.label(), size_words(hop.bytes)).trim_end().to_owned()
+                moving_line(&hop.label(), &shown, columns)
             };
             moving.map(line).chain(line_of_hosts.take()).collect()
         });
@@ -244,6 +269,13 @@ impl Notices {
     }
 }
 
+/// Describes how far a hop is, on one line for a terminal with this many columns. What does not fit is left out.
+fn moving_line(label: &str, shown: &Shown, columns: usize) -> String {
+    let label = cut_end(label, (columns / 2).max(columns.saturating_sub(FIGURES_COLUMNS)));
+    let label = label.trim_end();
+    format!("{label}: {}", shown.plain_line(columns.saturating_sub(label.width() + 2))).trim_end().to_owned()
+}
+
 /// Describes a hop on one line.
 fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     let (report, figures) = (hop.told()?, hop.figures()?);
@@ -264,6 +296,23 @@ fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_narrow_terminal_gets_whole_words() {
+        let waits = Waits { limit: 1.0, ..Waits::default() };
+        let shown = Shown { bytes: 47 << 20, rate: Some(22e6), waits, seconds: 3, ..Shown::default() };
+        let line = |label: &str, columns| moving_line(label, &shown, columns);
+        assert_eq!(line("h1 -> h2", 80), "h1 -> h2: 47 MiB  22 MB/s (--bwlimit 100 %)  in 3 s");
+        assert_eq!(line("h1 -> h2", 40), "h1 -> h2: 47 MiB  22 MB/s  in 3 s");
+        assert_eq!(line("h1 -> h2", 25), "h1 -> h2: 47 MiB in 3 s");
+        assert_eq!(line("storage.example.org -> h2", 40), "storage.example.org: 47 MiB in 3 s");
+        for columns in 0..120 {
+            for label in ["h1 -> h2", "a-host-with-a-long-name.example.org -> another.example.org"] {
+                let line = line(label, columns);
+                assert!(line.width() < columns.max(3), "{columns}: {line:?}");
+            }
+        }
+    }
 
     #[test]
     fn of_many_notices_few_are_said_and_the_rest_counted() {

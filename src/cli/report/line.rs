@@ -7,7 +7,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::limiter_now;
 use crate::job::event::rate;
-use crate::job::progress::{Compared, Copied, Shown, number, size_words, unit};
+use crate::job::progress::{Compared, Copied, Shown, Streamed, number, size_words, unit};
 use crate::measure::words::rate_words;
 use crate::tree::progress::Amount;
 
@@ -257,10 +257,28 @@ pub(crate) fn name_words(path: &[u8]) -> String {
     escaped.chars().map(|letter| if breaks(letter) { '?' } else { letter }).collect()
 }
 
-/// Describes the result of a stream on one line.
+/// Describes the result of a stream to one host on one line.
 pub(crate) fn stream_line(bytes: u64, seconds: f64) -> String {
-    let speed = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, seconds))) } else { String::new() };
-    format!("{} in {}{speed}, verified", size_words(bytes), seconds_words(seconds))
+    Streamed { bytes, hosts: None, seconds, is_verified: true }.line()
+}
+
+/// Says how many of how many hosts have a copy or a stream, if it went to several.
+fn to_hosts(hosts: Option<(usize, usize)>) -> String {
+    match hosts {
+        Some((done, all)) if done < all => format!(" to {done} of {all} hosts"),
+        Some((_, all)) => format!(" to {all} hosts"),
+        None => String::new(),
+    }
+}
+
+impl Streamed {
+    /// Formats the outcome as one line.
+    pub(crate) fn line(&self) -> String {
+        let Self { bytes, hosts, seconds, is_verified } = *self;
+        let speed = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, seconds))) } else { String::new() };
+        let verified = if is_verified { ", verified" } else { "" };
+        format!("{}{} in {}{speed}{verified}", size_words(bytes), to_hosts(hosts), seconds_words(seconds))
+    }
 }
 
 impl Copied {
@@ -275,11 +293,7 @@ impl Copied {
             0 if directories > 0 => several(directories, "directory", "directories"),
             files => several(files, "file", "files"),
         };
-        let count = match self.hosts {
-            Some((done, all)) if done < all => format!("{count} to {done} of {all} hosts"),
-            Some((_, all)) => format!("{count} to {all} hosts"),
-            None => count,
-        };
+        let count = format!("{count}{}", to_hosts(self.hosts));
         let (time, size) = (seconds_words(self.seconds), size_words(bytes));
         let fast = if bytes > 0 { format!(" ({})", rate_words(rate(bytes, self.seconds))) } else { String::new() };
         let is_compared = self.is_sync && (self.is_dry || self.tree.same > 0);
@@ -451,6 +465,10 @@ mod tests {
         assert_eq!(limited.plain_line(100), "49 %  53/107 MiB  420 MB/s (--bwlimit 100 %)  1 s left");
         assert_eq!(stream_line(300 << 20, 5.93), "300 MiB in 5.93 s (53 MB/s), verified");
         assert_eq!(stream_line(0, 0.5), "0 B in 0.50 s, verified");
+        let streamed = Streamed { bytes: 100 << 20, hosts: Some((2, 2)), seconds: 1.67, is_verified: true };
+        assert_eq!(streamed.line(), "100 MiB to 2 hosts in 1.67 s (63 MB/s), verified");
+        let less = Streamed { hosts: Some((1, 2)), is_verified: false, ..streamed };
+        assert_eq!(less.line(), "100 MiB to 1 of 2 hosts in 1.67 s (63 MB/s)");
     }
 
     #[test]

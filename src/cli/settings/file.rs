@@ -46,8 +46,12 @@ pub(super) enum Value {
     List(Vec<String>),
 }
 
-/// Beginning of the parser's message for a text without quotes. It goes on with "expected literal string".
-const UNQUOTED: &str = "string values must be quoted";
+/// Beginnings of the parser's messages for a text without quotes. If it begins with t, f, i or n, the parser expects
+/// true, false, inf or nan.
+const UNQUOTED: [&str; 3] = ["string values must be quoted", "invalid boolean", "invalid float"];
+
+/// Beginning of the parser's message for a key, or the name of a section, that needs quotes.
+const UNQUOTED_KEY: &str = "invalid unquoted key";
 
 /// An error in a file: the line, and the reason.
 type Wrong = (usize, String);
@@ -132,7 +136,16 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
     let table = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
         let reason = match error.message().lines().next().unwrap_or("invalid TOML") {
-            said if said.starts_with(UNQUOTED) => "a value that is not a number, true or false must be in quotes",
+            said if UNQUOTED.iter().any(|begin| said.starts_with(begin)) => {
+                "a value that is not a number, true or false must be in quotes"
+            }
+            said if said.starts_with(UNQUOTED_KEY) => {
+                let typed = text.lines().nth(line(offset) - 1).unwrap_or_default();
+                match typed.trim_start().starts_with("[host.") {
+                    true => "a pattern of hosts must be in quotes, as in [host.\"gpu*\"]",
+                    false => "keys consist of letters, digits, - and _",
+                }
+            }
             said => said,
         };
         (line(offset), reason.to_owned())
@@ -159,6 +172,13 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
             };
             if let Some((_, host)) = hosts.get_ref().rsplit_once('@') {
                 let reason = format!("a section for hosts has no USER@; write [{HOST}.\"{host}\"]");
+                return Err((line(hosts.span().start), reason));
+            }
+            // An address has several colons.
+            if let Some((host, rest)) = hosts.get_ref().split_once(':')
+                && (rest.is_empty() || rest.starts_with('/'))
+            {
+                let reason = format!("a section for hosts has no colon; write [{HOST}.\"{host}\"]");
                 return Err((line(hosts.span().start), reason));
             }
             add(Some(hosts.get_ref()), section)?;
@@ -214,6 +234,13 @@ mod tests {
             ("lanes = \n", 1, ""),
             ("quiet = yes\n", 1, "true or false must be in quotes"),
             ("lanes = 3\nbwlimit = 200M\n", 2, "a value that is not a number,"),
+            ("transport = tcp\n", 1, "true or false must be in quotes"),
+            ("lanes = four\n", 1, "true or false must be in quotes"),
+            ("via = ib0\n", 1, "true or false must be in quotes"),
+            ("encrypt = never\n", 1, "true or false must be in quotes"),
+            ("\n[host.gpu*]\nlanes = 1\n", 2, "a pattern of hosts must be in quotes, as in [host.\"gpu*\"]"),
+            ("[host.a]\nla*es = 1\n", 2, "keys consist of letters, digits, - and _"),
+            ("[host.\"h1:\"]\nlanes = 1\n", 1, "a section for hosts has no colon; write [host.\"h1\"]"),
             ("\n[hosts.a]\nlanes = 1\n", 2, "[host.\"PATTERN\"]"),
             ("host = 1\n", 1, "must be a section"),
             ("[host.\"u@h\"]\nlanes = 1\n", 1, "write [host.\"h\"]"),
@@ -224,6 +251,7 @@ mod tests {
         ] {
             let (at, reason) = parse(text).expect_err(text);
             assert!(at == line && reason.contains(part) && !reason.contains('\n'), "{text:?}: {at}: {reason}");
+            assert_eq!(reason.contains("pattern of hosts"), text.contains("[host.gpu*]"), "{text:?}: {reason}");
         }
     }
 

@@ -244,7 +244,16 @@ fn what_is_wrong_is_one_line_with_its_place() {
     for (text, expected) in [
         ("\nlanse = 3\n", ":2: unknown setting lanse; did you mean lanes?"),
         ("bogus = 3\n", ":1: unknown setting bogus"),
-        ("x = 3\n", ":1: unknown setting x"),
+        ("x = true\n", ":1: unknown setting x; did you mean one-file-system?"),
+        ("P = 22\n", ":1: unknown setting P; did you mean ssh-port?"),
+        ("i = 'key'\n", ":1: unknown setting i; options of ssh that are only a letter belong in ~/.ssh/config"),
+        ("5 = 1\n", ":1: unknown setting 5"),
+        ("n = true\n", ":1: unknown setting n"),
+        ("t = 'x'\n", ":1: unknown setting t"),
+        ("b = true\n", ":1: unknown setting b"),
+        ("0 = true\n", ":1: unknown setting 0"),
+        ("H = 'desk'\n", ":1: unknown setting H"),
+        ("q = true\n", ":1: unknown setting q; did you mean quiet?"),
         ("port_range = '1-2'\n", ":1: unknown setting port_range; did you mean port-range?"),
         ("[host.x]\nlanes = 99\n", ":2: --lanes 99: give 1 to 16"),
         ("transport = 'pigeon'\n", ":1: --transport pigeon: expected one of auto, rdma, prefer-rdma, tcp"),
@@ -314,6 +323,25 @@ fn no_file_is_no_setting_unless_it_is_named() {
     };
     assert!(settings(false).is_ok_and(|settings| settings.words == ["rdcp"]));
     assert!(settings(true).is_err_and(|failure| failure.message.is_some_and(|line| line.contains("does not exist"))));
+}
+
+/// As with rsync's `--no-x`.
+#[test]
+fn what_the_command_line_turns_off_is_left_out() {
+    let user = "sync = true\none-file-system = true\nitemize-changes = true\nno-implied-dirs = true\n";
+    let files = Files::new(user, "");
+    let set = "--sync --one-file-system --itemize-changes --no-implied-dirs";
+    assert_eq!(files.words::<CopyArguments>("rdcp a h:b"), format!("rdcp {set} a h:b"));
+    let typed = ["--no-x", "--no-itemize-changes", "--implied-dirs", "a", "h:b"].map(OsString::from);
+    let command = CopyArguments::command();
+    let done = crate::cli::habits::translate(typed, &command, |_| false).expect("options of rsync");
+    let line = done.words.join(OsStr::new(" ")).into_string().expect("text");
+    assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp --sync {line}"));
+    let shown = files.shown::<CopyArguments>(&format!("rdcp {line}"));
+    assert!(shown.contains("ignored: the command line turns it off\n") && !shown.contains("negated"), "{shown}");
+    // Typed again, it counts.
+    let words = files.words::<CopyArguments>("rdcp --negated=one-file-system -x a h:b");
+    assert_eq!(words, "rdcp --sync --itemize-changes --no-implied-dirs --negated=one-file-system -x a h:b");
 }
 
 #[test]

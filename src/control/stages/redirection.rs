@@ -18,6 +18,9 @@ use crate::fs::identity;
 /// The argument that asks this program to give a descriptor away.
 pub const WORD: &str = "--give-descriptor";
 
+/// What the shell calls itself in its messages.
+pub const NAME: &str = "rdpipe";
+
 /// The word after the redirection. It proves that the text was only a redirection: after a `;` the helper would not get
 /// it.
 const LAST: &str = "end";
@@ -72,7 +75,7 @@ impl Opening {
         let redirection = redirection.strip_suffix(b"\n").unwrap_or(redirection);
         let parts = [program, WORD.as_bytes(), number.as_bytes(), redirection, LAST.as_bytes()];
         let script = parts.join(&b' ');
-        let words = vec![OsString::from_vec(script), "rdpipe".into(), own.into()];
+        let words = vec![OsString::from_vec(script), NAME.into(), own.into()];
         let (complaints, stderr) = std::io::pipe()?;
         let standard = match side {
             Side::Input => [descriptors::null()?, theirs, stderr.into()],

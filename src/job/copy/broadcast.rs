@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Copy, entries, names_of, root_of};
-use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report};
+use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Fault, Found, Kind, Message, Placed, Report};
 use crate::control::join::Joiner;
 use crate::engine::{Figures, View};
 use crate::fault::{Exit, Failure, escaped};
@@ -60,6 +60,8 @@ struct Target {
     report: Option<Report>,
     /// Number of entries that the sender of an ordinary copy to this host could not send.
     unsent: u64,
+    /// Why the first entry could not be made on the host, as reported to the user.
+    first_unmade: Option<Failure>,
     failure: Option<Failure>,
     /// Host from which the tree is copied to this host by an ordinary copy.
     from: Option<usize>,
@@ -72,6 +74,8 @@ struct Target {
     done_after: Option<Duration>,
     /// Command that requested this host, and receives the outcome.
     joiner: Option<Joiner>,
+    /// Whether another command requested this host, in place of no host of this copy.
+    is_extra: bool,
     /// Whether the host was added again, as another target, after this one failed.
     is_replaced: bool,
 }
@@ -302,7 +306,11 @@ impl Copy<'_> {
                 run.note_copied(hop, side, bytes, tree);
             }
             Update::End(hop, side, Message::EntriesFailed(faults)) if run.copies.contains_key(&hop) => {
-                self.tell_failures(self.job.hops[hop].host(side), &faults);
+                let host = self.job.hops[hop].host(side);
+                if side == Side::To {
+                    self.note_unmade(run, host, &faults);
+                }
+                self.tell_failures(host, &faults);
             }
             Update::End(..) | Update::Agreed => {}
             Update::Say(line) => self.say(&line),
@@ -387,12 +395,22 @@ impl Copy<'_> {
                 }
                 target.report = Some(*report);
             }
-            Message::EntriesFailed(faults) => self.tell_failures(host, &faults),
+            Message::EntriesFailed(faults) => {
+                self.note_unmade(run, host, &faults);
+                self.tell_failures(host, &faults);
+            }
             Message::Say(line) => self.say_for(host, &line),
             Message::Kept(kept) => {
                 run.kept.insert(host, kept.bytes);
             }
             _ => {}
+        }
+    }
+
+    /// Records why the first entry could not be made on a host.
+    fn note_unmade(&self, run: &mut Run, host: usize, faults: &[Fault]) {
+        if let (Some(node @ 1..), Some(fault)) = (run.links.node_of(host), faults.first()) {
+            run.target_mut(node).first_unmade.get_or_insert_with(|| self.failure(host, fault));
         }
     }
 
@@ -433,8 +451,8 @@ impl Copy<'_> {
 
     /// Tells the user how far an interrupted copy has come, and how to resume it.
     fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
-        let all = run.targets.iter().filter(|target| !target.is_replaced);
-        let (done, all) = (all.clone().filter(|target| target.done_after.is_some()).count(), all.count());
+        let all: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
+        let (done, all) = (all.iter().filter(|&&at| run.targets[at].is_complete()).count(), all.len());
         let with = if self.plan.tree.sync { "" } else { " with --sync" };
         let others = if done > 0 { " on the others" } else { "" };
         let kept = match kept_bytes {
@@ -445,19 +463,36 @@ impl Copy<'_> {
     }
 
     fn show_hosts(&mut self, run: &Run) {
-        let shown: Vec<HostShown> = (0..run.targets.len()).map(|at| run.shown(at)).collect();
+        let counted: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
+        let place = |at: usize| counted.binary_search(&at).ok();
+        let shown = |&at: &usize| {
+            let shown = run.shown(at);
+            HostShown { before: shown.before.and_then(place), ..shown }
+        };
+        let shown: Vec<HostShown> = counted.iter().map(shown).collect();
         self.observer.show_hosts(&shown, run.source_state.received, run.source_state.has_all, run.began.elapsed());
     }
 
     /// Reports the outcome for each host, and returns the outcome of the whole broadcast.
     fn came_to_broadcast(&mut self, run: Run) -> Ended {
+        let counted: Vec<bool> = (0..run.targets.len()).map(|at| run.counts(at)).collect();
         let Run { targets, began, source, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut incomplete, mut first) = (0, 0, None);
         let mut tree = TreeFigures { is_synced: true, is_read_back: true, ..TreeFigures::default() };
         let (mut written, mut unsent) = (Written::default(), 0_u64);
-        let has_any = targets.iter().any(|target| target.done_after.is_some());
-        for target in targets.into_iter().filter(|target| !target.is_replaced) {
+        let has_any = targets.iter().any(Target::is_complete);
+        for (target, _) in targets.into_iter().zip(counted).filter(|(_, is_counted)| *is_counted) {
+            if let Some(failure) = target.unmade() {
+                failed_hosts += 1;
+                first.get_or_insert(failure.exit);
+                // What a host could not make has been reported as it came.
+                if target.first_unmade.is_none() {
+                    self.tell_failed(&failure);
+                }
+                hosts.push(HostEnded { spec: target.spec, failure: Some(failure) });
+                continue;
+            }
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
@@ -524,16 +559,16 @@ impl Copy<'_> {
             tree.failed = unmade;
             self.observer.event(&Event::Copied(event::Copied::new(self.label(source), &tree, false)));
         }
-        let failure = match (failed_hosts, self.first_failed) {
-            (0, None) => None,
-            (0, Some(_)) => {
+        let failure = match failed_hosts {
+            0 if unmade == 0 => None,
+            0 => {
                 let line = format!("{} not copied in full; the others were copied", entries(unmade));
                 Some(Failure::new(Exit::Partial, line))
             }
-            (failed, _) if failed == count => {
+            failed if failed == count => {
                 Some(Failure::new(first.unwrap_or(Exit::Partial), format!("all {count} hosts failed")))
             }
-            (failed, _) => Some(some_failed(failed, incomplete, count)),
+            failed => Some(some_failed(failed, incomplete, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
             tree: TreeFigures { amount: tree.amount, failed: unmade, ..TreeFigures::default() },
@@ -567,7 +602,37 @@ impl Copy<'_> {
     }
 }
 
+impl Target {
+    /// Returns why nothing at all was copied to the host. `None` if something was, or if the copy failed as a whole.
+    fn unmade(&self) -> Option<Failure> {
+        let made = &self.report.as_ref()?.tree;
+        let has_ended = self.failure.is_none() && self.done_after.is_some();
+        let is_unmade = has_ended && made.failed > 0 && made.amount.entries == 0;
+        let unnamed = || {
+            let label = escaped(self.spec.host());
+            Failure::new(Exit::Partial, format!("{label}: nothing was copied: {} failed", entries(made.failed)))
+        };
+        is_unmade.then(|| self.first_unmade.clone().unwrap_or_else(unnamed))
+    }
+
+    /// Whether the host has the copy, apart from single entries.
+    fn is_complete(&self) -> bool {
+        self.done_after.is_some() && self.unmade().is_none()
+    }
+}
+
 impl Run {
+    /// Whether a host counts for the outcome of this copy. A host that another command requested, and that never began,
+    /// counts only for that command.
+    fn counts(&self, at: usize) -> bool {
+        !self.targets[at].is_replaced && !self.is_not_added(at)
+    }
+
+    fn is_not_added(&self, at: usize) -> bool {
+        let target = &self.targets[at];
+        target.is_extra && target.done_after.is_none() && !self.nodes.contains(&at)
+    }
+
     fn target(&self, node: Node) -> &Target {
         &self.targets[self.nodes[node - 1]]
     }
@@ -581,6 +646,7 @@ impl Run {
         let node = self.nodes.iter().position(|&other| other == at).map(|at| at + 1);
         let tree = node.map(|node| self.chain.tree(node));
         let standing = match (tree, &target.failure) {
+            (Some(Tree::Done), _) if target.unmade().is_some() => HostStanding::Failed,
             (Some(Tree::Done), _) => HostStanding::Done,
             (None, None) if target.done_after.is_some() => HostStanding::Done,
             (None, None) => HostStanding::Starting,

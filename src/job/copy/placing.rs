@@ -176,8 +176,9 @@ impl Copy<'_> {
         };
         let is_one_host = found.windows(2).all(|two| two[0].0 == two[1].0);
         let bytes: usize = found.iter().map(|(_, found)| message_bytes(found)).sum();
+        let is_directory = found.iter().any(|(_, found)| found.kind == Kind::Directory);
         let advice = if !self.plan.tree.sync {
-            Some("use --sync to merge directories")
+            Some(if is_directory { "use --sync to merge directories" } else { "give one of them another name in DST" })
         } else if !self.plan.targets.is_empty() {
             Some("merging works for one destination host at a time, so name only one")
         } else if !is_one_host || bytes > BATCH_BYTES_MAX {

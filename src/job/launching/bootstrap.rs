@@ -77,7 +77,8 @@ impl AgentChoice {
                 format!("{label} has no {program}; install rdma-pipe there, or name an agent with --agent")
             }
             Otherwise::Fail => {
-                format!("{label} has no {program}; name another with --agent, or omit --agent to have one copied there")
+                let advice = "name another with --agent; without --agent and --no-bootstrap, one is copied there";
+                format!("{label} has no {program}; {advice}")
             }
             Otherwise::Cached => {
                 format!("{label} has no {program}; -n does not copy it there, but this does: rdsh {label} true")

@@ -4,12 +4,13 @@
 use std::time::{Duration, Instant};
 
 use super::{END_MAX, Pipeline, REST_MAX, grammar, quoted};
-use crate::control::frames::Message;
+use crate::control::frames::{Fault, Message};
 use crate::fault::{Exit, Failure};
 use crate::job::arrivals::some_failed;
 use crate::job::copy::broadcast::branches::{Branches, Feed, Lag, Standing};
 use crate::job::event::{self, Event};
 use crate::job::failures::line_of;
+use crate::job::progress::Streamed;
 
 /// Options of a stream that goes to several hosts.
 #[derive(Clone, Copy, Debug)]
@@ -158,12 +159,8 @@ impl Pipeline<'_> {
     pub(super) fn judge_branches(&mut self, is_explained: bool) -> Option<Failure> {
         let first = self.plan.branching.as_ref()?.first;
         let count = self.stages.len() - first;
-        if let Some(branches) = &self.branches
-            && let Some(fault) = branches.source_fault()
-            && fault.own
-            && Exit::from_code(fault.exit) == Exit::Source
-        {
-            return Some(self.job.failure(branches.source(), fault));
+        if let Some(failure) = self.source_failure() {
+            return Some(failure);
         }
         let failures: Vec<Failure> =
             (first..self.stages.len()).filter_map(|number| self.branch_failure(number)).collect();
@@ -183,6 +180,36 @@ impl Pipeline<'_> {
             }
             failed => Some(some_failed(failed, 0, count)),
         }
+    }
+
+    /// Returns the failure to read the stream, if its source is no command.
+    fn source_failure(&self) -> Option<Failure> {
+        let branches = self.branches.as_ref()?;
+        let is_unread = |fault: &&Fault| fault.own && Exit::from_code(fault.exit) == Exit::Source;
+        let fault = branches.source_fault().filter(is_unread)?;
+        Some(self.job.failure(branches.source(), fault))
+    }
+
+    /// Returns what became of the stream. `None` if it went to a single host, if it failed as a whole, or if no host
+    /// has it.
+    pub(super) fn streamed(&self) -> Option<Streamed> {
+        let (branches, first) = (self.branches.as_ref()?, self.plan.branching.as_ref()?.first);
+        let has_failed = self.signal.is_some()
+            || self.fatal.is_some()
+            || self.source_failure().is_some()
+            || (0..first).any(|number| self.stage_failure(number, &self.stages[number]).is_some());
+        let has_it = |number: &usize| self.branch_failure(*number).is_none();
+        let done: Vec<usize> = (first..self.stages.len()).filter(has_it).collect();
+        if has_failed || done.is_empty() {
+            return None;
+        }
+        let (bytes, took) = branches.came_to();
+        Some(Streamed {
+            bytes,
+            hosts: Some((done.len(), self.stages.len() - first)),
+            seconds: took.as_secs_f64(),
+            is_verified: done.iter().all(|&number| branches.is_proven(number)),
+        })
     }
 
     /// Returns why the branch of a stage has failed, with its host.

@@ -33,7 +33,14 @@ impl Spec {
     /// A sentence for the user.
     pub(crate) fn parse(argument: &OsStr) -> Result<Self, String> {
         let bytes = argument.as_bytes();
-        let (host, text) = split(bytes).unwrap_or((Vec::new(), bytes));
+        let (host, text) = match split(bytes) {
+            Some(parts) => parts,
+            None if is_other_list(bytes) => {
+                let line = "for several hosts, write 'n[1,2]:COMMAND', with numbers or ranges in the brackets";
+                return Err(format!("{}: {line}", escaped(argument)));
+            }
+            None => (Vec::new(), bytes),
+        };
         if host.starts_with(b"-") {
             return Err(format!("a host cannot begin with a dash: {}", escaped(argument)));
         }
@@ -42,6 +49,10 @@ impl Spec {
         if spec.text.trim_ascii().len() == operator {
             return Err(match operator {
                 0 if spec.host.is_empty() => "empty command".to_owned(),
+                1.. if spec.host.is_empty() && spec.text.trim_ascii().iter().all(|&byte| byte == b'|') => {
+                    let operator = escaped(OsStr::from_bytes(spec.text.trim_ascii()));
+                    format!("leave out {operator}: each argument is a stage, and its output goes to the next")
+                }
                 0 => {
                     let host = spec.label();
                     format!("no command after {host}: in the same argument; write {host}:'COMMAND'")
@@ -149,6 +160,15 @@ fn split(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     }
     let end = Some(name_bytes(rest)).filter(|&end| end > 0 && rest.get(end) == Some(&b':'))?;
     Some(([user, &rest[..end]].concat(), &rest[end + 1..]))
+}
+
+/// Reports whether an argument begins with a list of hosts that [`split`] does not know, such as `n1,n2:`, `{n1,n2}:`
+/// or `n[1-2:`. No command has such a name.
+fn is_other_list(bytes: &[u8]) -> bool {
+    let Some(end) = bytes.iter().position(|&byte| byte == b':') else { return false };
+    let list = &bytes[..end];
+    let is_list = list.iter().any(|byte| b",{".contains(byte)) || list.iter().skip(1).any(|&byte| byte == b'[');
+    is_list && list.iter().all(|byte| is_name(byte) || b"@,{}[]".contains(byte))
 }
 
 /// A stage with its place in the pipeline.
@@ -324,11 +344,24 @@ mod tests {
             ("h\u{e9}:x", "", "h\u{e9}:x"),
             ("h :x", "", "h :x"),
             ("> f", "", "> f"),
+            ("h[1-2]:x", "h[1-2]", "x"),
         ] {
             assert_eq!(spec(text), Spec { host: host.into(), text: command.into() }, "{text}");
         }
         for text in ["", " ", "h:", "h: ", ":", "h:<", "h:> ", "h:>>", "-x:y"] {
             assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
+        }
+        for text in ["n1,n2:cat", "me@{n1,n2}:cat", "h[1-2:cat", "h[a-b]:cat", "[h1,h2]:cat"] {
+            let reason = Spec::parse(OsStr::new(text)).expect_err(text);
+            assert!(reason.starts_with(&format!("{text}: for several hosts, write 'n[1,2]:COMMAND'")), "{reason}");
+        }
+        for text in ["|", " | ", "||"] {
+            let begin = format!("leave out {}: each argument is a stage", text.trim());
+            assert!(Spec::parse(OsStr::new(text)).is_err_and(|reason| reason.starts_with(&begin)), "{text}");
+        }
+        // Words of a shell that contain a comma, a brace or a bracket.
+        for text in ["{ echo a:b; }", "x=a,b:c cmd", "./a,b:c", "a[1]=x:y", "tr a,b :", "[[ a:b ]]", "test,"] {
+            assert_eq!(spec(text).host, "", "{text}");
         }
     }
 

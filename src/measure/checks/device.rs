@@ -51,7 +51,7 @@ pub(super) fn devices(facts: &Facts) -> Vec<Finding> {
                 ("the device has no GUID", advice)
             };
             let why = "InfiniBand addresses are derived from it, and devices without one cannot be told apart";
-            findings.push(Finding::warning("device", "guid-zero", found, why, Fix::Do(advice)).about(name));
+            findings.push(Finding::warning("device", "guid-zero", found, why, Fix::advice(advice)).about(name));
         } else if let Some(other) = facts.devices[..at].iter().find(|other| other.node_guid == *guid) {
             // Functions of the same adapter may share a GUID by design.
             let function =
@@ -62,7 +62,7 @@ pub(super) fn devices(facts: &Facts) -> Vec<Finding> {
                     "guid-twice",
                     format!("{} has the same GUID {guid}", other.name),
                     "the fabric delivers packets for one to the other",
-                    Fix::Do(format!("give one of them a unique GUID: mstflint -d {name} -guid GUID sg")),
+                    Fix::advice(format!("give one of them a unique GUID: mstflint -d {name} -guid GUID sg")),
                 );
                 findings.push(finding.about(name));
             }
@@ -116,7 +116,7 @@ fn judged(device: &Device, port: &Port, any_active: bool) -> Finding {
             let (interface, physical) = (&port.interface, &port.physical);
             let found = joined(["down".to_owned(), phrase("on", interface), format!("({physical})")], " ");
             let fix = if port.link_layer == "Ethernet" && !interface.is_empty() && physical == "Disabled" {
-                Fix::Run(format!("ip link set dev {interface} up"))
+                Fix::command(format!("ip link set dev {interface} up"))
             } else {
                 Fix::advice("check the cable, transceiver and switch port, and that the interface is up")
             };
@@ -153,13 +153,13 @@ pub(super) fn mtu(facts: &Facts) -> Vec<Finding> {
                 (
                     format!("{found}, because {interface} has MTU {interface_mtu}"),
                     "the same data takes more packets; switches and the other host need the larger MTU too",
-                    Fix::Run(format!("ip link set dev {interface} mtu {JUMBO}")),
+                    Fix::command(format!("ip link set dev {interface} mtu {JUMBO}")),
                 )
             } else if port.is_roce() && interface_mtu > 0 {
                 (
                     format!("{found}, although {interface} has MTU {interface_mtu}"),
                     "the device still uses the MTU from when it was started",
-                    Fix::Run(format!("ip link set dev {interface} down && ip link set dev {interface} up")),
+                    Fix::command(format!("ip link set dev {interface} down && ip link set dev {interface} up")),
                 )
             } else {
                 let advice = "set 4096 in the subnet manager's partitions.conf: Default=0x7fff, ipoib, mtu=5";
@@ -185,7 +185,7 @@ pub(super) fn gids(facts: &Facts) -> Vec<Finding> {
                 "gids-missing",
                 format!("none for RoCE v2, although {} has an address", port.interface),
                 "only RoCE v2 is routable, and peers expect it",
-                Fix::Run(format!("cma_roce_mode -d {} -m 2", device.name)),
+                Fix::command(format!("cma_roce_mode -d {} -m 2", device.name)),
             )
         } else if port.gids_routable > 0 {
             let found = format!("{} in use, {} of them RoCE v2 with an IP address", port.gids, port.gids_routable);
@@ -247,7 +247,7 @@ fn address_missing(interface: &Interface) -> Finding {
         "address-missing",
         format!("{name} has no IP address"),
         "RDMA connections are made to IP addresses; without one the port is not used",
-        Fix::Run(format!(
+        Fix::command(format!(
             "{up}ip address add \"${{ADDRESS_{variable}:?set it to an address such as 10.0.0.1/24}}\" dev {name}"
         )),
     )
@@ -310,7 +310,7 @@ pub(super) fn pcie(facts: &Facts) -> Vec<Finding> {
                 "pcie-slow",
                 format!("{found}; the card supports {}", gts(pci.speed_max, lanes)),
                 why,
-                Fix::Do(format!(
+                Fix::advice(format!(
                     "move the card to a slot with {lanes} lanes, or reseat it; lspci -vv -s {address} shows LnkCap and LnkSta"
                 )),
             )

@@ -119,11 +119,11 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
 /// Returns how this host installs a package, which has one name in Debian and another in Red Hat.
 fn install(facts: &Facts, debian: &str, red_hat: &str) -> Fix {
     if is_like(facts, &["debian", "ubuntu"]) {
-        Fix::Run(format!("apt-get install -y {debian}"))
+        Fix::command(format!("apt-get install -y {debian}"))
     } else if is_like(facts, &["fedora", "rhel", "centos", "amzn"]) {
-        Fix::Run(format!("dnf install -y {red_hat}"))
+        Fix::command(format!("dnf install -y {red_hat}"))
     } else if is_like(facts, &["suse", "opensuse", "sles"]) {
-        Fix::Run(format!("zypper --non-interactive install {red_hat}"))
+        Fix::command(format!("zypper --non-interactive install {red_hat}"))
     } else if is_like(facts, &["arch"]) {
         Fix::command("pacman -S --needed --noconfirm rdma-core")
     } else {
@@ -198,7 +198,8 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
 
 /// Reports a device file that could not be opened.
 fn unopened(path: &str, error: Errno, is_container: bool) -> Finding {
-    let container = || Fix::Do(format!("start the container with --device {path}, or with --device /dev/infiniband"));
+    let container =
+        || Fix::advice(format!("start the container with --device {path}, or with --device /dev/infiniband"));
     let (code, found, why, fix) = match error {
         Errno::NOENT => {
             let (why, fix) = if is_container {
@@ -220,7 +221,7 @@ fn unopened(path: &str, error: Errno, is_container: bool) -> Finding {
             "node-denied",
             format!("this user has no permission to open {path}"),
             "only root can use RDMA",
-            Fix::Run(format!(
+            Fix::command(format!(
                 "chmod 0666 {path} && printf 'KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"\\n' >/etc/udev/rules.d/90-rdma.rules"
             )),
         ),

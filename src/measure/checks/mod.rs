@@ -47,7 +47,7 @@ fn is_like(facts: &Facts, names: &[&str]) -> bool {
 
 /// Returns a command that loads a module now and at every boot.
 fn load(module: &str) -> Fix {
-    Fix::Run(format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf"))
+    Fix::command(format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf"))
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ fn duplicates(path: &Path) -> Vec<Finding> {
                     "address-twice",
                     format!("both {} here and {} there have {ip}", ours.name, theirs.name),
                     "packets to it reach either of the two hosts, or neither",
-                    Fix::Do(format!(
+                    Fix::advice(format!(
                         "give one of the two another address: ip address del {ip}/BITS dev INTERFACE, ip address add"
                     )),
                 ));
@@ -173,7 +173,7 @@ fn mtus(path: &Path) -> Vec<Finding> {
             "mtu-differs",
             format!("{} here has MTU {}, {} there has {}", ours.name, ours.mtu, theirs.name, theirs.mtu),
             "large packets are dropped silently, and connections stall",
-            Fix::Do(format!("ip link set dev {} mtu {} on the host where it is {}", less.name, more.mtu, less.mtu)),
+            Fix::advice(format!("ip link set dev {} mtu {} on the host where it is {}", less.name, more.mtu, less.mtu)),
         )
     };
     near(path).filter(|(ours, theirs, _)| differ(ours, theirs)).map(finding).collect()
@@ -286,13 +286,14 @@ fn let_in(firewall: &str, ports: &RangeInclusive<u16>, protocol: &str) -> Fix {
     let (first, last) = (ports.start(), ports.end());
     let range = |by: &str| if first == last { first.to_string() } else { format!("{first}{by}{last}") };
     match firewall {
-        "firewall-cmd" => {
-            Fix::Run(format!("firewall-cmd --permanent --add-port={}/{protocol} && firewall-cmd --reload", range("-")))
-        }
-        "ufw" => Fix::Run(format!("ufw allow {}/{protocol}", range(":"))),
-        "nft" => Fix::Run(format!("nft insert rule inet filter input {protocol} dport {} accept", range("-"))),
-        "iptables" => Fix::Run(format!("iptables -I INPUT -p {protocol} --dport {} -j ACCEPT", range(":"))),
-        _ => Fix::Do(format!("open {protocol} ports {} in the firewalls between the two hosts", range("-"))),
+        "firewall-cmd" => Fix::command(format!(
+            "firewall-cmd --permanent --add-port={}/{protocol} && firewall-cmd --reload",
+            range("-")
+        )),
+        "ufw" => Fix::command(format!("ufw allow {}/{protocol}", range(":"))),
+        "nft" => Fix::command(format!("nft insert rule inet filter input {protocol} dport {} accept", range("-"))),
+        "iptables" => Fix::command(format!("iptables -I INPUT -p {protocol} --dport {} -j ACCEPT", range(":"))),
+        _ => Fix::advice(format!("open {protocol} ports {} in the firewalls between the two hosts", range("-"))),
     }
 }
 

@@ -98,7 +98,7 @@ fn window(host: &Facts, settings: &TcpSettings, in_flight: u64, mbps: u64, micro
             link_rate(mbps)
         ),
         "copies take seconds to open that many, or do not fill the link; programs with one connection never do",
-        Fix::Run(format!("sysctl -w net.ipv4.tcp_rmem='{receive}' net.ipv4.tcp_wmem='{send}' {KEEP}")),
+        Fix::command(format!("sysctl -w net.ipv4.tcp_rmem='{receive}' net.ipv4.tcp_wmem='{send}' {KEEP}")),
     );
     Some(finding.about(&host.host))
 }
@@ -123,7 +123,7 @@ fn congestion(host: &Facts, settings: &TcpSettings, micros: u64, lost: bool) -> 
         "congestion-control",
         format!("{control} at a round trip of {}{seen}", time(micros)),
         "it treats every loss as congestion, and recovers slowly",
-        Fix::Run(format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair} {KEEP}")),
+        Fix::command(format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair} {KEEP}")),
     );
     Some(finding.about(&host.host))
 }

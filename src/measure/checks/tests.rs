@@ -342,6 +342,7 @@ fn a_way_that_is_well() {
     let speed = way.speed.as_ref().expect("it").as_ref().expect("it");
     let ceiling = super::path::ceiling_mbps(&way, speed);
     assert!((97_000..100_000).contains(&ceiling), "{ceiling}");
+    assert!(findings[3].found.contains("% of the link's"), "{}", findings[3].found);
 }
 
 #[test]

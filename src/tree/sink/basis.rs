@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, FallocateFlags, OFlags, Stat, fallocate, fstat, ioctl_
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
-use crate::fs::holes::{self, hash_of_zeros, is_hole, is_zero};
+use crate::fs::holes::{self, PAGE_BYTES, data_in, hash_of_zeros, is_hole};
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash16, identity, is_regular, open_quietly, read_up_to, write_at};
 
@@ -225,14 +225,30 @@ impl Basis {
             }
             hasher.update(part);
             if let Some(target) = target
-                && !(self.keeps_holes && is_zero(part))
+                && self.write(target, part, at)?
             {
-                write_at(target, part, at)?;
                 check_stored(part, at)?;
             }
             at += wanted as u64;
         }
         Ok(Some(hash16(&hasher.finalize())))
+    }
+
+    /// Writes data of the older file to the new one, and returns whether there was any. If the new file may have holes,
+    /// zeros are left out. If the older file has holes, each page of zeros is, because a hole may be one page; otherwise
+    /// only a piece that is all zeros. Holes are looked for in the data, which has been hashed, because the older file
+    /// may change.
+    fn write(&self, target: &OwnedFd, part: &[u8], at: u64) -> Result<bool, Errno> {
+        if !self.keeps_holes {
+            return write_at(target, part, at).map(|()| true);
+        }
+        let unit_bytes = if self.may_have_holes { PAGE_BYTES } else { part.len() };
+        let mut is_any = false;
+        for data in data_in(part, unit_bytes) {
+            write_at(target, &part[data.clone()], at + data.start as u64)?;
+            is_any = true;
+        }
+        Ok(is_any)
     }
 
     /// Records that data for this range, in bytes, has arrived.

@@ -146,6 +146,9 @@ pub(super) fn below(parents: &[Arc<OwnedFd>], name: &[u8]) -> Vec<Arc<OwnedFd>> 
 
 /// Looks elsewhere for a listed file that would be sent according to `verdict`. A file that matches by size and time is
 /// taken at once. A file that must be proven, or that differs, is compared with the sender's.
+///
+/// With `--checksum`, an existing file that may be unchanged is compared instead: the sender compares only one file, and
+/// one that is unchanged must not be replaced.
 pub(super) fn look(
     directory: &OpenDirectory,
     name: &[u8],
@@ -157,9 +160,18 @@ pub(super) fn look(
     if verdict.is_settled() || options.in_place || !directory.looks_elsewhere() {
         return Ok((verdict, None));
     }
+    let has_time = |stat: &Stat| options.sizes.size_only || is_same_time(options, stat, described);
+    // If times are kept, a file with another time is most likely an older version. With `--backup-dir` that is not
+    // relied on: if the file were replaced by its own contents, they would replace the backup of an older version.
+    let may_be_unchanged = |own: &Stat| {
+        own.st_size as u64 == size && (has_time(own) || !options.times || directory.shared.backup.is_some())
+    };
+    let is_compared = options.checksum && verdict != Verdict::Wanted;
+    if is_compared && directory.stat(name).is_ok_and(|own| may_be_unchanged(&own)) {
+        return Ok((verdict, None));
+    }
     let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::at(alternate, name.to_vec()));
     let mut found: Vec<Elsewhere> = found.collect();
-    let has_time = |stat: &Stat| options.sizes.size_only || is_same_time(options, stat, described);
     let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && has_time(&one.stat) && one.is_whole(options);
     if !options.checksum {
         for like in found.iter().filter(|one| is_like(one)) {

@@ -216,8 +216,8 @@ fn verdict(
     }
     let is_same = is_same_time || options.sizes.size_only;
     if old.st_size as u64 == size && is_same && !options.checksum && !is_marked {
-        keep_or_copy(directory, name, described, &old)?;
-        return Ok(Verdict::Same);
+        let is_done = keep_or_copy(directory, name, described, &old)?;
+        return Ok(if is_done { Verdict::Same } else { Verdict::Wanted });
     }
     if options.append_verify && old.st_size as u64 >= size && !is_marked {
         directory.list(name, Medium::Disk);
@@ -427,14 +427,16 @@ fn describe(
     Ok(())
 }
 
-/// Like [`keep`], for a regular file. If the file must not change, a new one is made from its contents.
-fn keep_or_copy(directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, stat: &Stat) -> Result<(), Fault> {
+/// Like [`keep`], for a regular file. If the file must not change, a new one is made from its contents. Returns `false`
+/// if they cannot be read, or if another file has taken the name: then they must be sent.
+fn keep_or_copy(directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, stat: &Stat) -> Result<bool, Fault> {
     if keep(directory, name, described, stat)? {
-        return Ok(());
+        return Ok(true);
     }
     let opened = open_regular(directory.fd.as_fd(), name).filter(|(_, opened)| identity(opened) == identity(stat));
-    let (file, stat) = opened.ok_or(Errno::STALE)?;
-    elsewhere::copy(directory, name, described, &file, &stat)
+    let Some((file, stat)) = opened else { return Ok(false) };
+    elsewhere::copy(directory, name, described, &file, &stat)?;
+    Ok(true)
 }
 
 impl Wanted {
@@ -455,16 +457,17 @@ impl Wanted {
     pub fn keep(self) {
         let (name, described) = (self.directory.final_name(&self.name), self.metadata.borrow());
         let kept = match &self.elsewhere {
-            Some(elsewhere) => elsewhere
-                .take(&self.directory, name, &described)
-                .and_then(|is_there| if is_there { Ok(()) } else { Err(Errno::STALE.into()) }),
-            None => self
-                .there(name)
-                .and_then(|stat| keep_or_copy(&self.directory, name, &described, &stat))
-                .inspect(|()| self.directory.clear_mark(name)),
+            Some(elsewhere) => elsewhere.take(&self.directory, name, &described),
+            None => self.there(name).and_then(|stat| keep_or_copy(&self.directory, name, &described, &stat)),
         };
-        if let Err(fault) = kept {
-            self.directory.shared.fail(&self.directory.path(name), fault);
+        match kept {
+            Ok(true) if self.elsewhere.is_none() => self.directory.clear_mark(name),
+            Ok(true) => {}
+            Ok(false) => {
+                let fault = Fault::Explained(Errno::STALE, HAS_CHANGED);
+                self.directory.shared.fail(&self.directory.path(name), fault);
+            }
+            Err(fault) => self.directory.shared.fail(&self.directory.path(name), fault),
         }
     }
 }

@@ -16,6 +16,9 @@ use crate::options::TransferOptions;
 
 pub(in crate::job) use super::chain::Lag;
 
+/// How long the ends of hops may take to report what they moved, once no node takes any more of the stream.
+const REPORTS_MAX: Duration = Duration::from_secs(1);
+
 /// A host that gets the stream.
 #[derive(Default)]
 struct Branch {
@@ -50,7 +53,8 @@ pub(in crate::job) struct Branches {
     began: Instant,
     source_state: BroadcastState,
     source_report: Option<Report>,
-    is_over: bool,
+    /// When the last node had ended.
+    over_since: Option<Instant>,
     said: Vec<String>,
 }
 
@@ -92,13 +96,13 @@ impl Branches {
         let hosts = std::iter::once(source).chain(stages.iter().map(|&(host, _)| host)).collect();
         Self {
             chain: Chain::new(stages.len() + 1, SPOOL_BYTES, stall, lag),
-            links: Links::new(hosts, options),
+            links: Links::of_pipeline(hosts, options),
             stall,
             branches,
             began: Instant::now(),
             source_state: BroadcastState::default(),
             source_report: None,
-            is_over: false,
+            over_since: None,
             said: Vec::new(),
         }
     }
@@ -171,7 +175,7 @@ impl Branches {
 
     /// Carries out pending actions, and advances the time.
     pub(in crate::job) fn turn(&mut self, job: &mut Job) {
-        if self.is_over {
+        if self.over_since.is_some() {
             return;
         }
         self.act(job);
@@ -188,7 +192,7 @@ impl Branches {
             match self.links.act(job, action) {
                 Some(Action::Out(node, why)) => self.note_out(job, node, why),
                 Some(Action::End) => {
-                    self.is_over = true;
+                    self.over_since.get_or_insert_with(Instant::now);
                     // No node wants any more of the stream. The command that makes the stream notices that at its next
                     // write.
                     if self.source_report.is_none() {
@@ -225,7 +229,28 @@ impl Branches {
 
     /// Reports whether no node takes any more of the stream.
     pub(in crate::job) fn are_over(&self) -> bool {
-        self.is_over
+        self.over_since.is_some()
+    }
+
+    /// Reports whether the hops have also reported what they moved, or are no longer waited for. Hops of a stream that
+    /// was not wanted to its end may never report anything.
+    pub(in crate::job) fn have_reported(&self, job: &Job) -> bool {
+        let is_due = |since: Instant| since.elapsed() >= REPORTS_MAX;
+        self.links.proof.is_none() || self.over_since.is_some_and(is_due) || self.links.are_over(job)
+    }
+
+    /// Returns the length of the stream as far as it was made, and how long the hosts took to get it.
+    pub(in crate::job) fn came_to(&self) -> (u64, Duration) {
+        let ended = self.over_since.unwrap_or_else(Instant::now);
+        // The proof comes before the source's last state.
+        let bytes = self.links.proof.map_or(self.source_state.received, |proof| proof.bytes);
+        (bytes, ended.saturating_duration_since(self.began))
+    }
+
+    /// Whether the branch of a stage has taken the whole stream and found it to be what the source has sent.
+    pub(in crate::job) fn is_proven(&self, stage: usize) -> bool {
+        let branch = self.branches.iter().find(|branch| branch.stage == stage);
+        branch.and_then(|branch| branch.report.as_ref()).is_some_and(|report| report.fault.is_none())
     }
 
     /// Returns a measure of progress: the bytes of the source and of all branches together. A stream that moves is not

@@ -102,7 +102,10 @@ impl Copy<'_> {
             }
         }
         run.streaming = nodes.len();
-        nodes.into_iter().for_each(|at| run.add_node(at));
+        for at in nodes {
+            self.say_added(&run.targets[at]);
+            run.add_node(at);
+        }
         self.begin_nodes(run);
     }
 
@@ -175,6 +178,7 @@ impl Copy<'_> {
     /// Adds a host that has arrived to the broadcast that has begun.
     fn join(&mut self, run: &mut Run, at: usize) {
         let is_new = run.targets[at].placed.as_ref().is_some_and(|placed| !placed.is_there);
+        self.say_added(&run.targets[at]);
         run.add_node(at);
         let node = run.chain.join(is_new);
         debug_assert_eq!(node, run.nodes.len());
@@ -226,15 +230,19 @@ impl Copy<'_> {
                 return joiner.tell(&JoinState { bytes: 0, outcome });
             }
         };
-        self.say(&format!("added {}", escaped(spec.host())));
-        let mut is_again = false;
-        for before in run.targets.iter_mut().filter(|target| target.spec.host() == spec.host()) {
-            is_again |= before.host.is_some();
-            before.is_replaced = true;
+        self.say(&format!("adding {}", escaped(spec.host())));
+        let (mut is_again, mut is_extra) = (false, true);
+        for at in 0..run.targets.len() {
+            if run.targets[at].spec.host() == spec.host() {
+                is_extra &= run.is_not_added(at);
+                is_again |= run.targets[at].host.is_some();
+                run.targets[at].is_replaced = true;
+            }
         }
-        let target = self.start(&spec, run.source, is_again);
+        let target = Target { joiner: Some(joiner), is_extra, ..self.start(&spec, run.source, is_again) };
         let is_open = target.is_open();
-        run.targets.push(Target { joiner: Some(joiner), ..target });
+        self.say_not_added(&target);
+        run.targets.push(target);
         if is_open && run.has_begun {
             run.chain.expect(1);
         }
@@ -260,6 +268,21 @@ impl Copy<'_> {
         }
     }
 
+    /// Tells the user that a host which another command requested has begun.
+    fn say_added(&mut self, target: &Target) {
+        if target.joiner.is_some() {
+            self.say(&format!("added {}", escaped(target.spec.host())));
+        }
+    }
+
+    /// Tells the user why a host which another command requested has failed before it began.
+    fn say_not_added(&mut self, target: &Target) {
+        let why = target.failure.as_ref().and_then(|failure| failure.message.as_deref());
+        if let Some(why) = why.filter(|_| target.is_extra) {
+            self.say(&format!("{} was not added: {why}", escaped(target.spec.host())));
+        }
+    }
+
     /// Records the failure of a host that is not a node, and will not become one.
     pub(super) fn fail_target(&mut self, run: &mut Run, at: usize, failure: Failure) {
         let target = &mut run.targets[at];
@@ -267,6 +290,7 @@ impl Copy<'_> {
         // A host where the source itself stands is done, and no longer needed.
         if target.failure.is_none() && target.done_after.is_none() {
             target.failure = Some(failure);
+            self.say_not_added(target);
             if run.has_begun {
                 run.chain.will_not_join();
             }
@@ -344,7 +368,8 @@ impl Run {
         // Entries that the source could not read are missing on the host that gave the copy, too.
         let unread = self.source_report.as_ref().map_or(0, |report| report.tree.failed).max(target.unsent);
         let failed = target.report.as_ref().map_or(0, |report| report.tree.failed) + unread;
-        match (&target.failure, &target.report, target.done_after) {
+        let unmade = target.unmade();
+        match (target.failure.as_ref().or(unmade.as_ref()), &target.report, target.done_after) {
             (None, Some(report), Some(_)) if failed == 0 => {
                 let size = size_words(report.tree.amount.bytes);
                 JoinOutcome {
@@ -359,10 +384,9 @@ impl Run {
             // Nothing had to be copied.
             (None, None, Some(_)) => JoinOutcome { exit: 0, line: format!("{label}: has the source; left unchanged") },
             (failure, ..) => {
-                let any = failure.as_ref().or(self.source_failure.as_ref());
+                let any = failure.or(self.source_failure.as_ref());
                 let exit = any.map_or(Exit::LinkLost, |failure| failure.exit);
-                let own =
-                    failure.as_ref().and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
+                let own = failure.and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
                 let line = own.unwrap_or_else(|| {
                     let line = any.and_then(|failure| failure.message.as_deref());
                     format!("{label}: {}", line.unwrap_or_else(|| super::why_failed(target.why, false)))

@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::chain::{Action, Chain, LinkEnd, LinkId, Node, SOURCE, Why};
 use crate::control::frames::{self, BroadcastProof, Fault, Message};
 use crate::fault::Exit;
-use crate::job::Job;
 use crate::job::event::rate;
 use crate::job::hop::Side;
+use crate::job::pipeline::grammar;
+use crate::job::{EndOf, Job};
 use crate::options::TransferOptions;
 
 /// How long a probe measures what a link could carry.
@@ -40,6 +41,8 @@ pub(super) struct Links {
     pub(super) hosts: Vec<usize>,
     /// What the stream must have been, once the source has reported it.
     pub(super) proof: Option<BroadcastProof>,
+    /// Whether hops name their hosts as those of a pipeline do.
+    is_pipeline: bool,
     options: TransferOptions,
     links: HashMap<usize, LinkId>,
     /// Hops used only for measuring.
@@ -52,6 +55,11 @@ impl Links {
         Self { hosts, options: TransferOptions { reconnect: 0, ..options.clone() }, ..Self::default() }
     }
 
+    /// Makes the same for the hosts of a pipeline.
+    pub(super) fn of_pipeline(hosts: Vec<usize>, options: &TransferOptions) -> Self {
+        Self { is_pipeline: true, ..Self::new(hosts, options) }
+    }
+
     /// Returns the node on a host.
     pub(super) fn node_of(&self, host: usize) -> Option<Node> {
         self.hosts.iter().position(|&other| other == host)
@@ -61,8 +69,16 @@ impl Links {
     pub(super) fn act(&mut self, job: &mut Job, action: Action) -> Option<Action> {
         match action {
             Action::Connect { link, from, to } => {
-                let jobs = [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast];
-                let hop = job.session([self.hosts[from], self.hosts[to]], jobs, &self.options);
+                let end = |node: Node, task| {
+                    let host = self.hosts[node];
+                    let name = match self.is_pipeline {
+                        true => grammar::label(&job.hosts[host].name),
+                        false => job.hosts[host].label(),
+                    };
+                    EndOf { host, stage: None, name, job: task }
+                };
+                let [from, to] = [end(from, frames::Job::SendBroadcast), end(to, frames::Job::ReceiveBroadcast)];
+                let hop = job.connect(from, to, &self.options, false);
                 self.links.insert(hop, link);
             }
             Action::Stop(link) => {
@@ -107,6 +123,11 @@ impl Links {
     /// Returns the hops of the chain.
     pub(super) fn hops(&self) -> impl Iterator<Item = usize> {
         self.links.keys().copied()
+    }
+
+    /// Whether all hops of the chain are over.
+    pub(super) fn are_over(&self, job: &Job) -> bool {
+        self.links.keys().all(|&hop| is_over(job, hop))
     }
 
     /// Reports hops that have met, and hops that are over, to the chain.

@@ -213,6 +213,10 @@ fn a_copy_that_gets_no_further_is_given_up() {
         assert_eq!(chain.stuck(now, now), []);
     }
     assert_eq!(stuck_after(&mut copies_to(1), 0, &[]), (30 * 60 + 1, vec![1, 2, 3, 4]));
+    // Nor does the time count in which the caller was stopped.
+    let (mut chain, woken) = (copies_to(0), Duration::from_secs(3000));
+    chain.tick(woken);
+    assert_eq!(chain.stuck(woken, Duration::ZERO), []);
 }
 
 /// After a chain, a copy is given up soon if others wait for its giver. A copy for which nobody waits gets more time.

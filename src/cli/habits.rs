@@ -183,6 +183,8 @@ pub struct Translated {
     pub key: Option<OsString>,
     /// Whether `--sync` is given, with which letters have rsync's meanings.
     is_sync: bool,
+    /// Whether a letter or a limit was read with another meaning than it has with `--sync`.
+    pub is_read_without_sync: bool,
     /// Whether `--files-from` is given, with which rsync's `-a` is not recursive.
     is_listed: bool,
     /// Whether rsync's `--ignore-times` is given, which stands for `--checksum`.
@@ -276,8 +278,9 @@ pub fn translate(
             continue;
         }
         if bytes.starts_with(b"--") {
-            if is_sync {
-                limit(&word, words.peek())?;
+            match limit(&word, words.peek()) {
+                Err(_) if !is_sync => done.is_read_without_sync = true,
+                checked => checked?,
             }
             match long(&word)? {
                 Some((instead, has_value)) => {
@@ -347,10 +350,16 @@ fn take_back(words: &mut Vec<OsString>, taken: &[&str], command: &Command) {
     });
 }
 
+/// Whether a word chooses a method of compression.
+fn is_method(word: &OsString) -> bool {
+    word.as_bytes().strip_prefix(b"--compress=").is_some_and(|method| method != b"off")
+}
+
 /// Refuses letters that end in `sync`, such as -rsync: by the meanings of its letters, it is a dry run.
 fn joined_sync(word: &[u8], exists: &impl Fn(&OsStr) -> bool) -> Option<String> {
     let front = word.strip_suffix(b"sync")?;
-    let are_flags = front.len() > 1 && are_rsync_flags(OsStr::from_bytes(&front[1..]));
+    // What follows -J is a host.
+    let are_flags = front.len() > 1 && !front.contains(&b'J') && are_rsync_flags(OsStr::from_bytes(&front[1..]));
     // What follows -i or -t may be the name of a file.
     let valued = word.iter().position(|byte| b"it".contains(byte));
     let is_file = valued.is_some_and(|at| exists(OsStr::from_bytes(&word[at + 1..])));
@@ -514,6 +523,7 @@ fn cluster(
                 if byte == b'i' {
                     done.key = value.map(OsStr::to_owned);
                 }
+                done.is_read_without_sync |= b"it".contains(&byte) && !done.is_sync;
                 done.words.push(if byte == b'e' { "--rsh".into() } else { short });
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
                 return Ok(());
@@ -545,8 +555,11 @@ fn cluster(
                 return Ok(());
             }
             Some(Here::Means(_)) if byte == b'a' && done.is_listed => {}
+            // As with rsync, a method that was chosen stays.
+            Some(Here::Means(_)) if b"Cz".contains(&byte) && done.words.iter().any(is_method) => {}
             Some(Here::Means(instead)) => {
                 done.ignores_times |= byte == b'I';
+                done.is_read_without_sync |= b"BC".contains(&byte) && !done.is_sync;
                 done.words.extend(instead.iter().map(OsString::from));
             }
             Some(Here::Number(number)) => {

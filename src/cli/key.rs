@@ -34,8 +34,8 @@ const INTERRUPT: u8 = 3;
 /// The character ^Z.
 const SUSPEND: u8 = 26;
 
-/// Mode bits that allow the group or all others to read.
-const OTHERS_READ: u32 = 0o044;
+/// Mode bit that allows all users to read. The bits of the group may be the mask of an ACL.
+const OTHERS_READ: u32 = 0o004;
 
 /// Maximum number of bytes in the first line of a key file.
 const KEY_BYTES_MAX: usize = 4096;

@@ -195,6 +195,12 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
         None
     }
 
+    /// Whether words have been read with another meaning than they have with a setting of this key. The setting is then
+    /// not enough for typed options that need it: whoever types `rdcp -rt SRC DST --delete` means rsync's `-t`.
+    fn is_read_without(_: &clap::ArgMatches, _key: &str) -> bool {
+        false
+    }
+
     /// Returns why a setting with this key has no effect for this command line, although the same option, if typed,
     /// would be refused or accepted.
     fn idle(_: &clap::ArgMatches, _key: &str) -> Option<String> {

@@ -130,6 +130,9 @@ pub struct CopyArguments {
     // rsync's negations: settings with these keys do not apply.
     #[arg(long, value_name = "KEY", hide = true)]
     negated: Vec<String>,
+    // Whether letters were read with the meanings that they have without --sync.
+    #[arg(long, hide = true)]
+    read_without_sync: bool,
     #[command(flatten)]
     targets: TargetOptions,
     #[command(flatten)]
@@ -295,7 +298,8 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
         let mut done = done.map_err(|reason| {
             Failure::new(Exit::Usage, of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
         })?;
-        let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
+        let marker = done.is_read_without_sync.then(|| OsString::from("--read-without-sync"));
+        let words = std::iter::once(OsString::from("rdcp")).chain(marker).chain(std::mem::take(&mut done.words));
         super::with_arguments(words.collect(), |arguments: CopyArguments| {
             if !arguments.report.quiet {
                 done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
@@ -313,6 +317,10 @@ impl Arguments for CopyArguments {
             _ => None,
         });
         hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
+    }
+
+    fn is_read_without(given: &ArgMatches, key: &str) -> bool {
+        key == "sync" && given.get_flag("read_without_sync")
     }
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {

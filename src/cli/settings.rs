@@ -86,6 +86,7 @@ const REFUSED: [(&str, &[&str]); 4] = [
             "max-size",
             "min-size",
             "negated",
+            "read-without-sync",
             "no-target-directory",
             "once",
             "plot",
@@ -276,6 +277,7 @@ impl Settings {
                     left.len() < lacks.len()
                         && left.iter().all(|name| lacks.contains(name))
                         && T::refused(&given).or_else(|| T::idle(&given, &setting.key)).is_none()
+                        && self.misread::<T>(command, &given, &setting.key).is_none()
                 }
                 Err(_) => false,
             };
@@ -310,11 +312,21 @@ impl Settings {
         match parse(command, &self.with(|_| true, Some(setting))) {
             Ok((given, lacks)) if lacks.is_empty() => T::refused(&given)
                 .or_else(|| T::idle(&given, &setting.key))
+                .or_else(|| self.misread::<T>(command, &given, &setting.key))
                 .or_else(|| silenced(&given, &setting.key))
                 .or_else(|| overridden(command, &given, setting)),
             Ok((_, lacks)) => Some(format!("needs {}", lacks.join(", "))),
             Err(error) => Some(wrong::reason(&error)),
         }
+    }
+
+    /// Returns why a setting is not enough for typed options that need it, if others have been read as if there were no
+    /// such setting. See [`Arguments::is_read_without`].
+    fn misread<T: Arguments>(&self, command: &mut Command, given: &ArgMatches, key: &str) -> Option<String> {
+        let name = format!("--{key}");
+        let is_misread =
+            T::is_read_without(given, key) && parse(command, &self.typed).is_ok_and(|(_, lacks)| lacks.contains(&name));
+        is_misread.then(|| format!("other options were read as without {name}"))
     }
 }
 

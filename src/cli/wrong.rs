@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Arg, Command, Error};
+use clap::{Arg, ArgAction, Command, Error};
 
 use crate::fault::escaped;
 
@@ -50,7 +50,8 @@ pub(super) fn single_dash(
     others: impl Iterator<Item = &'static str>,
 ) -> Option<String> {
     let name = word.to_str()?.strip_prefix('-')?.split('=').next()?;
-    let is_own = command.get_arguments().filter_map(Arg::get_long).any(|long| long == name);
+    let mut shown = command.get_arguments().filter(|option| !option.is_hide_set());
+    let is_own = shown.any(|option| option.get_long() == Some(name));
     let is_known = is_own || others.chain(["help", "version"]).any(|long| long == name);
     // A shorter name may well be letters.
     (name.len() > 2 && is_known).then(|| format!("-{name}: did you mean --{name}? see --help"))
@@ -97,21 +98,42 @@ pub(super) fn takes_next(command: &Command, word: &OsStr) -> bool {
     rest.find(has_value).is_some_and(|at| rest[at..].chars().count() == 1)
 }
 
-/// Options of which the last must not silently replace the others, because hosts or files would be left out.
-const ONCE: [&str; 4] = ["files-from", "hosts", "key-file", "target-directory"];
+/// Options of which the last must not silently replace the others, because hosts, networks or files would be left out.
+const ONCE: [&str; 16] = [
+    "backup-dir",
+    "chown",
+    "files-from",
+    "hosts",
+    "hosts-failed",
+    "join",
+    "jump",
+    "key-fd",
+    "key-file",
+    "manifest",
+    "manifest-b3sum",
+    "report",
+    "snapshot",
+    "target-directory",
+    "trace",
+    "via",
+];
 
 /// Refuses such an option if it is given more than once.
 fn repeated(command: &Command, options: &[&OsStr]) -> Option<String> {
     command.get_arguments().find_map(|option| {
-        let long = format!("--{}", option.get_long().filter(|name| ONCE.contains(name))?);
-        let short = option.get_short().map(|letter| format!("-{letter}"));
+        // -J has no long name.
+        let name = option.get_long().unwrap_or(option.get_id().as_str());
+        let is_single = matches!(option.get_action(), ArgAction::Set) && ONCE.contains(&name);
+        let long = option.get_long().filter(|_| is_single).map(|name| format!("--{name}"));
+        let short = option.get_short().filter(|_| is_single).map(|letter| format!("-{letter}"));
         let is_it = |word: &OsStr| {
-            let rest = word.as_bytes().strip_prefix(long.as_bytes());
+            let rest = long.as_ref().and_then(|long| word.as_bytes().strip_prefix(long.as_bytes()));
             let is_long = rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'=');
-            is_long || short.as_ref().is_some_and(|short| word == short.as_str())
+            is_long || short.as_ref().is_some_and(|short| word.as_bytes().starts_with(short.as_bytes()))
         };
-        let count = options.iter().filter(|word| is_it(word)).count();
-        (count > 1).then(|| format!("{long} may be given only once; see --help"))
+        let is_repeated = options.iter().filter(|word| is_it(word)).count() > 1;
+        let name = long.as_ref().or(short.as_ref()).filter(|_| is_repeated)?;
+        Some(format!("{name} may be given only once; see --help"))
     })
 }
 
@@ -417,6 +439,10 @@ mod tests {
             ("rddoctor --hosts a --hosts b", Some("hosts")),
             ("rdcp --hosts a --hosts-failed a x y", None),
             ("rdcp -t -t x", None),
+            ("rdcp --via a --via b x y:", Some("via")),
+            ("rdcp --manifest a --manifest=b x y:", Some("manifest")),
+            ("rdsh -J a -J b h ls", None),
+            ("rdpipe -J a -J b ls", Some("jump")),
             ("rdcp --to a:x --to b:x x y:", None),
             ("rdcp --hosts a x -- --hosts", None),
             ("rdsh h rdcp -t a -t b x", None),
@@ -424,7 +450,8 @@ mod tests {
             let words: Vec<OsString> = typed.split(' ').map(OsString::from).collect();
             let mut commands = definitions().into_iter();
             let command = commands.find(|command| words[0] == command.get_name()).expect("one of ours");
-            let expected = expected.map(|name| format!("--{name} may be given only once; see --help"));
+            let shown = |name| if name == "jump" { "-J".to_owned() } else { format!("--{name}") };
+            let expected = expected.map(|name| format!("{} may be given only once; see --help", shown(name)));
             assert_eq!(misread(&command, &words), expected, "{typed}");
         }
     }
@@ -439,7 +466,7 @@ mod tests {
                 .filter(|option| !option.get_action().takes_values() && option.get_long().is_some())
                 .cloned()
                 .collect();
-            for flag in flags.iter().filter(|flag| !matches!(flag.get_action(), clap::ArgAction::Version)) {
+            for flag in flags.iter().filter(|flag| !matches!(flag.get_action(), ArgAction::Version)) {
                 let word = format!("--{}", flag.get_long().unwrap_or_default());
                 if let Err(error) = command.try_get_matches_from_mut([&name, &word, &word]) {
                     let is_lack = error.kind() == ErrorKind::MissingRequiredArgument;

@@ -58,6 +58,18 @@ fn a_typed_option_may_need_one_that_is_set() {
     copy(&settings).expect(0);
     assert!(scratch.join("copy").exists());
     copy(&own(&scratch, "recursive = true\n")).expect(1).one_line("rdcp", &[" needs --sync"]);
+    // Not if letters of rsync would keep another meaning: the copy would go the other way, and delete there.
+    let settings = own(&scratch, "sync = true\nrecursive = true\n");
+    for words in [
+        &["-t", "tree/", "copy/", "--delete"][..],
+        &["-C", "--delete", "copy/", "tree/"],
+        &["-i", "k", "-u", "copy/tree/a", "tree/"],
+    ] {
+        let mut command = rdcp();
+        command.current_dir(scratch.path()).env(FILE, &settings).args(words);
+        ended(&mut command).expect(1).one_line("rdcp", &[" needs --sync"]);
+        assert_eq!(fs::read(scratch.join("tree/a")).expect("it stays"), b"x");
+    }
 }
 
 /// rsync's negations win over what is set.

@@ -17,6 +17,7 @@ const NO_DAEMON: &str = "rsync daemons are not supported: name HOST:PATH, to con
 
 const DELETES_LATER: &str = "use --delete, which deletes in each directory after all its entries have been copied";
 
+const NO_ACLS: &str = "--no-xattrs leaves out ACLs and all other extended attributes";
 const NO_DEVICES: &str = "--no-specials leaves out devices, FIFOs and sockets";
 
 const NO_ATIMES: &str = "--no-times leaves out access times and modification times";
@@ -152,8 +153,8 @@ pub(super) const WORDS: &[(&str, Here)] = &[
     ("--rsync-path=", Here::Refused("use --agent PATH for the program on other hosts")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
     ("--no-X", Here::Means(&["--no-xattrs"])),
-    ("--no-A", Here::Means(&["--no-xattrs"])),
-    ("--no-acls", Here::Means(&["--no-xattrs"])),
+    ("--no-A", Here::Refused(NO_ACLS)),
+    ("--no-acls", Here::Refused(NO_ACLS)),
     ("--no-H", Here::Means(&["--no-hard-links"])),
     ("--no-S", Here::Means(&["--no-sparse"])),
     ("--no-i-d", Here::Means(&["--no-implied-dirs"])),

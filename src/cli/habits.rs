@@ -350,9 +350,13 @@ fn take_back(words: &mut Vec<OsString>, taken: &[&str], command: &Command) {
     });
 }
 
-/// Whether a word chooses a method of compression.
-fn is_method(word: &OsString) -> bool {
-    word.as_bytes().strip_prefix(b"--compress=").is_some_and(|method| method != b"off")
+/// Whether words choose a method of compression. The last one counts.
+fn have_method(words: &[OsString]) -> bool {
+    let is_choice = |word: &OsString| word == "--compress" || word.as_bytes().starts_with(b"--compress=");
+    let Some(at) = words.iter().rposition(is_choice) else { return false };
+    let attached = words[at].as_bytes().strip_prefix(b"--compress=");
+    let method = attached.or_else(|| words.get(at + 1).map(|word| word.as_bytes()));
+    method.is_some_and(|method| [&b"lz4"[..], b"zstd"].contains(&method))
 }
 
 /// Refuses letters that end in `sync`, such as -rsync: by the meanings of its letters, it is a dry run.
@@ -523,7 +527,12 @@ fn cluster(
                 if byte == b'i' {
                     done.key = value.map(OsStr::to_owned);
                 }
-                done.is_read_without_sync |= b"it".contains(&byte) && !done.is_sync;
+                let is_read_otherwise = match byte {
+                    b'i' => !value.is_some_and(is_key),
+                    b't' => !attached,
+                    _ => false,
+                };
+                done.is_read_without_sync |= is_read_otherwise && !done.is_sync;
                 done.words.push(if byte == b'e' { "--rsh".into() } else { short });
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
                 return Ok(());
@@ -556,7 +565,7 @@ fn cluster(
             }
             Some(Here::Means(_)) if byte == b'a' && done.is_listed => {}
             // As with rsync, a method that was chosen stays.
-            Some(Here::Means(_)) if b"Cz".contains(&byte) && done.words.iter().any(is_method) => {}
+            Some(Here::Means(_)) if b"Cz".contains(&byte) && have_method(&done.words) => {}
             Some(Here::Means(instead)) => {
                 done.ignores_times |= byte == b'I';
                 done.is_read_without_sync |= b"BC".contains(&byte) && !done.is_sync;

@@ -50,8 +50,7 @@ pub(super) fn single_dash(
     others: impl Iterator<Item = &'static str>,
 ) -> Option<String> {
     let name = word.to_str()?.strip_prefix('-')?.split('=').next()?;
-    let mut shown = command.get_arguments().filter(|option| !option.is_hide_set());
-    let is_own = shown.any(|option| option.get_long() == Some(name));
+    let is_own = command.get_arguments().filter_map(Arg::get_long).any(|long| long == name);
     let is_known = is_own || others.chain(["help", "version"]).any(|long| long == name);
     // A shorter name may well be letters.
     (name.len() > 2 && is_known).then(|| format!("-{name}: did you mean --{name}? see --help"))

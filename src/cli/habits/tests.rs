@@ -147,6 +147,8 @@ fn what_hands_type() {
         ("--rsh=x -z a h:", "--rsh=x --compress=auto a h:"),
         ("--compress=zstd -az a h:", "--compress=zstd --recursive a h:"),
         ("--compress=off -z a h:", "--compress=off --compress=auto a h:"),
+        ("--compress zstd -z a h:", "--compress zstd a h:"),
+        ("--compress=zstd --compress=off -z a h:", "--compress=zstd --compress=off --compress=auto a h:"),
         ("-Jrsync a h:", "-J rsync a h:"),
         ("-- -p h:", "-- -p h:"),
         ("- h:x", "- h:x"),

@@ -338,15 +338,17 @@ impl<'a> Pipeline<'a> {
     fn urge(&mut self, stages: &[usize], hops: &[usize], now: Instant) {
         let Some(since) = self.failing_since else { return };
         let is_idle = self.has_moved_nothing();
-        let wait = match self.fatal.is_some() || self.signal.is_some() {
+        // A lost link may be the effect of a failure at the other end, which is still to be reported: see `is_hearsay`.
+        let is_short = is_idle || self.lost_hop.is_some();
+        let wait = match self.fatal.is_some() && self.lost_hop.is_none() || self.signal.is_some() {
             true => Duration::ZERO,
-            false if is_idle => IDLE_MAX,
+            false if is_short => IDLE_MAX,
             false => REST_MAX,
         };
         match self.asked {
             None if now > since + wait => {
                 self.asked = Some(now);
-                self.was_idle = is_idle;
+                self.was_idle = is_short;
                 self.end_all(stages, hops, libc::SIGTERM as u8);
             }
             Some(asked) if !self.killed && now > asked + END_MAX => {

@@ -18,6 +18,7 @@ use super::habits;
 use super::hosts;
 use super::rdcp;
 use super::settings;
+use super::wrong;
 use super::{agent, definitions};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::plan::Spec;
@@ -237,7 +238,6 @@ impl<'a> Given<'a> {
     }
 
     fn add(&mut self, command: &'a Command, word: String) {
-        let takes = |arg: &Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
         if let Some(option) = self.pending.take() {
             self.options.push((option, Some(word)));
         } else if self.is_over || word == "-" || !word.starts_with('-') {
@@ -250,7 +250,7 @@ impl<'a> Given<'a> {
             let (long, value) = long.split_once('=').map_or((long, None), |(long, value)| (long, Some(value)));
             let option = command.get_arguments().find(|arg| arg.get_long() == Some(long));
             match option {
-                Some(option) if value.is_none() && takes(option) => self.pending = Some(option),
+                Some(option) if value.is_none() && wrong::takes_word(option) => self.pending = Some(option),
                 Some(option) => self.options.push((option, value.map(str::to_owned))),
                 None => {}
             }
@@ -259,7 +259,7 @@ impl<'a> Given<'a> {
                 let Some(option) = command.get_arguments().find(|arg| arg.get_short() == Some(letter)) else {
                     continue;
                 };
-                if !takes(option) {
+                if !wrong::takes_word(option) {
                     self.options.push((option, None));
                     continue;
                 }

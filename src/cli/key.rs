@@ -121,8 +121,8 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
         .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
 }
 
-/// Says so if other users of this host can read the file of `--key-file`. `command` is the command's name. A descriptor
-/// that is named as a file, such as /dev/fd/3, is the business of whoever opened it.
+/// Says so if other users of this host can read the file of `--key-file`. `command` is the command's name. Names of
+/// descriptors, such as /dev/fd/3, are not looked at, because their files were opened by another program.
 pub(super) fn warn_of_readers(command: &str, options: &KeyOptions, is_quiet: bool) {
     let own = |path: &&PathBuf| !is_quiet && !path.starts_with("/dev") && !path.starts_with("/proc");
     let Some(path) = options.key_file.as_ref().filter(own) else { return };

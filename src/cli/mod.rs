@@ -196,7 +196,7 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
     }
 
     /// Whether words have been read with another meaning than they have with a setting of this key. The setting is then
-    /// not enough for typed options that need it: whoever types `rdcp -rt SRC DST --delete` means rsync's `-t`.
+    /// not enough for typed options that need it: in `rdcp -r -t SRC DST --delete`, `-t` is meant as rsync's.
     fn is_read_without(_: &clap::ArgMatches, _key: &str) -> bool {
         false
     }

@@ -84,15 +84,20 @@ fn options_in<'a>(command: &Command, words: &'a [OsString]) -> Vec<&'a OsStr> {
     options
 }
 
+/// Whether an option takes the next word as its value.
+pub(super) fn takes_word(option: &Arg) -> bool {
+    option.get_action().takes_values() && !option.is_require_equals_set()
+}
+
 /// Whether the word after an option, or after letters of options, is the value of the last.
 pub(super) fn takes_next(command: &Command, word: &OsStr) -> bool {
     let Some(rest) = word.to_str().and_then(|word| word.strip_prefix('-')) else { return false };
-    let takes = |option: &Arg| option.get_action().takes_values() && !option.is_require_equals_set();
+    let mut valued = command.get_arguments().filter(|option| takes_word(option));
     if let Some(name) = rest.strip_prefix('-') {
-        return command.get_arguments().any(|option| option.get_long() == Some(name) && takes(option));
+        return valued.any(|option| option.get_long() == Some(name));
     }
-    let has_value =
-        |letter: char| command.get_arguments().any(|option| option.get_short() == Some(letter) && takes(option));
+    let letters: Vec<char> = valued.filter_map(Arg::get_short).collect();
+    let has_value = |letter: char| letters.contains(&letter);
     // What follows such a letter in the same word is its value.
     rest.find(has_value).is_some_and(|at| rest[at..].chars().count() == 1)
 }
@@ -339,6 +344,13 @@ mod tests {
     use super::*;
     use crate::cli::definitions;
 
+    /// Returns the words of a command line, and the definition of its command.
+    fn line(typed: &str) -> (Command, Vec<OsString>) {
+        let words: Vec<OsString> = typed.split(' ').map(OsString::from).collect();
+        let command = definitions().into_iter().find(|command| words[0] == command.get_name());
+        (command.expect("one of ours"), words)
+    }
+
     #[test]
     fn one_line_says_what_is_wrong() {
         for (typed, expected) in [
@@ -389,11 +401,8 @@ mod tests {
             ("rdcp --manifest m a b", "--manifest needs --recursive; see --help"),
             ("rdcp a b --shell", "unknown option --shell; see --help"),
         ] {
-            let words: Vec<&str> = typed.split(' ').collect();
-            let mut command =
-                definitions().into_iter().find(|command| command.get_name() == words[0]).expect("one of ours");
+            let (mut command, words) = line(typed);
             let error = command.try_get_matches_from_mut(&words).expect_err(typed);
-            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
             assert_eq!(line_of(&error, &mut command, &words), expected, "{typed}");
         }
     }
@@ -419,9 +428,7 @@ mod tests {
             ("rdperf h -qp 2", None),
             ("rdrecv -1", None),
         ] {
-            let words: Vec<OsString> = typed.split(' ').map(OsString::from).collect();
-            let mut commands = definitions().into_iter();
-            let command = commands.find(|command| words[0] == command.get_name()).expect("one of ours");
+            let (command, words) = line(typed);
             let expected = expected.map(|name| format!("-{name}: did you mean --{name}? see --help"));
             assert_eq!(misread(&command, &words), expected, "{typed}");
         }
@@ -446,9 +453,7 @@ mod tests {
             ("rdcp --hosts a x -- --hosts", None),
             ("rdsh h rdcp -t a -t b x", None),
         ] {
-            let words: Vec<OsString> = typed.split(' ').map(OsString::from).collect();
-            let mut commands = definitions().into_iter();
-            let command = commands.find(|command| words[0] == command.get_name()).expect("one of ours");
+            let (command, words) = line(typed);
             let shown = |name| if name == "jump" { "-J".to_owned() } else { format!("--{name}") };
             let expected = expected.map(|name| format!("{} may be given only once; see --help", shown(name)));
             assert_eq!(misread(&command, &words), expected, "{typed}");

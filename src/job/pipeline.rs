@@ -34,7 +34,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// How long the other stages may go on after a failure while no byte moves anywhere.
 const REST_MAX: Duration = Duration::from_secs(2);
 
-/// How long they may go on if no byte has moved anywhere: a failure that is under way is still told.
+/// How long they may go on if no byte has moved anywhere, or if a link was lost: a failure that is under way is still
+/// told.
 const IDLE_MAX: Duration = Duration::from_millis(300);
 
 /// How long stages and hops that were asked to end may take to do so.
@@ -131,8 +132,8 @@ pub(crate) struct Pipeline<'a> {
     /// When the stages were asked to end after a failure, and whether they were killed.
     asked: Option<Instant>,
     killed: bool,
-    /// Whether no byte had moved anywhere when the stages were asked to end.
-    was_idle: bool,
+    /// Whether the stages were asked to end before `REST_MAX` had passed without data.
+    ended_early: bool,
     /// The failure that ends the whole pipeline, if it is not a stage's failure.
     fatal: Option<Failure>,
     /// Whether `fatal` was reported by an end that only lost the other end, which may know the true reason.
@@ -159,7 +160,7 @@ impl<'a> Pipeline<'a> {
             failing_since: None,
             asked: None,
             killed: false,
-            was_idle: false,
+            ended_early: false,
             fatal: None,
             is_from_other_end: false,
             lost_hop: None,
@@ -348,7 +349,7 @@ impl<'a> Pipeline<'a> {
         match self.asked {
             None if now > since + wait => {
                 self.asked = Some(now);
-                self.was_idle = is_short;
+                self.ended_early = is_short;
                 self.end_all(stages, hops, libc::SIGTERM as u8);
             }
             Some(asked) if !self.killed && now > asked + END_MAX => {
@@ -637,7 +638,7 @@ impl<'a> Pipeline<'a> {
         let cut = self.stages.iter().skip(behind).rfind(|stage| is_asked(stage)).filter(|_| self.branches.is_none());
         let (Some(line), Some(Stage { spec, .. })) = (&mut failure.message, cut) else { return };
         *line += &format!("; {}: {} was ended", spec.label(), quoted(&spec.text));
-        if !self.was_idle {
+        if !self.ended_early {
             *line += &format!(" after {} s without data", REST_MAX.as_secs());
         }
     }

@@ -62,6 +62,9 @@ pub fn tells_of_a_lane_that_is_cut_once_from_each_end() {
         let answered = one("confirmed by the receiver");
         assert!(up < lost && lost < again && again < answered, "{lines:#?}");
     }
+    let reasons: Vec<usize> =
+        [false, true].iter().flat_map(|&is_there| places(&lines, is_there, "lost lane 1.1: ")).collect();
+    assert!(!reasons.is_empty(), "one of them knows why: {lines:#?}");
     for part in ["runs ", "an agent answered", "connecting the two ends", "the two ends are connected"] {
         assert_eq!(places(&lines, false, part).len(), 1, "{part}: {lines:#?}");
     }

@@ -35,9 +35,13 @@ const WITHIN: [bool; 2] = [false, false];
 const PUSH: [bool; 2] = [false, true];
 const PULL: [bool; 2] = [true, false];
 
-fn start(lab: &Lab, to: &Path, [is_source_there, is_remote]: [bool; 2]) -> Process {
+fn start(lab: &Lab, to: &Path, way: [bool; 2]) -> Process {
+    start_with(&[], lab, to, way)
+}
+
+fn start_with(options: &[&str], lab: &Lab, to: &Path, [is_source_there, is_remote]: [bool; 2]) -> Process {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
-    command.args(["-r", "--sync", "--delete", "--watch", "-v"]);
+    command.args(["-r", "--sync", "--delete", "--watch", "-v"]).args(options);
     match is_source_there {
         true => command.arg(lab.there("source", "from/")),
         false => command.arg("from/"),
@@ -47,6 +51,21 @@ fn start(lab: &Lab, to: &Path, [is_source_there, is_remote]: [bool; 2]) -> Proce
         false => command.arg(to),
     };
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+}
+
+/// Returns how often it has said that it waits for changes, which it does after each copy.
+fn waits(process: &Process) -> usize {
+    process.stderr().matches("waiting for changes").count()
+}
+
+/// Waits until it waits for changes again. `before`: how often it had said so before its last copy.
+#[track_caller]
+fn await_waiting(process: &Process, before: usize) {
+    let start = Instant::now();
+    while waits(process) <= before {
+        assert!(start.elapsed() < ARRIVED, "it does not wait again within {ARRIVED:?}: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn threads_and_files(process: &Process) -> [usize; 2] {
@@ -211,6 +230,34 @@ fn changes_arrive_until_it_is_ended() {
 }
 
 #[test]
+fn copies_through_the_launcher_leave_no_threads_and_files() {
+    for way in [PUSH, PULL] {
+        let lab = lab();
+        let (from, to) = (lab.join("from"), lab.join("to"));
+        let mut process = start_with(&["--relay"], &lab, &to, way);
+        until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+        process.line_with("waiting for changes");
+        std::thread::sleep(Duration::from_millis(500));
+        let at_first = threads_and_files(&process);
+        for text in ["two", "three", "four", "five", "six"] {
+            fs::write(from.join("first"), text).expect("a file");
+            until(text, &mut process, || holds(&to.join("first"), text));
+        }
+        let start = Instant::now();
+        loop {
+            let now = threads_and_files(&process);
+            if now.iter().zip(at_first).all(|(now, first)| *now <= first) {
+                break;
+            }
+            assert!(start.elapsed() < ARRIVED, "{way:?}: threads and files: {at_first:?}, then {now:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        process.signal(Signal::TERM);
+        process.wait().expect(143);
+    }
+}
+
+#[test]
 fn a_host_that_is_lost_is_waited_for() {
     let lab = lab();
     let (from, to) = (lab.join("from"), lab.join("to"));
@@ -243,12 +290,13 @@ fn a_source_that_is_lost_is_waited_for_and_then_looked_at_as_a_whole() {
     let (watching, ..) = lab.launches().remove(0);
     kill_process(Pid::from_raw(watching as i32).expect("a process"), Signal::KILL).expect("ours");
     process.line_with("trying again in 2 s");
+    let before = waits(&process);
     // These changes are not reported by any watch.
     fs::create_dir(from.join("a")).expect("a directory");
     fs::write(from.join("a/second"), "two").expect("a file");
     fs::remove_file(lab.join("down")).expect("removed");
     until("what changed meanwhile", &mut process, || holds(&to.join("a/second"), "two"));
-    process.line_with("waiting for changes");
+    await_waiting(&process, before);
     fs::write(from.join("a/third"), "three").expect("a file");
     until("a change after that", &mut process, || holds(&to.join("a/third"), "three"));
     process.signal(Signal::TERM);
@@ -365,8 +413,11 @@ fn room_at_the_destination_is_waited_for() {
         process.line_with("trying again in 2 s");
         let said = process.stderr();
         assert_eq!(said.matches("errno 28").count(), 1, "{way:?}: {said}");
+        // This is told during the pause, and no further change is until it has been heard.
+        fs::write(from.join("first"), "in the pause").expect("a file");
         small.resize("40m");
         until("the large file", &mut process, || fs::read(to.join("large")).is_ok_and(|bytes| bytes == large));
+        until("what changed in the pause", &mut process, || holds(&to.join("first"), "in the pause"));
         fs::write(from.join("second"), "two").expect("a file");
         until("a change after that", &mut process, || holds(&to.join("second"), "two"));
         process.signal(Signal::TERM);
@@ -405,10 +456,11 @@ fn a_source_that_is_missing_for_a_while_is_waited_for() {
         process.line_with("trying again in 2 s");
         assert!(holds(&to.join("first"), "one"), "nothing is deleted");
         assert_eq!(process.stderr().matches("cannot watch").count(), 1, "{}", process.stderr());
+        let before = waits(&process);
         fs::rename(elsewhere.join("first"), elsewhere.join("second")).expect("renamed");
         fs::rename(&elsewhere, &from).expect("renamed");
         until("all of it", &mut process, || holds(&to.join("second"), "one") && !to.join("first").exists());
-        process.line_with("waiting for changes");
+        await_waiting(&process, before);
         fs::write(from.join("third"), "three").expect("a file");
         until("a change after that", &mut process, || holds(&to.join("third"), "three"));
         process.signal(Signal::TERM);

@@ -248,7 +248,7 @@ impl End {
     /// Handles the loss of the caller. A session goes on: if the caller is its other end, the lanes tell whether the
     /// caller is alive; if not, the other end knows whether the caller is still there. A copy within this host ends.
     /// Returns the thread to wait for, and how long to wait.
-    pub(crate) fn abandon(self) -> Option<(JoinHandle<()>, Option<Duration>)> {
+    pub(crate) fn abandon(&mut self) -> Option<(JoinHandle<()>, Option<Duration>)> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.tunnel.close();
         match self.peer {
@@ -260,7 +260,7 @@ impl End {
         // receive. It may be in a system call that does not return: opening a device, or a file of a server that is
         // gone.
         let limit = (!self.shared.met.load(Ordering::Relaxed)).then_some(ABANDON_MAX);
-        self.thread.map(|thread| (thread, limit))
+        self.thread.take().map(|thread| (thread, limit))
     }
 
     /// Whether the session has lost its other end.
@@ -351,6 +351,13 @@ impl End {
         if let Err(error) = std::thread::Builder::new().name("reach".to_owned()).spawn(run) {
             self.say(Message::DialFailed(error.to_string()));
         }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // The tunnel's threads keep it alive, and wait for messages that no longer reach it.
+        self.tunnel.close();
     }
 }
 

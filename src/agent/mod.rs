@@ -246,7 +246,7 @@ impl Agent {
 
     /// Handles the loss of the caller. Pipelines end, and so does a broadcast whose stream this host does not have
     /// completely. Copies find out by themselves whether they are still wanted. Returns the threads to wait for, and
-    /// for how long.
+    /// for how long. Meanwhile [`Agent::stop`] still ends the sessions.
     pub(crate) fn abandon(&mut self) -> Vec<(JoinHandle<()>, Option<Duration>)> {
         let is_complete = self.node.as_ref().is_none_or(Node::is_complete);
         if !is_complete {
@@ -254,7 +254,7 @@ impl Agent {
         }
         self.stop_some(libc::SIGHUP as u8, |end| end.is_of_pipeline() || end.is_of_broadcast() && !is_complete);
         self.stages.end();
-        let ends = self.ends.drain().filter(|(_, end)| !end.is_of_pipeline()).filter_map(|(_, end)| end.abandon());
+        let ends = self.ends.values_mut().filter(|end| !end.is_of_pipeline()).filter_map(End::abandon);
         ends.chain(self.node.as_mut().and_then(Node::abandon)).collect()
     }
 

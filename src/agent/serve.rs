@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flume::{RecvTimeoutError, unbounded};
+use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::control::channel::{BEAT, ChannelError, Outbox, receive};
 use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
@@ -133,8 +133,8 @@ pub(crate) fn serve() -> Result<(), Failure> {
             Input::Message(message) => agent.handle(message),
             Input::Ended => ended += 1,
             Input::Gone => {
-                for (session, limit) in agent.abandon() {
-                    wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
+                if let Some(number) = wait(&agent.abandon(), &inputs) {
+                    agent.stop(number as u8);
                 }
                 break;
             }
@@ -183,17 +183,58 @@ fn send(outbox: &Outbox, message: Message) {
     }
 }
 
-/// Waits for a session to end, until `limit` has passed or `stopped` returns true.
-fn wait(session: JoinHandle<()>, limit: Option<Duration>, stopped: impl Fn() -> bool) {
-    let deadline = limit.map(|limit| Instant::now() + limit);
-    while !session.is_finished() && !stopped() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+/// Waits until each session has ended or its limit has passed. Returns the signal that ends the wait, if one comes.
+/// SIGTSTP is ignored, as it is while there is a caller.
+fn wait(sessions: &[(JoinHandle<()>, Option<Duration>)], inputs: &Receiver<Input>) -> Option<i32> {
+    let start = Instant::now();
+    let is_awaited = |(session, limit): &(JoinHandle<()>, Option<Duration>)| {
+        !session.is_finished() && limit.is_none_or(|limit| start.elapsed() < limit)
+    };
+    while sessions.iter().any(is_awaited) {
+        let signal = inputs.try_iter().find_map(|input| match input {
+            Input::Signal(number) if number != libc::SIGTSTP => Some(number),
+            _ => None,
+        });
+        if signal.is_some() {
+            return signal;
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The limits of several sessions run at the same time. A signal is for all of them.
+    #[test]
+    fn abandoned_sessions_are_waited_for_together() {
+        let sessions = |limit: Option<Duration>| {
+            let (hold, held) = unbounded::<()>();
+            let session = |_| {
+                let held = held.clone();
+                let run = move || {
+                    let _ = held.recv();
+                };
+                (std::thread::spawn(run), limit)
+            };
+            let sessions: Vec<(JoinHandle<()>, Option<Duration>)> = (0..10).map(session).collect();
+            (hold, sessions)
+        };
+        let (post, inputs) = unbounded();
+        let (_hold, limited) = sessions(Some(Duration::from_millis(500)));
+        let start = Instant::now();
+        post.send(Input::Signal(libc::SIGTSTP)).expect("a queue");
+        assert_eq!(wait(&limited, &inputs), None);
+        let waited = start.elapsed();
+        assert!((500..4000).contains(&waited.as_millis()), "{waited:?}");
+        let (_hold, unlimited) = sessions(None);
+        for number in [libc::SIGTSTP, libc::SIGTERM] {
+            post.send(Input::Signal(number)).expect("a queue");
+        }
+        assert_eq!(wait(&unlimited, &inputs), Some(libc::SIGTERM));
+    }
 
     /// What was lost before and has been replaced does not count, and neither does time with nothing lost.
     #[test]

@@ -63,6 +63,7 @@ pub(crate) fn progress(progress: &Progress) -> TreeProgress {
         found,
         has_found_all,
         may_send_more: progress.may_send_more(),
+        work: progress.work(),
         name: end_of(progress.name(), PROGRESS_NAME_BYTES_MAX),
     }
 }

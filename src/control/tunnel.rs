@@ -12,9 +12,9 @@
 //! too slow.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -52,12 +52,15 @@ pub struct Tunnel {
     emit: Emit,
     state: Mutex<State>,
     next_id: AtomicU32,
+    is_closed: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     /// The port of this host's listener to which connections from the other end lead.
     target: Option<u16>,
+    /// The socket that listens on loopback.
+    listener: Option<Arc<TcpListener>>,
     connections: HashMap<u32, Connection>,
 }
 
@@ -79,7 +82,7 @@ struct Credit {
 impl Tunnel {
     /// Creates an end. `emit` takes messages for the other end, and must not wait for this end.
     pub fn new(emit: Emit) -> Arc<Self> {
-        Arc::new(Self { emit, state: Mutex::default(), next_id: AtomicU32::new(0) })
+        Arc::new(Self { emit, state: Mutex::default(), next_id: AtomicU32::new(0), is_closed: AtomicBool::new(false) })
     }
 
     /// Lets the other end connect to this port of this host.
@@ -91,14 +94,23 @@ impl Tunnel {
     ///
     /// # Errors
     ///
-    /// The system's error.
+    /// The system's error, or that this end is closed.
     pub fn listen(self: &Arc<Self>) -> std::io::Result<SocketAddr> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
         let address = listener.local_addr()?;
+        {
+            let mut state = self.state();
+            if self.is_closed() {
+                return Err(ErrorKind::NotConnected.into());
+            }
+            state.listener = Some(Arc::clone(&listener));
+        }
         let tunnel = Arc::clone(self);
-        std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10).spawn(move || {
+        let thread = std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10);
+        let spawned = thread.spawn(move || {
             for stream in listener.incoming() {
                 match stream {
+                    _ if tunnel.is_closed() => break,
                     // Every process on this host can connect, so no more connections are accepted than there may be
                     // lanes.
                     Ok(_) if tunnel.state().connections.len() >= CONNECTIONS_MAX => {}
@@ -109,7 +121,8 @@ impl Tunnel {
                     Err(_) => std::thread::sleep(ACCEPT_PAUSE),
                 }
             }
-        })?;
+        });
+        spawned.inspect_err(|_| self.state().listener = None)?;
         Ok(address)
     }
 
@@ -173,7 +186,13 @@ impl Tunnel {
             }
             return;
         };
-        self.state().connections.insert(id, connection);
+        {
+            let mut state = self.state();
+            if self.is_closed() {
+                return;
+            }
+            state.connections.insert(id, connection);
+        }
         first.into_iter().for_each(|first| (self.emit)(first));
         let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).stack_size(192 << 10).spawn(run)
@@ -193,15 +212,20 @@ impl Tunnel {
         loop {
             let most = {
                 let left = credit.bytes.lock().expect("no panic with it locked");
-                let left = credit.more.wait_while(left, |left| *left == 0).expect("no panic with it locked");
+                let has_none = |left: &mut u32| *left == 0 && !self.is_closed();
+                let left = credit.more.wait_while(left, has_none).expect("no panic with it locked");
                 piece.len().min(*left as usize)
             };
+            // This end was closed while it had no credit.
+            if most == 0 {
+                break;
+            }
             match stream.read(&mut piece[..most]) {
                 Ok(count @ 1..) => {
                     *credit.bytes.lock().expect("no panic with it locked") -= count as u32;
                     (self.emit)(Message::TunnelData { id, bytes: piece[..count].to_vec() });
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Ok(0) | Err(_) => break,
             }
         }
@@ -239,9 +263,25 @@ impl Tunnel {
         }
     }
 
-    /// Ends all connections, because the caller is gone and passes nothing on any more. This end's lanes are down then.
+    /// Ends all connections and stops listening, because the session is over, or the caller is gone and passes nothing
+    /// on any more. This end's lanes are down then.
     pub fn close(&self) {
-        self.state().connections.values_mut().for_each(|connection| connection.inbound = None);
+        self.is_closed.store(true, Ordering::Relaxed);
+        let mut state = self.state();
+        if let Some(listener) = state.listener.take() {
+            // On Linux this also ends a wait for a connection.
+            let _ = rustix::net::shutdown(&*listener, rustix::net::Shutdown::Both);
+        }
+        for connection in state.connections.values_mut() {
+            connection.inbound = None;
+            // Held, because a thread that has just checked and is about to wait would miss the notification.
+            let _left = connection.credit.bytes.lock().expect("no panic with it locked");
+            connection.credit.more.notify_all();
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -274,7 +314,7 @@ pub enum Passing {
     Refused(u32),
     /// End this connection; both ends get a CLOSE.
     Ended(u32),
-    /// The sending end has exceeded its credit.
+    /// The sending end has exceeded its credit, or has returned more credit than it was sent bytes.
     Overrun,
 }
 
@@ -304,8 +344,10 @@ impl Passage {
             Message::TunnelCredit { id, bytes } => {
                 let passed = self.connections.get_mut(id).filter(|passed| passed.messages[to] > 0);
                 let Some(passed) = passed else { return Passing::Dropped };
+                // With more, the other end would send more than is allowed here.
+                let Some(left) = passed.bytes[to].checked_sub(*bytes) else { return Passing::Overrun };
                 passed.messages[to] -= 1;
-                passed.bytes[to] = passed.bytes[to].saturating_sub(*bytes);
+                passed.bytes[to] = left;
                 self.forget_if_over(*id);
                 Passing::On
             }
@@ -390,6 +432,34 @@ mod tests {
         panic!("connections are left");
     }
 
+    /// The other end never answers, and the process that has connected stays.
+    #[test]
+    fn an_end_that_is_closed_leaves_no_thread() {
+        let tunnel = Tunnel::new(Arc::new(|_: Message| {}));
+        let address = tunnel.listen().expect("a port");
+        let mut client = TcpStream::connect(address).expect("loopback");
+        client.write_all(&vec![0; WINDOW_BYTES as usize]).expect("taken");
+        let within = |what: &str, is_so: &dyn Fn() -> bool| {
+            let is_in_time = (0..2000).any(|_| {
+                std::thread::sleep(Duration::from_millis(10));
+                is_so()
+            });
+            assert!(is_in_time, "{what}");
+        };
+        let has_no_credit = || {
+            let state = tunnel.state();
+            state.connections.get(&0).is_some_and(|it| *it.credit.bytes.lock().expect("no panic") == 0)
+        };
+        within("all is sent", &has_no_credit);
+        tunnel.close();
+        assert!(tunnel.listen().is_err());
+        let left = Arc::downgrade(&tunnel);
+        drop(tunnel);
+        // Each of its threads holds the end.
+        within("the threads end", &|| left.upgrade().is_none());
+        drop(client);
+    }
+
     #[test]
     fn what_nobody_serves_is_closed() {
         let (a, _b) = pair();
@@ -458,6 +528,20 @@ mod tests {
             assert_eq!(passage.pass(to, &credit), Passing::Dropped, "nothing is on its way");
             assert_eq!(passage.pass(from, &data(7, WINDOW_BYTES as usize)), Passing::On);
             assert_eq!(passage.pass(from, &data(7, 1)), Passing::Overrun);
+        }
+    }
+
+    #[test]
+    fn a_caller_finds_who_returns_too_much_credit() {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let mut passage = Passage::default();
+            let credit = |bytes| Message::TunnelCredit { id: 7, bytes };
+            assert_eq!(passage.pass(from, &Message::TunnelOpen(7)), Passing::On);
+            for _ in 0..2 {
+                assert_eq!(passage.pass(from, &data(7, DATA_BYTES_MAX)), Passing::On);
+            }
+            assert_eq!(passage.pass(to, &credit(DATA_BYTES_MAX as u32)), Passing::On);
+            assert_eq!(passage.pass(to, &credit(DATA_BYTES_MAX as u32 + 1)), Passing::Overrun);
         }
     }
 

@@ -22,7 +22,11 @@ pub fn settle(file: impl AsFd) -> Result<(), Errno> {
 
 #[cfg(test)]
 pub mod tests {
-    use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
+    use std::collections::BTreeMap;
+
+    use seccompiler::{
+        SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, apply_filter,
+    };
 
     use super::*;
     use crate::fs::io_fact;
@@ -34,21 +38,32 @@ pub mod tests {
         where_calls_fail(&[libc::SYS_close], libc::EDQUOT, run)
     }
 
-    /// Runs `run` in a thread in which these system calls do nothing and fail with this error. The same holds in
-    /// threads that `run` starts.
+    /// Runs `run` in a thread in which these system calls do nothing and fail with this error, or with 0 succeed. The
+    /// same holds in threads that `run` starts.
     pub fn where_calls_fail<T: Send>(calls: &[libc::c_long], error: i32, run: impl FnOnce() -> T + Send) -> T {
-        let calls = calls.iter().map(|&call| (call, Vec::new())).collect();
-        let fails = SeccompAction::Errno(error as u32);
-        let arch = std::env::consts::ARCH.try_into().expect("a machine that filters are made for");
-        let filter = SeccompFilter::new(calls, SeccompAction::Allow, fails, arch).expect("a filter");
-        let program: seccompiler::BpfProgram = filter.try_into().expect("a program");
+        let calls: BTreeMap<_, _> = calls.iter().map(|&call| (call, Vec::new())).collect();
         std::thread::scope(|scope| {
             let filtered = scope.spawn(move || {
-                apply_filter(&program).expect("filtered");
+                fail(calls, error);
                 run()
             });
             filtered.join().expect("its end")
         })
+    }
+
+    /// From now on, a system call fails in this thread with this error if an argument has this value.
+    pub fn fail_where(call: libc::c_long, (argument, value): (u8, u64), error: i32) {
+        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
+        let rule = SeccompRule::new(vec![condition.expect("a condition")]).expect("a rule");
+        fail([(call, vec![rule])].into(), error);
+    }
+
+    fn fail(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) {
+        let fails = SeccompAction::Errno(error as u32);
+        let arch = std::env::consts::ARCH.try_into().expect("a machine that filters are made for");
+        let filter = SeccompFilter::new(calls, SeccompAction::Allow, fails, arch).expect("a filter");
+        let program: seccompiler::BpfProgram = filter.try_into().expect("a program");
+        apply_filter(&program).expect("filtered");
     }
 
     #[test]

@@ -32,6 +32,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{self, Rlimit, setrlimit};
 
+pub(crate) use self::named::here;
 use crate::fault::errno_of;
 use crate::limits;
 
@@ -186,7 +187,7 @@ pub(crate) fn directory_of(file: &Path) -> &Path {
 ///
 /// The error of the system call that failed.
 pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
-    let fd = openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let fd = openat(here(), directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match openat(&fd, ".", flags, Mode::RUSR | Mode::WUSR) {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}

@@ -3,12 +3,14 @@
 //! Older kernels take only paths. A thread that has a working directory of its own enters the directory for the call:
 //! 1.1 us of processor time for a file, where listxattrat(2) takes 0.7, and a path through `/proc/self/fd` 2.3, which
 //! is a third of the time needed to examine a file that has not changed. That path remains for containers whose filter
-//! of system calls refuses unshare(2).
+//! of system calls refuses unshare(2), and for a thread that cannot return to the working directory of the process.
 
 #![allow(unsafe_code, reason = "system calls that rustix does not have")]
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags, lgetxattr, llistxattr, openat};
@@ -113,45 +115,54 @@ fn call(run: impl FnOnce() -> libc::c_long) -> Option<Result<usize, Errno>> {
 }
 
 thread_local! {
-    /// The working directory of the process, for a thread that may leave it without moving other threads.
-    static HOME: Option<OwnedFd> = leave_others();
+    /// Whether this thread may leave the working directory without moving other threads.
+    static IS_ALONE: Cell<bool> = Cell::new(leave_others());
+
+    /// Whether this thread could not return to that directory.
+    static IS_AWAY: Cell<bool> = const { Cell::new(false) };
 }
 
-fn leave_others() -> Option<OwnedFd> {
+/// Returns the working directory of this process, to which relative paths from users belong. The thread itself may be
+/// elsewhere, see [`below`].
+pub(crate) fn here() -> BorrowedFd<'static> {
+    static HERE: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    // No thread leaves the directory before this has opened it.
+    let open = || openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok();
+    HERE.get_or_init(open).as_ref().map_or(CWD, AsFd::as_fd)
+}
+
+fn leave_others() -> bool {
+    let home = here();
     // SAFETY: the call takes no pointer. Besides the working directory it separates the root directory and the umask,
     // which no thread of this program changes.
-    if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-        return None;
-    }
-    let home = openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    // Fails if another user, as whom this program was started, may search the directory, but this one may not.
-    fchdir(&home).ok()?;
-    Some(home)
+    let is_alone = unsafe { libc::unshare(libc::CLONE_FS) } == 0;
+    // Returning fails if another user, as whom this program was started, may search the directory, but this one may
+    // not.
+    is_alone && fchdir(home).is_ok()
 }
 
 /// Calls `run` with a path to a name in an open directory.
 fn below<T>(directory: BorrowedFd<'_>, name: &CStr, run: impl FnOnce(&CStr) -> Result<T, Errno>) -> Result<T, Errno> {
-    HOME.with(|home| match home {
-        Some(home) => {
-            fchdir(directory)?;
-            let result = run(name);
-            // Relative paths would lead elsewhere from now on.
-            fchdir(home).expect("the working directory could be entered before");
-            result
-        }
-        None => by_path(directory, |path| {
-            let path = [path.as_bytes(), b"/", name.to_bytes()].concat();
-            run(&CString::new(path).map_err(|_| Errno::INVAL)?)
-        }),
+    if IS_ALONE.get() && (!IS_AWAY.get() || fchdir(here()).is_ok()) {
+        IS_AWAY.set(false);
+        fchdir(directory)?;
+        let result = run(name);
+        // The permission is checked anew each time, and a network file system may be out of reach. Then the thread
+        // stays, and tries again at the next call.
+        IS_AWAY.set(fchdir(here()).is_err());
+        return result;
+    }
+    by_path(directory, |path| {
+        let path = [path.as_bytes(), b"/", name.to_bytes()].concat();
+        run(&CString::new(path).map_err(|_| Errno::INVAL)?)
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
-    use crate::fs::close::tests::where_calls_fail;
+    use crate::fs::close::tests::{fail_where, where_calls_fail};
+    use crate::fs::identity;
     use crate::not_run::not_run;
 
     /// The results are equal with and without these calls, for a file, for a link (not followed) and for a missing
@@ -186,13 +197,40 @@ mod tests {
         for (error, others) in [(libc::ENOSYS, &[][..]), (libc::EPERM, &[]), (libc::EPERM, &[libc::SYS_unshare])] {
             ARE_MISSING.store(!HAS_NUMBERS, Ordering::Relaxed);
             let without = where_calls_fail(&[&[LISTXATTRAT, GETXATTRAT], others].concat(), error, || {
-                let (all, is_alone) = (all(), HOME.with(Option::is_some));
+                let (all, is_alone) = (all(), IS_ALONE.get());
                 assert_eq!(is_alone, others.is_empty());
                 assert_eq!(std::env::current_dir().expect("a directory"), before);
                 all
             });
             assert!(ARE_MISSING.swap(!HAS_NUMBERS, Ordering::Relaxed));
             assert_eq!(with, without);
+        }
+    }
+
+    /// The working directory may be closed to this process while the thread is in another one, as by chmod(1), or on a
+    /// server that is out of reach.
+    #[test]
+    fn a_thread_that_cannot_return_goes_on_and_relative_paths_lead_where_they_did() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::fs::write(scratch.path().join("file"), "").expect("written");
+        let directory = std::fs::File::open(scratch.path()).expect("there");
+        let before = identity(&rustix::fs::stat(".").expect("a directory"));
+        let run = || {
+            if !IS_ALONE.get() {
+                return false;
+            }
+            fail_where(libc::SYS_fchdir, (0, here().as_raw_fd() as u64), libc::EACCES);
+            for is_away in [false, true, true] {
+                assert_eq!(IS_AWAY.get(), is_away);
+                let found = below(directory.as_fd(), c"file", |path| Ok(rustix::fs::lstat(path)?.st_size));
+                assert_eq!(found, Ok(0));
+                let led_to = rustix::fs::statat(here(), ".", rustix::fs::AtFlags::empty()).expect("a relative path");
+                assert_eq!(identity(&led_to), before);
+            }
+            true
+        };
+        if !std::thread::scope(|scope| scope.spawn(run).join()).expect("the thread goes on") {
+            not_run("unshare(2) is refused");
         }
     }
 }

@@ -27,6 +27,9 @@ pub(crate) const LISTING_BYTES: usize = 32 << 10;
 /// How long to wait before the next attempt at a name that another transfer holds.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
+/// The lock that a copy has on what it writes to. No copy waits for it in the kernel.
+const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+
 /// Explanation of EBUSY for a partial name.
 pub(crate) const HELD: &str = "another copy is writing to it";
 
@@ -106,7 +109,7 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
             Ok(file) => {
                 // Another transfer that found the file before it was locked has locked or removed it. Without locks in
                 // the file system no transfer does so, because a file that is there already is left alone below.
-                let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
+                let lock = flock(&file, EXCLUSIVE);
                 if lock == Err(Errno::AGAIN) || fstat(&file)?.st_nlink == 0 {
                     return Err(Errno::BUSY.into());
                 }
@@ -119,7 +122,7 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match openat(fd, name, flags, Mode::empty()) {
             Ok(left) => {
-                lock(fd, &left).map_err(|error| Blocked::by(fd, name, error))?;
+                lock(fd, &left, EXCLUSIVE).map_err(|error| Blocked::by(fd, name, error))?;
                 if is_named(fd, name, &left) {
                     let here = fstat(&left)?;
                     let ours = is_regular(&here)
@@ -171,7 +174,7 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
                 continue;
             }
         };
-        match lock(fd, &found) {
+        match lock(fd, &found, EXCLUSIVE) {
             Err(error) if error == Errno::BUSY || !is_new => return Err(Blocked::by(fd, name, error)),
             _ => {}
         }
@@ -212,7 +215,7 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             file => (file?, false),
         };
         // In a file system without locks no process can hold the file.
-        if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) {
+        if flock(&file, EXCLUSIVE) == Err(Errno::AGAIN) {
             return Err(Errno::BUSY.into());
         }
         match is_named(fd, name, &file) {
@@ -237,8 +240,8 @@ fn is_closed_to_others(stat: &Stat) -> bool {
 ///
 /// `EBUSY` if another process holds the entry. `ENOLCK` if the file system has no locks and the entry was touched
 /// recently.
-fn lock(directory: BorrowedFd<'_>, left: &OwnedFd) -> Result<(), Errno> {
-    match flock(left, FlockOperation::NonBlockingLockExclusive) {
+fn lock(directory: BorrowedFd<'_>, left: &OwnedFd, operation: FlockOperation) -> Result<(), Errno> {
+    match flock(left, operation) {
         Err(Errno::AGAIN) => Err(Errno::BUSY),
         Err(Errno::NOSYS | Errno::NOLCK | Errno::OPNOTSUPP) => {
             let since = now(directory)?.saturating_sub(QUIET_SECONDS);
@@ -352,33 +355,48 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
         found => found?,
     };
     // False if a run that held the entry removed it before it was locked here: another run may have made its own since.
-    let hold = |left: &OwnedFd| lock(directory, left).map(|()| is_named(directory, name, left));
+    let hold = |left: &OwnedFd, how| lock(directory, left, how).map(|()| is_named(directory, name, left));
     match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => {
             let left = open_directory(directory, name)?;
-            if !hold(&left)? {
+            if !hold(&left, EXCLUSIVE)? {
                 return make_way(directory, name);
             }
             remove_contents(&left)?;
             unlinkat(directory, name, AtFlags::REMOVEDIR)
         }
         FileType::RegularFile => {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            match openat(directory, name, flags, Mode::empty()) {
-                Ok(left) => {
-                    if !hold(&left)? {
-                        return make_way(directory, name);
-                    }
-                }
+            let left = match open_to_lock(directory, name) {
                 // If the run was killed just before publishing, the file may have a mode that forbids reading. Whether
                 // another user's copy is alive cannot be seen from here.
-                Err(Errno::ACCESS) if found.st_uid == rustix::process::geteuid().as_raw() => {}
-                Err(error) => return Err(error),
+                Err(Errno::ACCESS) if found.st_uid == rustix::process::geteuid().as_raw() => None,
+                left => Some(left?),
+            };
+            let is_held = left.as_ref().map_or(Ok(true), |left| match hold(left, EXCLUSIVE) {
+                // Over NFS, a file that may only be read can be locked only in this way. A copy that writes to it has
+                // locked it exclusively.
+                Err(Errno::BADF) => hold(left, FlockOperation::NonBlockingLockShared),
+                held => held,
+            });
+            if !is_held? {
+                return make_way(directory, name);
             }
+            // If it is locked exclusively, no copy takes the file over meanwhile.
             unlinkat(directory, name, AtFlags::empty())
         }
         // A link that was about to be renamed to its own name.
         _ => unlinkat(directory, name, AtFlags::empty()),
+    }
+}
+
+/// Opens a file to lock it: for writing if possible, because otherwise it cannot be locked exclusively over NFS.
+fn open_to_lock(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match openat(directory, name, OFlags::RDWR | flags, Mode::empty()) {
+        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::TXTBSY) => {
+            openat(directory, name, OFlags::RDONLY | flags, Mode::empty())
+        }
+        opened => opened,
     }
 }
 
@@ -521,6 +539,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::fs::close::tests::{fail_where, where_calls_fail};
 
     fn directory(path: &Path) -> OwnedFd {
         openat(rustix::fs::CWD, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("a directory")
@@ -604,11 +623,44 @@ mod tests {
         assert!(!opened().expect("made").1);
     }
 
+    /// Over NFS, flock(2) gives EBADF for an exclusive lock through a descriptor that is open for reading only.
+    #[test]
+    fn what_is_left_is_opened_for_writing_before_it_is_locked() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let name = scratch.path().join("name");
+        fs::write(&name, "").expect("a file");
+        let top = directory(scratch.path());
+        let is_writable = |name: &CStr| {
+            let opened = open_to_lock(top.as_fd(), name).expect("it can be read");
+            rustix::fs::fcntl_getfl(opened).expect("open").contains(OFlags::RDWR)
+        };
+        assert!(is_writable(c"name"));
+        fs::set_permissions(&name, fs::Permissions::from_mode(0o400)).expect("ours");
+        assert_eq!(is_writable(c"name"), rustix::process::geteuid().is_root());
+        assert_eq!(make_way(top.as_fd(), c"name"), Ok(()));
+        assert!(!name.exists());
+        // A shared lock is enough to remove a file, if a live copy has not locked it, but not to write to it.
+        let where_exclusive_locks_fail = || {
+            fail_where(libc::SYS_flock, (1, (libc::LOCK_EX | libc::LOCK_NB) as u64), libc::EBADF);
+            fs::write(&name, "").expect("a file");
+            assert_eq!(open(&top, "name", true).expect_err("no lock").error, Errno::BADF);
+            let held = fs::File::open(&name).expect("it");
+            flock(&held, FlockOperation::LockExclusive).expect("a lock");
+            assert_eq!(make_way(top.as_fd(), c"name"), Err(Errno::BUSY));
+            drop(held);
+            assert_eq!(make_way(top.as_fd(), c"name"), Ok(()));
+        };
+        std::thread::scope(|scope| scope.spawn(where_exclusive_locks_fail).join()).expect("its end");
+        // ETXTBSY on most kernels.
+        let own = std::env::current_exe().expect("this program");
+        let above = directory(own.parent().expect("a directory"));
+        let own = CString::new(own.file_name().expect("a name").as_encoded_bytes()).expect("without a zero");
+        assert!(open_to_lock(above.as_fd(), &own).is_ok());
+    }
+
     /// Filters of system calls that are older than renameat2 refuse it, with EPERM or ENOSYS.
     #[test]
     fn a_directory_is_published_without_renameat2_and_replaces_only_an_empty_one() {
-        use crate::fs::close::tests::where_calls_fail;
-
         for error in [libc::EPERM, libc::ENOSYS] {
             for (old, expected) in
                 [("", Ok(())), ("empty", Ok(())), ("full", Err(Errno::NOTEMPTY)), ("file", Err(Errno::NOTDIR))]
@@ -635,8 +687,6 @@ mod tests {
     /// Without locks, an untouched entry counts as a killed copy's; until then, the explanation given for it is true.
     #[test]
     fn without_locks_what_is_quiet_is_gone_on_with() {
-        use crate::fs::close::tests::where_calls_fail;
-
         let scratch = tempfile::tempdir().expect("a directory");
         let top = || directory(scratch.path());
         for error in [libc::ENOSYS, libc::ENOLCK, libc::EOPNOTSUPP] {

@@ -261,6 +261,13 @@ impl Hop {
             .or_else(|| self.sides().iter().find_map(|&side| fault_of(side)))
     }
 
+    /// Whether a signal has ended each end.
+    pub(crate) fn was_ended_by_signals(&self) -> bool {
+        let is_signal = |fault: &Fault| fault.own && matches!(Exit::from_code(fault.exit), Exit::Signal(_));
+        let fault_of = |side: Side| self.report(side).and_then(|report| report.fault.as_ref());
+        self.sides().iter().all(|&side| fault_of(side).is_some_and(is_signal))
+    }
+
     /// Whether the reader of the hop's data has closed it.
     pub(crate) fn was_closed(&self) -> bool {
         let mut faults = self.reports.iter().flatten().filter_map(|report| report.fault.as_ref());
@@ -330,13 +337,18 @@ impl Hop {
     }
 
     /// Fails because a step took too long.
-    pub(crate) fn late(&mut self) -> Next {
+    pub(crate) fn late(&mut self, setup: &Setup) -> Next {
         let listener = match self.state {
             State::Listening(side) | State::Dialing(side) | State::Tunneling(side) => side,
             State::Met | State::Failed => Side::To,
         };
         let [one, other] = [listener.other(), listener].map(|side| &self.names[side as usize]);
         let within = CONNECT_MAX.as_secs();
+        if self.tunneled || setup.relay {
+            let launcher = setup.launcher_name();
+            let reason = format!("no connection from {one} to {other} through {launcher} within {within} s; try again");
+            return self.fail(reason);
+        }
         self.fail(format!(
             "no connection from {one} to {other} within {within} s; run rddoctor to see which ports are reachable, or \
              use --relay"
@@ -447,9 +459,24 @@ mod tests {
             let setup = setup(false, b"");
             let mut hop = hop(hosts, &setup);
             hop.begin(&setup);
-            let failure = hop.late().failure.expect("it is late");
-            assert!(failure.contains(words), "{failure}");
+            let failure = hop.late(&setup).failure.expect("it is late");
+            assert!(failure.contains(words) && failure.contains("use --relay"), "{failure}");
             assert!(hop.due().is_none());
+        }
+    }
+
+    #[test]
+    fn a_relay_that_takes_too_long_is_not_advised() {
+        let setup = setup(true, b"");
+        for is_listening in [false, true] {
+            let mut hop = hop([0, 1], &setup);
+            hop.begin(&setup);
+            if is_listening {
+                hop.handle(Side::To, listening(), &setup);
+            }
+            let failure = hop.late(&setup).failure.expect("it is late");
+            assert!(failure.contains("from this host to h1 through rsh within 15 s"), "{failure}");
+            assert!(!failure.contains("--relay"), "{failure}");
         }
     }
 
@@ -516,9 +543,11 @@ mod tests {
             let mut hop = hop([0, 1], &setup);
             hop.begin(&setup);
             hop.note_ended(first, report(2));
+            assert!(!hop.was_ended_by_signals(), "the other end may still say more");
             hop.note_ended(first.other(), report(15));
             let (host, fault) = hop.first_fault().expect("both failed");
             assert_eq!((host, fault.exit), (hop.host(first), 130));
+            assert!(hop.was_ended_by_signals());
         }
         // A fault that is not a signal outweighs any signal.
         let mut hop = hop([0, 1], &setup);
@@ -528,5 +557,6 @@ mod tests {
             Report { fault: Some(Fault { own: true, ..Fault::plain(5, "gone") }), ..Report::default() },
         );
         assert_eq!(hop.first_fault().map(|(host, fault)| (host, fault.exit)), Some((1, 5)));
+        assert!(!hop.was_ended_by_signals());
     }
 }

@@ -452,7 +452,7 @@ impl Job {
             let now = Instant::now();
             for hop in 0..self.hops.len() {
                 if self.hops[hop].due().is_some_and(|due| due <= now) {
-                    let next = self.hops[hop].late();
+                    let next = self.hops[hop].late(&self.setup);
                     self.advance(hop, next);
                 }
             }

@@ -477,6 +477,13 @@ impl<'a> Pipeline<'a> {
             self.failing_since.get_or_insert_with(Instant::now);
             return;
         }
+        // If signals end both ends at once, neither reports the other's signal, and their commands may be over by then.
+        if hop.was_ended_by_signals()
+            && let Some((host, fault)) = hop.first_fault()
+        {
+            let failure = self.job.failure(host, fault);
+            return self.fail(failure);
+        }
         // Each end has the fault from the other: both have found the same, such as that they have no allowed transport
         // in common.
         let had_met = hop.has_met();

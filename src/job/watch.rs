@@ -78,18 +78,21 @@ impl SourceWatch {
         Ok(Watched::Nothing)
     }
 
-    /// Does nothing for a while, even if a host is lost.
+    /// Does nothing for a while, even if a host is lost. What comes meanwhile is kept: a host tells no further change
+    /// until it is asked again.
     ///
     /// # Errors
     ///
     /// 128+n for a signal.
     pub(crate) fn rest(&mut self, pause: Duration) -> Result<(), Failure> {
-        let until = Instant::now() + pause;
+        let (until, mut others) = (Instant::now() + pause, VecDeque::new());
         while let Some(update) = self.job.next(until) {
-            if matches!(update, Update::Signal(_)) {
-                self.job.check(update)?;
+            match update {
+                Update::Signal(_) => self.job.check(update)?,
+                other => others.push_back(other),
             }
         }
+        self.job.updates = others;
         Ok(())
     }
 

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::sink::Report;
 use super::sync_tests::{self, scratch, sync};
+use crate::fs::close::tests::where_calls_fail;
+use crate::fs::{WHOLE, name_beside};
 use crate::options::{Generations, Session, TreeOptions};
 
 fn options() -> TreeOptions {
@@ -107,6 +109,37 @@ fn the_newer_backup_takes_the_place_of_one_of_its_name() {
         write(top.join("kept/f"), "oldest");
         assert_eq!(copy(top, &options(), is_local).failed, 0);
         assert_eq!((read(top.join("kept/f")), read(top.join("to/f"))), ("older".to_owned(), "new".to_owned()));
+    }
+}
+
+/// FUSE answers link(2) with ENOSYS if its server, such as that of sshfs, has no hard links.
+#[test]
+fn what_cannot_be_linked_is_moved_into_the_backup() {
+    for (error, is_local) in [(libc::ENOSYS, true), (libc::ENOSYS, false), (libc::EPERM, false)] {
+        let scratch = scratch();
+        let top = scratch.path();
+        write(top.join("from/f"), "newer");
+        write(top.join("to/f"), "old");
+        let report = where_calls_fail(&[libc::SYS_linkat], error, || copy(top, &options(), is_local));
+        assert_eq!(report.failed, 0, "{report:?}");
+        assert_eq!((read(top.join("kept/f")), read(top.join("to/f"))), ("old".to_owned(), "newer".to_owned()));
+    }
+}
+
+/// Where the file system makes no links, the old file is moved into the backup, and would then be missing in DST.
+#[test]
+fn what_no_link_can_replace_stays() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let top = scratch.path();
+        write(top.join("from/f"), "newer");
+        fs::hard_link(top.join("from/f"), top.join("from/g")).expect("a link");
+        write(top.join("to/g"), "old");
+        fs::create_dir(top.join("to").join(name_beside(b"g", WHOLE))).expect("where the link would be made");
+        let report = copy(top, &options(), is_local);
+        assert_eq!(report.failed, 1, "{report:?}");
+        assert_eq!((read(top.join("to/f")), read(top.join("to/g"))), ("newer".to_owned(), "old".to_owned()));
+        assert!(!top.join("kept").exists());
     }
 }
 

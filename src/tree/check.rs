@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use flume::{Sender, bounded};
 use minicbor::{Decode, Encode};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
+use rd_proto::tree::DEPTH_MAX;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::Fault;
@@ -29,7 +29,7 @@ use super::manifest::{Entry, Kind, ManifestError, Reader, order};
 use super::names::Names;
 use super::walk::INLINE_BYTES_MAX;
 use crate::fs::partial::for_each_of_kind;
-use crate::fs::{io_fact, plain_fact};
+use crate::fs::{here, io_fact, plain_fact};
 
 /// How an entry differs from its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -154,7 +154,7 @@ pub fn check(
 ) -> Result<Checked, CheckError> {
     crate::fs::raise_open_files();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let top = openat(CWD, directory, flags, Mode::empty())
+    let top = openat(here(), directory, flags, Mode::empty())
         .map_err(|error| CheckError::Directory(io_fact(directory.as_os_str(), error)))?;
     let threads = contents::threads(medium);
     let checker = Checker::new(directory, medium, stop, tell);
@@ -335,12 +335,7 @@ impl<'a> Checker<'a> {
     /// Lists a directory. `above` is the directory that contains it, whose last passed entry it is.
     fn list(&self, directory: OwnedFd, path: &[u8], above: Option<&Level>) -> Result<Level, Fault> {
         let mut names = Names::default();
-        for_each_of_kind(&directory, |name, kind| {
-            if name.count_bytes() > NAME_BYTES_MAX {
-                return Err(Errno::NAMETOOLONG.into());
-            }
-            names.push(kind, name)
-        })?;
+        for_each_of_kind(&directory, |name, kind| names.push(kind, name))?;
         names.sort()?;
         let handed =
             above.map(|above| HandedOut::of_entered(&above.handed_out, above.passed - 1, &names, ENTRIES_OF_DIRECTORY));

@@ -34,13 +34,13 @@ use blake3::Hasher;
 use rd_proto::control::IoFact;
 use rd_proto::tree::answer::{self, BLOCK_BYTES_MIN};
 use rd_proto::tree::blocks::block_bytes;
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatfs, fstatvfs, openat};
+use rustix::fs::{FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatfs, fstatvfs, openat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::fault::printable;
 use crate::fs::accounts::own_home;
-use crate::fs::{hash16, is_regular, plain_fact};
+use crate::fs::{hash16, here, is_regular, plain_fact};
 use crate::options::TreeOptions;
 
 /// First bytes of the file. The last number is the version of the format.
@@ -214,7 +214,7 @@ impl DigestCache {
 
     fn open_at(path: &Path) -> Result<Self, Unusable> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = openat(CWD, path, flags, Mode::RUSR | Mode::WUSR)?;
+        let file = openat(here(), path, flags, Mode::RUSR | Mode::WUSR)?;
         let stat = fstat(&file)?;
         let may_others_write = stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() != 0;
         if !is_regular(&stat) || may_others_write || stat.st_uid != geteuid().as_raw() || stat.st_nlink != 1 {

@@ -13,6 +13,7 @@ use super::source::{Next, TreeSource};
 use super::sync_tests::{Maker, PART_BYTES, copy, copy_as_dst, picture, scratch, sync};
 use super::walk::Sent;
 use super::{Root, local};
+use crate::fs::close::tests::where_calls_fail;
 use crate::fs::direct::Tally;
 use crate::fs::{PARTIAL, UNFINISHED, name_beside};
 use crate::options::{Generations, Session, TreeOptions};
@@ -107,6 +108,22 @@ fn other_metadata_means_a_new_file_and_leaves_the_older_one() {
         assert_eq!(sent.bytes, 0);
         assert_eq!(picture(&tree.path("2")), second);
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("3")));
+    }
+}
+
+/// FUSE answers link(2) with ENOSYS if its server, such as that of sshfs, has no hard links.
+#[test]
+fn where_nothing_can_be_linked_what_is_unchanged_is_copied_within_the_host() {
+    for (error, is_local) in [(libc::ENOSYS, false), (libc::ENOSYS, true), (libc::EPERM, false)] {
+        let tree = Generation::new();
+        tree.write("from/small", &[7; 5000]);
+        tree.write("from/d/large", &vec![7; 3 << 20]);
+        tree.copy("1", &sync(), is_local);
+        let linked = || tree.copy("2", &linking(&["../1"]), is_local);
+        let (sent, _) = where_calls_fail(&[libc::SYS_linkat], error, linked);
+        assert_eq!(sent.bytes, 0, "{error} within a host {is_local}");
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
+        assert_ne!(inode(tree.path("1/small")), inode(tree.path("2/small")));
     }
 }
 
@@ -421,34 +438,47 @@ fn an_unfinished_generation_becomes_what_the_source_is_by_then() {
 #[test]
 fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
     for is_local in [false, true] {
-        let tree = Generation::new();
-        for (name, bytes) in [("a/d/file", "1"), ("a/gone/below", "2"), ("b/d/other", "3")] {
-            fs::create_dir_all(tree.path(name).parent().expect("one")).expect("directories");
-            tree.write(name, bytes.as_bytes());
-        }
-        fs::create_dir_all(tree.path("to/one")).expect("a directory");
-        let run = |names: &[&str], is_cut: bool| {
-            for (number, name) in names.iter().enumerate() {
-                let (from, follows, is_last) = (tree.path(name), number > 0, !is_cut && number + 1 == names.len());
-                let mut options = snapshot("one");
-                options.generations.session = Session { is_last, follows, ..Session::default() };
-                let to = tree.path("to/one").join(from.file_name().expect("one"));
-                let (sent, report) = copy(&from, &to, &options, is_local);
-                assert_eq!((sent.failed, report.failed), (0, 0), "{name}: {:?} {:?}", sent.failures, report.failures);
-            }
-        };
-        run(&["a/gone", "a/d"], true);
-        assert!(tree.path("to/one/gone/below").exists() && tree.path("to/one/d/file").exists());
-        fs::remove_file(tree.path("a/d/file")).expect("it");
-        tree.write("a/d/new", b"4");
-        tree.write("to/one/a file", b"of a source that is not named any more");
-        // Sources of one name are merged.
-        run(&["a/d", "b/d"], false);
-        let listed = picture(&tree.path("to/one")).into_keys().collect::<Vec<_>>();
-        assert_eq!(listed, ["d", "d/new", "d/other"].map(PathBuf::from));
-        assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
-        assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
+        resume_several(is_local);
     }
+}
+
+/// Without locks, nothing tells whether a live copy holds a file that was just made, such as the mark of an entry. If a
+/// mark stayed, its entry would be removed at the end, although it has come.
+#[test]
+fn an_unfinished_generation_of_several_sources_is_resumed_without_locks() {
+    for error in [libc::ENOSYS, libc::ENOLCK, libc::EBADF] {
+        where_calls_fail(&[libc::SYS_flock], error, || resume_several(false));
+    }
+}
+
+fn resume_several(is_local: bool) {
+    let tree = Generation::new();
+    for (name, bytes) in [("a/d/file", "1"), ("a/gone/below", "2"), ("b/d/other", "3")] {
+        fs::create_dir_all(tree.path(name).parent().expect("one")).expect("directories");
+        tree.write(name, bytes.as_bytes());
+    }
+    fs::create_dir_all(tree.path("to/one")).expect("a directory");
+    let run = |names: &[&str], is_cut: bool| {
+        for (number, name) in names.iter().enumerate() {
+            let (from, follows, is_last) = (tree.path(name), number > 0, !is_cut && number + 1 == names.len());
+            let mut options = snapshot("one");
+            options.generations.session = Session { is_last, follows, ..Session::default() };
+            let to = tree.path("to/one").join(from.file_name().expect("one"));
+            let (sent, report) = copy(&from, &to, &options, is_local);
+            assert_eq!((sent.failed, report.failed), (0, 0), "{name}: {:?} {:?}", sent.failures, report.failures);
+        }
+    };
+    run(&["a/gone", "a/d"], true);
+    assert!(tree.path("to/one/gone/below").exists() && tree.path("to/one/d/file").exists());
+    fs::remove_file(tree.path("a/d/file")).expect("it");
+    tree.write("a/d/new", b"4");
+    tree.write("to/one/a file", b"of a source that is not named any more");
+    // Sources of one name are merged.
+    run(&["a/d", "b/d"], false);
+    let listed = picture(&tree.path("to/one")).into_keys().collect::<Vec<_>>();
+    assert_eq!(listed, ["d", "d/new", "d/other"].map(PathBuf::from));
+    assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+    assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
 }
 
 /// A kill between the switch of `latest` and the end leaves the marker of a whole generation. The marker is removed

@@ -20,6 +20,9 @@ use crate::fs::metadata::{
 };
 use crate::options::{Chmod, TreeOptions};
 
+/// Greatest part of a time below a second.
+const NANOSECONDS_MAX: u32 = 999_999_999;
+
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
 const SET_GID: u32 = 0o2000;
@@ -92,8 +95,8 @@ impl Reader {
             mode,
             uid: stat.st_uid,
             gid: stat.st_gid,
-            modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
-            accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
+            modified: time(stat.st_mtime, stat.st_mtime_nsec as u32),
+            accessed: time(stat.st_atime, stat.st_atime_nsec as u32),
             xattrs: Xattrs::new(&self.xattrs),
             extensions: Extensions::new(&self.extensions),
         })
@@ -438,6 +441,35 @@ fn set_xattrs(
     lost_acl
 }
 
+/// Returns a time as it is sent. A damaged inode, or a server, may tell of more nanoseconds than a second has, for
+/// which the receiver would refuse the whole tree.
+fn time(seconds: i64, nanoseconds: u32) -> Time {
+    Time { seconds, nanoseconds: nanoseconds.min(NANOSECONDS_MAX) }
+}
+
 fn timespec(time: Time) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanoseconds) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_time_that_cannot_be_is_sent_as_one_that_can() {
+        let file = tempfile::tempfile().expect("a file");
+        let mut stat = rustix::fs::fstat(&file).expect("it");
+        (stat.st_mtime, stat.st_mtime_nsec) = (7, 1_000_000_000);
+        (stat.st_atime, stat.st_atime_nsec) = (8, 4_294_967_295);
+        let options = TreeOptions::default();
+        let mut reader = Reader::new(&options).expect("no --chmod");
+        let metadata = reader.read(&options, Object::Open(file.as_fd()), &stat).expect("read");
+        // Decoded as by the receiver.
+        let owned = OwnedMetadata::new(&metadata);
+        let Metadata { modified, accessed, .. } = owned.borrow();
+        let expected = [7, 8].map(|seconds| Time { seconds, nanoseconds: 999_999_999 });
+        assert_eq!([modified, accessed], expected);
+    }
 }

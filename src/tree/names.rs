@@ -17,6 +17,9 @@ const MEMORY_BYTES_MAX: usize = 1 << 20;
 /// Number of names from the current one on that are in memory, if all names are in a file.
 const UPCOMING_MAX: usize = 512;
 
+/// Number of bytes before each name in memory: its kind and its length.
+const HEAD_BYTES: usize = 3;
+
 /// Explains the error number.
 const NO_ROOM: &str =
     "too many names to sort in memory or in the temporary directory; set TMPDIR to one with more space";
@@ -25,7 +28,7 @@ const NO_ROOM: &str =
 /// each. Memory is bounded, however many names there are.
 #[derive(Default)]
 pub struct Names {
-    /// For each name: its kind, its length, the name, a zero byte.
+    /// For each name: its kind, its length in two bytes, the name, a zero byte.
     bytes: Vec<u8>,
     /// Where each name begins.
     order: Vec<u32>,
@@ -46,7 +49,8 @@ enum Many {
 }
 
 impl Names {
-    /// Adds a name of at most 255 bytes.
+    /// Adds a name. It may be longer than any that is sent, as on CIFS and exFAT, where 255 characters may have three
+    /// times as many bytes.
     ///
     /// # Errors
     ///
@@ -56,9 +60,10 @@ impl Names {
             return sorter.push(name.to_bytes(), &[bits(kind)]).map_err(no_room);
         }
         let name = name.to_bytes_with_nul();
-        let (start, length) = (self.bytes.len(), u8::try_from(name.len() - 1).map_err(|_| Errno::NAMETOOLONG)?);
+        let (start, length) = (self.bytes.len(), u16::try_from(name.len() - 1).map_err(|_| Errno::NAMETOOLONG)?);
         self.order.push(start as u32);
-        self.bytes.extend([bits(kind), length]);
+        self.bytes.push(bits(kind));
+        self.bytes.extend(length.to_le_bytes());
         self.bytes.extend(name);
         if self.bytes.len() > MEMORY_BYTES_MAX {
             let mut sorter = Sorter::default();
@@ -95,8 +100,13 @@ impl Names {
     }
 
     fn name_at(&self, start: u32) -> &[u8] {
+        let name = &self.bytes[start as usize + HEAD_BYTES..];
+        &name[..self.length_at(start)]
+    }
+
+    fn length_at(&self, start: u32) -> usize {
         let start = start as usize;
-        &self.bytes[start + 2..start + 2 + usize::from(self.bytes[start + 1])]
+        u16::from_le_bytes([self.bytes[start + 1], self.bytes[start + 2]]).into()
     }
 
     /// Returns kind and name of the current entry.
@@ -154,10 +164,10 @@ impl Names {
     }
 
     fn entry(&self, index: usize) -> Option<(FileType, &CStr)> {
-        let start = *self.order.get(index)? as usize;
-        let end = start + 3 + usize::from(self.bytes[start + 1]);
-        let name = CStr::from_bytes_with_nul(&self.bytes[start + 2..end]).expect("it was one");
-        Some((FileType::from_raw_mode(u32::from(self.bytes[start]) << 12), name))
+        let &start = self.order.get(index)?;
+        let (kind, name) = (self.bytes[start as usize], &self.bytes[start as usize + HEAD_BYTES..]);
+        let name = CStr::from_bytes_with_nul(&name[..=self.length_at(start)]).expect("it was one");
+        Some((FileType::from_raw_mode(u32::from(kind) << 12), name))
     }
 }
 
@@ -185,6 +195,11 @@ mod tests {
             for number in 0..count {
                 names.push(kind(number), &name(number)).expect("taken");
                 expected.push((name(number), kind(number)));
+            }
+            for length in [255, 256, 765] {
+                let name = CString::new(vec![b'n'; length]).expect("one");
+                names.push(FileType::RegularFile, &name).expect("taken");
+                expected.push((name, FileType::RegularFile));
             }
             // A directory may report a name twice while it changes.
             for number in 0..count.min(10) {

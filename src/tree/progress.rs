@@ -83,6 +83,7 @@ impl Counters {
 pub struct Progress {
     done: Counters,
     kept_bytes: AtomicU64,
+    work: AtomicU64,
     walked: Counters,
     has_walked_all: AtomicBool,
     counted: Counters,
@@ -108,6 +109,12 @@ impl Progress {
     /// Sets how much data in all was not sent because it existed at the destination.
     pub fn set_kept(&self, bytes: u64) {
         self.kept_bytes.store(bytes, Relaxed);
+    }
+
+    /// Records work at the destination that is neither data nor an entry that is complete: entries deleted or looked at,
+    /// bytes copied there from other files. What counts is that the sum grows for as long as it goes on.
+    pub fn note_work(&self, amount: u64) {
+        self.work.fetch_add(amount, Relaxed);
     }
 
     /// Records entries met by the copy's own walk. `is_all`: whether there are no more.
@@ -151,6 +158,11 @@ impl Progress {
     /// Returns how much data was not sent because it existed at the destination.
     pub fn kept_bytes(&self) -> u64 {
         self.kept_bytes.load(Relaxed)
+    }
+
+    /// Returns how much work was recorded with [`Self::note_work`].
+    pub fn work(&self) -> u64 {
+        self.work.load(Relaxed)
     }
 
     /// Returns what there is to copy, as far as known, and whether these are all entries. If something exists at the

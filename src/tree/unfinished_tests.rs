@@ -290,6 +290,54 @@ fn markers_go_with_their_files_and_no_sooner() {
     }
 }
 
+/// Without locks, nothing tells whether another copy holds a marker that was just made. If it stayed beside a whole
+/// file, `-u` would later overwrite what the user writes to that file.
+#[test]
+fn a_file_that_is_replaced_loses_its_marker_without_locks_too() {
+    for error in [libc::ENOSYS, libc::ENOLCK] {
+        let scratch = scratch();
+        let [from, to, marker] = paths(scratch.path());
+        fs::write(&from, contents(SMALL)).expect("a file");
+        fs::write(&to, "half").expect("a file");
+        File::create(&marker).expect("a marker");
+        let report = where_calls_fail(&[libc::SYS_flock], error, || copy(scratch.path(), &sync(), false));
+        assert_eq!((report.failed, report.files), (0, 1), "{report:?}");
+        assert!(fs::read(&to).expect("it") == contents(SMALL) && !marker.exists());
+    }
+}
+
+/// A directory that is to be deleted may hold what a killed copy has left. If the directory must stay because a live
+/// copy writes to something in it, that is reported.
+#[test]
+fn a_directory_is_deleted_with_what_a_killed_copy_has_left_in_it() {
+    let options = TreeOptions { delete: true, ..sync() };
+    for (is_local, is_held) in [(true, false), (false, false), (true, true), (false, true)] {
+        let scratch = scratch();
+        let [from, to, _] = paths(scratch.path());
+        fs::write(&from, "contents").expect("a file");
+        let (gone, below) = (to.with_file_name("gone"), to.with_file_name("gone/below"));
+        fs::create_dir_all(below.join(name_beside(b"tree", PARTIAL))).expect("directories");
+        let partial = below.join(name_beside(b"part", PARTIAL));
+        fs::write(&partial, "a part").expect("a file");
+        let held = File::open(&partial).expect("it");
+        if is_held {
+            flock(&held, FlockOperation::LockExclusive).expect("a lock");
+        }
+        let report = copy(scratch.path(), &options, is_local);
+        let deleted = if is_held { 0 } else { 2 };
+        assert_eq!((report.failed, report.deleted), (u64::from(is_held), deleted), "{report:?}");
+        assert_eq!((gone.exists(), partial.exists()), (is_held, is_held), "{report:?}");
+        if is_held {
+            let Some(fact) = report.failures.first() else { panic!("{report:?}") };
+            assert_eq!(fact.errno, libc::ENOTEMPTY, "{report:?}");
+            assert!(fact.path.ends_with(b"to/gone") && !fact.detail.is_empty(), "{report:?}");
+        }
+        drop(held);
+        let report = copy(scratch.path(), &options, is_local);
+        assert!(report.failed == 0 && !gone.exists(), "{report:?}");
+    }
+}
+
 /// After a failed write the page cache may have data that the disk lacks, so it is dropped before the file is compared
 /// with itself. Here it cannot be dropped.
 #[test]

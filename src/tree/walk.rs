@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{Record, is_name};
-use rustix::fs::{AtFlags, CWD, FileType, Stat, statat};
+use rustix::fs::{AtFlags, FileType, Stat, statat};
 use rustix::io::Errno;
 
 use self::held::Held;
@@ -43,7 +43,7 @@ use super::names::Names;
 use super::patterns::Patterns;
 use super::root::Root;
 use crate::fs::direct::Bypass;
-use crate::fs::{io_fact, is_directory, plain_fact, std_fact};
+use crate::fs::{here, io_fact, is_directory, plain_fact, std_fact};
 use crate::options::TreeOptions;
 
 #[cfg(test)]
@@ -189,7 +189,7 @@ impl Walk {
             let name = name.ok_or_else(|| plain_fact(path, "cannot be created: its name is not valid here"))?;
             let open = CString::new(path.as_bytes()).map_err(|_| io_fact(path, Errno::INVAL))?;
             let flags = if options.recursive { AtFlags::SYMLINK_NOFOLLOW } else { AtFlags::empty() };
-            let stat = statat(CWD, &open, flags).map_err(|error| io_fact(path, error))?;
+            let stat = statat(here(), &open, flags).map_err(|error| io_fact(path, error))?;
             if is_directory(&stat) && !options.recursive {
                 return Err(io_fact(path, Errno::ISDIR));
             }

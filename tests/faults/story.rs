@@ -89,7 +89,7 @@ impl Story {
     /// Checks that an end has one of these exit codes. Unless the code is 0 or stands for a signal, the end must have
     /// given the cause in one line of its own. Nothing in its output may look like a crash.
     pub fn ended(&mut self, program: &str, ended: &Ended, codes: &[i32]) {
-        let Ended { code, stderr, after } = ended;
+        let Ended { code, stderr, after, .. } = ended;
         let shown: String = stderr.chars().take(STDERR_SHOWN).collect();
         self.tell(format_args!("{program}: exit {code} after {after:?}; it said:\n{shown}"));
         self.ensure(codes.contains(code), || format!("{program}: exit code {code} is none of {codes:?}"));

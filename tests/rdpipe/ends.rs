@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -51,7 +50,7 @@ fn signals_to_the_caller_end_all() {
             process.signal(signal);
             let ended = process.wait_for(GONE);
             assert_eq!(ended.code, code, "{stages:?}: {}", ended.stderr);
-            lab.deserted(GONE.saturating_sub(start.elapsed()));
+            lab.deserted_since(start, GONE);
         }
     }
 }
@@ -97,7 +96,7 @@ fn a_killed_caller_leaves_nothing() {
         let start = Instant::now();
         process.signal(Signal::KILL);
         process.wait();
-        lab.deserted(GONE.saturating_sub(start.elapsed()));
+        lab.deserted_since(start, GONE);
     }
 }
 
@@ -115,7 +114,7 @@ fn a_killed_agent_leaves_nothing() {
             let ended = process.wait_for(GONE);
             assert_eq!(ended.code, 4, "{stages:?} without {host}: {}", ended.stderr);
             assert!(ended.stderr.lines().any(|line| line.starts_with("rdpipe: ") && line.contains(host.as_str())));
-            lab.deserted(GONE.saturating_sub(start.elapsed()));
+            lab.deserted_since(start, GONE);
             victim += 1;
         }
         assert!(victim > 1, "{stages:?} has several agents");
@@ -153,8 +152,8 @@ fn no_command_takes_a_part_for_the_whole() {
                 // Where there is no h1, this ends it too.
                 None => process.signal(signal),
             }
-            process.wait_for(GONE + SOON);
-            lab.deserted(GONE);
+            let ended = process.wait_for(GONE + SOON);
+            lab.deserted_since(ended.at, GONE);
             assert!(!lab.join("home/final").exists(), "{victim} {signal:?} {stages:?}");
             drop(input);
         }
@@ -197,7 +196,26 @@ fn an_agent_that_is_ended_by_hand() {
     let ended = process.wait_for(GONE);
     assert_ne!(ended.code, 0);
     assert!(ended.stderr.contains("signal 15") || ended.stderr.contains("SIGTERM"), "{}", ended.stderr);
-    lab.deserted(GONE.saturating_sub(start.elapsed()));
+    lab.deserted_since(start, GONE);
+}
+
+/// The agent's signal ends both ends of the hop before either hears of the other, and no command is left to fail.
+#[test]
+fn one_agent_with_both_ends_of_a_hop_that_is_ended_by_hand() {
+    let lab = Lab::new();
+    fs::write(lab.join("home/source"), noise(16 << 20)).expect("a file");
+    let mut process = Process::spawn(lab.rdpipe_by("rsh").args(["--bwlimit", "1M", "h:< source", "h:> target"]));
+    let until = Instant::now() + PATIENCE;
+    while fs::metadata(lab.join("home/target")).map_or(0, |target| target.len()) == 0 {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Both redirections have been reported as done.
+    std::thread::sleep(Duration::from_millis(500));
+    kill(lab.launches()[0].0, Signal::TERM);
+    let ended = process.wait_for(GONE);
+    ended.expect(4).one_line("rdpipe", &["h was ended by signal 15 (SIGTERM)"]);
+    lab.deserted(GONE);
 }
 
 /// An agent that is stopped for good after all data has passed is given up. A command that is silent for longer is not,
@@ -247,7 +265,7 @@ fn an_agent_that_is_ended_while_its_hop_is_made() {
         // Depends on which event is noticed first.
         let said = ["lost the agent on h2", "h2 was ended by signal 15"];
         assert!(said.iter().any(|said| ended.stderr.contains(said)), "{}", ended.stderr);
-        lab.deserted(GONE);
+        lab.deserted_since(ended.at, GONE);
     }
 }
 
@@ -266,7 +284,7 @@ fn a_signal_while_hosts_are_called_up() {
         let start = Instant::now();
         process.signal(signal);
         assert_eq!(process.wait_for(SOON).code, code, "{}", process.stderr());
-        lab.deserted(GONE.saturating_sub(start.elapsed()));
+        lab.deserted_since(start, GONE);
         assert!(!lab.join("begun").exists() && !lab.join("home/begun").exists());
     }
 }
@@ -282,8 +300,8 @@ fn a_signal_to_one_pipeline_leaves_the_other_alone() {
     let output = drain(process.stdout());
     let (mut victim, _output) = endless(&one, &["h1:yes", "h2:cat"]);
     victim.signal(Signal::KILL);
-    victim.wait();
-    one.deserted(GONE);
+    let ended = victim.wait();
+    one.deserted_since(ended.at, GONE);
     process.wait().expect(0);
     fed.join().expect("no panic");
     same(&output.join().expect("no panic"), &bytes);
@@ -296,12 +314,12 @@ fn a_pipeline_that_has_ended_leaves_nothing() {
     // Like an accidental background process.
     let ran = lab.pipe(&["h1:sleep 1000 >/dev/null 2>&1 & echo one", "h2:sleep 1000 >/dev/null 2>&1 & cat"]);
     assert_eq!(ran.text(), "one\n");
-    lab.deserted(GONE);
+    lab.deserted_since(ran.ended.at, GONE);
     // Like a real daemon, and like a process that hides its origin.
     let hidden = format!("h2:setsid env -i {MARK}=${MARK} sleep 1000 >/dev/null 2>&1 & cat");
     let ran = lab.pipe(&["h1:setsid sleep 1000 >/dev/null 2>&1 & echo one", &hidden]);
     assert_eq!(ran.text(), "one\n");
-    lab.deserted(GONE);
+    lab.deserted_since(ran.ended.at, GONE);
 }
 
 /// A background process holds standard error. rdpipe waits two seconds for that, and cuts nothing off meanwhile.
@@ -318,7 +336,7 @@ fn what_is_left_in_the_background_is_not_waited_for() {
         assert_eq!((ran.ended.code, ran.text().as_str()), (0, "one\n"), "{stages:?}: {}", ran.ended.stderr);
         ran.ended.within(Duration::from_secs(5));
         assert_eq!(ran.ended.stderr.contains("late"), stages.len() == 2 && stages[1].contains("late"), "{stages:?}");
-        lab.deserted(GONE);
+        lab.deserted_since(ran.ended.at, GONE);
     }
 }
 
@@ -343,7 +361,7 @@ fn what_has_left_its_session_ends_with_a_killed_agent() {
     let start = Instant::now();
     kill(launches[0].0, Signal::KILL);
     process.wait_for(GONE);
-    lab.deserted(GONE.saturating_sub(start.elapsed()));
+    lab.deserted_since(start, GONE);
 }
 
 /// Guards are continued, and the pipeline ends as if nothing had been.
@@ -376,7 +394,7 @@ fn a_killed_guard_ends_the_pipeline() {
     let ended = process.wait_for(GONE);
     assert_eq!(ended.code, 3, "{}", ended.stderr);
     assert!(ended.stderr.contains("the guard process of the command was killed"), "{}", ended.stderr);
-    lab.deserted(GONE.saturating_sub(start.elapsed()));
+    lab.deserted_since(start, GONE);
 }
 
 #[test]
@@ -384,7 +402,7 @@ fn what_is_left_on_this_host_is_ended_too() {
     let lab = Lab::new();
     let ran = lab.pipe(&["h1:echo one", "sleep 1000 >/dev/null 2>&1 & cat"]);
     assert_eq!(ran.text(), "one\n");
-    lab.deserted(GONE);
+    lab.deserted_since(ran.ended.at, GONE);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod data;
 mod ends;
 mod failures;
 mod forms;
+mod limits;
 mod operators;
 mod told;
 
@@ -18,7 +19,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rig::lab::*;
 use rig::*;
@@ -105,6 +106,12 @@ impl Lab {
         none_marked(self.0.path(), within);
     }
 
+    /// Like [`deserted`](Self::deserted), with a limit that counts from `start`.
+    #[track_caller]
+    fn deserted_since(&self, start: Instant, within: Duration) {
+        none_since(start, within, || marked(self.0.path()));
+    }
+
     /// Returns the contents of a file here, as text.
     #[track_caller]
     fn text_of(&self, name: &str) -> String {
@@ -137,9 +144,12 @@ fn run(command: &mut Command) -> Ran {
 /// Reads all output of a process, and waits for its end.
 #[track_caller]
 fn finish(mut process: Process, limit: Duration) -> Ran {
-    let output = drain(process.stdout());
+    let stdout = process.stdout();
+    let pipe = pipe_name(&stdout);
+    let output = drain(stdout);
     let ended = process.wait_for(limit);
-    Ran { ended, output: output.join().expect("no panic") }
+    let output = read_whole(output, &pipe, ended.at + PATIENCE);
+    Ran { ended, output }
 }
 
 /// Returns the report written by `--json=NAME`, which is a single object.

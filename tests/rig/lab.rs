@@ -78,15 +78,15 @@ impl Lab {
     /// Waits until no launched process is left.
     #[track_caller]
     pub fn all_gone(&self, within: Duration) {
-        let until = Instant::now() + within;
+        self.all_gone_since(Instant::now(), within);
+    }
+
+    /// Like [`all_gone`](Self::all_gone), with a limit that counts from `start`.
+    #[track_caller]
+    pub fn all_gone_since(&self, start: Instant, within: Duration) {
         let launches = self.launches();
         assert!(!launches.is_empty(), "something was launched");
-        for (pid, host, _) in launches {
-            while is_alive(pid) {
-                assert!(Instant::now() < until, "the agent on {host} is still there");
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
+        none_since(start, within, || launches.iter().filter(|(pid, ..)| is_alive(*pid)).collect());
     }
 
     /// Returns the names that belong neither to the launcher nor to the test itself (`known`).
@@ -134,16 +134,27 @@ pub fn marked(mark: &Path) -> Vec<Marked> {
     .collect()
 }
 
+/// Time that a test may lose between the end of the last process and its look for one.
+const NOTICED: Duration = Duration::from_secs(1);
+
 /// Waits until no process with this mark is left.
 #[track_caller]
 pub fn none_marked(mark: &Path, within: Duration) {
-    let until = Instant::now() + within;
+    none_since(Instant::now(), within, || marked(mark));
+}
+
+/// Waits until `look` finds no process that is left. The limit counts from `start`: a wait between for another process
+/// ends only when nobody holds that process's standard error any more, and may have taken all of the time.
+#[track_caller]
+pub fn none_since<T: std::fmt::Debug>(start: Instant, within: Duration, look: impl Fn() -> Vec<T>) {
     loop {
-        let left = marked(mark);
+        let looked = start.elapsed();
+        let left = look();
         if left.is_empty() {
+            assert!(looked < within + NOTICED, "all are gone, but only after {looked:?}; the limit is {within:?}");
             return;
         }
-        assert!(Instant::now() < until, "still there: {left:?}");
+        assert!(start.elapsed() < within, "still there after {within:?}: {left:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -102,6 +103,7 @@ pub fn in_shell(line: &str, wrapped: &Command) -> Command {
 pub fn run_cases(cases: &[(&'static str, fn())]) -> std::process::ExitCode {
     let trials = cases.iter().map(|&(name, case)| {
         libtest_mimic::Trial::test(name, move || {
+            not_run::in_case(name);
             case();
             Ok(())
         })
@@ -117,6 +119,8 @@ pub struct Ended {
     pub stderr: String,
     /// Time from the start of the wait to the end of the process.
     pub after: Duration,
+    /// When the process ended. The wait may have taken longer, because other processes held its standard error.
+    pub at: Instant,
 }
 
 impl Ended {
@@ -158,7 +162,8 @@ impl Ended {
 pub struct Process {
     child: Child,
     stderr: Arc<Mutex<Vec<u8>>>,
-    stderr_reader: Option<JoinHandle<()>>,
+    /// The thread that reads standard error, and the name of that pipe.
+    stderr_reader: Option<(JoinHandle<()>, PathBuf)>,
 }
 
 impl Process {
@@ -167,6 +172,7 @@ impl Process {
         command.stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let mut pipe = child.stderr.take().expect("piped");
+        let name = pipe_name(&pipe);
         let stderr = Arc::new(Mutex::new(Vec::new()));
         let into = Arc::clone(&stderr);
         let reader = std::thread::spawn(move || {
@@ -175,7 +181,7 @@ impl Process {
                 into.lock().expect("no panic").extend(&bytes[..count]);
             }
         });
-        Self { child, stderr, stderr_reader: Some(reader) }
+        Self { child, stderr, stderr_reader: Some((reader, name)) }
     }
 
     pub fn pid(&self) -> u32 {
@@ -258,18 +264,20 @@ impl Process {
         self.wait_for(PATIENCE)
     }
 
-    /// Waits for the process to exit. Fails after `limit`.
+    /// Waits for the process to exit, and for all others that hold its standard error to close it. Fails if the process
+    /// has not exited after `limit`. The others get a busy machine's time: a test in which they must end sooner
+    /// measures that from [`Ended::at`], or from the moment of its own at which their end began.
     #[track_caller]
     pub fn wait_for(&mut self, limit: Duration) -> Ended {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
-                let after = start.elapsed();
-                if let Some(reader) = self.stderr_reader.take() {
-                    reader.join().expect("no panic");
+                let at = Instant::now();
+                if let Some((reader, pipe)) = self.stderr_reader.take() {
+                    read_whole(reader, &pipe, at + PATIENCE);
                 }
                 let code = status.code().or(status.signal().map(|signal| 128 + signal)).expect("one of the two");
-                return Ended { code, stderr: self.stderr(), after };
+                return Ended { code, stderr: self.stderr(), after: at - start, at };
             }
             if start.elapsed() > limit {
                 panic!("still running after {limit:?}; stderr: {}", self.stderr());
@@ -284,6 +292,37 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns the name under which /proc lists a pipe, which is the same for both of its ends.
+pub fn pipe_name(end: &impl AsRawFd) -> PathBuf {
+    std::fs::read_link(format!("/proc/self/fd/{}", end.as_raw_fd())).expect("an open pipe")
+}
+
+/// Returns the result of a thread that reads a pipe to its end. Fails at `until`, and names the processes that still
+/// hold the pipe.
+#[track_caller]
+pub fn read_whole<T>(reader: JoinHandle<T>, pipe: &Path, until: Instant) -> T {
+    while !reader.is_finished() {
+        assert!(Instant::now() < until, "the output has not ended, because it is held by {:?}", holders(pipe));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    reader.join().expect("no panic")
+}
+
+/// Returns the process ids and command lines of the other processes that have this pipe open.
+fn holders(pipe: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").expect("proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let holds = |pid: &u32| {
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|open| open == pipe)
+    };
+    let shown = |pid: u32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        format!("{pid} {}", String::from_utf8_lossy(&words).replace('\0', " ").trim())
+    };
+    pids.filter(|&pid| pid != std::process::id()).filter(holds).map(shown).collect()
 }
 
 /// A directory that is removed when its test ends.

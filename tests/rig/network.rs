@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use super::hosts::{address, on, pid_on};
-use super::lab::MARK;
+use super::lab::{MARK, none_since};
 use super::{AGENT, CHUNK, Ended, PATIENCE, PROGRAM, Process, Scratch, partials, rdcp, same};
 
 /// Maximum time for all processes to exit after one of them was killed.
@@ -155,15 +155,13 @@ pub fn running_agents() -> Vec<u32> {
 
 #[track_caller]
 pub fn all_gone(within: Duration) {
-    let until = Instant::now() + within;
-    loop {
-        let left = ours();
-        if left.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < until, "still there: {left:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    all_gone_since(Instant::now(), within);
+}
+
+/// Like [`all_gone`], with a limit that counts from `start`.
+#[track_caller]
+pub fn all_gone_since(start: Instant, within: Duration) {
+    none_since(start, within, ours);
 }
 
 /// Returns the number of bytes that have crossed a host's interface e0, in both directions.

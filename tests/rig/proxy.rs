@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,7 @@ struct Shared {
     connections: Mutex<Vec<Arc<Connection>>>,
     total_up: AtomicU64,
     resets_done: Mutex<usize>,
+    damages_done: AtomicUsize,
     stopped: AtomicBool,
     stalled: AtomicBool,
     refusing: AtomicBool,
@@ -107,6 +108,7 @@ impl Proxy {
             connections: Mutex::new(Vec::new()),
             total_up: AtomicU64::new(0),
             resets_done: Mutex::new(0),
+            damages_done: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             refusing: AtomicBool::new(false),
@@ -143,6 +145,11 @@ impl Proxy {
     /// Returns how many times all connections were reset.
     pub fn resets(&self) -> usize {
         *self.shared.resets_done.lock().expect("no panic")
+    }
+
+    /// Returns how many times damage of the plan was done. Bytes at its places need not have passed.
+    pub fn damages(&self) -> usize {
+        self.shared.damages_done.load(Ordering::SeqCst)
     }
 
     /// Stops forwarding without informing either end, or resumes it.
@@ -234,6 +241,7 @@ impl Shared {
     }
 
     fn note(&self, number: usize, way: Way, offset: u64, damage: Damage) {
+        self.damages_done.fetch_add(1, Ordering::SeqCst);
         let Some(log) = &self.plan.log else { return };
         // When a run is over, its directory is already removed.
         let Ok(mut log) = OpenOptions::new().create(true).append(true).open(log) else { return };

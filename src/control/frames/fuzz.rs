@@ -133,6 +133,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         has_found_all: true,
         name: b"sub/file-812.dat\xff".to_vec(),
         may_send_more: true,
+        work: 3 << 30,
     };
     let link = Entry::Changed(Change {
         path: b"sub/link\xff".to_vec(),

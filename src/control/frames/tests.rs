@@ -221,7 +221,7 @@ fn golden_bytes() {
     let done = Amount { entries: 2, directories: 0, bytes: 5 };
     let tree = TreeProgress { done, name: b"a".to_vec(), ..TreeProgress::default() };
     Message::Progress { bytes: 9, waits: Waits::default(), tree: Some(tree) }.encode(&mut bytes).expect("short");
-    assert_eq!(bytes, b"\x19\0\0\0\x82\x0f\x83\x09\x86\0\0\0\0\0\0\x86\x83\x02\0\x05\0\x83\0\0\0\xf4\x41a\xf4");
+    assert_eq!(bytes, b"\x1a\0\0\0\x82\x0f\x83\x09\x86\0\0\0\0\0\0\x87\x83\x02\0\x05\0\x83\0\0\0\xf4\x41a\xf4\0");
     bytes.clear();
     Message::Count.encode(&mut bytes).expect("short");
     Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7, state: KeptState::InPlace })

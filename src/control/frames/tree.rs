@@ -164,6 +164,10 @@ pub struct TreeProgress {
     /// Whether more than `found` may still have to be sent, even though all entries have been seen.
     #[n(5)]
     pub may_send_more: bool,
+    /// Work at the destination that is neither data nor an entry that is complete: names removed, entries looked at,
+    /// bytes copied there from other files. It grows for as long as such work goes on.
+    #[n(6)]
+    pub work: u64,
 }
 
 /// Maximum number of bytes of a manifest in one [`super::Message::Manifest`].

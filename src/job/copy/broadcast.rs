@@ -681,7 +681,12 @@ fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
     match (why, has_any) {
         (Some(Why::DiskStill), _) => "its disk has written nothing for too long",
         (Some(Why::Endless), _) => "it took too long to finish",
-        (Some(Why::SourceLost), false) => "the host with the sources is lost, and no other host has all data",
+        (Some(Why::NoGiver), true) => {
+            "the host with the sources no longer answers, and no other host can give it the rest"
+        }
+        (Some(Why::SourceLost | Why::NoGiver), false) => {
+            "the host with the sources is lost, and no other host has all data"
+        }
         (_, true) => "it no longer answers: it is cut off, stopped, or down",
         (_, false) => "no remaining host has all the data it needs",
     }
@@ -689,4 +694,17 @@ fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
 
 fn roots_of(found: &[(usize, Found)]) -> Vec<Root> {
     found.iter().map(|(_, found)| root_of(found)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host that answers is not said to be cut off or down.
+    #[test]
+    fn only_one_that_is_not_heard_is_said_not_to_answer() {
+        let says_so = |why: Why| why_failed(Some(why), true).starts_with("it no longer answers");
+        assert!([Why::StoodStill, Why::CutOff, Why::Slow].into_iter().all(says_so));
+        assert!(![Why::DiskStill, Why::Endless, Why::NoGiver].into_iter().any(says_so));
+    }
 }

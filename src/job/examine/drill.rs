@@ -91,7 +91,8 @@ impl Tamper {
 
 impl Job {
     /// Passes a message of a tunnel on to the other end, damaged if a drill asks for that. A host that sends more than
-    /// its credit is given up; otherwise the other host would be, for not taking all of that.
+    /// its credit, or returns more than it may, is given up; otherwise the other host would be, for not taking all that
+    /// comes, or for sending as much as it was granted.
     pub(in crate::job) fn pass_on(&mut self, hop: usize, side: Side, message: Message) {
         let host = self.hops[hop].host(side);
         match self.hops[hop].passage.pass(side as usize, &message) {

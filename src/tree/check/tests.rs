@@ -181,7 +181,7 @@ fn what_comes_next_is_read_ahead_where_it_is_cold() {
         if let Some(ahead) = checker.ahead.as_ref().filter(|_| is_cold) {
             ahead.stay_on();
         }
-        let directory = openat(CWD, top.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
+        let directory = openat(here(), top.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
         let (jobs, _queue) = bounded(1);
         checker.walk(&manifest[..], directory, &jobs).expect("walked");
         assert_eq!(checker.differing.load(Relaxed), 3 * 70);

@@ -191,9 +191,9 @@ impl Backup {
         let (directory, last) = self.directory(path)?;
         match link(at, name, &directory, last) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            // The file system cannot link the entry, or a rule about other users' files forbids it. So for a moment the
-            // entry has no name in DST.
-            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK) => {
+            // The file system cannot link the entry (ENOSYS with FUSE), or a rule about other users' files forbids it.
+            // So for a moment the entry has no name in DST.
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
                 renameat(at, name, &directory, last).map_err(no_backup)
             }
             Err(error) => Err(no_backup(error)),

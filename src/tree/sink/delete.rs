@@ -29,6 +29,10 @@ use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
 use crate::tree::{Fault, KEEPS_SPARED, NOT_PRUNED};
 
+/// Why a directory stays from which every known entry has gone.
+const IS_NOT_EMPTY: &str = "cannot delete it: another program uses or has just created something in it, or another \
+                            user's copy has left a file; see ls -lAR, and run this again once that is gone";
+
 /// The names of a directory that the walk has not reached.
 pub(super) struct Extraneous {
     /// Names that the walk may still reach.
@@ -237,6 +241,7 @@ impl Remover<'_> {
             level.outcome?;
             if level.is_empty && level.has_leftovers && !shared.options.dry_run {
                 let _ = unfinished::remove_stale(directory.as_fd());
+                unfinished::delete_leftovers(directory.as_fd());
             }
             shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(path))?;
             let is_gone = level.is_empty && self.unlink(at, name, path, AtFlags::REMOVEDIR)?;
@@ -305,17 +310,18 @@ impl Remover<'_> {
             Some(backup) if flags.is_empty() => backup.keep_deleted(at, name.to_bytes(), path),
             _ => unlinkat(at, name, flags).map_err(Fault::from),
         };
-        match removed {
+        shared.progress.note_work(1);
+        let fault = match removed {
             Ok(()) | Err(Fault::System(Errno::NOENT)) => return Ok(true),
-            // A killed transfer has left a temporary name in the directory.
-            Err(Fault::System(Errno::NOTEMPTY | Errno::EXIST)) if flags == AtFlags::REMOVEDIR => {}
-            Err(error) => {
-                deleted.fetch_sub(1, Relaxed);
-                return Err(error);
+            // A temporary name that a live transfer holds, or a name that NFS gives to a file that is deleted while it
+            // is open.
+            Err(Fault::System(Errno::NOTEMPTY | Errno::EXIST)) if flags == AtFlags::REMOVEDIR => {
+                Fault::Explained(Errno::NOTEMPTY, IS_NOT_EMPTY)
             }
-        }
+            Err(fault) => fault,
+        };
         deleted.fetch_sub(1, Relaxed);
-        Ok(false)
+        Err(fault)
     }
 }
 

@@ -135,7 +135,7 @@ impl OpenDirectory {
     pub fn open_above(path: &Path) -> Option<OwnedFd> {
         // `foo/..` does not exist if `foo` does not, so the last component is a real name.
         let above = crate::fs::directory_of(path);
-        openat(rustix::fs::CWD, above, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()).ok()
+        openat(crate::fs::here(), above, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()).ok()
     }
 
     /// Takes the destination, which is open.

@@ -32,7 +32,7 @@ use super::target::Partial;
 use super::unfinished::{is_looked_for, is_marked_in};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::holes::data_from;
-use crate::fs::metadata::Object;
+use crate::fs::metadata::{Object, lacks_proc};
 use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, hash_range, identity, io_fact, is_regular};
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::contents::Medium;
@@ -311,11 +311,7 @@ impl Elsewhere {
         }
         match linked {
             Ok(()) => self.count(shared),
-            // The last two mean that the file may not be linked: it belongs to another user, or the file system has no
-            // hard links.
-            Err(Fault::System(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP)) => {
-                return Ok(false);
-            }
+            Err(Fault::System(error)) if is_no_link(error) => return Ok(false),
             Err(fault) => return Err(fault),
         }
         if options.dry_run {
@@ -334,6 +330,16 @@ impl Elsewhere {
     /// Counts the file as taken.
     pub fn count(&self, shared: &Shared) {
         shared.counts.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
+    }
+}
+
+/// Whether an error of link(2) means that the file gets no other name here, although it can be read. The last three
+/// mean that it may not be linked: it belongs to another user, or the file system has no hard links (ENOSYS with FUSE).
+fn is_no_link(error: Errno) -> bool {
+    match error {
+        // Without /proc a link may need it; to copy everything instead would fill the disk.
+        Errno::NOSYS => !lacks_proc(),
+        _ => matches!(error, Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP),
     }
 }
 
@@ -403,10 +409,14 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
     }
     ftruncate(to, size)?;
     let is_stopped = || shared.is_stopped.load(Acquire);
+    let goes_on = |bytes: usize| {
+        shared.progress.note_work(bytes as u64);
+        !is_stopped()
+    };
     let mut at = 0;
     while at < size {
         let (start, end) = if has_holes { data_from(from, at, size) } else { (at, size) };
-        copy_range(from, to, start..end, |_| !is_stopped())
+        copy_range(from, to, start..end, goes_on)
             .map_err(|(CopyError::Read(error) | CopyError::Write(error))| error)?;
         if is_stopped() {
             return Err(Errno::CANCELED);

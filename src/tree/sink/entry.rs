@@ -218,8 +218,6 @@ pub(super) struct Large {
     pub(super) name: Vec<u8>,
     metadata: OwnedMetadata,
     pub(super) size: u64,
-    /// Whether an earlier transfer left the partial file.
-    pub(super) is_adopted: bool,
     /// The existing file, under the final name or elsewhere, with which the file is compared block by block.
     pub(super) basis: Option<Basis>,
     /// Set if data is appended to the existing file.
@@ -289,8 +287,8 @@ impl Large {
         let in_place = in_place || is_appended;
         // The transfer may take long, so another one can resume the file if this one is killed. A file with holes is
         // not resumed, because the data left may lie where the holes are.
-        let (partial, is_adopted) = match in_place {
-            true => (Partial::in_place(directory, name, size, old.is_some())?, false),
+        let partial = match in_place {
+            true => Partial::in_place(directory, name, size, old.is_some())?,
             false => Partial::named(directory, name, may_resume && !is_sparse)?,
         };
         let is_device = matches!(partial.way, Way::Device);
@@ -304,7 +302,7 @@ impl Large {
         let wanted = if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes };
         let mut basis = old.map(|old| Basis::new(old, elsewhere, size, wanted, is_sparse, &shared.open_blocks));
         let prepared = match &mut basis {
-            Some(basis) if !is_adopted => basis.begin(&partial.file, in_place),
+            Some(basis) if !partial.is_adopted => basis.begin(&partial.file, in_place),
             _ => Ok(()),
         };
         // A file in place that already has its length keeps its time until something is written.
@@ -329,14 +327,13 @@ impl Large {
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
-        let comes_whole = !is_adopted && basis.is_none();
+        let comes_whole = !partial.is_adopted && basis.is_none();
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),
             size,
             is_serial,
             waiting: Mutex::default(),
-            is_adopted,
             basis,
             appended,
             differs,
@@ -546,6 +543,7 @@ impl Large {
                 if self.shared.is_stopped.load(Relaxed) {
                     return Err(Errno::CANCELED);
                 }
+                self.shared.progress.note_work(data.len() as u64);
                 check_stored(&self.shared, file, data, position)
             };
             let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));

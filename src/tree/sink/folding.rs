@@ -27,7 +27,7 @@ const KEYS_MAX: usize = 4 << 20;
 /// From this number of keys in a directory on, it is worth making a file to learn whether the keys are needed.
 const KEYS_UNASKED_MAX: usize = 1024;
 
-const TOO_MANY: &str = "too many names for a directory that treats some as equal; copy fewer at once";
+const TOO_MANY: &str = "too many names for a directory that may treat some as equal; copy fewer at once";
 
 /// `FS_CASEFOLD_FL`, and the file system types (statfs(2)) on which each directory either has that flag or not, and
 /// passes it on to directories made in it: ext4, f2fs, bcachefs, tmpfs.
@@ -37,6 +37,8 @@ const HAVE_FLAGS: [u32; 4] = [0xef53, 0xf2f5_2010, 0xca45_1a4e, TMPFS_MAGIC];
 const UNKNOWN: u8 = 0;
 const TELLS_APART: u8 = 1;
 const FOLDS: u8 = 2;
+/// Not known, because no file could be made to find out. No other is tried in this directory.
+const MAY_FOLD: u8 = 3;
 
 /// What is known of a directory, and the keys of the names that have come.
 pub(super) struct Folding {
@@ -79,7 +81,7 @@ impl Folding {
     /// Returns the state of a directory that was entered, or made, under this name.
     pub fn below(parent: &OpenDirectory, directory: &OwnedFd, stat: &Stat, is_new: bool, name: &[u8]) -> Self {
         let above = &parent.folding;
-        if above.state.load(Relaxed) == UNKNOWN
+        if above.known() == UNKNOWN
             && stat.st_dev == above.device
             && let Some(other) = other_case(name)
         {
@@ -89,7 +91,7 @@ impl Folding {
         }
         let mut below = match stat.st_dev == above.device || parent.shared.options.dry_run {
             true if above.has_flags && !is_new => Self::new(flagged(directory), true, above.device),
-            true => Self::new(above.state.load(Relaxed), above.has_flags, above.device),
+            true => Self::new(above.known(), above.has_flags, above.device),
             false => Self::of(directory),
         };
         below.held = Arc::clone(&above.held);
@@ -98,6 +100,14 @@ impl Folding {
             below.emulate();
         }
         below
+    }
+
+    /// Returns what is known, for a directory below, where a file may be made.
+    fn known(&self) -> u8 {
+        match self.state.load(Relaxed) {
+            MAY_FOLD => UNKNOWN,
+            known => known,
+        }
     }
 
     fn decide(&self, folds: bool) {
@@ -158,7 +168,7 @@ impl OpenDirectory {
         let is_first = folding.add(name);
         let is_new = is_first == Some(true);
         let is_unasked = is_new && !folding.has_many();
-        if is_unasked || !self.folds() || is_new {
+        if is_unasked || !self.may_fold() || is_new {
             return Ok(());
         }
         if is_first.is_none() {
@@ -171,7 +181,7 @@ impl OpenDirectory {
     /// Whether an entry that has not come under this name has come under another spelling.
     pub(super) fn has_come_otherwise(&self, name: &[u8]) -> bool {
         let may_have = self.folding.state.load(Relaxed) != TELLS_APART && self.folding.has(name);
-        may_have && self.folds() && self.tell_apart(name).is_err()
+        may_have && self.may_fold() && self.tell_apart(name).is_err()
     }
 
     /// Returns those of the names to be deleted that do not belong to an entry that has come.
@@ -190,32 +200,57 @@ impl OpenDirectory {
         Ok(others)
     }
 
-    /// Whether the directory treats names that differ only in case as the same. If that is not known yet, a file is
-    /// made to find out.
-    pub(super) fn folds(&self) -> bool {
-        if self.folding.state.load(Relaxed) == UNKNOWN {
-            self.folding.decide(makes_one_of_two(&self.fd).unwrap_or(false));
+    /// Returns the names under which the directory lists the entry that this name leads to; none if it lists this name
+    /// itself.
+    pub(super) fn other_spellings(&self, name: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
+        if self.folding.state.load(Relaxed) == TELLS_APART || !self.leads_to_any(name) {
+            return Ok(Vec::new());
         }
-        self.folding.state.load(Relaxed) == FOLDS
+        let alike = self.alike(name)?;
+        Ok(if alike.iter().any(|there| there == name) { Vec::new() } else { alike })
+    }
+
+    /// Whether the directory is known to treat names that differ only in case as the same. If nothing is known yet, a
+    /// file is made to find out.
+    pub(super) fn folds(&self) -> bool {
+        let state = &self.folding.state;
+        if state.load(Relaxed) == UNKNOWN {
+            match makes_one_of_two(&self.fd) {
+                Ok(folds) => self.folding.decide(folds),
+                Err(_) => _ = state.compare_exchange(UNKNOWN, MAY_FOLD, Relaxed, Relaxed),
+            }
+        }
+        state.load(Relaxed) == FOLDS
+    }
+
+    /// The same, or no file can be made, as on a full disk.
+    fn may_fold(&self) -> bool {
+        self.folds() || self.folding.state.load(Relaxed) == MAY_FOLD
     }
 
     /// Checks a name against the directory's entries after another spelling of it has come, or the other way round. The
     /// names belong to two entries if both are listed, or if only the other is listed and this one leads to nothing.
     /// For entries that do not exist yet, it is known only that the directory folds names.
     fn tell_apart(&self, name: &[u8]) -> Result<(), Fault> {
-        let (wanted, mut alike) = (key(name), Vec::new());
-        partial::for_each::<Errno>(&self.fd, |there| {
-            if key(there.to_bytes()) == wanted {
-                alike.push(there.to_bytes().to_vec());
-            }
-            Ok(())
-        })?;
+        let alike = self.alike(name)?;
         let is_apart = match alike.iter().any(|there| there == name) {
             true => alike.len() > 1,
             false if alike.is_empty() => self.shared.options.existing,
             false => !self.leads_to_any(name),
         };
         if is_apart { Ok(()) } else { Err(Fault::TakenFor(alike.into_iter().find(|there| there != name))) }
+    }
+
+    /// Returns the directory's entries that may be treated as the same as this name.
+    fn alike(&self, name: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
+        let (wanted, mut alike) = (key(name), Vec::new());
+        partial::for_each::<Errno>(again(&self.fd)?, |there| {
+            if key(there.to_bytes()) == wanted {
+                alike.push(there.to_bytes().to_vec());
+            }
+            Ok(())
+        })?;
+        Ok(alike)
     }
 
     fn leads_to_any(&self, name: &[u8]) -> bool {
@@ -245,13 +280,16 @@ fn other_case(name: &[u8]) -> Option<Vec<u8>> {
 
 fn is_listed(directory: impl AsFd, name: &[u8]) -> Result<bool, Errno> {
     let mut is_listed = false;
-    // A separate descriptor, so that no other reader's position in the listing is moved.
-    let directory = openat(directory, ".", crate::fs::DIRECTORY, Mode::empty())?;
-    partial::for_each::<Errno>(directory, |there| {
+    partial::for_each::<Errno>(again(directory)?, |there| {
         is_listed |= there.to_bytes() == name;
         Ok(())
     })?;
     Ok(is_listed)
+}
+
+/// Opens a directory once more, so that no other reader's position in the listing is moved.
+fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
+    openat(directory, ".", crate::fs::DIRECTORY, Mode::empty())
 }
 
 fn flagged(directory: &OwnedFd) -> u8 {
@@ -278,7 +316,8 @@ mod tests {
     use super::super::tests::chunk;
     use super::super::{Report, TreeSink};
     use super::*;
-    use crate::options::TreeOptions;
+    use crate::fs::{UNFINISHED, name_beside};
+    use crate::options::{Generations, Session, TreeOptions};
 
     const META: Metadata<'static> =
         Metadata { mode: 0o755, modified: Time { seconds: 1_000_000_000, nanoseconds: 5 }, ..Metadata::ZERO };
@@ -364,6 +403,22 @@ mod tests {
         }
     }
 
+    /// On a full disk, for instance. Nothing must be deleted for want of the file that the test needs.
+    #[test]
+    fn a_directory_in_which_no_file_can_be_made_may_treat_names_as_the_same() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let top = scratch.path().join("top");
+        fs::create_dir(&top).expect("a directory");
+        let mut sink = TreeSink::new(&top, TreeOptions::default(), Box::new(|_| {})).expect("there");
+        let open = sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top");
+        open.folding.state = AtomicU8::new(UNKNOWN);
+        fs::remove_dir(&top).expect("empty");
+        assert!(open.admit(b"File", || panic!("no two are alike")).is_ok());
+        assert!(open.may_fold() && !open.folds());
+        assert!(open.has_come_otherwise(b"file"), "it may be the same file");
+        assert_eq!(open.folding.state.load(Relaxed), MAY_FOLD, "it is not tried for each entry");
+    }
+
     /// A file that is not published yet cannot be seen, but its name is known.
     #[test]
     fn a_large_file_keeps_its_name_before_it_has_it() {
@@ -401,5 +456,39 @@ mod tests {
             let found = ["D/x", "D/y", "d/y", "gone", "renamed"].into_iter().filter(|name| at(name).exists());
             assert_eq!(found.collect::<Vec<_>>(), there, "{folds} {report:?}");
         }
+    }
+
+    /// An entry that an interrupted run has left is the one that has come, if that came by another spelling.
+    #[test]
+    fn what_is_resumed_stays_when_it_comes_by_another_spelling() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let one = scratch.path().join("one");
+        for name in ["d", "e", "old"] {
+            fs::create_dir_all(one.join(name)).expect("directories");
+        }
+        ["d/gone", "d/renamed"].iter().for_each(|name| fs::write(one.join(name), "left").expect("a file"));
+        fs::write(scratch.path().join(name_beside(b"one", UNFINISHED)), "").expect("a marker");
+        let session = Session { is_last: true, ..Session::default() };
+        let generations = Generations { snapshot: Some(b"one".to_vec().into()), session, ..Generations::default() };
+        // The names lead to nothing here, so nothing may be made by them.
+        let options =
+            TreeOptions { sync: true, recursive: true, existing: true, generations, ..TreeOptions::default() };
+        let listed = Record::Listed { name: b"RENAMED", metadata: META, size: 3 };
+        let records = [directory(b"E"), Record::Leave, directory(b"d"), listed, Record::Leave];
+        let report = take(&one, options.clone(), true, &records);
+        assert_eq!(report.failed, 0, "{:?}", failed(&report));
+        let there = ["d/gone", "d/renamed", "e", "old"].into_iter().filter(|name| one.join(name).exists());
+        assert_eq!(there.collect::<Vec<_>>(), ["d/renamed", "e"]);
+        assert!(scratch.path().join("latest").is_symlink());
+        assert_eq!(fs::read_dir(&one).expect("it").count(), 2, "no mark is left");
+
+        // If it is not known what is there, nothing may be removed at the end.
+        fs::write(scratch.path().join(name_beside(b"one", UNFINISHED)), "").expect("a marker");
+        let mut sink = TreeSink::new(&one, options, Box::new(|_| {})).expect("there");
+        sink.levels[0].as_mut().and_then(Arc::get_mut).expect("the top").folding.emulate();
+        let top = sink.levels[0].clone().expect("the top");
+        fs::remove_dir_all(&one).expect("ours");
+        assert!(!sink.was_left(&top, &directory(b"E")));
+        assert_eq!(sink.shared.failures().count, 1);
     }
 }

@@ -103,15 +103,19 @@ pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -
         }
         Err(error) => return Err(error.into()),
     }
-    directory.back_up(name)?;
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || link_new(fd, directory, beside.as_bytes()))?;
-    let linked = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
-    let done = linked.and_then(|linked| {
-        let is_it =
-            is_same_file(&fstat(fd)?, &fstat(&linked)?, || fstatfs(&linked).map_or(0, |system| system.f_type as u32));
-        if is_it { partial::publish(&directory.fd, &*beside, &linked, name) } else { Err(Errno::STALE) }
-    });
+    let name_it = || {
+        let linked = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let kind = || fstatfs(&linked).map_or(0, |system| system.f_type as u32);
+        if !is_same_file(&fstat(fd)?, &fstat(&linked)?, kind) {
+            return Err(Errno::STALE.into());
+        }
+        // Only now, because the old file may have to leave its name for this, and the link might have failed.
+        directory.back_up(name)?;
+        partial::publish(&directory.fd, &*beside, &linked, name).map_err(Fault::from)
+    };
+    let done = name_it();
     // If both names belong to the same file, rename succeeds without doing anything, and the temporary name still
     // exists.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());

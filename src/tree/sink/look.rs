@@ -62,13 +62,13 @@ impl Large {
     /// Number of threads that can hash at once.
     fn lookers(&self) -> usize {
         let (count, at_once) = self.parts();
-        if self.is_adopted || self.basis.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
+        if self.partial.is_adopted || self.basis.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
     }
 
     /// Tells the sender what the file already holds: a digest for each complete block. The sender compares the digests
     /// it has received meanwhile. Called by each of the threads that do this.
     pub fn look(&self, item: u32) {
-        if !self.is_adopted && self.basis.is_none() {
+        if !self.partial.is_adopted && self.basis.is_none() {
             return self.shared.answer(Answer::nothing(item));
         }
         let (block_bytes, (count, at_once)) = (self.block_bytes(), self.parts());
@@ -140,7 +140,7 @@ impl Large {
             return Ok(None);
         }
         let file = &self.partial.file;
-        if self.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
+        if self.partial.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
             // Data that is kept counts as read back from the disk. The cache alone does not show that data could not be
             // written, once another process has been told of the failure.
             let options = &self.shared.options;

@@ -95,7 +95,7 @@ struct File {
     inode: u64,
     directory: u32,
     name: u32,
-    name_bytes: u8,
+    name_bytes: u16,
 }
 
 impl File {
@@ -177,6 +177,7 @@ impl Moves {
         let mut below = Vec::new();
         let path = self.path(number);
         let _ = partial::for_each(directory, |name| {
+            shared.progress.note_work(1);
             let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
             let kind = FileType::from_raw_mode(stat.st_mode);
             let is_directory = kind == FileType::Directory;
@@ -204,7 +205,7 @@ impl Moves {
                     inode: stat.st_ino,
                     directory: number,
                     name: self.names.len() as u32,
-                    name_bytes: name.count_bytes() as u8,
+                    name_bytes: name.count_bytes() as u16,
                 });
                 self.names.extend(name.to_bytes());
             }

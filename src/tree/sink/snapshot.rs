@@ -35,6 +35,10 @@ const NO_MARKER: &str = "cannot create the marker of an unfinished generation be
 
 const FINISHED: &str = "another run has just completed this generation, so it is not changed; choose another NAME";
 
+const NOT_UNMARKED: &str = "cannot remove the marker that an interrupted run left beside it";
+
+const NOT_LISTED: &str = "cannot find out whether an interrupted run left it under another spelling";
+
 const NOT_CLEARED: &str = "cannot remove entries that an interrupted run left and SRC no longer has";
 
 const LEADS_OUT: &str = "leads out of the directory of generations; nothing is linked to it";
@@ -140,21 +144,39 @@ impl Snapshot {
     }
 
     /// Whether an earlier run has left this entry of `top`, and it has not come yet. An entry of another kind is
-    /// removed.
+    /// removed. The entry's mark is removed, perhaps one for another spelling of its name.
     fn was_left(&self, top: &OpenDirectory, name: &[u8], is_directory: bool) -> bool {
         if !self.was_left || self.is_dst {
             return self.was_left;
         }
-        let Some(name) = CString::new(name).ok().filter(|name| is_marked_in(&top.fd, name.to_bytes())) else {
-            return false;
+        let is_marked = |name: &[u8]| is_marked_in(&top.fd, name);
+        let spellings = if is_marked(name) { Ok(vec![name.to_vec()]) } else { top.other_spellings(name) };
+        let marked: Vec<_> = match spellings {
+            Ok(names) => names.into_iter().filter(|name| is_marked(name)).collect(),
+            Err(error) => {
+                top.shared.fail(&top.path(name), Fault::Explained(error, NOT_LISTED));
+                return false;
+            }
         };
-        let found = statat(&top.fd, &name, AtFlags::SYMLINK_NOFOLLOW);
+        if marked.is_empty() {
+            return false;
+        }
+        let found = statat(&top.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         let was_directory = found.map(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory);
-        if was_directory.is_ok_and(|was_directory| was_directory != is_directory) {
+        if was_directory.is_ok_and(|was_directory| was_directory != is_directory)
+            && let Ok(name) = CString::new(name)
+        {
             // If this fails, making the entry fails as well, and that is reported.
             let _ = partial::remove(&top.fd, &name);
         }
-        top.clear_mark(name.to_bytes());
+        // No other run holds the mark, because this one holds the generation. An entry that is still marked at the end
+        // would be removed, so the generation must not be finished then.
+        for marked in &marked {
+            match unlinkat(&top.fd, name_beside(marked, UNFINISHED), AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => top.shared.fail(&top.path(name), Fault::Explained(error, NOT_UNMARKED)),
+            }
+        }
         was_directory == Ok(true)
     }
 
@@ -167,7 +189,10 @@ impl Snapshot {
         partial::for_each(&top, |name: &CStr| match name.to_bytes() {
             temporary if is_marker(temporary) => Ok(()),
             temporary if is_temporary_name(temporary) => partial::make_way(top.as_fd(), name),
-            left if is_marked_in(&top, left) => partial::remove(&top, name),
+            left if is_marked_in(&top, left) => {
+                partial::remove(&top, name)?;
+                unlinkat(&top, name_beside(left, UNFINISHED), AtFlags::empty())
+            }
             _ => Ok(()),
         })?;
         remove_marks(top.as_fd(), |_| false)
@@ -188,8 +213,8 @@ impl Snapshot {
             && self.stat(name_beside(&self.name, PARTIAL).as_bytes()).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// Removes the marker of the generation, which is whole. Also removes markers of generations that no longer exist. Another existing generation keeps its marker, because without the marker it
-    /// would count as whole.
+    /// Removes the marker of the generation, which is whole. Also removes markers of generations that no longer exist.
+    /// Another existing generation keeps its marker, because without the marker it would count as whole.
     fn unmark(&self) {
         if let Some(marker) = &self.marker {
             partial::remove_named(&self.generations, &*self.beside(), marker);

@@ -24,6 +24,9 @@ use crate::tree::{Fault, HAS_OTHER_NAMES};
 pub(super) struct Partial {
     pub file: OwnedFd,
     pub(super) way: Way,
+    /// Whether an earlier transfer has made the file under its temporary name. It then has the group, ACL and attributes
+    /// that it got from that transfer.
+    pub(super) is_adopted: bool,
 }
 
 /// How a file gets its name.
@@ -48,6 +51,10 @@ pub(super) enum Way {
 }
 
 impl Partial {
+    fn new(file: OwnedFd, way: Way) -> Self {
+        Self { file, way, is_adopted: false }
+    }
+
     /// Makes a file that is written at once and published.
     pub fn create(directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
         // A file that does not exist gets its name when it is whole, even with `--in-place`.
@@ -58,8 +65,8 @@ impl Partial {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR) {
                 // An earlier transfer has left the file.
-                Err(Errno::EXIST) => return Ok(Self::named(directory, name, false)?.0),
-                file => return Ok(Self { file: file?, way: Way::Unseen }),
+                Err(Errno::EXIST) => return Self::named(directory, name, false),
+                file => return Ok(Self::new(file?, Way::Unseen)),
             }
         }
         let nameless = directory.shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
@@ -70,26 +77,25 @@ impl Partial {
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                     directory.wants_names.store(true, Relaxed);
                 }
-                file => return Ok(Self { file: file?, way: Way::Nameless }),
+                file => return Ok(Self::new(file?, Way::Nameless)),
             }
         }
-        Ok(Self::named(directory, name, false)?.0)
+        Self::named(directory, name, false)
     }
 
-    /// Opens a file under a partial name, and tells whether it existed. `may_adopt`: whether a file left by a killed
-    /// transfer is kept.
-    pub(super) fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Fault> {
+    /// Opens a file under a partial name. `may_adopt`: whether a file left by a killed transfer is kept.
+    pub(super) fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<Self, Fault> {
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open(&directory.fd, &beside, may_adopt);
-        let (file, was_there) = directory.patiently(&beside, open)?;
-        Ok((Self { file, way: Way::Named(beside) }, was_there))
+        let (file, is_adopted) = directory.patiently(&beside, open)?;
+        Ok(Self { file, way: Way::Named(beside), is_adopted })
     }
 
     /// Opens a file or device to be written in place. `size` is the number of bytes to come. With `keeps_data` the old
     /// data is kept, so that only differences are written.
     pub(super) fn in_place(directory: &OpenDirectory, name: &[u8], size: u64, keeps_data: bool) -> Result<Self, Fault> {
         if let Some(file) = device::open(directory, name, size)? {
-            return Ok(Self { file, way: Way::Device });
+            return Ok(Self::new(file, Way::Device));
         }
         let shared = &directory.shared;
         let is_read = shared.options.reads_back() || shared.makes_manifest() || keeps_data;
@@ -127,7 +133,7 @@ impl Partial {
             // Only an error if a byte differs: then the mark, without which nothing is written, cannot be made.
             let _ = marker.set(Err(refused));
         }
-        let target = Self { file, way: Way::InPlace { is_new, marker } };
+        let target = Self::new(file, Way::InPlace { is_new, marker });
         if !keeps_data {
             target.mark(directory, name)?;
             ftruncate(&target.file, 0)?;
@@ -168,6 +174,7 @@ impl Partial {
                 old_mode = stat.st_mode & 0o7777;
                 own(&stat)
             }
+            _ if self.is_adopted => own(&fstat(&self.file)?),
             (_, Some(&owner)) => owner,
             (_, None) => {
                 let owner = own(&fstat(&self.file)?);
@@ -187,7 +194,8 @@ impl Partial {
             // If the host crashes, a file with the size and time to come would count as the same.
             fdatasync(&self.file)?;
         }
-        let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace { is_new: false, .. }));
+        let gets_acl = directory.gives_acl;
+        let was_there = self.is_adopted || matches!(self.way, Way::InPlace { is_new: false, .. });
         let current = Current { uid: owner.0, gid: owner.1, mode: old_mode, is_directory: false, gets_acl, was_there };
         let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
         if options.syncs() {

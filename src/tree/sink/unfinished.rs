@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::fs::{AtFlags, FileType, Stat, ftruncate, statat};
+use rustix::fs::{AtFlags, FileType, Stat, ftruncate, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
@@ -113,8 +113,11 @@ impl OpenDirectory {
             && let Ok(beside) = CString::new(name_beside(name, UNFINISHED))
         {
             // A marker that another transfer holds stays. If a marker cannot be removed, the file is compared once
-            // more.
-            let _ = partial::make_way(self.fd.as_fd(), &beside);
+            // more. Without locks nothing tells whether a marker that was just made is held. If it stayed, `-u` would
+            // take what the user writes to this file later for half-written.
+            if !matches!(partial::make_way(self.fd.as_fd(), &beside), Ok(()) | Err(Errno::BUSY)) {
+                let _ = unlinkat(&self.fd, &beside, AtFlags::empty());
+            }
         }
     }
 }
@@ -122,6 +125,17 @@ impl OpenDirectory {
 /// Whether a temporary name is the name of a marker.
 pub(super) fn is_marker(name: &[u8]) -> bool {
     is_temporary_name(name) && name.ends_with(UNFINISHED.as_bytes())
+}
+
+/// Deletes temporary names that killed transfers have left in a directory, except those of markers. A name that another
+/// transfer holds stays, and so does a name that cannot be removed: no entry is made or lost by it.
+pub(super) fn delete_leftovers(directory: BorrowedFd<'_>) {
+    let _ = partial::for_each(directory, |name| {
+        if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {
+            let _ = partial::make_way(directory, name);
+        }
+        Ok::<_, Errno>(())
+    });
 }
 
 /// Removes markers in a directory if their files are gone, or have been replaced by a kind of entry that is never

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, RESUME_BYTES_MIN, Record, Verdict};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
 use super::links::further_names;
@@ -19,7 +19,7 @@ use super::spent::{Was, Whereabouts};
 use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range, identity, is_regular};
+use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range, here, identity, is_regular};
 use crate::tree::Fault;
 
 /// A directory with listed files that are not settled. It stays open until the last of these files is settled.
@@ -70,7 +70,7 @@ impl ListedFile {
 
     /// Returns the entry with which the file is opened.
     pub fn entry(&self) -> Entry<'_> {
-        let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
+        let at = self.home.directory.as_ref().map_or(here(), AsFd::as_fd);
         let Self { path, name, follow, kind, .. } = self;
         Entry { at, layer: 0, path, name, kind: *kind, follow: *follow, way: None, is_passed_over: false }
     }

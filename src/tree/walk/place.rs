@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{AtFlags, CWD, FileType, statat};
+use rustix::fs::{AtFlags, FileType, statat};
 use rustix::io::Errno;
 
 use super::held::Held;
 use super::listed::Home;
 use super::selected::{Scope, Selected, Way};
-use crate::fs::is_directory;
+use crate::fs::{here, is_directory};
 use crate::tree::Fault;
 use crate::tree::ahead::HandedOut;
 use crate::tree::names::Names;
@@ -148,7 +148,7 @@ impl Place {
     fn candidate<'a>(&'a self, level: &'a Level, name: &'a CStr, layer: usize) -> Entry<'a> {
         let (at, path, follow) = match level.layers.get(layer) {
             Some(Layer { directory, .. }) => (directory.as_fd(), name, false),
-            None => (CWD, self.roots[level.passed][layer].as_c_str(), self.follow_roots),
+            None => (here(), self.roots[level.passed][layer].as_c_str(), self.follow_roots),
         };
         let (name, kind, way) = (name.to_bytes(), FileType::Unknown, None);
         Entry { at, layer, path, name, kind, follow, way, is_passed_over: false }

@@ -6,7 +6,8 @@
 //!
 //! An entry is removed relative to the descriptor of its directory, to which no link below SRC leads. Its inode, size
 //! and times of change must still be those that were sent. This is checked just before, because no system call does
-//! both. The list is a file without a name, so that memory does not grow with the tree.
+//! both, and with the file server, because a client of NFS knows changes by others only after up to a minute. The list
+//! is a file without a name, so that memory does not grow with the tree.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,13 +16,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::ffi::OsStringExt;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, Stat, Statx, StatxFlags, StatxTimestamp, fstat, makedev, openat, statat, statx, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::place::{Entry, Place};
 use super::{Recorder, Walk};
 use crate::fs::table::Table;
-use crate::fs::{Identity, PLACE, identity, io_fact, plain_fact, std_fact, unlinked_anywhere};
+use crate::fs::{Identity, PLACE, here, identity, io_fact, is_regular, plain_fact, std_fact, unlinked_anywhere};
 use crate::options::TreeOptions;
 use crate::tree::first::First;
 
@@ -39,7 +42,8 @@ pub struct Was {
     size: i64,
     modified: (i64, i64),
     changed: (i64, i64),
-    has_more_names: bool,
+    /// Number of its names.
+    names: u32,
 }
 
 impl From<&Stat> for Was {
@@ -49,7 +53,20 @@ impl From<&Stat> for Was {
             size: stat.st_size,
             modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
             changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
-            has_more_names: stat.st_nlink > 1,
+            names: stat.st_nlink as u32,
+        }
+    }
+}
+
+impl From<&Statx> for Was {
+    fn from(stat: &Statx) -> Self {
+        let time = |time: &StatxTimestamp| (time.tv_sec, i64::from(time.tv_nsec));
+        Self {
+            inode: (makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino),
+            size: stat.stx_size as i64,
+            modified: time(&stat.stx_mtime),
+            changed: time(&stat.stx_ctime),
+            names: stat.stx_nlink,
         }
     }
 }
@@ -57,8 +74,7 @@ impl From<&Stat> for Was {
 impl Was {
     /// Whether an entry is still the same. `changed` is its time of change, if the removal of another name has changed
     /// that.
-    fn is(&self, stat: &Stat, changed: Option<(i64, i64)>) -> bool {
-        let now = Self::from(stat);
+    fn is(&self, now: &Self, changed: Option<(i64, i64)>) -> bool {
         let changed = changed.unwrap_or(self.changed);
         (now.inode, now.size, now.modified, now.changed) == (self.inode, self.size, self.modified, changed)
     }
@@ -114,7 +130,7 @@ impl Log {
             signed(seen.modified.1),
             signed(seen.changed.0),
             signed(seen.changed.1),
-            u64::from(seen.has_more_names),
+            u64::from(seen.names),
         ];
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).chain(at.path.iter().copied()).collect();
         if self.failure.is_none() {
@@ -196,7 +212,7 @@ fn next(list: &mut impl Read) -> io::Result<Option<(Whereabouts, Was)>> {
     let inode = (number(), number());
     let size = number() as i64;
     let [modified, changed] = [(); 2].map(|()| (number() as i64, number() as i64));
-    let seen = Was { inode, size, modified, changed, has_more_names: number() != 0 };
+    let seen = Was { inode, size, modified, changed, names: number() as u32 };
     let mut path = vec![0; length as usize];
     list.read_exact(&mut path)?;
     Ok(Some((Whereabouts { path, below: below as usize }, seen)))
@@ -226,7 +242,7 @@ impl From<io::Error> for Kept {
 struct Remover {
     /// Directory of the last entry.
     directory: Option<(Vec<u8>, OwnedFd)>,
-    /// Times of change of inodes after the removal of one of their names.
+    /// Times of change of inodes after the removal of one of their names; empty if a time may still change.
     changed: Option<Table>,
 }
 
@@ -244,28 +260,31 @@ impl Remover {
     }
 
     fn remove_from(&mut self, directory: impl AsFd, name: &[u8], seen: &Was) -> Result<(), Kept> {
-        if !seen.has_more_names {
-            let is_it = seen.is(&statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?, None);
-            return if is_it { Ok(unlinkat(&directory, name, AtFlags::empty())?) } else { Err(Kept::Changed) };
-        }
-        let known = self.changed.as_ref().map(|changed| changed.get(seen.inode)).transpose()?.flatten();
-        let file = openat(&directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        if !seen.is(&fstat(&file)?, known.as_deref().and_then(time)) {
+        let known = self.changed.as_ref().filter(|_| seen.names > 1);
+        let known = known.map(|changed| changed.get(seen.inode)).transpose()?.flatten();
+        let now = match look(&directory, name) {
+            // It was deleted at the file server, and another entry may have its name.
+            Err(Errno::STALE) => return Err(Kept::Changed),
+            now => now?,
+        };
+        if !seen.is(&now, known.as_deref().map(|known| time(known).unwrap_or(now.changed))) {
             return Err(Kept::Changed);
         }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = (now.names > 1).then(|| openat(&directory, name, flags, Mode::empty())).transpose()?;
         unlinkat(&directory, name, AtFlags::empty())?;
-        let left = fstat(&file)?;
+        let Some(place) = place else {
+            let changed = self.changed.as_mut().filter(|_| known.is_some());
+            return Ok(changed.map_or(Ok(()), |changed| changed.remove(seen.inode))?);
+        };
+        // A client of NFS renames what is open, and removes it once it is closed, which changes the time again.
+        let left = fstat(&place).map(|left| Was::from(&left)).ok().filter(|left| left.names < now.names);
+        let time = left.map_or_else(Vec::new, |left| [left.changed.0, left.changed.1].map(i64::to_le_bytes).concat());
         let changed = match &mut self.changed {
             Some(changed) => changed,
             none => none.insert(Table::new()?),
         };
-        let now = [left.st_ctime, left.st_ctime_nsec as i64].map(i64::to_le_bytes).concat();
-        if left.st_nlink > 0 {
-            changed.set(seen.inode, &now)?
-        } else {
-            changed.remove(seen.inode)?
-        }
-        Ok(())
+        Ok(changed.set(seen.inode, &time)?)
     }
 }
 
@@ -274,11 +293,29 @@ fn time(bytes: &[u8]) -> Option<(i64, i64)> {
     Some((i64::from_le_bytes(*seconds), i64::from_le_bytes(*rest.first_chunk()?)))
 }
 
+/// Asks the file system, or its server, what an entry is now.
+fn look(directory: impl AsFd, name: &[u8]) -> Result<Was, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    match statx(&directory, name, flags, StatxFlags::BASIC_STATS) {
+        // Kernels before 4.11 lack statx(2), and rules of containers that are older than the call refuse it.
+        Err(Errno::NOSYS | Errno::PERM) => {}
+        now => return Ok(Was::from(&now?)),
+    }
+    let stat = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if !is_regular(&stat) {
+        return Ok(Was::from(&stat));
+    }
+    // A client of NFS also asks the server when a file is opened.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(directory, name, flags, Mode::empty())?;
+    Ok(Was::from(&fstat(file)?))
+}
+
 /// Opens the directory of an entry. Links are followed in the path given as SRC, and nowhere below.
 fn open(path: &[u8], below: usize) -> Result<OwnedFd, Errno> {
     let (root, names) = path.split_at(below);
     let root = if root.is_empty() { b"." } else { root };
-    let mut directory = openat(CWD, root, PLACE.difference(OFlags::NOFOLLOW), Mode::empty())?;
+    let mut directory = openat(here(), root, PLACE.difference(OFlags::NOFOLLOW), Mode::empty())?;
     for name in names.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
         directory = openat(&directory, name, PLACE, Mode::empty())?;
     }
@@ -327,10 +364,11 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::time::{Duration, SystemTime};
 
-    use rustix::fs::{FileType, mknodat};
+    use rustix::fs::{CWD, FileType, mknodat};
 
     use super::super::{Come, Finished, INLINE_BYTES_MAX, WalkState};
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
     use crate::tree::root::Root;
 
     const CHUNK_BYTES: usize = 8 * INLINE_BYTES_MAX;
@@ -372,6 +410,56 @@ mod tests {
 
     #[test]
     fn what_is_still_what_was_sent_is_removed_and_directories_stay() {
+        remove_some(&|spent| spent.remove());
+    }
+
+    /// Runs `run` in a thread in which statx(2) gives this error.
+    fn without_statx<T: Send>(error: i32, run: impl FnOnce() -> T + Send) -> T {
+        // If its first call of all failed, rustix would take it for missing in all threads.
+        let _ = statx(CWD, c"/", AtFlags::empty(), StatxFlags::BASIC_STATS);
+        where_calls_fail(&[libc::SYS_statx], error, run)
+    }
+
+    #[test]
+    fn what_is_still_what_was_sent_is_known_without_statx() {
+        for error in [libc::ENOSYS, libc::EPERM] {
+            remove_some(&|spent| without_statx(error, || spent.remove()));
+        }
+    }
+
+    /// The answer of stat(2) may be up to a minute old on NFS, so the file server is asked.
+    #[test]
+    fn what_the_file_server_does_not_answer_for_stays() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("f"), "1").expect("a file");
+        let spent = walked(scratch.path());
+        let removed = without_statx(libc::EIO, || spent.remove());
+        assert_eq!((removed.entries, removed.failed), (0, 1));
+        let removed = without_statx(libc::ESTALE, || spent.remove());
+        assert_eq!((removed.failed, &*removed.failures[0].detail), (1, HAS_CHANGED.as_bytes()));
+        assert!(scratch.path().join("f").exists());
+        assert_eq!(spent.remove().entries, 1);
+    }
+
+    /// A client of NFS renames a file that is open instead of removing it, and removes it when it is closed.
+    #[test]
+    fn a_name_that_goes_late_does_not_keep_the_others() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = |name| scratch.path().join(name);
+        fs::write(path("first"), "1").expect("a file");
+        fs::hard_link(path("first"), path("second")).expect("a link");
+        let directory = openat(CWD, scratch.path(), PLACE, Mode::empty()).expect("it");
+        let seen = look(&directory, b"first").expect("it");
+        let mut remover = Remover { changed: Table::new().ok(), ..Remover::default() };
+        let mut remove = |name: &[u8]| remover.remove_from(&directory, name, &seen).is_ok();
+        assert!(where_calls_fail(&[libc::SYS_unlinkat], 0, || remove(b"first")));
+        // A change within one tick of the kernel's clock would not be noticed.
+        std::thread::sleep(Duration::from_millis(20));
+        fs::remove_file(path("first")).expect("still there");
+        assert!(remove(b"second") && !path("second").exists());
+    }
+
+    fn remove_some(remove: &dyn Fn(&Spent) -> Removed) {
         let scratch = tempfile::tempdir().expect("a directory");
         let top = &scratch.path().join("top");
         for directory in ["d/e", "moved", "renamed"] {
@@ -408,7 +496,7 @@ mod tests {
         symlink("../away", top.join("moved")).expect("a link");
         fs::rename(top.join("renamed"), scratch.path().join("renamed")).expect("ours");
 
-        let removed = spent.remove();
+        let removed = remove(&spent);
         let stays = ["d", "d/a written", "d/e", "grown", "its rights", "large", "moved", "replaced", "touched"];
         assert_eq!(left(top), [&stays[..], &["written", "z written", "zlarge"]].concat());
         let names: Vec<String> = removed.failures.iter().map(|fact| fact.path.escape_ascii().to_string()).collect();

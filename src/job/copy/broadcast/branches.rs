@@ -305,7 +305,7 @@ impl Branches {
             Some(Why::TooFar) => "two hosts were lost at once, and no other host has the data it needs".to_owned(),
             Some(Why::SourceLost) => "the source of the stream was lost, and no host has all of it".to_owned(),
             Some(Why::Lied) => "reports impossible values; not trusting it".to_owned(),
-            Some(Why::Failed | Why::DiskStill | Why::Endless | Why::Misled | Why::Forged) => {
+            Some(Why::Failed | Why::DiskStill | Why::Endless | Why::NoGiver | Why::Misled | Why::Forged) => {
                 "its agent could not continue".to_owned()
             }
             None => "the stream did not reach its end".to_owned(),

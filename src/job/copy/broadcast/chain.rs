@@ -100,6 +100,8 @@ pub(super) enum Why {
     Endless,
     /// The source is lost, and no node before this one has the whole stream.
     SourceLost,
+    /// It needs a copy, and neither the source nor any other node can give it.
+    NoGiver,
     /// The data that it got is not what the source has sent.
     Misled,
     /// Its reports cannot be true.
@@ -134,6 +136,8 @@ pub(super) enum CopyEnd {
     Forged,
     /// The receiving node could not go on.
     ToFailed,
+    /// It was stopped because it got no further. The disk of either node may hang.
+    Stuck,
     /// Something else went wrong.
     Broken,
 }
@@ -195,6 +199,8 @@ struct Member {
     busy_since: Option<Duration>,
     /// Number of nodes to which it is giving its tree.
     serves: u32,
+    /// Number of copies from it that got stuck.
+    stuck: u32,
     is_served: bool,
     /// The node that gives the copy to it, and when that copy last got further.
     giver: Node,
@@ -559,6 +565,19 @@ impl Chain {
         self.members[from].sure.saturating_sub(self.members[to].received)
     }
 
+    /// Fails a node for this reason, whether it is in the order or not.
+    fn fail(&mut self, node: Node, why: Why) {
+        if self.members[node].tree == Tree::Failed {
+            return;
+        }
+        self.members[node].tree = Tree::Failed;
+        if self.order.contains(&node) {
+            self.take_out(node, why);
+        } else {
+            self.actions.push_back(Action::Out(node, why));
+        }
+    }
+
     /// Takes a node out of the order, once.
     fn take_out(&mut self, node: Node, why: Why) {
         let member = &mut self.members[node];
@@ -697,9 +716,15 @@ impl Chain {
         let is_any_whole = self.is_provable && self.members[1..].iter().any(gives);
         let is_any_coming = self.order.iter().any(|&node| node != SOURCE && self.members[node].tree == Tree::Open);
         if !is_source_there && !is_any_whole && (!is_any_coming || !self.has_proof) {
-            for member in &mut self.members[1..] {
+            for node in 1..self.members.len() {
+                let is_silent = self.is_silent(node, self.ticked);
+                let member = &mut self.members[node];
                 if member.tree == Tree::Open && (member.is_behind || !self.has_proof) {
                     member.tree = Tree::Failed;
+                    // That it does not answer is the better reason, and is known already.
+                    if member.is_behind && (member.is_over || !is_silent) {
+                        self.actions.push_back(Action::Out(node, Why::NoGiver));
+                    }
                 }
             }
         }

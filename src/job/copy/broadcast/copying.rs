@@ -41,6 +41,7 @@ struct Reached {
     done: Amount,
     found: Amount,
     kept_bytes: u64,
+    work: u64,
 }
 
 impl Going {
@@ -64,6 +65,7 @@ impl Reached {
             self.done = self.done.max(tree.done);
             self.found = self.found.max(tree.found);
             self.kept_bytes = self.kept_bytes.max(tree.kept_bytes);
+            self.work = self.work.max(tree.work);
         }
         *self != before
     }
@@ -141,12 +143,12 @@ impl Copy<'_> {
         let now = run.began.elapsed();
         let [sent, received] = self.job.hops[hop].reports.clone();
         let end = match copy_end(sent.as_ref(), received.as_ref()) {
-            // A receiver whose disk hangs cannot report that.
-            CopyEnd::Broken if still.is_some() => CopyEnd::ToFailed,
+            // An end whose disk hangs cannot report that.
+            CopyEnd::Broken if still.is_some() => CopyEnd::Stuck,
             end => end,
         };
         let fault = match end {
-            CopyEnd::Made => None,
+            CopyEnd::Made | CopyEnd::Stuck => None,
             CopyEnd::Forged | CopyEnd::ToFailed => {
                 received.as_ref().and_then(|report| Some((run.links.hosts[to], report.fault.as_ref()?)))
             }
@@ -240,8 +242,8 @@ fn copy_end(sent: Option<&Report>, received: Option<&Report>) -> CopyEnd {
 fn stood_still(giver: &str, taker: &str, still: Duration) -> Failure {
     let minutes = still.as_secs() / 60;
     let line = format!(
-        "{taker}: the copy from {giver} made no progress for {minutes} minutes; check whether the file system there \
-         still answers, and copy to {taker} again"
+        "{taker}: the copy from {giver} made no progress for {minutes} minutes; check whether the file systems of \
+         {giver} and {taker} still answer, and copy to {taker} again"
     );
     Failure::new(Exit::LinkLost, line)
 }
@@ -288,10 +290,11 @@ mod tests {
         }
     }
 
-    /// Comparing a large file at the receiver counts too: the sender reports what need not be sent.
+    /// Comparing a large file at the receiver counts too: the sender reports what need not be sent. So does what the
+    /// receiver deletes, or copies from files of its own.
     #[test]
     fn any_count_that_grows_is_progress_and_a_repeated_report_is_none() {
-        let tree = |done: u64, found: u64, kept_bytes: u64| {
+        let tree = |done: u64, found: u64, kept_bytes: u64, work: u64| {
             let amount = |entries: u64| Amount { entries, directories: 0, bytes: 0 };
             TreeProgress {
                 done: amount(done),
@@ -300,19 +303,22 @@ mod tests {
                 has_found_all: false,
                 name: vec![done as u8],
                 may_send_more: true,
+                work,
             }
         };
         let mut reached = Reached::default();
         for (bytes, tree, has_moved) in [
             (0, None, false),
-            (0, Some(tree(0, 0, 0)), false),
+            (0, Some(tree(0, 0, 0, 0)), false),
             (1, None, true),
-            (1, Some(tree(0, 3, 0)), true),
-            (1, Some(tree(2, 3, 0)), true),
-            (1, Some(tree(2, 3, 8 << 20)), true),
-            (1, Some(tree(2, 3, 8 << 20)), false),
-            (0, Some(tree(1, 2, 0)), false),
-            (1, Some(tree(2, 3, 9 << 20)), true),
+            (1, Some(tree(0, 3, 0, 0)), true),
+            (1, Some(tree(2, 3, 0, 0)), true),
+            (1, Some(tree(2, 3, 8 << 20, 0)), true),
+            (1, Some(tree(2, 3, 8 << 20, 0)), false),
+            (0, Some(tree(1, 2, 0, 0)), false),
+            (1, Some(tree(2, 3, 9 << 20, 0)), true),
+            (1, Some(tree(2, 3, 9 << 20, 1)), true),
+            (1, Some(tree(2, 3, 9 << 20, 1)), false),
         ] {
             assert_eq!(reached.hear(bytes, tree.as_ref()), has_moved, "{bytes} {tree:?}");
         }

@@ -28,9 +28,14 @@ pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<Strin
         Why::StoodStill => format!("{host} has accepted no data for {} s", stall.as_secs()),
         Why::Slow => format!("{host} is much slower than the others"),
         Why::TooFar => format!("{host} is too far behind the others"),
-        Why::DiskStill | Why::Endless | Why::Failed | Why::SourceLost | Why::Misled | Why::Lied | Why::Forged => {
-            return None;
-        }
+        Why::DiskStill
+        | Why::Endless
+        | Why::Failed
+        | Why::SourceLost
+        | Why::NoGiver
+        | Why::Misled
+        | Why::Lied
+        | Why::Forged => return None,
     })
 }
 

@@ -4,11 +4,11 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, fchmod, openat};
+use rustix::fs::{Mode, OFlags, fchmod, openat};
 use rustix::io::Errno;
 
 use super::OpenDirectory;
-use crate::fs::{DIRECTORY, PLACE, partial};
+use crate::fs::{DIRECTORY, PLACE, here, partial};
 use crate::tree::sink::rehearse;
 
 /// An existing directory, and its former mode if that mode kept this process from opening it.
@@ -18,7 +18,7 @@ impl OpenDirectory {
     /// Opens the destination itself, and tells whether it exists. Its path comes from the user, so links in it are
     /// followed. In a dry run it may be missing.
     pub fn open_top(path: &Path, is_dry: bool) -> Result<(Opened, bool), Errno> {
-        let open = |flags: OFlags| openat(CWD, path, flags.difference(OFlags::NOFOLLOW), Mode::empty());
+        let open = |flags: OFlags| openat(here(), path, flags.difference(OFlags::NOFOLLOW), Mode::empty());
         match open(DIRECTORY) {
             Err(Errno::NOENT) if is_dry => Ok(((rehearse::nowhere()?, None), false)),
             Err(Errno::ACCESS) if !is_dry => Ok((opened_up(&open(PLACE)?)?, true)),

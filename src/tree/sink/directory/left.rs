@@ -50,21 +50,16 @@ impl OpenDirectory {
     }
 
     /// Deletes temporary names that a killed transfer has left for entries that have not come any more; an entry that
-    /// has come has taken over its own. A name that another transfer holds stays, and so does a name that cannot be
-    /// removed: no entry is made or lost by it.
+    /// has come has taken over its own.
     pub(super) fn delete_leftovers(&self) {
-        let _ = partial::for_each(&self.fd, |name| {
-            if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {
-                let _ = partial::make_way(self.fd.as_fd(), name);
-            }
-            Ok::<_, Errno>(())
-        });
+        unfinished::delete_leftovers(self.fd.as_fd());
     }
 
     /// Removes entries that an earlier transfer has left and this one has not reached.
     pub(super) fn clear(&self) -> Result<(), Fault> {
         let Some(extraneous) = self.extraneous.as_ref().filter(|_| self.is_resumed) else { return Ok(()) };
-        let mut names = extraneous.lock().expect("no panics under it").take()?;
+        let names = extraneous.lock().expect("no panics under it").take()?;
+        let mut names = self.without_those_that_came(names)?;
         while let Some((_, name)) = names.current() {
             partial::remove(&self.fd, name)?;
             names.advance()?;

@@ -97,6 +97,19 @@ fn what_exists_is_not_compared_in_a_broadcast() {
     assert!(fs::read(&path).expect("there").iter().all(|&byte| byte == 2));
 }
 
+/// It may take hours, in which the caller must see that the copy goes on.
+#[test]
+fn what_is_copied_within_the_host_counts_as_work() {
+    const SIZE: u64 = 3 << 20;
+    let [from, to] = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
+    from.write_all_at(&vec![7; SIZE as usize], 0).expect("written");
+    let scratch = Scratch::new();
+    // Otherwise the file may become a clone at once.
+    let sink = scratch.sink(TreeOptions { sparse: false, ..TreeOptions::default() });
+    elsewhere::copy_contents(&sink.shared, &from.into(), &to.into(), SIZE).expect("copied");
+    assert_eq!(sink.shared.progress.work(), SIZE);
+}
+
 /// Threads that compare an older file write its blocks into a new file that is no clone of it, and would do so into a
 /// clone of the source.
 #[test]

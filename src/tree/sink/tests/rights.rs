@@ -89,3 +89,35 @@ fn acls_are_set_and_inherited_ones_are_not() {
     scratch.run(TreeOptions { xattrs: false, ..TreeOptions::default() }, &[with_acl, END]).expect("whole");
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }
+
+/// An interrupted copy has made it, perhaps in another group, as with newgrp(1), or before the directory got setgid. If
+/// it was killed at the very end, it has set attributes that the source may have lost since.
+#[test]
+fn a_resumed_file_gets_its_group_and_other_files_get_theirs() {
+    if !is_root() {
+        return not_run("needs root");
+    }
+    for order in [["left", "new"], ["new", "left"]] {
+        let scratch = Scratch::new();
+        let partial = scratch.dst().join(name_beside(b"left", PARTIAL));
+        fs::write(&partial, "half").expect("a file");
+        fs::set_permissions(&partial, fs::Permissions::from_mode(0o600)).expect("ours");
+        std::os::unix::fs::chown(&partial, None, Some(77)).expect("permitted");
+        let attribute = c"user.colour";
+        let is_set = rustix::fs::setxattr(&partial, attribute, b"blue", XattrFlags::empty()).is_ok();
+        let sink = scratch.sink(Destination::default());
+        let top = sink.levels[0].clone().expect("the top");
+        for name in order {
+            let is_left = name == "left";
+            let metadata = Metadata { gid: if is_left { 0 } else { 77 }, ..META };
+            let large = Large::create(&top, name.as_bytes(), &metadata, (4, false), true, None).expect("begun");
+            assert_eq!(large.partial.is_adopted, is_left);
+            large.complete();
+            drop(large);
+            let path = scratch.dst().join(name);
+            assert_eq!(fs::metadata(&path).expect("published").gid(), metadata.gid, "{order:?}");
+            let kept = rustix::fs::getxattr(&path, attribute, &mut [0; 8]);
+            assert!(!is_set || kept == Err(Errno::NODATA), "{order:?}");
+        }
+    }
+}

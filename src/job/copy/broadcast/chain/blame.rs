@@ -107,12 +107,12 @@ impl Chain {
         };
         let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
         let is_any_at_it = (1..self.members.len()).any(is_at_it);
-        let is_up = |&node: &Node| is_still(node) && (self.members[node].is_behind || !is_any_at_it);
+        // Nothing is known of the disk of a node that is silent.
+        let is_up = |&node: &Node| {
+            is_still(node) && !self.is_silent(node, now) && (self.members[node].is_behind || !is_any_at_it)
+        };
         let given_up: Vec<Node> = (1..self.members.len()).filter(is_up).collect();
-        for node in given_up {
-            self.take_out(node, Why::DiskStill);
-            self.members[node].tree = Tree::Failed;
-        }
+        given_up.into_iter().for_each(|node| self.fail(node, Why::DiskStill));
     }
 
     /// Reports whether a node has written nothing for so long that it never will.
@@ -150,9 +150,11 @@ impl Chain {
             let speech_max = if member.is_out { limit_if_out } else { limit };
             let is_silent = !member.is_over && now.saturating_sub(member.spoke) > speech_max;
             let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
-            if is_silent || is_stranded {
+            if is_silent {
                 self.take_out(node, Why::CutOff);
                 self.members[node].tree = Tree::Failed;
+            } else if is_stranded {
+                self.fail(node, Why::NoGiver);
             }
         }
     }
@@ -179,11 +181,7 @@ impl Chain {
                 false => has_passed(since, LEAVE_MAX),
             };
             if is_endless {
-                self.members[node].tree = Tree::Failed;
-                match self.order.contains(&node) {
-                    true => self.take_out(node, Why::Endless),
-                    false => self.actions.push_back(Action::Out(node, Why::Endless)),
-                }
+                self.fail(node, Why::Endless);
             }
         }
     }

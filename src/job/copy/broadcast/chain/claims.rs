@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use super::blame::COMPARED_AFTER;
-use super::{Action, Chain, Node, SOURCE, Tree, Why};
+use super::{Chain, Node, SOURCE, Why};
 
 /// If only one end of a hop reports progress, this share of the spool must have moved (an eighth).
 const ALONE_SHARE: u64 = 8;
@@ -92,22 +92,9 @@ impl Chain {
         // Another node may have changed what this node got; the node finds that out itself.
         let is_its_own = member.is_proof_met || member.fed_by.iter().eq([&SOURCE]);
         if cannot_be && is_its_own {
-            self.expose(node, Why::Lied);
+            self.fail(node, Why::Lied);
         } else {
             member.has_all |= member.says_all && !cannot_be;
-        }
-    }
-
-    /// Fails a node that must not be trusted.
-    fn expose(&mut self, node: Node, why: Why) {
-        if self.members[node].tree == Tree::Failed {
-            return;
-        }
-        self.members[node].tree = Tree::Failed;
-        if self.order.contains(&node) {
-            self.take_out(node, why);
-        } else {
-            self.actions.push_back(Action::Out(node, why));
         }
     }
 
@@ -144,7 +131,7 @@ impl Chain {
             }
         }
         for (node, why) in found {
-            self.expose(node, why);
+            self.fail(node, why);
         }
     }
 }

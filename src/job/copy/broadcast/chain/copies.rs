@@ -1,6 +1,7 @@
 //! Ordinary copies to nodes that are out of the chain without the whole stream, and to nodes that join: which node
 //! gives them, when, and for how long they may stand still.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::{Action, Chain, CopyEnd, Member, Node, SOURCE, Tree};
@@ -11,9 +12,9 @@ const COPIES_MAX: u32 = 3;
 /// Maximum number of ordinary copies that the source gives at once if there is no chain.
 pub(super) const COPIES_AT_ONCE: u32 = 4;
 
-/// How long a copy may get no further. Its receiver may be making files durable or deleting others, which it does not
-/// report. Neither does it report how much it has read back for the proof, so a very slow disk gets the time to read
-/// the whole tree in addition, at `STILL_RATE` bytes a second.
+/// How long a copy may get no further. Its receiver may be making a file durable, which it does not report. Neither
+/// does it report how much it has read back for the proof, so a very slow disk gets the time to read the whole tree in
+/// addition, at `STILL_RATE` bytes a second.
 const STILL_MAX: Duration = Duration::from_secs(30 * 60);
 const STILL_RATE: u64 = 1 << 20;
 
@@ -24,18 +25,21 @@ const WAITED_RATE: u64 = 32 << 20;
 impl Chain {
     /// Records the end of an ordinary copy.
     pub(in crate::job::copy::broadcast) fn copy_over(&mut self, from: Node, to: Node, end: CopyEnd) {
-        self.members[from].serves = self.members[from].serves.saturating_sub(1);
+        let giver = &mut self.members[from];
+        giver.serves = giver.serves.saturating_sub(1);
+        giver.stuck += u32::from(end == CopyEnd::Stuck);
+        let may_be_its_fault = matches!(end, CopyEnd::ToFailed | CopyEnd::Stuck);
         let member = &mut self.members[to];
         member.is_served = false;
         if end == CopyEnd::Made {
             member.tree = Tree::Done;
-        } else if end == CopyEnd::ToFailed && from == SOURCE || member.copies >= COPIES_MAX {
+        } else if may_be_its_fault && from == SOURCE || member.copies >= COPIES_MAX {
             member.tree = Tree::Failed;
         } else {
             member.tried.push(from);
             // If the host cannot write the tree, the giver may have changed the tree. With the source's tree, it is the
-            // host's own fault.
-            member.wants_source |= matches!(end, CopyEnd::Forged | CopyEnd::ToFailed);
+            // host's own fault. If the copy got stuck, a copy from the source shows which of the two hangs.
+            member.wants_source |= may_be_its_fault || end == CopyEnd::Forged;
         }
         self.settle();
     }
@@ -59,7 +63,7 @@ impl Chain {
     }
 
     /// Whether another node could get its copy if the copy to this one ended. Without a chain, as with `--sync`, that
-    /// does not count: what a receiver deletes or makes durable is not reported, and the size of the tree is not known.
+    /// does not count: what a receiver makes durable is not reported, and the size of the tree is not known.
     fn is_waited_for(&self, to: Node) -> bool {
         let (giver, is_live) = (self.members[to].giver, self.is_live());
         let waits = |node: Node| Self::needs_copy(&self.members[node]) && self.can_give(giver, node, is_live);
@@ -102,10 +106,17 @@ impl Chain {
             let is_free = |from: &Node| self.members[*from].serves < self.serves_max;
             let is_whole = |from: &Node| is_free(from) && self.can_give(*from, to, is_live);
             let tried = &self.members[to].tried;
-            let whole = || (0..self.members.len()).rev().filter(is_whole);
+            // A node with two copies that got stuck hangs, so it gives none while others will be able to.
+            let hangs = |from: &Node| self.members[*from].stuck > 1;
+            let is_other = |from: Node| !hangs(&from) && self.can_give(from, to, false);
+            let are_others = (0..self.members.len()).any(is_other);
+            let whole = || (0..self.members.len()).filter(is_whole).filter(|from| !are_others || !hangs(from));
+            // A node of which one copy got stuck comes after others. Among equals, the source is the last.
+            let rank = |from: &Node| (self.members[*from].stuck, Reverse(*from));
             // A node from which a copy has failed is asked again only when there will be no other.
-            let again = || whole().next().filter(|_| !is_live);
-            let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else {
+            let again = || whole().min_by_key(rank).filter(|_| !is_live);
+            let untried = whole().filter(|node| !tried.contains(node)).min_by_key(rank);
+            let Some(from) = untried.or_else(again) else {
                 let is_stranded = !is_live && !self.members.iter().any(|member| member.serves > 0);
                 let member = &mut self.members[to];
                 member.stranded = member.stranded.or(Some(self.ticked)).filter(|_| is_stranded);

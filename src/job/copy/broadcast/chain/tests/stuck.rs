@@ -204,7 +204,7 @@ fn a_copy_that_gets_no_further_is_given_up() {
     for waiting in [1, 0] {
         let mut chain = copies_to(waiting);
         assert_eq!(stuck_after(&mut chain, 0, &[1, 2, 3]), (30 * 60 + 1, vec![4]));
-        chain.copy_over(SOURCE, 4, CopyEnd::ToFailed);
+        chain.copy_over(SOURCE, 4, CopyEnd::Stuck);
         assert_eq!(chain.tree(4), Tree::Failed);
         let next = chain.poll();
         assert_eq!(next, (waiting > 0).then_some(Action::Copy { from: SOURCE, to: 5 }));
@@ -239,9 +239,110 @@ fn a_copy_after_a_chain_that_gets_no_further_is_given_up() {
         let second = if late == 3 { 5 * 60 + 1 } else { 30 * 60 + 1 };
         assert_eq!(stuck_after(&mut chain, 2, &[]), (second, vec![2, 3]));
         // Another host may have been the reason, so this is not yet the end for the second.
-        chain.copy_over(1, 2, CopyEnd::ToFailed);
-        chain.copy_over(SOURCE, 3, CopyEnd::ToFailed);
+        chain.copy_over(1, 2, CopyEnd::Stuck);
+        chain.copy_over(SOURCE, 3, CopyEnd::Stuck);
         assert_eq!((chain.tree(2), chain.tree(3)), (Tree::Open, Tree::Failed));
+    }
+}
+
+/// A host may itself hang if a copy that it gave got stuck. So it gives the next one only if no other host can.
+#[test]
+fn one_whose_copy_got_stuck_comes_after_others() {
+    let mut chain = proven(3);
+    chain.expect(4);
+    for node in 0..3 {
+        let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+        chain.state(node, &state, Duration::ZERO);
+    }
+    chain.tree_over(1, true);
+    chain.tree_over(2, true);
+    let begun = |chain: &mut Chain| {
+        let copy = |action: Action| match action {
+            Action::Copy { from, to } => Some((from, to)),
+            _ => None,
+        };
+        std::iter::from_fn(|| chain.poll()).filter_map(copy).collect::<Vec<_>>()
+    };
+    chain.join(false);
+    assert_eq!(begun(&mut chain), [(2, 3)]);
+    chain.copy_over(2, 3, CopyEnd::Stuck);
+    assert_eq!(begun(&mut chain), [(SOURCE, 3)]);
+    chain.copy_over(SOURCE, 3, CopyEnd::Made);
+    for _ in 0..3 {
+        chain.join(false);
+    }
+    assert_eq!(begun(&mut chain), [(1, 4), (SOURCE, 5), (2, 6)]);
+    // After two such copies the host waits, even if all others are busy.
+    chain.copy_over(2, 6, CopyEnd::Stuck);
+    chain.join(false);
+    assert_eq!(begun(&mut chain), []);
+    chain.copy_over(1, 4, CopyEnd::Made);
+    assert_eq!(begun(&mut chain), [(1, 7)]);
+}
+
+/// A host whose disk hangs still answers. If it was passed over before that was found out, the disk is the reason all
+/// the same, unless the host has fallen silent as well.
+#[test]
+fn a_disk_that_stands_still_is_the_reason_after_its_node_was_passed_over() {
+    for is_silent in [false, true] {
+        let mut chain = Chain::new(3, SPOOL, 4 * STALL, Lag::Copied);
+        chain.proof(100, true);
+        let mut outs = Vec::new();
+        for at in 0..300 {
+            let now = Duration::from_millis(200 * at);
+            let whole = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            chain.state(SOURCE, &BroadcastState { passed: 100, ..whole.clone() }, now);
+            chain.state(1, &BroadcastState { passed: 72, ..whole }, now);
+            if !is_silent || at < 5 {
+                chain.state(2, &BroadcastState { received: 72, written: 40, ..BroadcastState::default() }, now);
+            }
+            chain.tick(now);
+            while let Some(action) = chain.poll() {
+                match action {
+                    Action::Connect { link, .. } => chain.link_up(link, now),
+                    Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
+                    Action::Out(node, why) => outs.push((node, why)),
+                    _ => {}
+                }
+            }
+        }
+        let all = [(2, Why::StoodStill), (2, Why::DiskStill)];
+        assert_eq!(outs, all[..if is_silent { 1 } else { 2 }]);
+        assert_eq!(chain.tree(2), Tree::Failed);
+    }
+}
+
+/// If the source is lost or silent, and the only host that is done may not give its tree to others, that is the reason,
+/// and not that the host which lacks something does not answer.
+#[test]
+fn one_to_which_no_node_can_give_a_copy_is_not_said_to_be_cut_off() {
+    for is_lost in [true, false] {
+        let mut chain = proven(3);
+        chain.keep_to_itself(1);
+        let whole = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+        chain.state(SOURCE, &whole, Duration::ZERO);
+        chain.state(1, &whole, Duration::ZERO);
+        let last = *chain.links.iter().find(|(_, link)| link.to == 2).expect("it was begun").0;
+        chain.link_over(last, LinkEnd::NotKept, Duration::ZERO);
+        chain.tree_over(2, false);
+        if is_lost {
+            chain.lost(SOURCE);
+        }
+        for second in 1..=20 {
+            let now = Duration::from_secs(second);
+            chain.state(1, &whole, now);
+            chain.tick(now);
+            if second == 4 {
+                chain.tree_over(1, true);
+            }
+        }
+        let out = |action: Action| match action {
+            Action::Out(2, why) => Some(why),
+            _ => None,
+        };
+        let outs: Vec<Why> = std::iter::from_fn(|| chain.poll()).filter_map(out).collect();
+        assert_eq!(outs, [Why::TooFar, Why::NoGiver], "{is_lost}");
+        assert_eq!(chain.tree(2), Tree::Failed);
     }
 }
 

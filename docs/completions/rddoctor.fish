@@ -1,6 +1,7 @@
 # Completions of rddoctor for fish: what may come is asked of rdma-pipe itself.
 function __fish_rddoctor_words
-    set -l answer (rdma-pipe complete fish rddoctor (commandline -cp | string collect) 2>/dev/null)
+    set -l line (commandline -cp | string replace -r '\\\\$' '')
+    set -l answer (rdma-pipe complete fish rddoctor "$line" 2>/dev/null)
     if test "$answer[1]" != none
         # Behind the sign of an option there is a path of its own.
         set -l front (string match -r -- '^--[^=]*=' (commandline -ct))

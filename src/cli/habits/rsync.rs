@@ -33,18 +33,13 @@ const NO_SERVER: &str = "rdcp does not speak rsync's protocol; type rdcp in plac
 /// Long options of rsync, and a few of cp, with their meanings in `rdcp`. A name that ends in `=` takes a value.
 pub(super) const WORDS: &[(&str, Here)] = &[
     ("--archive", Here::Means(&["--recursive"])),
-    ("--perms", Here::Kept),
-    ("--times", Here::Kept),
     ("--owner", Here::Kept),
-    ("--group", Here::Kept),
-    ("--links", Here::Kept),
-    ("--hard-links", Here::Kept),
+    // --no-xattrs and --no-specials leave out more than what these stand for, so they do not take those back.
     ("--acls", Here::Kept),
-    ("--xattrs", Here::Kept),
-    ("--atimes", Here::Kept),
-    ("--sparse", Here::Kept),
     ("--devices", Here::Kept),
     ("--specials", Here::Kept),
+    ("--group", Here::Kept),
+    ("--atimes", Here::Kept),
     ("--whole-file", Here::Kept),
     ("--partial", Here::Kept),
     ("--ignore-times", Here::Means(&["--checksum"])),
@@ -189,7 +184,8 @@ pub(super) const WORDS: &[(&str, Here)] = &[
 const BY_THEMSELVES: &[&str] =
     &["--filter", "--info", "--no-R", "--no-relative", "--no-timeout", "--relative", "--timeout"];
 
-/// Negations, each with the words that it takes back. Settings that say the same as a long word do not apply either.
+/// Negations, of options or of other negations, each with the words that it takes back. Settings that say the same as a
+/// long word do not apply either. Letters take nothing back, because `-a` and `-avHX` are typed out of habit.
 pub(super) const NEGATED: &[(&[&str], &[&str])] = &[
     (&["--no-v", "--no-verbose"], &["-v", "--verbose"]),
     (&["--no-r", "--no-recursive"], &["-r", "--recursive"]),
@@ -205,6 +201,12 @@ pub(super) const NEGATED: &[(&[&str], &[&str])] = &[
     (&["--no-mkpath"], &["--mkpath"]),
     (&["--no-numeric-ids"], &["--numeric-ids"]),
     (&["--i-d", "--implied-dirs"], &["--no-implied-dirs"]),
+    (&["--perms"], &["--no-mode"]),
+    (&["--times"], &["--no-times"]),
+    (&["--links"], &["--no-symlinks"]),
+    (&["--hard-links"], &["--no-hard-links"]),
+    (&["--xattrs"], &["--no-xattrs"]),
+    (&["--sparse"], &["--no-sparse"]),
     (&["--no-d", "--no-dirs", "--no-y", "--no-fuzzy", "--no-J", "--no-omit-link-times", "--no-N", "--no-crtimes"], &[]),
     (&["--no-s", "--no-secluded-args", "--no-protect-args", "--no-old-args", "--no-8", "--no-8-bit-output"], &[]),
     (&["--no-force", "--no-ignore-errors", "--no-delay-updates", "--no-munge-links", "--no-write-devices"], &[]),

@@ -110,6 +110,7 @@ fn what_hands_type() {
         ("-ax --no-x --checksum --no-c a h:", "--recursive --negated=one-file-system --negated=checksum a h:"),
         ("--inplace --no-inplace --implied-dirs a h:", "--negated=in-place --negated=no-implied-dirs a h:"),
         ("--no-x -x a h:", "--negated=one-file-system -x a h:"),
+        ("--no-t --no-X --times --xattrs a h:", "--negated=no-times --negated=no-xattrs a h:"),
         ("--no-msgs2stderr --no-s a h:", "a h:"),
         ("-I -c --no-c a h:", "--negated=checksum --checksum a h:"),
         ("--ignore-times --no-checksum a h:", "--negated=checksum --checksum a h:"),

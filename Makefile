@@ -6,6 +6,8 @@ CARGO ?= cargo
 # Rust may have been installed a moment ago, by tests/testbed/deps.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
+# Where `make` notes what it built into, because sudo does not pass CARGO_TARGET_DIR on to `make install`.
+TARGET_NOTE ?= build/target-dir
 # One program under the names of its commands, and the one that goes to hosts without it.
 PROGRAMS = rdma-pipe rdma-pipe-agent
 COMMANDS = rdcp rdsend rdrecv rdpipe rdsh rdperf rddoctor
@@ -26,15 +28,22 @@ SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed
 all: build
 
 build:
-	$(CARGO) build --release --locked --bins
+	$(CARGO) build --release --locked --bins --target-dir "$(TARGET_DIR)"
 	@for command in $(COMMANDS); do ln -sf rdma-pipe "$(TARGET_DIR)/release/$$command"; done
+	@[ "$$(cat "$(TARGET_NOTE)" 2>/dev/null || echo target)" = "$(TARGET_DIR)" ] || \
+		{ mkdir -p build && echo "$(TARGET_DIR)" >"$(TARGET_NOTE)"; } || \
+		echo "make: cannot write $(TARGET_NOTE); give CARGO_TARGET_DIR to make install" >&2
 
-# Copies what `make` has built: run `make` as yourself, then `sudo make install` needs no cargo.
+# Copies what `make` has built: run `make` as yourself, then `sudo make install` needs no cargo. Programs are renamed into
+# place, so that none is missing for a moment: rdrecv@PORT, if it started again in that moment, would stay down.
+install: TARGET_DIR = $(or $(CARGO_TARGET_DIR),$(shell cat "$(TARGET_NOTE)" 2>/dev/null),target)
 install:
 	@for command in $(PROGRAMS); do test -x "$(TARGET_DIR)/release/$$command" || \
 		{ echo "make install: $(TARGET_DIR)/release/$$command is missing; run: make" >&2; exit 1; }; done
 	install -d "$(BINDIR)"
-	install -m 755 $(PROGRAMS:%=$(TARGET_DIR)/release/%) "$(BINDIR)"
+	@for program in $(PROGRAMS); do \
+		install -m 755 "$(TARGET_DIR)/release/$$program" "$(BINDIR)/.$$program.new" && \
+		mv -f "$(BINDIR)/.$$program.new" "$(BINDIR)/$$program" || exit 1; done
 	@for command in $(COMMANDS); do ln -sf rdma-pipe "$(BINDIR)/$$command"; done
 	@if [ -n "$(MANUALS)" ]; then install -d "$(MANDIR)" && install -m 644 $(MANUALS) "$(MANDIR)"; fi
 	@for command in $(COMPLETED); do \
@@ -43,8 +52,8 @@ install:
 		install -D -m 644 "docs/completions/_$$command" "$(DESTDIR)$(ZSHDIR)/_$$command" || exit 1; done
 	install -d "$(UNITDIR)" && install -m 644 $(UNITS) "$(UNITDIR)"
 
-# Removes files only. The directories are not ours alone: a package may have brought an empty one, as Debian does
-# /usr/local/bin, and nothing tells it from one that `make install` has made.
+# Removes files only, and stops no rdrecv@PORT. The directories are not ours alone: a package may have brought an empty
+# one, as Debian does /usr/local/bin, and nothing tells it from one that `make install` has made.
 uninstall:
 	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(PROGRAMS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS)) \
 		$(COMPLETED:%="$(SHAREDIR)"/bash-completion/completions/%) \
@@ -117,19 +126,19 @@ bench-deps:
 
 # What must hold, measured, in 25 minutes; results under build/bench. ONLY=tcp,peers RUNS=9 SIZE_MIB=4096 choose what, and how.
 bench: bench-deps build
-	$(CARGO) bench --locked --bench bench
+	$(CARGO) bench --locked --target-dir "$(TARGET_DIR)" --bench bench
 
 # All rows, with more rounds and larger sizes: hours.
 bench-full: bench-deps build
-	FULL=1 $(CARGO) bench --locked --bench bench
+	FULL=1 $(CARGO) bench --locked --target-dir "$(TARGET_DIR)" --bench bench
 
 # In less than 3 minutes, on small sizes, without the guest: shows that things work, not how fast they are.
 bench-quick: bench-deps build
-	QUICK=1 $(CARGO) bench --locked --bench bench
+	QUICK=1 $(CARGO) bench --locked --target-dir "$(TARGET_DIR)" --bench bench
 
 # Puts what `make bench` has measured, under build/bench, into docs/performance: the sections of its rows, no others.
 bench-report: build
-	$(CARGO) bench --locked --bench bench -- --report
+	$(CARGO) bench --locked --target-dir "$(TARGET_DIR)" --bench bench -- --report
 
 # The pages under docs as a book, for a browser: build/book/index.html.
 MDBOOK = build/mdbook-0.4.52
@@ -140,4 +149,5 @@ book:
 
 clean:
 	$(CARGO) clean
+	$(CARGO) clean --target-dir "$(TARGET_DIR)"
 	rm -rf build

@@ -34,6 +34,7 @@ impl Built {
         let mut command = Command::new(program);
         command.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO", self.0.join("cargo"));
         command.env("CARGO_TARGET_DIR", self.0.path()).env("DEMO_MIB", mebibytes);
+        command.env("TARGET_NOTE", self.0.join("target-dir"));
         // Set by a make that may be running this test.
         command.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env_remove("V");
         command.stdin(Stdio::null()).stdout(Stdio::piped());

@@ -62,12 +62,16 @@ impl Machine {
         self
     }
 
-    fn deps(&self, what: &str) -> Output {
+    fn command(&self, what: &str) -> Command {
         let mut command = Command::new("/bin/bash");
         command.arg("tests/testbed/deps").arg(what).current_dir(ROOT).env_clear();
         // The guest's packages contain files, not only programs. They may be missing on a machine without RDMA.
         command.env("PATH", self.path("bin")).env("HOME", self.scratch.path()).env("SKIP_RDMA", "1");
-        command.output().expect("bash")
+        command
+    }
+
+    fn deps(&self, what: &str) -> Output {
+        self.command(what).output().expect("bash")
     }
 
     /// Returns the recorded installations.
@@ -140,6 +144,50 @@ fn what_cannot_be_installed_is_an_error() {
 }
 
 #[test]
+fn without_apt_get_nobody_is_told_to_use_it() {
+    for user in [0, 1000] {
+        let machine = Machine::new(user, "1.99.0").has(&["patch", "git"]);
+        fs::remove_file(machine.path("bin/apt-get")).expect("ours");
+        let output = machine.deps("check");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(lines(&output.stderr), ["deps: there is no apt-get here; install what Debian calls: shellcheck"]);
+        assert_eq!(machine.installed(), [""; 0]);
+    }
+}
+
+#[test]
+fn where_no_guest_can_run_it_says_how_to_do_without() {
+    let machine = Machine::new(0, "1.99.0");
+    machine.program("uname", "echo aarch64");
+    let output = machine.deps("guest");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let expected = "deps: the guest for RDMA needs an x86_64 machine, which this one is not";
+    assert_eq!(lines(&output.stderr), [expected]);
+    for what in ["test", "bench"] {
+        let output = machine.command(what).env_remove("SKIP_RDMA").output().expect("bash");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(lines(&output.stderr), [format!("{expected}; with SKIP_RDMA=1, the rest runs")]);
+    }
+    assert_eq!(machine.installed(), [""; 0]);
+
+    machine.program("uname", "echo x86_64");
+    machine.program("apt-cache", "echo '  Candidate: (none)'");
+    let _ = fs::remove_file(machine.path("bin/qemu-system-x86_64"));
+    let temporary = machine.path("temporary");
+    fs::create_dir(&temporary).expect("a directory");
+    let output = machine.command("guest").env("TMPDIR", &temporary).output().expect("bash");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let expected = "deps: the guest for RDMA needs qemu-system-x86, which apt does not have here";
+    assert_eq!(lines(&output.stderr), [expected]);
+    assert_eq!(machine.installed(), ["apt-get update -qq"]);
+    assert_eq!(fs::read_dir(&temporary).expect("ours").count(), 0, "its log is removed");
+
+    fs::remove_file(machine.path("bin/apt-get")).expect("ours");
+    let output = machine.deps("guest");
+    assert_eq!(lines(&output.stderr), ["deps: the guest for RDMA needs Debian's or Ubuntu's kernel and qemu"]);
+}
+
+#[test]
 fn the_two_commands_install_what_they_need() {
     let make = |target: &str| {
         let mut command = Command::new("make");
@@ -158,6 +206,36 @@ fn the_two_commands_install_what_they_need() {
     let run = |line: &&str| line.split(' ').skip(2).collect::<Vec<_>>().join(" ");
     assert_eq!(commands.iter().map(run).collect::<Vec<_>>(), ["make check", "make test"]);
     assert!(["deps", "rustup", "cargo install"].iter().all(|word| !main_job.contains(word)));
+}
+
+/// `sudo` does not pass CARGO_TARGET_DIR on.
+#[test]
+fn make_install_takes_what_make_has_built() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let (built, note) = (scratch.path().join("built"), scratch.path().join("note"));
+    fs::create_dir_all(built.join("release")).expect("a directory");
+    let make = |arguments: &[&str], target: Option<&Path>| {
+        let mut command = Command::new("make");
+        command.arg("--no-print-directory").args(arguments).current_dir(ROOT).env("TARGET_NOTE", &note);
+        for variable in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CARGO_TARGET_DIR", "TARGET_DIR"] {
+            command.env_remove(variable);
+        }
+        command.envs(target.map(|target| ("CARGO_TARGET_DIR", target)));
+        let output = command.output().expect("make");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    make(&["build", "CARGO=true"], Some(&built));
+    // Another user may have built here before.
+    make(&["build", "CARGO=true", "TARGET_NOTE=/dev/null/note"], Some(&built));
+    let takes = |said: &str, from: &Path| said.contains(&format!("install -m 755 \"{}/release/", from.display()));
+    let said = make(&["-n", "install"], None);
+    assert!(takes(&said, &built), "{said}");
+    let other = Path::new("/other");
+    let said = make(&["-n", "install"], Some(other));
+    assert!(takes(&said, other), "{said}");
+    let said = make(&["-n", "install", "TARGET_DIR=/other"], Some(&built));
+    assert!(takes(&said, other), "{said}");
 }
 
 /// An empty directory may be the system's, as `/usr/local/bin` of a fresh Debian is.

@@ -19,6 +19,9 @@
 # Everything known about the hosts is in files under $RD_HOSTS_DIR, so that another process (a test) can use them
 # through `tests/testbed/host`.
 
+# The process that has made hosts, which alone removes them.
+hosts_owner=
+
 die() {
     printf '%s: %s\n' "${0##*/}" "$*" >&2
     exit 1
@@ -36,12 +39,16 @@ switch_netns() { printf '%s-sw\n' "$(cat "$(hosts_dir)/prefix")"; }
 hosts_up() {
     local count=$1 adapters=${2:-0} mtu=${RD_HOSTS_MTU:-9000} i ns sw hide
     [ "$(id -u)" = 0 ] || die "hosts need root (network namespaces)"
-    if [ -z "${RD_HOSTS_DIR:-}" ]; then RD_HOSTS_DIR=$(mktemp -d "${TMPDIR:-/tmp}/rd-hosts.XXXXXX"); fi
+    # Hosts that are there already belong to the testbed in which this one runs.
+    if [ -z "${RD_HOSTS_DIR:-}" ] || [ -e "$RD_HOSTS_DIR/prefix" ]; then
+        RD_HOSTS_DIR=$(mktemp -d "${TMPDIR:-/tmp}/rd-hosts.XXXXXX")
+    fi
     export RD_HOSTS_DIR
     mkdir -p "$RD_HOSTS_DIR"
     # Unique on this machine, because namespaces have global names and another testbed may be running.
     printf 'rd%s\n' "$$" >"$RD_HOSTS_DIR/prefix"
     printf '%s\n' "$count" >"$RD_HOSTS_DIR/count"
+    hosts_owner=$BASHPID
     trap hosts_down EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
@@ -94,7 +101,7 @@ hosts_up() {
 hosts_down() {
     local dir=${RD_HOSTS_DIR:-} i pid
     trap - EXIT
-    [ -n "$dir" ] && [ -e "$dir/prefix" ] || return 0
+    [ "$hosts_owner" = "$BASHPID" ] && [ -e "$dir/prefix" ] || return 0
     for i in $(seq "$(cat "$dir/count")"); do
         # Processes that a failed test left on the host would keep the namespace and its addresses alive.
         for pid in $(ip netns pids "$(host_netns "$i")" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null || true; done

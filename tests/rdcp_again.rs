@@ -11,6 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rig::lab::*;
 use rig::*;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// To another host, from another host, between two.
 const WAYS: [(&str, &str); 3] = [("", "h1:"), ("h1:", ""), ("h1:", "h2:")];
@@ -89,6 +91,12 @@ fn a_plain_copy_sends_only_what_is_not_there() {
     }
 }
 
+/// Whether a copy is making this partial tree, which it keeps locked.
+fn is_held(tree: &Path) -> bool {
+    let tree = File::open(tree).expect("it is there");
+    flock(&tree, FlockOperation::NonBlockingLockShared) == Err(Errno::AGAIN)
+}
+
 /// A new tree is made under a partial name. Files that were complete in it when the copy was interrupted are not sent
 /// again, not even by a plain copy. Entries that are no longer in the source, or have another kind there, are removed.
 /// A line says how much is kept.
@@ -103,33 +111,42 @@ fn a_tree_that_was_cut_is_gone_on_with() {
             noise(&lab.join("source").join(name(number)), 100_000);
         }
         let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
-        let mut command = lab.command(rdcp(), "rsh", AGENT);
-        command.args(options).args(["-T", "--bwlimit=8M"]).args([path(way.0, "source/"), path(way.1, "copy")]);
-        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let start = |limit: &str| {
+            let mut command = lab.command(rdcp(), "rsh", AGENT);
+            command.args(options).args(["-T", limit]).args([path(way.0, "source/"), path(way.1, "copy")]);
+            Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        };
+        let mut process = start("--bwlimit=8M");
         let partial = || {
             let names = fs::read_dir(lab.0.path()).expect("it").flatten().map(|entry| entry.path());
             names.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "rd-part"))
         };
         let has_come =
             |count: usize| partial().and_then(|at| fs::read_dir(at).ok()).is_some_and(|at| at.count() > count);
-        let until = std::time::Instant::now() + PATIENCE;
-        while !has_come(40) && std::time::Instant::now() < until {
+        let until = Instant::now() + PATIENCE;
+        while !has_come(40) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
         process.signal(rustix::process::Signal::INT);
         let ended = process.wait();
         ended.expect(130);
+        lab.all_gone(PATIENCE);
         let partial = partial().expect("it is kept");
         let named = partial.file_name().expect("a name").to_string_lossy().into_owned();
         let kept = ended.stderr.lines().find(|line| line.contains(&named)).expect("it is said").to_owned();
         assert!(kept.contains("MiB kept in") && kept.contains("run again to resume"), "{kept}");
         // Interrupted again, before it has got as far: what the first run left is not called useless.
-        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
-        std::thread::sleep(Duration::from_millis(250));
+        let mut process = start("--bwlimit=1M");
+        let until = Instant::now() + PATIENCE;
+        while !is_held(&partial) {
+            assert!(Instant::now() < until && process.is_running(), "{way:?}: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         process.signal(rustix::process::Signal::INT);
         let again = process.wait();
         again.expect(130);
-        assert!(!again.stderr.contains("start over"), "{}", again.stderr);
+        let is_told = again.stderr.contains("kept in") && again.stderr.contains("run again to resume");
+        assert!(is_told && !again.stderr.contains("start over"), "{way:?}: {}", again.stderr);
         // A file becomes a directory and the other way round, one is removed, and one changes.
         let there: Vec<String> = (0..200).map(name).filter(|name| partial.join(name).is_file()).collect();
         let [to_directory, gone, changed] = [0, 1, 2].map(|at| lab.join("source").join(&there[at]));

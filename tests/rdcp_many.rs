@@ -46,6 +46,23 @@ impl Lab {
         symlink("../small8", top.join("sub/symlink")).expect("a link");
     }
 
+    /// Waits until this many bytes of a host's copy are on the disk.
+    #[track_caller]
+    fn await_bytes(&self, host: usize, bytes: u64, process: &mut Process) {
+        let until = Instant::now() + PATIENCE;
+        while disk_bytes_below(&self.join(&format!("h{host}"))) < bytes {
+            assert!(process.is_running() && Instant::now() < until, "nothing comes to h{host}: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[track_caller]
+    fn agent(&self, host: usize) -> Pid {
+        let host = format!("h{host}");
+        let (agent, ..) = self.launches().into_iter().find(|(_, at, _)| *at == host).expect("it was started");
+        Pid::from_raw(agent as i32).expect("not 0")
+    }
+
     #[track_caller]
     fn is_equal(&self, name: &str, copy: &str) {
         let mut diff = Command::new("diff");
@@ -155,16 +172,8 @@ fn hosts_that_die_hold_nobody() {
         let mut arguments = vec!["-r".into(), "--bwlimit=40M".into(), lab.join("src").into_os_string()];
         arguments.extend(lab.to(4));
         let mut process = lab.start_many(&arguments);
-        let until = Instant::now() + PATIENCE;
-        let agent = loop {
-            if let Some((agent, ..)) = lab.launches().into_iter().find(|(_, host, _)| *host == format!("h{dead}")) {
-                break agent;
-            }
-            assert!(Instant::now() < until, "no agent: {}", process.stderr());
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        std::thread::sleep(Duration::from_millis(1200));
-        kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+        lab.await_bytes(dead, 24 << 20, &mut process);
+        kill_process(lab.agent(dead), Signal::KILL).expect("it runs");
         let ended = process.wait();
         ended.expect(8);
         assert!(ended.stderr.contains(&format!("h{dead}")), "{}", ended.stderr);
@@ -506,8 +515,7 @@ fn a_host_that_has_the_source_itself_is_added() {
     arguments.extend(lab.to(2));
     let mut process = lab.start_many(&arguments);
     lab.join_job(&job_of(&process), lab.there("h3", "")).expect(0);
-    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "h3").expect("it was started");
-    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    kill_process(lab.agent(3), Signal::KILL).expect("it runs");
     let ended = process.wait();
     ended.expect(0);
     assert!(ended.stderr.contains("are the same file; left unchanged"), "{}", ended.stderr);
@@ -551,14 +559,9 @@ fn a_giver_that_dies_is_not_waited_for() {
     arguments.extend(lab.to(2));
     let mut command = lab.command(rdcp(), "late", AGENT);
     let mut process = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()));
-    let until = Instant::now() + PATIENCE;
-    while disk_bytes_below(&lab.join("h2")) < 4 << 20 {
-        assert!(Instant::now() < until, "nothing comes: {}", process.stderr());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    lab.await_bytes(2, 4 << 20, &mut process);
     // It gives the copy, because it has everything by now.
-    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "h1").expect("it was started");
-    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    kill_process(lab.agent(1), Signal::KILL).expect("it runs");
     process.wait_for(Duration::from_secs(45)).expect(0);
     (1..=2).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
@@ -604,8 +607,7 @@ fn a_host_that_failed_is_added_again() {
         assert!(Instant::now() < until, "{}", process.stderr());
         std::thread::sleep(Duration::from_millis(10));
     }
-    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "h3").expect("it was started");
-    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    kill_process(lab.agent(3), Signal::KILL).expect("it runs");
     process.line_with("lost h3");
     fs::remove_file(lab.join("h4")).expect("ours");
     fs::create_dir(lab.join("h4")).expect("a directory");
@@ -686,16 +688,11 @@ impl Lab {
         arguments.push(self.join("src").into_os_string());
         arguments.extend(self.to(2));
         let mut process = self.start_many(&arguments);
-        let until = Instant::now() + PATIENCE;
-        let agent = loop {
-            if let Some((agent, ..)) = self.launches().into_iter().find(|(_, host, _)| host == "h2") {
-                break Pid::from_raw(agent as i32).expect("not 0");
-            }
-            assert!(Instant::now() < until, "no agent: {}", process.stderr());
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        std::thread::sleep(Duration::from_millis(1000));
+        // So much that h1 has the rest before h2 has been silent for long enough to be given up.
+        self.await_bytes(2, 32 << 20, &mut process);
+        let agent = self.agent(2);
         kill_process(agent, Signal::STOP).expect("it runs");
+        let until = Instant::now() + PATIENCE;
         let forged = self.join("h1/copy/small8");
         while !forged.exists() {
             assert!(Instant::now() < until, "{}", process.stderr());

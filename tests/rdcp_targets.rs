@@ -6,6 +6,7 @@ mod rig;
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rig::lab::Lab;
 use rig::*;
@@ -127,23 +128,40 @@ fn a_destination_where_nothing_was_deleted_is_named() {
 fn so_many_launchers_at_once() {
     let lab = Lab::new();
     fs::create_dir(lab.join("into")).expect("a directory");
-    let log = lab.join("log");
-    lab.script(
-        "slow",
-        &format!("echo begins >>'{0}'; sleep 0.5; echo up >>'{0}'; exec sh -c \"exec $2\"", log.display()),
-    );
+    let (log, go) = (lab.join("log"), lab.join("go"));
+    // If the test has failed, its directory is gone, and nothing is waited for.
+    let wait = format!("while [ -e '{}' ] && ! [ -e '{}' ]; do sleep 0.05; done", log.display(), go.display());
+    lab.script("slow", &format!("echo begins >>'{0}'; {wait}; echo up >>'{0}'; exec sh -c \"exec $2\"", log.display()));
+    let begun = || fs::read_to_string(&log).unwrap_or_default().matches("begins").count();
     let mut sources = Vec::new();
     for host in 1..=4 {
         lab.0.file(&format!("source{host}"), b"1");
         sources.push(lab.there(&format!("h{host}"), &format!("source{host}")));
     }
     for (parallel, most) in [("1", 1), ("3", 3), ("32", 4)] {
-        let _ = fs::remove_file(&log);
+        for file in [&log, &go] {
+            let _ = fs::remove_file(file);
+        }
         let mut command = lab.command(rdcp(), "slow", AGENT);
-        ended(command.args(["--parallel", parallel]).args(&sources).arg("into")).expect(0);
-        let (mut now, mut peak) = (0_i32, 0);
+        command.args(["--parallel", parallel]).args(&sources).arg("into").stdin(Stdio::null()).stdout(Stdio::null());
+        let mut process = Process::spawn(&mut command);
+        let until = Instant::now() + PATIENCE;
+        while begun() < most {
+            assert!(process.is_running() && Instant::now() < until, "--parallel {parallel}: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Time for another to begin.
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(begun(), most, "--parallel {parallel}");
+        lab.0.file("go", b"");
+        process.wait().expect(0);
+        // Nor do more begin later, when some have reached their hosts.
+        let (mut now, mut peak) = (0_usize, 0);
         for line in fs::read_to_string(&log).expect("the log").lines() {
-            now += if line == "begins" { 1 } else { -1 };
+            match line {
+                "begins" => now += 1,
+                _ => now -= 1,
+            }
             peak = peak.max(now);
         }
         assert_eq!((peak, now), (most, 0), "--parallel {parallel}");

@@ -305,7 +305,7 @@ fn what_ends_a_copy_of_a_tree_leaves_no_process_and_no_half_file() {
             let began = Instant::now();
             process.signal(signal);
             process.wait_for(GONE).expect(code);
-            all_gone(GONE.saturating_sub(began.elapsed()));
+            all_gone_since(began, GONE);
             is_sound(&inodes);
         }
         for victim in 0..*agents {
@@ -317,7 +317,7 @@ fn what_ends_a_copy_of_a_tree_leaves_no_process_and_no_half_file() {
             kill_process(Pid::from_raw(running[victim] as i32).expect("not 0"), Signal::KILL).expect("an agent");
             let ended = process.wait_for(GONE);
             ended.expect(4);
-            all_gone(GONE.saturating_sub(began.elapsed()));
+            all_gone_since(began, GONE);
             is_sound(&inodes);
         }
     }

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rig::lab::*;
 use rig::*;
@@ -17,8 +17,8 @@ use rig::*;
 /// trees would take twice as much.
 const GROWTH_KIB_MAX: u64 = 6 << 10;
 
-/// Maximum time for a copy of the larger trees on a busy machine.
-const LONG: Duration = Duration::from_secs(600);
+/// Maximum time for a copy of the larger trees on a busy machine: half of what `make test` gives all tests here.
+const LONG: Duration = Duration::from_secs(300);
 
 /// Makes this many entries in a directory.
 type Make = fn(&Path, u64);
@@ -68,6 +68,18 @@ fn peak_kib(pid: u32) -> u64 {
     line.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
+/// Calls `look` every few milliseconds until a copy has ended well. Fails after [`LONG`].
+#[track_caller]
+fn watched(mut process: Process, mut look: impl FnMut(&Process)) {
+    let start = Instant::now();
+    while process.is_running() {
+        assert!(start.elapsed() < LONG, "still running after {LONG:?}: {}", process.stderr());
+        look(&process);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process.wait().expect(0);
+}
+
 /// Copies twice. Returns the peak memory of the command and of its agent, in KiB.
 fn peaks(make: Make, entries: u64, push: bool) -> [u64; 2] {
     let (lab, scratch) = (Lab::new(), tempfile::TempDir::new_in("/dev/shm").expect("a directory"));
@@ -84,15 +96,12 @@ fn peaks(make: Make, entries: u64, push: bool) -> [u64; 2] {
             true => command.arg(from.as_os_str()).arg(there(&to)),
             false => command.arg(there(&from)).arg(&to),
         };
-        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
-        while process.is_running() {
+        watched(Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())), |process| {
             let agent = lab.launches().get(round).map(|(pid, ..)| *pid);
             for (peak, pid) in peaks.iter_mut().zip([Some(process.pid()), agent]) {
                 *peak = (*peak).max(pid.map_or(0, peak_kib));
             }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        process.wait_for(LONG).expect(0);
+        });
     }
     peaks
 }
@@ -135,16 +144,13 @@ fn peak_among(hosts: usize) -> u64 {
         let there = format!("h{host}:{}", scratch.path().join(host.to_string()).display());
         command.args(if host == 1 { &[][..] } else { &["--to"] }).arg(there);
     }
-    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
     let mut peaks = std::collections::BTreeMap::new();
-    while process.is_running() {
+    watched(Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())), |_| {
         for (pid, ..) in lab.launches() {
             let peak: &mut u64 = peaks.entry(pid).or_default();
             *peak = (*peak).max(peak_kib(pid));
         }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    process.wait_for(LONG).expect(0);
+    });
     assert_eq!(peaks.len(), hosts);
     peaks.into_values().max().unwrap_or(0)
 }

@@ -79,7 +79,7 @@ pub struct Row {
 
 impl Row {
     pub fn broken(name: &str, error: &str) -> Self {
-        Row { name: name.into(), target: "-".into(), measured: reason(error), verdict: "FAIL: not measured".into() }
+        Row { name: name.into(), target: "-".into(), measured: reason(error), verdict: BROKEN.into() }
     }
 
     /// Judges the ratio of `ours` to `theirs`, both rates, round by round.
@@ -126,9 +126,11 @@ impl Row {
         }
     }
 
-    /// Turns the row into a figure without a target.
+    /// Turns the row into a figure without a target. A row without a figure remains one that was not measured.
     pub fn for_the_record(mut self) -> Self {
-        (self.target, self.verdict) = ("(no target)".into(), "for the record".into());
+        if ![BROKEN, NOT_MEASURED].contains(&self.verdict.as_str()) {
+            (self.target, self.verdict) = ("(no target)".into(), "for the record".into());
+        }
         self
     }
 
@@ -359,8 +361,8 @@ pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Found> {
     Ok(turns.found())
 }
 
-/// Rounds, of which the first may not count. A peer that fails in any round is left out, and reported with the reason.
-/// No other contestant may fail.
+/// Rounds, of which the first may not count. If one of ours fails in any round, the contest fails. Any other contestant
+/// that fails is left out, and reported with the reason.
 struct Turns<'a> {
     contestants: &'a [Contestant<'a>],
     slots: Vec<Result<Entry>>,
@@ -448,6 +450,9 @@ impl Entry {
 
 /// Beginning of a verdict that the spread leaves open.
 const OPEN: &str = "NOT SHOWN";
+
+/// Verdict of a row whose measurement failed.
+const BROKEN: &str = "FAIL: not measured";
 
 /// Verdict of a row that this machine cannot measure.
 pub const NOT_MEASURED: &str = "NOT MEASURED";

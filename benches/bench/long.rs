@@ -135,11 +135,14 @@ pub fn lanes() -> Result<Vec<Row>> {
             .map(|((name, count), port)| {
                 let net = &net;
                 let run = move || ours(net, loss_ppm, port, &["--lanes", count]).map(|carried| carried.rate);
-                Contestant::new(Kind::Limit, name, COMMAND, run)
+                Contestant::new(Kind::Ours, name, COMMAND, run)
             })
             .collect();
         contestants.push(Contestant::new(Kind::Ours, "as many as it takes", COMMAND, || {
             let carried = ours(&net, loss_ppm, port + 50, &[])?;
+            if carried.connections == 0 {
+                return Err("`ss` lists none of the stream's connections".into());
+            }
             chosen.set(carried.connections.max(chosen.get()));
             Ok(carried.rate)
         }));

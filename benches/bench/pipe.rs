@@ -180,6 +180,7 @@ pub fn processor_time() -> Result<Vec<Row>> {
 /// record: with as many machines as hosts, the target would apply to that.
 pub fn setup() -> Result<Vec<Row>> {
     const MILLISECONDS_FOR_TEN: f64 = 100.0;
+    const LOGIN: &str = "ssh host true";
     let site = Site::start(1 << 20)?;
     let byte = site.place.scratch.random_file(1)?;
     let mut rows = Vec::new();
@@ -194,45 +195,34 @@ pub fn setup() -> Result<Vec<Row>> {
         // Each login is waited for separately, so that a failed one is noticed.
         let logins = format!("all=\n{}\nfor one in $all; do wait $one || exit; done", logins.join("\n"));
         let config = "-F {config}";
+        let (ours, at_once) = (format!("rdpipe, {hosts} hosts"), format!("{LOGIN}, {hosts} at once"));
         let contestants = [
-            Contestant::new(Kind::Ours, &format!("rdpipe, {hosts} hosts"), "rdpipe {hosts:cat} < {file}", || {
+            Contestant::new(Kind::Ours, &ours, "rdpipe {hosts:cat} < {file}", || {
                 timed_with_input(site.rdpipe(&[]).args(&stages), &byte)
             }),
-            Contestant::new(
-                Kind::Limit,
-                &format!("ssh host true, {hosts} at once"),
-                &format!("ssh {config} {{host}} true & …"),
-                || timed(&mut bash(&logins)),
-            ),
-            Contestant::new(Kind::Limit, "ssh host true", &format!("ssh {config} {{host}} true"), || {
+            Contestant::new(Kind::Limit, &at_once, &format!("ssh {config} {{host}} true & …"), || {
+                timed(&mut bash(&logins))
+            }),
+            Contestant::new(Kind::Limit, LOGIN, &format!("ssh {config} {{host}} true"), || {
                 timed(site.ssh.client("ssh").args([&numbered(1), "true"]))
             }),
         ];
         let title = format!("1 byte through cat on {hosts} hosts, all of them this one");
         let found = contest("pipe-setup", &title, "s", &contestants, runs())?;
-        let times: Vec<&[f64]> = found.entries.iter().map(|entry| entry.values.as_slice()).collect();
-        if times.len() < contestants.len() {
-            return Err("ssh does not work here".to_owned());
-        }
+        let login = found.entry(&at_once).and(found.entry(LOGIN)).ok_or("ssh does not work here")?;
         let allowed = MILLISECONDS_FOR_TEN * hosts.div_ceil(10) as f64;
-        rows.push(Row::limit(
-            &format!("pipe-setup: {hosts} hosts, beyond their ssh"),
-            allowed,
-            "ms",
-            &milliseconds_beyond(times[0], times[1]),
-        ));
-        let mut one = Row::limit(
-            &format!("pipe-setup: {hosts} hosts, beyond one ssh"),
-            allowed,
-            "ms",
-            &milliseconds_beyond(times[0], times[2]),
-        );
+        let beyond = |what: &str, other: &str| {
+            let name = format!("pipe-setup: {hosts} hosts, beyond {what}");
+            found.compare(&name, [&ours, other], |ours, other| {
+                Row::limit(&name, allowed, "ms", &milliseconds_beyond(&ours.values, &other.values))
+            })
+        };
+        rows.push(beyond("their ssh", &at_once));
         if hosts > 1 {
-            one.verdict = "for the record".into();
-            rows.push(one);
+            rows.push(Row { verdict: "for the record".into(), ..beyond("one ssh", LOGIN) });
         }
         if hosts == HOSTS {
-            rows.push(setup_elsewhere(&site.place, &byte, Spread::of(times[2]).median, allowed)?);
+            rows.push(setup_elsewhere(&site.place, &byte, Spread::of(&login.values).median, allowed)?);
         }
     }
     Ok(rows)

@@ -193,8 +193,7 @@ impl Site {
     /// before all lanes are up.
     pub fn lanes(&self, options: &[&str], source: &Path) -> Result<String> {
         let said = Running::start(self.rdcp(options).arg("-v").arg(source).arg(remote(&self.fresh()?)))?.success()?;
-        let line = said.lines().find_map(|line| line.split_once("data: "));
-        Ok(line.map_or("did not say which way the data went", |(_, way)| way).to_owned())
+        Ok(data_route(&said).to_owned())
     }
 
     /// Measures ssh with a command that does nothing.
@@ -241,6 +240,18 @@ impl Site {
 pub fn executable(path: &Path, text_of: &str) -> Result<()> {
     fs::write(path, format!("#!/bin/sh\n{text_of}\n")).map_err(text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(text)
+}
+
+/// Returns which way the data went, from what `rdcp -v` said.
+pub fn data_route(said: &str) -> &str {
+    let line = said.lines().find_map(|line| line.split_once("data: "));
+    line.map_or("did not say which way the data went", |(_, route)| route)
+}
+
+/// Whether the loopback interface counts data that went this way once. Data through a launcher's pipe is not counted at
+/// all, and data through ssh several times.
+pub fn is_counted(route: &str) -> bool {
+    route.starts_with("tcp ") && !route.contains(", through ")
 }
 
 /// Returns the path of the agent's program.

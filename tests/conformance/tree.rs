@@ -168,11 +168,10 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     let bytes = RESUME_BYTES_MIN as usize + (33 << 20) + 5;
     fs::write(scratch.source().join("large"), data(bytes)).expect("a file");
     let mut plan = Plan::new(fabric);
-    plan.bwlimit = Some(100 << 20);
+    // The second half takes more than a second, so that the signal comes before the end on a busy machine too.
+    plan.bwlimit = Some(40 << 20);
     let session = scratch.start(plan);
-    wait_for("three quarters", Duration::from_secs(60), || {
-        session.progress[RECEIVER].load(Ordering::Relaxed) > bytes as u64 / 4 * 3
-    });
+    wait_for("half", Duration::from_secs(60), || session.progress[RECEIVER].load(Ordering::Relaxed) > bytes as u64 / 2);
     let _ = session.posts[RECEIVER].send(Event::Signal(libc::SIGTERM));
     let ended = session.end();
     assert_eq!(*ended.outcomes()[RECEIVER], Outcome::Aborted(Cause::Signal(libc::SIGTERM as u8)), "too fast to stop");
@@ -192,7 +191,7 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     scratch.is_copied();
     let sent = ended.summaries[SENDER].sent_tree.as_ref().expect("a tree");
     assert_eq!(sent.bytes + sent.kept_bytes, bytes as u64);
-    // Three quarters, except the block with the flipped byte and incomplete blocks.
+    // Half, except the block with the flipped byte and incomplete blocks.
     assert!(sent.kept_bytes >= 16 << 20, "kept {} of {bytes}", sent.kept_bytes);
     assert!(sent.bytes >= 16 << 20, "the block of the flipped byte was not sent");
 }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use crate::changes::{changed, edged, unlinked, without_temporaries};
@@ -23,6 +24,9 @@ pub const SEEDS: std::ops::Range<u64> = 1..31;
 
 /// Number of seeds in the long run.
 pub const LONG_COUNT: u64 = 300;
+
+/// Of a run with this many seeds or more, at least half must be compared.
+const JUDGED_MIN: u64 = 20;
 
 /// Maximum number of lines that report one copy.
 const LINES_MAX: usize = 12;
@@ -423,8 +427,8 @@ fn are_of_this_hour(line: &str) -> bool {
     times.split_once(", rdcp has ").is_some_and(|(one, other)| is_recent(one) && is_recent(other))
 }
 
-/// Returns the violations of a seed in a mode, in several lines.
-fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn Program>) -> Vec<String> {
+/// Returns the violations of a seed in a mode, in several lines; or `None` if what rsync made cannot be compared.
+fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn Program>) -> Option<Vec<String>> {
     let grown = grow(seed, is_new, mode);
     let lab = plant(&grown);
     let source = expected(&lab, &grown);
@@ -432,14 +436,14 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
     // Hard links to an entry that could not make way end rsync 3.5 with an invalid or a duplicate index. rsync follows
     // a link at the destination, unless another user owns it, as is the case here.
     if BROKEN.contains(&reference.ended.code) || reference.ended.stderr.contains("refusing to follow a symlink") {
-        return Vec::new();
+        return None;
     }
     let program = program(grown.way);
     let other = made(&lab, "rdcp", &grown, mode, &*program);
     // If a list amounts to a single entry, rsync makes that entry DST itself.
     let is_list = mode.name.starts_with("files-from");
     if is_list && reference.got.get(&b"into/copy"[..]).is_some_and(|made| made.kind != "directory") {
-        return Vec::new();
+        return None;
     }
     let mut lines = violations(mode, &reference, &other, &source);
     if lines.is_empty() && !is_new && other.ended.code == 0 && reference.ended.code == 0 && mode.is_whole {
@@ -466,7 +470,7 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
     }
     lines.retain(|line| !is_known(mode, line));
     if lines.is_empty() {
-        return lines;
+        return Some(lines);
     }
     let mut text = format!("seed {seed}, mode {}, {:?}, nested {}:\n", mode.name, grown.way, grown.is_nested);
     for line in lines.iter().take(LINES_MAX) {
@@ -479,16 +483,28 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
         }
     }
     let kept = lab.0.keep();
-    vec![text, format!("kept: {}; again: RD_SEED={seed} RD_MODE={}", kept.display(), mode.name)]
+    Some(vec![text, format!("kept: {}; again: RD_SEED={seed} RD_MODE={}", kept.display(), mode.name)])
+}
+
+/// Checks that enough seeds were compared: agreement means nothing if rsync fails with most of them.
+#[track_caller]
+fn are_compared(what: &str, compared: u64, seeds: u64) {
+    eprintln!("{what}: {compared} of {seeds} seeds compared");
+    assert!(seeds < JUDGED_MIN || 2 * compared >= seeds, "{what}: only {compared} of {seeds} seeds compared");
 }
 
 /// Into an empty destination, `rdcp -r` makes what rsync makes.
 #[test]
 fn first_copies_are_what_rsync_makes() {
-    let wrong = each(seeds("first copies", SEEDS, LONG_COUNT), |seed| {
-        check(seed, &MODES[0], true, &|way| Box::new(Rdcp { way, options: &[] }))
+    let seeds = seeds("first copies", SEEDS, LONG_COUNT);
+    let (count, compared) = (seeds.end - seeds.start, AtomicU64::new(0));
+    let wrong = each(seeds, |seed| {
+        let lines = check(seed, &MODES[0], true, &|way| Box::new(Rdcp { way, options: &[] }));
+        compared.fetch_add(u64::from(lines.is_some()), Ordering::Relaxed);
+        lines.unwrap_or_default()
     });
     assert!(wrong == 0, "{wrong} seeds with violations, see above");
+    are_compared("first copies", compared.into_inner(), count);
 }
 
 /// Runs every mode for every seed with a program. With rsync itself, this checks that the comparison is fair.
@@ -498,11 +514,17 @@ fn each_mode(name: &str, short: std::ops::Range<u64>, program: impl Fn(Way) -> B
     assert!(!modes.is_empty(), "RD_MODE is none of modes.rs");
     let seeds = seeds(name, short, LONG_COUNT);
     let (first, count) = (seeds.start, (seeds.end - seeds.start) * modes.len() as u64);
+    let compared: Vec<AtomicU64> = modes.iter().map(|_| AtomicU64::new(0)).collect();
     let wrong = each(0..count, |number| {
-        let (seed, mode) = (first + number / modes.len() as u64, modes[(number % modes.len() as u64) as usize]);
-        check(seed, mode, false, &program)
+        let (seed, at) = (first + number / modes.len() as u64, (number % modes.len() as u64) as usize);
+        let lines = check(seed, modes[at], false, &program);
+        compared[at].fetch_add(u64::from(lines.is_some()), Ordering::Relaxed);
+        lines.unwrap_or_default()
     });
     assert!(wrong == 0, "{wrong} of {count} runs with violations, see above");
+    for (mode, compared) in modes.iter().zip(compared) {
+        are_compared(&format!("{name}, mode {}", mode.name), compared.into_inner(), seeds.end - seeds.start);
+    }
     eprintln!("{name}: {count} runs, no violation");
 }
 

@@ -210,6 +210,26 @@ fn several_hosts_and_their_pairs() {
     assert!(said.stdout.contains("n[1,3-5]"), "{}", said.stdout);
 }
 
+/// Progress is shown only at a terminal that can redraw a line, and only in its foreground.
+#[test]
+fn progress_of_several_hosts() {
+    let lab = Lab::new();
+    let rsh = lab.0.join("rsh");
+    let line = format!("{PROGRAM} rddoctor --rsh {} --agent {AGENT} --seconds 0 'n[1-2]'", rsh.display());
+    let background = format!("set -m; {line} & wait");
+    for (terminal, line, is_shown) in
+        [("xterm-256color", &line, true), ("dumb", &line, false), ("xterm-256color", &background, false)]
+    {
+        let mut script = Command::new("script");
+        script.args(["-qefc", line.as_str(), "/dev/null"]).stdin(Stdio::null());
+        script.env("TERM", terminal).env("NO_COLOR", "1").env("HOME", lab.0.path());
+        let said = said(script.env_remove("RDCP_RSH").env_remove("SSH_CONNECTION"));
+        assert!(said.stdout.contains("2 hosts and this one"), "{line}: {}", said.stdout);
+        let shown = (said.stdout.contains(" of 2 hosts contacted"), said.stdout.contains("\u{1b}["));
+        assert_eq!(shown, (is_shown, is_shown), "{terminal}: {line}: {:?}", said.stdout);
+    }
+}
+
 /// Deliberate faults are noticed and survived, and leave nothing behind.
 #[test]
 fn a_drill() {

@@ -115,7 +115,7 @@ fn a_limit_on_locked_memory() {
     assert!(memlock.1.contains("64 kB"), "{memlock:?}");
     assert_eq!(found(&report, "here", "registration").0, "not-registered");
     let fix = all(&report, "here", "memlock")[0]["command"].as_str().expect("a command");
-    assert!(fix.contains("/etc/security/limits.d/rdma.conf"), "{fix}");
+    assert!(fix.contains("/etc/security/limits.d/zz-rdma-pipe.conf"), "{fix}");
     let (code, report) = limited("16896000"); // 16500 kB
     assert_eq!(code, 10);
     assert_eq!(found(&report, "here", "memlock").0, "memlock-small");
@@ -134,8 +134,8 @@ fn rxe_the_mtu_of_the_interface_below() {
     let mtu = all(&report, "here", "mtu")[0];
     assert_eq!((mtu["code"].as_str(), mtu["level"].as_str()), (Some("mtu-small"), Some("warning")));
     assert!(mtu["found"].as_str().expect("text").contains("1024 of 4096 bytes"), "{mtu:#}");
-    assert_eq!(mtu["command"], "ip link set dev veth0 mtu 9000");
-    // The proposed command fixes it.
+    assert_eq!(mtu["advice"], "ip link set dev veth0 mtu 9000");
+    // What is advised fixes it.
     let (_, report) = doctor(&["env"], &[]);
     assert_eq!(found(&report, "here", "mtu").0, "mtu");
 }

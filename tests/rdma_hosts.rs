@@ -664,7 +664,7 @@ fn locked_memory_that_does_not_suffice() {
     for ended in [&send, &recv] {
         ended.expect(0);
         assert_eq!(transport(ended), "rdma-software");
-        assert_eq!(times(ended, "/etc/security/limits.d/rdma.conf"), 1, "{}", ended.stderr);
+        assert_eq!(times(ended, "/etc/security/limits.d/zz-rdma-pipe.conf"), 1, "{}", ended.stderr);
         assert_eq!(times(ended, "lets RDMA use"), 1, "{}", ended.stderr);
     }
     let (send, recv) = with_memlock(2048, &["--transport", "prefer-rdma"]);

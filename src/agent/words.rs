@@ -15,7 +15,7 @@ use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path}
 
 /// Advice for a small limit on locked memory.
 const MEMLOCK_ADVICE: &str =
-    "to raise it, add the line `* - memlock unlimited` to /etc/security/limits.d/rdma.conf and log in again";
+    "to raise it, add the line `* - memlock unlimited` to /etc/security/limits.d/zz-rdma-pipe.conf and log in again";
 
 /// Returns a session's remark as a line.
 pub(crate) fn remark(event: &SessionEvent) -> Option<String> {

@@ -91,7 +91,9 @@ impl Letter {
             Here::Number(Number::Port) => "with a number, ssh's port; else --progress".to_owned(),
             Here::Number(Number::Limit) => "with a number, --bwlimit in Kbit/s; else accepted".to_owned(),
             Here::Word(Behind::Cipher) => "with a cipher, -o Ciphers=CIPHER; else --checksum".to_owned(),
-            Here::Word(Behind::Program) => "with the path of a program, --rsh PATH; else accepted".to_owned(),
+            Here::Word(Behind::Program) => {
+                "without --sync, with the path of a program, --rsh PATH; else accepted".to_owned()
+            }
             Here::Word(Behind::Sftp) => "accepted: done anyway, or not applicable".to_owned(),
             Here::Filter => "with '- PATTERN', --exclude PATTERN; with '+ PATTERN', --include PATTERN".to_owned(),
             Here::Synced(word, instead) => format!("with --sync, {word}; else refused: {instead}"),
@@ -517,6 +519,18 @@ fn cluster(
                 if is_flag {
                     continue;
                 }
+                // rsync's -F and -J have no value. As ssh's, they would take a source or letters as one, and what came
+                // from that source would be deleted.
+                if let (b'F' | b'J', Some(value)) = (byte, value) {
+                    let is_sshs =
+                        if byte == b'F' { is_configuration(value) } else { are_jumps(value, attached, exists) };
+                    let is_meant = if done.is_sync { is_sshs && at == 0 } else { is_sshs || at == 0 };
+                    if !is_meant {
+                        let instead = if byte == b'F' { NO_FILTERS } else { NO_LINK_TIMES };
+                        return Err(format!("-{}: {instead}", char::from(byte)));
+                    }
+                    done.is_read_without_sync |= !(done.is_sync || is_sshs && at == 0);
+                }
                 // Here the letter is more likely rsync's -i. As ssh's it would take a source or letters as its value:
                 // -in would not be a dry run.
                 let is_rsyncs = |value: &OsStr| at > 0 || done.is_sync || value.as_bytes().starts_with(b"-");
@@ -537,9 +551,14 @@ fn cluster(
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
                 return Ok(());
             }
-            Some(Here::Word(Behind::Program))
-                if !attached && at == 0 && !done.is_sync && value.is_some_and(|value| is_absent(value, exists)) =>
-            {
+            // rsync's --sparse: the next word is a source, which may well be executable.
+            Some(Here::Word(Behind::Program)) if !are_scps(&letters[..at]) => {}
+            Some(Here::Word(Behind::Program)) if done.is_sync => {
+                if at == 0 && !attached && value.is_some_and(is_program) {
+                    return Err(format!("-S: {NO_SPARSE}"));
+                }
+            }
+            Some(Here::Word(Behind::Program)) if !attached && value.is_some_and(|value| is_absent(value, exists)) => {
                 let program = value.map(escaped).unwrap_or_default();
                 return Err(format!("-{} {program}: no such program", char::from(byte)));
             }
@@ -558,7 +577,10 @@ fn cluster(
                         option.push(value);
                         done.words.extend(["-o".into(), option]);
                     }
-                    Behind::Program => done.words.extend(["--rsh".into(), value]),
+                    Behind::Program => {
+                        done.is_read_without_sync = true;
+                        done.words.extend(["--rsh".into(), value]);
+                    }
                     Behind::Sftp => {}
                 }
                 return Ok(());
@@ -627,6 +649,17 @@ pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-cha
 /// Advice for `-C` with `--sync`, which may be meant as rsync's.
 const NO_CVS: &str = "rsync's -C excludes what CVS ignores: use --exclude or --exclude-from; to compress, use -z";
 
+/// Advice for `-S` with `--sync`, which may be meant as either.
+const NO_SPARSE: &str = "rsync's -S is done anyway: leave it out; ssh's program is --rsh PROGRAM";
+
+/// Advice for `-F` where it may be meant as rsync's.
+const NO_FILTERS: &str = "rsync's .rsync-filter files are not read: use --exclude-from; ssh's configuration is \
+    --rsh 'ssh -F FILE'";
+
+/// Advice for `-J` where it may be meant as rsync's.
+const NO_LINK_TIMES: &str = "links get their times as other entries do, so leave out rsync's -J; ssh's jump host is \
+    -o ProxyJump=HOST";
+
 /// Advice for `-t` with `--sync`, which may be meant as rsync's.
 const NO_TIMES: &str =
     "rsync's -t is done anyway: leave it out; name the directory to copy into with --target-directory DIR, or last";
@@ -641,6 +674,27 @@ fn is_key(word: &OsStr) -> bool {
             && start == *b"-----BEGIN "
     };
     std::path::Path::new(&public).exists() || begins(word)
+}
+
+/// Whether ssh can take a word as its configuration. A directory is a source, and letters are rsync's `-FF`.
+fn is_configuration(word: &OsStr) -> bool {
+    word == "none" || std::fs::metadata(word).is_ok_and(|found| !found.is_dir())
+}
+
+/// Whether a word can name jump hosts for ssh: `[USER@]HOST[:PORT]`, with commas between them. `attached`: in the same
+/// word as the letter, where more letters of rsync may follow.
+fn are_jumps(word: &OsStr, attached: bool, exists: &impl Fn(&OsStr) -> bool) -> bool {
+    let is_jump = |jump: &str| {
+        let jump = jump.strip_prefix("ssh://").map_or(jump, |jump| jump.strip_suffix('/').unwrap_or(jump));
+        let port = jump.rsplit_once(':').filter(|_| !jump.ends_with(']')).map_or("22", |(_, port)| port);
+        !jump.is_empty() && !jump.starts_with('-') && !jump.contains('/') && is_number(OsStr::new(port))
+    };
+    !(exists(word) || attached && are_rsync_flags(word)) && word.to_string_lossy().split(',').all(is_jump)
+}
+
+/// Whether all these letters are letters of scp as well.
+fn are_scps(letters: &[u8]) -> bool {
+    letters.iter().all(|&byte| LETTERS.iter().any(|own| own.letter == char::from(byte) && !own.scp.is_empty()))
 }
 
 /// Whether a word is the path of a program, named with a slash.

@@ -10,8 +10,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::fault::{Exit, Failure, escaped, printable};
@@ -66,6 +66,14 @@ struct State {
 
 static BOOK: Mutex<Option<Arc<Book>>> = Mutex::new(None);
 
+/// The file to which the log is written, if any.
+static FILE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Returns the file to which the log is written, if any.
+pub(crate) fn file() -> Option<&'static PathBuf> {
+    FILE.get()
+}
+
 /// The entries that a run has logged, for its trace.
 #[derive(Default)]
 pub(crate) struct Kept {
@@ -118,10 +126,12 @@ pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
         Some(file) => {
             let mut options = File::options();
             let opened = options.create(true).append(true).mode(0o600).open(Path::new(&file));
-            Out::File(opened.map_err(|error| {
+            let opened = opened.map_err(|error| {
                 let reason = printable(&error.to_string());
                 usage(format!("{VARIABLE}: cannot write {}: {reason}", escaped(&file)))
-            })?)
+            })?;
+            let _ = FILE.set(file.into());
+            Out::File(opened)
         }
     };
     start(command, Some(level), Some(out));

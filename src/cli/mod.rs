@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::job::event as json;
 
@@ -65,6 +66,9 @@ pub fn definitions() -> [clap::Command; COMMANDS.len()] {
     ]
 }
 
+/// Whether this process is `rdsh`, which fails with ssh's exit code.
+static IS_SHELL: AtomicBool = AtomicBool::new(false);
+
 /// Makes a panic end the process in every build, so that no thread waits for one that has panicked.
 fn abort_on_panic() {
     let report = std::panic::take_hook();
@@ -72,7 +76,8 @@ fn abort_on_panic() {
         // If the system has no threads left, the function that starts threads of a scope panics.
         if let Some(error) = panic.payload().downcast_ref::<String>().and_then(|said| said.strip_prefix(NO_THREAD)) {
             complain("rdma-pipe", &no_thread(error));
-            std::process::exit(i32::from(Exit::Connect.code()));
+            let code = if IS_SHELL.load(Ordering::Relaxed) { rdsh::SSH_FAILED } else { Exit::Connect.code() };
+            std::process::exit(i32::from(code));
         }
         report(panic);
         std::process::abort();
@@ -150,10 +155,13 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     if let Some(code) = helper() {
         return code;
     }
+    let is_shell = name == rdsh::NAME;
+    IS_SHELL.store(is_shell, Ordering::Relaxed);
     // An agent's log goes to its caller, and answering a shell is not a run.
     let has_log = ![agent::NAME, "rdma-pipe"].contains(&name);
     let begun = if has_log { log::start_by_environment(name) } else { Ok(()) };
     let ended = begun.and_then(|()| command());
+    let ended = if is_shell { ended.map_err(rdsh::as_ssh) } else { ended };
     let message = ended.as_ref().err().and_then(|failure| failure.message.as_ref());
     message.iter().for_each(|message| crate::log::info(|| (*message).clone()));
     log::finish();

@@ -2,11 +2,12 @@
 //! [`crate::options`].
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args};
 
 use super::color::When;
+use super::key;
 use crate::fault::{Exit, Failure};
 
 /// Options that all commands have.
@@ -108,6 +109,33 @@ pub fn parse_port(text: &OsString) -> Result<u16, String> {
         .ok_or_else(|| format!("PORT must be a number from 0 to 65535, not {:?}", crate::fault::escaped(text)))
 }
 
+/// Whether a word in PORT's place may be KEY. `next` is the word in KEY's place. KEY is missing if that is none or a
+/// port. The word is then neither a short number nor the path of something that exists or could be created.
+pub(crate) fn may_be_key(word: &OsString, next: Option<&OsString>) -> bool {
+    let text = word.to_string_lossy();
+    let is_of_number = |letter: char| letter.is_ascii_digit() || "+-. ".contains(letter);
+    let is_number = text.chars().all(is_of_number) && text.chars().filter(char::is_ascii_digit).count() <= 5;
+    let path = Path::new(word);
+    let is_named = |parent: &Path| !parent.as_os_str().is_empty() && parent != Path::new("/");
+    let is_path =
+        path.symlink_metadata().is_ok() || path.parent().is_some_and(|parent| is_named(parent) && parent.is_dir());
+    let is_key_missing = next.is_none_or(|next| parse_port(next).is_ok());
+    is_key_missing && parse_port(word).is_err() && !is_number && !is_path
+}
+
+/// Parses PORT. If it may be KEY, it is neither repeated nor left where others see it.
+///
+/// # Errors
+///
+/// As [`parse_port`].
+pub(crate) fn parse_port_or_hide(word: &OsString, may_be_key: bool) -> Result<u16, String> {
+    if !may_be_key {
+        return parse_port(word);
+    }
+    key::conceal(Some(word));
+    Err("PORT must be a number from 0 to 65535; the word in its place is not shown, because it may be KEY".to_owned())
+}
+
 /// Checks FILE, a positional argument.
 ///
 /// # Errors
@@ -168,6 +196,18 @@ mod tests {
         }
         used.sort_unstable();
         assert_eq!(used, (0..EXCEPTIONS.len()).collect::<Vec<_>>(), "each exception is one");
+    }
+
+    #[test]
+    fn a_word_in_the_place_of_the_port_may_be_a_key() {
+        for word in ["", "70000", "-1", "1.5", "7 ", "7000", "Cargo.toml", "./out", "/usr/x", "src/x.y"] {
+            assert!(!super::may_be_key(&word.into(), None), "{word}");
+        }
+        for word in ["abc", "0x50", "out.raw", "123456", "/Zm9v+Q==", "Zm9v/YmFy"] {
+            assert!(super::may_be_key(&word.into(), None), "{word}");
+            assert!(super::may_be_key(&word.into(), Some(&"7000".into())), "{word}");
+            assert!(!super::may_be_key(&word.into(), Some(&"a-key".into())), "{word}");
+        }
     }
 
     #[test]

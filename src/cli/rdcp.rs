@@ -35,7 +35,7 @@ use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::job::progress::{Ended, HostEnded};
 use crate::job::targets::failed::FailedHosts;
-use crate::job::targets::{expand, is_list, is_several};
+use crate::job::targets::{expand, is_list};
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
@@ -43,6 +43,7 @@ use crate::tree::patterns::Patterns;
 
 mod join;
 pub(super) mod targets;
+mod uses;
 
 use targets::TargetOptions;
 
@@ -319,48 +320,16 @@ impl Arguments for CopyArguments {
         hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
     }
 
+    fn refused(given: &ArgMatches) -> Option<String> {
+        uses::refused(given)
+    }
+
     fn is_read_without(given: &ArgMatches, key: &str) -> bool {
         key == "sync" && given.get_flag("read_without_sync")
     }
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
-        if given.get_many::<String>("negated").is_some_and(|mut keys| keys.any(|negated| negated == key)) {
-            return Some("the command line turns it off".to_owned());
-        }
-        let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
-        let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).map(as_standard).collect();
-        let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
-        if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
-            return Some(format!("--{key} is for files and trees"));
-        }
-        let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
-        let are_several =
-            count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(|spec| is_several(spec.host()));
-        // With `--hosts`, `relay` is not dropped: a refusal is better than sending the data another way.
-        let may_be_several = are_several || given.contains_id("hosts") && key != "relay";
-        if may_be_several && ["stats", "itemize-changes", "relay"].contains(&key) {
-            return Some(format!("--{key} is for copies to one host"));
-        }
-        let report = ReportOptions::from_arg_matches(given);
-        if key == "itemize-changes" && report.is_ok_and(|report| report.is_json_on_output()) {
-            return Some("--json uses standard output".to_owned());
-        }
-        if key == "backup-dir" && given.contains_id("snapshot") {
-            return Some("--snapshot overwrites nothing".to_owned());
-        }
-        let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
-        let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
-        is_idle.then(|| format!("--{key} is for copies between hosts"))
-    }
-}
-
-/// Whether a path on this host is read or written as a stream.
-fn is_stream(spec: &Spec) -> bool {
-    let is_special = |path: &OsStr| std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
-    match spec {
-        Spec::Standard => true,
-        Spec::Here(path) => is_special(path),
-        Spec::There(..) => false,
+        uses::idle(given, key)
     }
 }
 
@@ -663,6 +632,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     // Only a regular file's contents could be copied, or deleted with the rest of DST: a FIFO or terminal may be there.
     let is_other = |path: &Path| path.as_os_str() == "-" || path.metadata().is_ok_and(|found| !found.is_file());
     let json = report.json.as_ref().filter(|path| !is_other(path));
+    let log = super::log::file();
     let reports = report.page.iter().chain(&report.trace).chain(json);
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     if destination == Spec::Standard {
@@ -708,6 +678,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         ("--manifest", arguments.manifest.as_deref().map(Path::new)),
         ("--manifest-b3sum", arguments.manifest_b3sum.as_deref().map(Path::new)),
         ("--hosts-failed", arguments.targets.hosts_failed.as_deref()),
+        ("the log (RDMA_PIPE_LOG)", log.map(PathBuf::as_path)),
     ];
     moved.extend(named.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
     // The hosts that failed, once it is known for each.
@@ -782,6 +753,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         .chain(arguments.report.json.clone())
         .chain(arguments.report.page.clone())
         .chain(arguments.report.trace.clone())
+        .chain(log.cloned())
         .collect();
     let waiting = || {
         if arguments.report.is_verbose() || std::io::stderr().is_terminal() {

@@ -25,7 +25,10 @@ mod ssh;
 use ssh::SshOptions;
 
 /// ssh's exit code for its own failures.
-const SSH_FAILED: u8 = 255;
+pub(super) const SSH_FAILED: u8 = 255;
+
+/// The command's name.
+pub(super) const NAME: &str = "rdsh";
 
 /// Run a command on a host, as ssh does, with fast standard input and output
 ///
@@ -83,7 +86,7 @@ const EXIT_CODES: &str = "Exit codes: 128+n COMMAND or rdsh ended by signal n; 2
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdsh", || super::with_arguments(words, call).map_err(as_ssh))
+    super::run(NAME, || super::with_arguments(words, call))
 }
 
 impl Arguments for ShellArguments {
@@ -106,7 +109,7 @@ fn without_uri(host: &OsStr) -> OsString {
 }
 
 /// Turns a failure of `rdsh` itself into one of ssh, for the caller.
-fn as_ssh(failure: Failure) -> Failure {
+pub(super) fn as_ssh(failure: Failure) -> Failure {
     match failure.exit {
         Exit::Stage(_) | Exit::Signal(_) => failure,
         _ => Failure { exit: Exit::Stage(SSH_FAILED), ..failure },

@@ -1,8 +1,9 @@
 //! `rdrecv`: the receiving end of a pipe between two hosts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 
 use super::Arguments;
 use super::key;
-use super::options::{KeyOptions, ReportOptions, check_file, parse_port};
+use super::options::{KeyOptions, ReportOptions, check_file, may_be_key, parse_port_or_hide};
 use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
 use super::words::{not_listening, too_many_guesses};
@@ -77,7 +78,11 @@ impl Arguments for RecvArguments {
     }
 
     fn conceal(given: &ArgMatches) {
-        key::conceal(given.get_many("positionals").unwrap_or_default().nth(1).filter(|_| key::is_typed(given)));
+        let words: Vec<&OsString> = given.get_many("positionals").unwrap_or_default().collect();
+        let key = words.get(1).copied();
+        let is_typed = key::is_typed(given);
+        key::conceal(words.first().copied().filter(|word| is_typed && may_be_key(word, key)));
+        key::conceal(key.filter(|_| is_typed));
     }
 }
 
@@ -94,12 +99,14 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
             "too many arguments: KEY comes from an option, so leave it out here",
         ));
     }
-    let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| {
+    let may_be_key = !arguments.key.is_elsewhere() && port.as_ref().is_some_and(|word| may_be_key(word, key.as_ref()));
+    let port = port.as_ref().map_or(Ok(0), |word| parse_port_or_hide(word, may_be_key)).map_err(|message| {
         let word = port.as_deref().map(escaped).unwrap_or_default();
+        let file = if may_be_key { "FILE" } else { &word };
         let begins_name = |letter: char| letter.is_alphabetic() || "./~_".contains(letter);
         let may_be_file = key.is_none() && word.starts_with(begins_name);
         let key = if arguments.key.is_elsewhere() { "" } else { "- " };
-        let advice = if may_be_file { format!("; into a file: rdrecv 0 {key}{word}") } else { String::new() };
+        let advice = if may_be_file { format!("; into a file: rdrecv 0 {key}{file}") } else { String::new() };
         Failure::new(Exit::Usage, message + &advice)
     })?;
     check_file(file.as_ref())?;
@@ -215,7 +222,16 @@ fn transfer(
 fn unwritable(fact: &IoFact) -> Failure {
     let mut failure = words::destination(fact);
     if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
-        *line += &format!("; create it with: mkdir -p {}", shell_words::quote(&shown_path(&fact.path)));
+        let path = Path::new(OsStr::from_bytes(&fact.path));
+        // Under the name of a link that leads nowhere, mkdir cannot make a directory.
+        let there = path.ancestors().find(|path| path.symlink_metadata().is_ok());
+        *line += &match there.filter(|path| path.metadata().is_err()) {
+            Some(link) => {
+                let link = escaped(link.as_os_str());
+                format!("; {link} is a link that leads nowhere: remove it, or name its target")
+            }
+            None => format!("; create it with: mkdir -p {}", shell_words::quote(&shown_path(&fact.path))),
+        };
     }
     failure
 }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::Arguments;
 use super::key;
-use super::options::{KeyOptions, ReportOptions, check_file, parse_port};
+use super::options::{KeyOptions, ReportOptions, check_file, may_be_key, parse_port_or_hide};
 use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::words::{check_rails, unreached};
 use crate::agent::words;
@@ -87,8 +87,11 @@ impl Arguments for SendArguments {
     fn conceal(given: &ArgMatches) {
         let words: Vec<&OsString> = given.get_many("positionals").unwrap_or_default().collect();
         let port = words.first().and_then(|word| with_port(word)).map(|(_, port)| port);
-        let before = if port.is_some_and(|port| words.get(1) != Some(&&port)) { 1 } else { 2 };
-        key::conceal(words.get(before).copied().filter(|_| key::is_typed(given)));
+        let (is_typed, next) = (key::is_typed(given), words.get(2).copied());
+        let is_key = |word: &&OsString| is_typed && port.is_none() && may_be_key(word, next);
+        key::conceal(words.get(1).copied().filter(is_key));
+        let before = if port.as_ref().is_some_and(|port| words.get(1) != Some(&port)) { 1 } else { 2 };
+        key::conceal(words.get(before).copied().filter(|_| is_typed));
     }
 }
 
@@ -143,7 +146,8 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         let line = format!("{}: HOST takes no USER@, because rdsend does not log in", escaped(host));
         return Err(Failure::new(Exit::Usage, line));
     }
-    let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    let may_be_key = !arguments.key.is_elsewhere() && may_be_key(&port, key.as_ref());
+    let port = parse_port_or_hide(&port, may_be_key).map_err(|message| Failure::new(Exit::Usage, message))?;
     if port == 0 {
         return Err(Failure::new(Exit::Usage, "PORT 0 is only for rdrecv; give the port that rdrecv prints"));
     }

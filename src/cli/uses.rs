@@ -32,11 +32,18 @@ pub(super) fn refused<T>(
 ) -> Option<String> {
     let unused = uses.iter().filter(|(_, is_for, _)| !is_for(task));
     let mut options = unused.flat_map(|(options, _, words)| options.iter().map(move |option| (option, words)));
-    let (id, words) = options.find(|(id, _)| given.value_source(id) == Some(ValueSource::CommandLine))?;
+    let (option, words) = options.find_map(|(id, words)| Some((typed(command, given, id)?, words)))?;
+    Some(format!("{option} cannot be used with {name}; it is for {words}"))
+}
+
+/// Returns an option in the form in which it is typed, if it is on the command line.
+pub(super) fn typed(command: &Command, given: &ArgMatches, id: &str) -> Option<String> {
+    if given.value_source(id) != Some(ValueSource::CommandLine) {
+        return None;
+    }
     let option = command.get_arguments().find(|option| option.get_id() == id)?;
     let letter = option.get_short().map(|letter| format!("-{letter}"));
-    let option = option.get_long().map(|word| format!("--{word}")).or(letter)?;
-    Some(format!("{option} cannot be used with {name}; it is for {words}"))
+    option.get_long().map(|word| format!("--{word}")).or(letter)
 }
 
 /// Checks that each option of a command occurs in its table exactly once.

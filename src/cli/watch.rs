@@ -147,7 +147,8 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
     let paths =
         sources.iter().filter(|source| matches!(source, Spec::Here(_))).map(|source| PathBuf::from(source.path()));
     let directories: Vec<_> = paths.filter_map(|path| canonical(&path).ok()).filter(|path| path.is_dir()).collect();
-    for file in written {
+    // The path `-` is standard output.
+    for file in written.iter().filter(|file| file.as_os_str() != "-") {
         let directory = directory_of(file).canonicalize().unwrap_or_default();
         if directories.iter().any(|path| directory.starts_with(path)) {
             return usage(format!(
@@ -170,6 +171,13 @@ mod tests {
         let with = |error: Errno| failure().about("h".as_ref(), b"from", error.raw_os_error());
         assert!(is_loss(&with(Errno::NOENT)) && is_loss(&Failure::new(Exit::LinkLost, "it")));
         assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOSPC)) && !is_loss(&with(Errno::ACCESS)));
+    }
+
+    #[test]
+    fn a_file_that_each_copy_writes_must_not_be_in_src() {
+        let refused = |file: &str| check(&[Spec::Here(".".into())], &[PathBuf::from(file)]).is_err();
+        assert!(refused("log") && refused("src/log") && !refused("/log"));
+        assert!(!refused("-"), "standard output is no file");
     }
 
     #[test]

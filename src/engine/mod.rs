@@ -51,6 +51,7 @@ use account::Account;
 pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 use memory::Memory;
+pub use open::run;
 use orphan::Orphan;
 use pace::Pace;
 use spool::SpoolEnd;
@@ -155,12 +156,12 @@ struct Engine {
     memory: Memory,
 }
 
-/// Runs a transfer to its end. Lane 0 must have been announced.
+/// Starts all threads of a transfer but those of its lanes. Lane 0 must be announced before [`Engine::run`].
 ///
 /// # Errors
 ///
-/// The system's error if threads cannot be started. Everything that happens to the transfer itself is in the summary.
-pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
+/// The system's error if threads cannot be started.
+fn prepare(transfer: Transfer, work: Work) -> std::io::Result<Engine> {
     let Transfer { agreed, secret, buffers, first, shares_memory, pool, .. } = transfer;
     let Transfer { dialer, events, post, compress, bwlimit, observer, .. } = transfer;
     let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
@@ -276,10 +277,11 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             }
         }
     }
-    Ok(engine.run())
+    Ok(engine)
 }
 
 impl Engine {
+    /// Runs the transfer to its end. Everything that happens to it is in the summary.
     fn run(mut self) -> Summary {
         while self.ended.is_none() {
             let wait = self.half.machine_ref().next_timeout(self.now()).min(TICK);

@@ -17,7 +17,7 @@ use super::listen::Registry;
 use super::pace::Pace;
 use super::rails::Rail;
 use super::session::Obstacle;
-use super::{Dialer, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, rails, rdma, run};
+use super::{Dialer, Engine, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, prepare, rails, rdma};
 use crate::fs::direct::write::available_bytes;
 use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, CONNECTION_LOCKED_BYTES, RegisterError};
@@ -73,14 +73,14 @@ pub struct Opened {
 }
 
 /// Maps the pool, and starts dialling or listening for further lanes. `listening` holds the sessions that the listening
-/// end serves. Without it, this end dials. `ticket` is from the listening end's offer.
+/// end serves. Without it, this end dials. The first argument is the two addresses of the first lane, this end's first.
+/// `ticket` is from the listening end's offer.
 ///
 /// # Errors
 ///
-/// Why the session cannot begin at this end; [`Obstacle::Link`] if the first lane has broken. Otherwise the peer waits
-/// on that lane to be told.
+/// Why the session cannot begin at this end. The peer waits on the first lane to be told.
 pub fn open(
-    stream: &TcpStream,
+    [own, address]: [SocketAddr; 2],
     established: &Established,
     agreed: Agreed,
     ticket: [u8; 16],
@@ -88,13 +88,10 @@ pub fn open(
     listening: Option<&Arc<Mutex<Registry>>>,
     post: &Post<Event>,
 ) -> Result<Opened, Obstacle> {
-    let lost = |error| Obstacle::Link(LinkError::os("getpeername", &error));
     let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available_bytes(Path::new("/"))))?;
     let Established { session, secret, .. } = established;
     match (listening, adapters) {
         (None, adapters) => {
-            let own = stream.local_addr().map_err(lost)?;
-            let address = stream.peer_addr().map_err(lost)?;
             let reached = unmapped(address).ip();
             let rdma = adapters
                 .map(|adapters| rdma::Dialing::new(adapters, agreed.policy, ticket, *session, secret.clone(), reached));
@@ -131,7 +128,7 @@ pub fn open(
         (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
     }
     if listening.is_some()
-        && let addresses = rails::own(&options.rails, stream.local_addr().map_err(lost)?)
+        && let addresses = rails::own(&options.rails, own)
         && !addresses.is_empty()
     {
         let _ = post.send(Event::Addresses(addresses));
@@ -140,22 +137,20 @@ pub fn open(
 }
 
 impl Opened {
-    /// Turns the first connection into a lane, and runs the session to its end.
+    /// Starts the threads of the session. The first connection is not a lane yet: if the system refuses a thread, the
+    /// peer waits on that connection to be told.
     ///
     /// # Errors
     ///
-    /// [`Obstacle::Link`] and [`Obstacle::Thread`]. Anything that happens to the transfer itself is in the summary.
-    pub fn run(
+    /// [`Obstacle::Thread`].
+    pub fn prepare(
         self,
-        stream: TcpStream,
-        established: Established,
+        secret: SessionSecret,
         work: Work,
         options: &TransferOptions,
         (post, events): (Post<Event>, Queue<Event>),
         observer: Box<dyn Observer>,
-    ) -> Result<Summary, Obstacle> {
-        let Established { lane, secret, control, .. } = established;
-        announce(&post, lane, |report| tcp_lane(stream, control, report))?;
+    ) -> Result<Prepared, Obstacle> {
         let Self { agreed, pool, buffers, first, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
         let shares_memory = options.shares_memory();
@@ -173,7 +168,37 @@ impl Opened {
             bwlimit,
             observer,
         };
-        run(transfer, work).map_err(Obstacle::Thread)
+        let engine = prepare(transfer, work).map_err(Obstacle::Thread)?;
+        Ok(Prepared { engine, _listening })
+    }
+}
+
+/// Starts the threads of a transfer, and runs it to its end. Lane 0 must have been announced.
+///
+/// # Errors
+///
+/// The system's error if threads cannot be started. Everything that happens to the transfer itself is in the summary.
+pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
+    Ok(prepare(transfer, work)?.run())
+}
+
+/// A session whose threads run, without a lane.
+pub struct Prepared {
+    engine: Engine,
+    _listening: Option<rdma::Listening>,
+}
+
+impl Prepared {
+    /// Turns the first connection into a lane, and runs the session to its end.
+    ///
+    /// # Errors
+    ///
+    /// [`Obstacle::Link`]. Anything that happens to the transfer itself is in the summary.
+    pub fn run(self, stream: TcpStream, established: Established) -> Result<Summary, Obstacle> {
+        let Established { lane, control, .. } = established;
+        let Self { engine, _listening } = self;
+        announce(&engine.post, lane, |report| tcp_lane(stream, control, report))?;
+        Ok(engine.run())
     }
 }
 

@@ -16,6 +16,7 @@ use super::link::{AUTHENTICATE_MAX, LinkError, rng};
 use super::listen::Registry;
 use super::rails::{self, Rail};
 use super::{Event, announce};
+use crate::log;
 use crate::options::RailChoice;
 use crate::transport::rdma::{self, Adapters, Connection, Endpoint, LaneRequest, Listener};
 use crate::transport::{Lane, Medium, Report, unmapped};
@@ -121,7 +122,10 @@ impl Dialing {
         let deadline = Instant::now() + DIAL_MAX;
         let mut failure = LinkError::Transport(match rail {
             Some(rail) => format!("{rail} does not connect two RDMA devices"),
-            None => "the other end has no RDMA device".to_owned(),
+            None if remote.is_empty() => {
+                "the other end listens on no RDMA address (see its --port-range and limit on locked memory)".to_owned()
+            }
+            None => "the RDMA devices of the two ends have no addresses of the same IP version".to_owned(),
         });
         let mut pairs = rdma::pairs(&local, &remote, Some(self.reached));
         if let Some(rail) = rail {
@@ -197,10 +201,10 @@ impl Service {
     pub fn start(self) -> std::io::Result<Listening> {
         let (stop, stopped) = bounded(0);
         std::thread::Builder::new().name("rdma-serve".to_owned()).spawn(move || {
-            let mut listeners = HashMap::new();
+            let (mut listeners, mut failed) = (HashMap::new(), HashMap::new());
             let mut told = None;
             loop {
-                let offered = self.refresh(&mut listeners);
+                let offered = self.refresh(&mut listeners, &mut failed);
                 if told.as_ref() != Some(&offered) {
                     told = Some(offered.clone());
                     let _ = self.post.send(Event::Endpoints(offered));
@@ -213,7 +217,12 @@ impl Service {
         Ok(Listening { _stop: stop })
     }
 
-    fn refresh(&self, listeners: &mut HashMap<std::net::IpAddr, (Listener, Endpoint)>) -> Vec<Offered> {
+    /// Listens at each address where no listener is yet. `failed` holds the reasons that have been logged.
+    fn refresh(
+        &self,
+        listeners: &mut HashMap<IpAddr, (Listener, Endpoint)>,
+        failed: &mut HashMap<IpAddr, String>,
+    ) -> Vec<Offered> {
         listeners.retain(|_, (listener, _)| listener.is_listening());
         for endpoint in candidates(self.policy).unwrap_or_default() {
             if listeners.contains_key(&endpoint.address) {
@@ -225,8 +234,20 @@ impl Service {
                 let _ = accept(connection, session, &registry);
             });
             let ports = self.ports.clone();
-            if let Ok(listener) = rdma::listen(&self.adapters, &endpoint, ports, self.ticket, on_incoming) {
-                listeners.insert(endpoint.address, (listener, endpoint));
+            match rdma::listen(&self.adapters, &endpoint, ports, self.ticket, on_incoming) {
+                Ok(listener) => {
+                    failed.remove(&endpoint.address);
+                    listeners.insert(endpoint.address, (listener, endpoint));
+                }
+                Err(error) => {
+                    // Each look tries again, so a reason is logged only when it changes.
+                    let reason = error.to_string();
+                    if failed.get(&endpoint.address) != Some(&reason) {
+                        let Endpoint { device, address, .. } = &endpoint;
+                        log::debug("", || format!("{device} {address}: cannot listen for RDMA lanes: {reason}"));
+                        failed.insert(endpoint.address, reason);
+                    }
+                }
             }
         }
         let mut offered: Vec<Offered> =

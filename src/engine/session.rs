@@ -164,9 +164,12 @@ impl Session<'_> {
         self.observer.observe(SessionEvent::StepBegins(Step::Connect));
         let theirs_is = |obstacle, peer| NotBegun { obstacle, peer, is_peers: true, last_word: None };
         let FirstLane { stream, established, .. } = &mut first;
+        // Read before the connection can break: the system then no longer tells them, and redialling needs them.
+        let ends = stream.local_addr().and_then(|own| Ok([own, stream.peer_addr()?]));
         let offers = offers(stream, &mut established.control, role, size_bytes, self.transfer);
         let [ours, theirs] = offers.map_err(|error| theirs_is(error.into(), first.peer_name.clone()))?;
         let peer = first.peer(&theirs, listening.is_some());
+        let ends = ends.map_err(|error| theirs_is(LinkError::os("getpeername", &error).into(), peer.clone()))?;
         let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| {
             let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
             theirs_is(no_device.unwrap_or(Obstacle::Refused(refusal)), peer.clone())
@@ -198,21 +201,19 @@ impl Session<'_> {
         }
         let (reconnect, size_bytes) = (agreed.reconnect, size_bytes.or(theirs.size_bytes));
         let ticket = if listening.is_some() { ours.ticket } else { theirs.ticket };
-        let opened = open(&first.stream, &first.established, agreed, ticket, self.transfer, listening, &self.post);
-        let mut opened = opened.map_err(|error| match error {
-            error @ Obstacle::Link(_) => theirs_is(error, peer.clone()),
-            error => ours_is(give_up(&mut first, role, error)),
-        })?;
+        let opened = open(ends, &first.established, agreed, ticket, self.transfer, listening, &self.post);
+        let mut opened = opened.map_err(|error| ours_is(give_up(&mut first, role, error)))?;
         if let Some(shortage) = opened.shortage.take() {
             self.observer.observe(shortage);
         }
         self.observer.observe(SessionEvent::Begun { peer: peer.clone(), reconnect, size_bytes });
         self.observer.observe(SessionEvent::StepEnds(Step::Connect));
         self.observer.observe(SessionEvent::StepBegins(Step::Transfer));
+        let (secret, channel) = (first.established.secret.clone(), (self.post, self.events));
+        let prepared = opened.prepare(secret, work, self.transfer, channel, self.observer);
+        let prepared = prepared.map_err(|error| ours_is(give_up(&mut first, role, error)))?;
         let FirstLane { stream, established, .. } = first;
-        let channel = (self.post, self.events);
-        let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);
-        let mut summary = summary.map_err(|error| ours_is((error, None)))?;
+        let mut summary = prepared.run(stream, established).map_err(|error| ours_is((error, None)))?;
         if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
             let silent = LinkError::TimedOut.to_string();
             summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {

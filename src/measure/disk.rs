@@ -148,11 +148,7 @@ impl Subject {
         let (file, direct) = match open_direct(directory, flags) {
             // The file system does not support files without a name.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                let own = directory.join(format!(".rdperf.{}", std::process::id()));
-                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-                let opened = open_direct(&own, flags).map_err(writing)?;
-                rustix::fs::unlink(&own).map_err(writing)?;
-                opened
+                make_unnamed(&directory.join(format!(".rdperf.{}", std::process::id()))).map_err(writing)?
             }
             opened => opened.map_err(writing)?,
         };
@@ -220,6 +216,16 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
         Err(Errno::INVAL) => rustix::fs::open(path, flags, mode).map(|fd| (fd.into(), false)),
         Err(errno) => Err(errno),
     }
+}
+
+/// Makes a file that loses its name right away, and opens it as [`open_direct`] does.
+fn make_unnamed(path: &Path) -> Result<(File, bool), Errno> {
+    // Without O_DIRECT: a file system that does not support it creates the file before it says so.
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)?;
+    let opened = open_direct(path, flags);
+    rustix::fs::unlink(path)?;
+    opened
 }
 
 /// The next access: its kind, size and position.
@@ -366,6 +372,22 @@ mod tests {
         assert_eq!(rows.iter().map(|row| row.action.as_str()).collect::<Vec<_>>(), ["write", "read"]);
         assert!(rows.iter().all(|row| row.iops > 1.0 && row.p50_us > 0.0 && row.bytes == 4096), "{rows:?}");
         assert_eq!(directory.path().read_dir().expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn a_file_loses_its_name_even_without_direct_access() {
+        let places = [tempfile::tempdir().ok(), tempfile::tempdir_in("/dev/shm").ok()];
+        for directory in places.into_iter().flatten() {
+            let path = directory.path().join("file");
+            let (file, direct) = make_unnamed(&path).expect("it can be made");
+            let flags = rustix::fs::fcntl_getfl(&file).expect("an open file");
+            assert_eq!(flags.contains(OFlags::DIRECT), direct, "{}", path.display());
+            assert_eq!(directory.path().read_dir().expect("readable").count(), 0, "{}", path.display());
+            // The file of another process stays.
+            std::fs::write(&path, b"x").expect("writable");
+            assert_eq!(make_unnamed(&path).err(), Some(Errno::EXIST));
+            assert!(path.exists());
+        }
     }
 
     #[test]

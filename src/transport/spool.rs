@@ -577,7 +577,7 @@ impl SpoolOutput {
     /// until [`SpoolOutput::pass`].
     pub fn next(&self, bytes_max: usize, over: &AtomicBool) -> Outgoing {
         let spool = &*self.spool;
-        let asked = Instant::now();
+        let mut waited = Duration::ZERO;
         let mut state = spool.state();
         let at = loop {
             state.next_waits = false;
@@ -589,11 +589,14 @@ impl SpoolOutput {
                 _ if state.is_refused => return Outgoing::NotKept,
                 Some(at) if at < state.places.end => break at,
                 Some(_) if state.places.has_ended => return Outgoing::Ended,
-                None if asked.elapsed() >= MARK_MAX => return Outgoing::Silent,
+                None if waited >= MARK_MAX => return Outgoing::Silent,
                 _ => {}
             }
             state.next_waits = reader.is_some();
+            let before = Instant::now();
             state = spool.has_more_for_next.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
+            // If the process was stopped meanwhile, that time does not count as waiting.
+            waited += before.elapsed().min(2 * LOOK_EVERY);
         };
         let mut end = state.places.end.min(at + bytes_max as u64);
         let first = state.find(at);

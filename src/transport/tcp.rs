@@ -148,7 +148,10 @@ pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE);
     let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
-    if is_within_host(socket.local_addr()?, socket.peer_addr()?) {
+    // If the connection has broken, its addresses can no longer be read. The lane reports that as it reports any break.
+    if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr())
+        && is_within_host(local, peer)
+    {
         let _ = sockopt::set_tcp_congestion(socket, WITHIN_HOST_CONGESTION);
     }
     Ok(())
@@ -511,6 +514,7 @@ impl Staging {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::TcpListener;
 
     use super::*;
@@ -524,6 +528,20 @@ mod tests {
             tune(&socket).expect("options");
             assert_eq!(sockopt::tcp_congestion(&socket).expect("a name"), WITHIN_HOST_CONGESTION);
         }
+    }
+
+    #[test]
+    fn a_broken_connection_can_still_be_tuned() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        let (far, _) = listener.accept().expect("a connection");
+        near.write_all(b"x").expect("room for a byte");
+        assert_eq!(far.peek(&mut [0; 1]).expect("the byte"), 1);
+        // Closing a connection with unread data resets it.
+        drop(far);
+        near.read(&mut [0; 1]).expect_err("a reset");
+        near.peer_addr().expect_err("no peer any more");
+        tune(&near).expect("options");
     }
 
     #[test]

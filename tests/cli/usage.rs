@@ -12,9 +12,19 @@ pub fn ended(command: &mut Command) -> Ended {
 
 #[test]
 fn a_port_that_is_none() {
-    for port in ["70000", "65536", "abc", "", "1.5", "0x50", "7 "] {
+    for port in ["70000", "65536", "", "1.5", "7 "] {
         ended(rdrecv().args([port, KEY])).expect(1).one_line("rdrecv", &["PORT", port]);
         ended(rdsend().args(["127.0.0.1", port, KEY])).expect(1).one_line("rdsend", &["PORT", port]);
+    }
+    // In this place, KEY would be printed, and logged.
+    for key in ["abc", "0x50", "c2VjcmV0/a+b=="] {
+        for (name, mut command) in [("rdrecv", rdrecv()), ("rdsend", rdsend())] {
+            command.args((name == "rdsend").then_some("127.0.0.1")).arg(key);
+            let told = ended(command.env("RDMA_PIPE_LOG", "trace"));
+            assert!(!told.expect(1).stderr.contains(key), "{}", told.stderr);
+            let part = format!("{name}: PORT must be a number from 0 to 65535; the word in its place is not shown");
+            assert!(told.stderr.contains(&part), "{}", told.stderr);
+        }
     }
 }
 
@@ -65,7 +75,7 @@ fn a_key_file_that_others_can_read() {
 
 #[test]
 fn words_as_other_programs_take_them() {
-    ended(rdrecv().arg("out.raw")).expect(1).one_line("rdrecv", &["PORT must be", "; into a file: rdrecv 0 - out.raw"]);
+    ended(rdrecv().arg("out.raw")).expect(1).one_line("rdrecv", &["PORT must be", "; into a file: rdrecv 0 - FILE"]);
     ended(rdsend().args(["me@h1", "7000"])).expect(1).one_line("rdsend", &["me@h1: HOST takes no USER@"]);
     let told = ended(rdsend().arg("h1"));
     assert!(told.expect(1).stderr.starts_with("rdsend: PORT is missing"), "{}", told.stderr);
@@ -302,8 +312,38 @@ fn a_destination_that_cannot_be_written() {
         let shown = if errno == "errno 2)" { "missing" } else { &name };
         ended(rdrecv().args(["0", KEY]).arg(&target)).expect(6).one_line("rdrecv", &[shown, errno]).within(SOON);
     }
-    assert_eq!(scratch.names(), ["directory", "file"]);
+    let link = scratch.join("link");
+    std::os::unix::fs::symlink("nowhere", &link).expect("a link");
+    let advice = format!("; {} is a link that leads nowhere: remove it, or name its target", link.display());
+    for target in [link.clone(), link.join("below"), link.join("far/below")] {
+        let told = ended(rdrecv().args(["0", KEY]).arg(target));
+        told.expect(6).one_line("rdrecv", &["errno 2)", &advice]).within(SOON);
+        assert!(!told.stderr.contains("mkdir"), "{}", told.stderr);
+    }
+    assert_eq!(scratch.names(), ["directory", "file", "link"]);
     assert!(std::fs::read_dir(&directory).expect("there").next().is_none(), "nothing was made");
+}
+
+/// Each copy writes to the log, so it would start another.
+#[test]
+fn a_log_in_a_watched_source() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("tree")).expect("a directory");
+    let mut command = rdcp();
+    command.args(["-r", "--sync", "--watch", "tree", "copy"]).current_dir(scratch.path());
+    let told = ended(command.env("RDMA_PIPE_LOG", "debug:tree/log"));
+    told.expect(1).one_line("rdcp", &["--watch: tree/log is in SRC"]);
+    let mut command = rdcp();
+    command.args(["-r", "--json=log", "tree", "copy"]).current_dir(scratch.path());
+    let told = ended(command.env("RDMA_PIPE_LOG", "debug:log"));
+    told.expect(1).one_line("rdcp", &["--json log is also the log (RDMA_PIPE_LOG)"]);
+}
+
+/// Callers of ssh know no other code for a failure of ssh itself.
+#[test]
+fn a_log_that_rdsh_cannot_begin() {
+    let told = ended(rdsh().args(["h", "true"]).env("RDMA_PIPE_LOG", "bad"));
+    told.expect(255).one_line("rdsh", &["RDMA_PIPE_LOG=bad: expected off"]);
 }
 
 #[test]

@@ -299,6 +299,8 @@ pub(super) fn script(sections: &[Section]) -> String {
             }
             let of = if is_shared { format!("{}: ", escaped(OsStr::new(section.owner()))) } else { String::new() };
             let _ = writeln!(out, "    # {of}{}: {}", name(finding), escaped(OsStr::new(&finding.found)));
+            // It may say what else has to be done.
+            let _ = writeln!(out, "    # Why: {}", escaped(OsStr::new(&finding.why)));
             match fix {
                 Fix::Run(command) if is_shared && !section.is_here => {
                     let _ = writeln!(out, "    # {}", escaped(OsStr::new(command)));

@@ -56,10 +56,11 @@ fn is_fixed_by(name: &str, expected: &[(&str, &str)]) {
 
 #[test]
 fn every_recorded_host_is_told_what_to_do() {
-    let memlock = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf";
+    let memlock =
+        "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/zz-rdma-pipe.conf";
     is_fixed_by("connectx", &[]);
     is_fixed_by("no-device", &[]);
-    is_fixed_by("roce-1024", &[("mtu-small", "ip link set dev enp65s0f0np0 mtu 9000")]);
+    is_fixed_by("roce-1024", &[("mtu-small", "by hand: ip link set dev enp65s0f0np0 mtu 9000")]);
     is_fixed_by("pcie-x4", &[("pcie-slow", "by hand: move the card to a slot with 16 lanes")]);
     is_fixed_by("memlock-64k", &[("memlock-none", "pam_limits.so"), ("not-registered", "pam_limits.so")]);
     is_fixed_by("memlock-8m", &[("memlock-small", memlock), ("registered-less", memlock)]);
@@ -139,6 +140,10 @@ fn the_script_is_one_that_shells_and_shellcheck_accept() {
     assert!(!script.contains("host-connectx)"), "nothing to fix there: {script}");
     // Two findings share one command.
     assert_eq!(script.matches("pam_limits.so /etc/pam.d/sshd").count(), 1, "{script}");
+    // What could cut the host off is not run.
+    let mtu = "# By hand: ip link set dev enp65s0f0np0 mtu 9000\n";
+    let why = "# Why: the same data takes more packets; switches and the other host need the larger MTU too\n";
+    assert!(script.contains(&format!("    {why}    {mtu}")), "{script}");
     let nothing = output::script(&sections(&["connectx"]));
     assert!(nothing.contains("Nothing to fix"));
     accepted_by("shellcheck", &["-s", "sh", "-"], &nothing);
@@ -180,9 +185,9 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
 #[test]
 fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
     use clap::Parser;
-    const FIX: &str = "ip link set dev enp65s0f0np0 mtu 9000";
+    const FIX: &str = "ip link set dev enp65s0f0np0 up";
     let section = |name: &str, node: &str, is_here: bool| {
-        let mut facts = facts("roce-1024");
+        let mut facts = facts("cable-out");
         facts.host = node.to_owned();
         Section { is_here, name: name.to_owned(), ..super::of_host(name, "there", &facts) }
     };
@@ -202,7 +207,7 @@ fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
     assert!(!output::script(&[well, section("evil", "node1", false)]).contains(&format!("\n    {FIX}\n")));
     // This host by another name.
     let arguments = super::DoctorArguments::try_parse_from(["rddoctor"]).expect("none");
-    let (here, there) = (facts("roce-1024"), facts("roce-1024"));
+    let (here, there) = (facts("cable-out"), facts("cable-out"));
     let mut same = vec![super::of_host("this host", "here", &here)];
     let path = crate::measure::Path { here, there, is_one_machine: true, ..Default::default() };
     let node = path.here.host.clone();
@@ -260,8 +265,14 @@ fn the_guide_shows_what_is_printed() {
 
 #[test]
 fn the_json_report() {
-    let report: serde_json::Value =
-        serde_json::from_str(&output::json(&sections(&["roce-1024"]), None, 10)).expect("one object");
+    let report = |name: &str| -> serde_json::Value {
+        serde_json::from_str(&output::json(&sections(&[name]), None, 10)).expect("one object")
+    };
+    let down = report("cable-out");
+    let mut down = down["findings"].as_array().expect("a list").iter().filter(|finding| finding["check"] == "port");
+    let down = down.next().expect("it");
+    assert_eq!((&down["command"], down["advice"].is_null()), (&"ip link set dev enp65s0f0np0 up".into(), true));
+    let report = report("roce-1024");
     assert_eq!((report["version"].as_u64(), report["exit"].as_u64()), (Some(1), Some(10)));
     assert_eq!((report["warnings"].as_u64(), report["failures"].as_u64()), (Some(1), Some(0)));
     let findings = report["findings"].as_array().expect("a list");
@@ -270,8 +281,8 @@ fn the_json_report() {
     assert_eq!(mtu["level"], "warning");
     assert_eq!(mtu["about"], "mlx5_0");
     assert_eq!(mtu["host"], "host-roce-1024");
-    assert_eq!(mtu["command"], "ip link set dev enp65s0f0np0 mtu 9000");
-    assert!(mtu["advice"].is_null());
+    assert_eq!(mtu["advice"], "ip link set dev enp65s0f0np0 mtu 9000");
+    assert!(mtu["command"].is_null());
 }
 
 #[test]

@@ -64,9 +64,7 @@ pub(in crate::cli) struct ProgressArea {
 impl ProgressArea {
     /// Shows progress as the options ask. `may_draw` says that nothing else writes to the terminal.
     pub fn new(name: &'static str, options: &ReportOptions, may_draw: bool) -> Self {
-        // A terminal on which lines cannot be removed is treated as no terminal.
-        let draws = std::io::stderr().is_terminal() && !color::is_dumb() && !crate::cli::log::is_on_standard_error();
-        let kind = match (options.progress, draws) {
+        let kind = match (options.progress, can_draw()) {
             (_, true) if !options.quiet && (may_draw || options.progress) => Kind::Drawn,
             (true, false) => Kind::Lines,
             _ => Kind::Off,
@@ -76,7 +74,7 @@ impl ProgressArea {
 
     /// Returns an area that is drawn if `draws` is set and standard error is a terminal, and is not shown otherwise.
     pub fn at_terminal(name: &'static str, draws: bool) -> Self {
-        Self::of_kind(name, if draws && std::io::stderr().is_terminal() { Kind::Drawn } else { Kind::Off })
+        Self::of_kind(name, if draws && can_draw() { Kind::Drawn } else { Kind::Off })
     }
 
     fn of_kind(name: &'static str, kind: Kind) -> Self {
@@ -140,8 +138,8 @@ impl ProgressArea {
         }
     }
 
-    /// Draws lines in place of the previous ones, as many as fit. They are written in one piece, because other
-    /// processes may be writing there too.
+    /// Draws lines in place of the previous ones, as many as fit, if they are visible. They are written in one piece,
+    /// because other processes may be writing there too.
     pub fn draw(&mut self, lines: &[String]) {
         if self.kind != Kind::Drawn {
             return;
@@ -149,6 +147,9 @@ impl ProgressArea {
         // The line may belong to another program, such as one that asks the user something.
         if lines.is_empty() {
             return self.clear();
+        }
+        if !self.is_watched() {
+            return;
         }
         self.is_drawn.store(true, Ordering::Relaxed);
         WAS_DRAWN.store(true, Ordering::Relaxed);
@@ -185,6 +186,11 @@ impl Drop for ProgressArea {
     fn drop(&mut self) {
         self.clear();
     }
+}
+
+/// Whether lines can be drawn on standard error. A terminal on which lines cannot be removed is treated as no terminal.
+fn can_draw() -> bool {
+    std::io::stderr().is_terminal() && !color::is_dumb() && !crate::cli::log::is_on_standard_error()
 }
 
 /// Returns the columns and rows of the terminal.

@@ -153,13 +153,18 @@ pub(super) fn mtu(facts: &Facts) -> Vec<Finding> {
                 (
                     format!("{found}, because {interface} has MTU {interface_mtu}"),
                     "the same data takes more packets; switches and the other host need the larger MTU too",
-                    Fix::command(format!("ip link set dev {interface} mtu {JUMBO}")),
+                    // Not a command: with switches that drop such packets, the host would not be reached any more.
+                    Fix::advice(format!("ip link set dev {interface} mtu {JUMBO}")),
                 )
             } else if port.is_roce() && interface_mtu > 0 {
                 (
                     format!("{found}, although {interface} has MTU {interface_mtu}"),
                     "the device still uses the MTU from when it was started",
-                    Fix::command(format!("ip link set dev {interface} down && ip link set dev {interface} up")),
+                    // Not `ip link set down` and `up`, which would remove routes and global IPv6 addresses.
+                    Fix::advice(format!(
+                        "restart {interface} with the tool that configured it (nmcli, networkctl, ifup), which sets \
+                         its routes and addresses again"
+                    )),
                 )
             } else {
                 let advice = "set 4096 in the subnet manager's partitions.conf: Default=0x7fff, ipoib, mtu=5";
@@ -336,18 +341,22 @@ pub(super) fn iommu(facts: &Facts) -> Vec<Finding> {
     let finding = |device: &Device| {
         // A virtual function passed to a guest is always translated, but not by this kernel.
         let finding = if device.iommu.starts_with("DMA") && !device.is_virtual_function {
-            let command = if is_like(facts, &["fedora", "rhel", "centos"]) {
-                "grubby --update-kernel=ALL --args=iommu=pt # then restart"
+            let fix = if is_like(facts, &["fedora", "rhel", "centos", "amzn"]) {
+                Fix::command("grubby --update-kernel=ALL --args=iommu=pt # then restart")
+            } else if is_like(facts, &["debian", "ubuntu"]) {
+                Fix::command(
+                    "mkdir -p /etc/default/grub.d && printf 'GRUB_CMDLINE_LINUX=\"%s iommu=pt\"\\n' \"\\$GRUB_CMDLINE_LINUX\" \
+                     >/etc/default/grub.d/iommu-pt.cfg && update-grub # then restart",
+                )
             } else {
-                "mkdir -p /etc/default/grub.d && printf 'GRUB_CMDLINE_LINUX=\"%s iommu=pt\"\\n' \"\\$GRUB_CMDLINE_LINUX\" \
-                 >/etc/default/grub.d/iommu-pt.cfg && update-grub # then restart"
+                Fix::advice("add iommu=pt to the kernel's command line in the boot loader's settings, then restart")
             };
             Finding::warning(
                 "iommu",
                 "iommu-translates",
                 format!("translates every access of the device ({})", device.iommu),
                 "registering memory takes longer, and misses in the IOMMU's cache reduce throughput",
-                Fix::command(command),
+                fix,
             )
         } else {
             Finding::well("iommu", "iommu-passed", "does not translate the device's accesses")

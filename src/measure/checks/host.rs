@@ -222,7 +222,7 @@ fn unopened(path: &str, error: Errno, is_container: bool) -> Finding {
             format!("this user has no permission to open {path}"),
             "only root can use RDMA",
             Fix::command(format!(
-                "chmod 0666 {path} && printf 'KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"\\n' >/etc/udev/rules.d/90-rdma.rules"
+                "chmod 0666 {path} && printf 'KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"\\n' >/etc/udev/rules.d/99-rdma-pipe.rules"
             )),
         ),
         other => (

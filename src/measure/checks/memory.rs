@@ -12,11 +12,13 @@ const RECOMMENDED_BYTES: u64 = 16_500 << 10;
 const USELESS_BYTES: u64 = 5 << 20;
 
 /// Allows programs to lock as much memory as they ask for, from the next login on.
-const MEMLOCK_FIX: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf # then log in again";
+const MEMLOCK_FIX: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/zz-rdma-pipe.conf # then log in again";
 
-/// The same for sessions started by sshd, which may ignore the limits.
-const MEMLOCK_FIX_SSH: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf; \
-    grep -qs pam_limits.so /etc/pam.d/sshd || printf 'session required pam_limits.so\\n' >>/etc/pam.d/sshd # then log in again";
+/// The same for sessions started by sshd, which may ignore the limits. The file of sshd must not be created: some
+/// systems have theirs elsewhere, and a file with only this line would replace it, so that nobody could log in.
+const MEMLOCK_FIX_SSH: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/zz-rdma-pipe.conf; \
+    [ ! -f /etc/pam.d/sshd ] || grep -q pam_limits.so /etc/pam.d/sshd || \
+    printf 'session required pam_limits.so\\n' >>/etc/pam.d/sshd # then log in again";
 
 fn kilobytes(bytes: u64) -> String {
     format!("{} kB", bytes >> 10)
@@ -114,10 +116,22 @@ pub(super) fn registration(facts: &Facts) -> Vec<Finding> {
             "mlx4-small",
             format!("mlx4 can register {} of {}", gib(bytes >> 10), gib(facts.memory_kib)),
             "programs that register a lot of memory fail",
-            Fix::command("echo 'options mlx4_core log_num_mtt=24' >/etc/modprobe.d/mlx4_core.conf # then restart"),
+            enlarge_mlx4(facts),
         ));
     }
     findings
+}
+
+/// Returns how to make the translation table of mlx4 large enough for twice the memory, as the driver's own default is.
+/// The file sorts after those in which the module's options usually are, and keeps them.
+fn enlarge_mlx4(facts: &Facts) -> Fix {
+    let kib = facts.memory_kib.saturating_mul(2).max(1);
+    // The logarithm, rounded up. A page has 4 KiB.
+    let log_pages = (u64::BITS - (kib - 1).leading_zeros()).saturating_sub(2);
+    Fix::command(format!(
+        "echo \"options mlx4_core log_num_mtt=$(({log_pages} - $(cat /sys/module/mlx4_core/parameters/log_mtts_per_seg)))\" \
+         >/etc/modprobe.d/zz-rdma-pipe.conf # then restart"
+    ))
 }
 
 pub(super) fn huge_pages(facts: &Facts) -> Vec<Finding> {

@@ -1,6 +1,7 @@
 //! Tests every check on recorded hosts: what the check finds, and how severe the finding is.
 
 use std::net::IpAddr;
+use std::process::Command;
 
 use minicbor::Decoder;
 use minicbor::data::Type;
@@ -119,7 +120,8 @@ fn roce_on_the_mtu_of_ethernet() {
     let found = only("roce-1024");
     assert_eq!((found.check, found.level), ("mtu", Level::Warning));
     says(&found, "mtu-small", "packets carry 1024 of 4096 bytes, because enp65s0f0np0 has MTU 1500");
-    assert_eq!(fix(&found), "ip link set dev enp65s0f0np0 mtu 9000");
+    // No command: a script that runs it could cut the host off.
+    assert_eq!(found.fix, Some(Fix::advice("ip link set dev enp65s0f0np0 mtu 9000")));
 }
 
 #[test]
@@ -128,6 +130,8 @@ fn what_verbs_say_of_the_mtu_counts_more_than_what_it_should_be() {
     (recorded.devices[0].ports[0].mtu, recorded.devices[0].ports[0].mtu_max) = (Some(2048), Some(4096));
     let found = bad(examine(&recorded));
     says(&found[0], "mtu-small", "packets carry 2048 of 4096 bytes, although enp65s0f0np0 has MTU 9000");
+    let is_advice = matches!(&found[0].fix, Some(Fix::Do(advice)) if advice.starts_with("restart enp65s0f0np0 with"));
+    assert!(is_advice, "{found:#?}");
     // This MTU is common on InfiniBand fabrics.
     recorded.devices[0].ports[0].link_layer = "InfiniBand".to_owned();
     assert!(bad(examine(&recorded)).is_empty());
@@ -205,7 +209,9 @@ fn an_adapter_without_its_device_files() {
     }
     let mut recorded = facts("connectx");
     recorded.nodes[0].errno = 13;
-    assert!(begins(&bad(examine(&recorded))[0], "node-denied", "this user has no permission to open /dev/"));
+    let found = bad(examine(&recorded));
+    assert!(begins(&found[0], "node-denied", "this user has no permission to open /dev/"));
+    assert!(fix(&found[0]).ends_with(" >/etc/udev/rules.d/99-rdma-pipe.rules"), "a file of its own: {found:#?}");
     recorded.nodes[0].errno = -70_000;
     assert_eq!(bad(examine(&recorded))[0].code, "node-broken", "a number that is none");
 }
@@ -287,7 +293,90 @@ fn an_mlx4_with_a_small_table() {
     recorded.providers = vec!["mlx4".to_owned()];
     recorded.interfaces[0].driver = "mlx4_en".to_owned();
     recorded.mlx4_bytes = Some(32 << 30);
-    assert_eq!(bad(examine(&recorded))[0].code, "mlx4-small");
+    recorded.memory_kib = 250 << 20;
+    // In 250 GiB of memory there are 2^26 pages, rounded up; with twice that, each segment has 1, 8 or 128.
+    for (per_segment, options) in [("0", "log_num_mtt=27"), ("3", "log_num_mtt=24"), ("7", "log_num_mtt=20")] {
+        let found = bad(examine(&recorded));
+        assert_eq!(found[0].code, "mlx4-small");
+        let scratch = tempfile::tempdir().expect("a directory");
+        let usual = "options mlx4_core port_type_array=2,2 log_num_mtt=20\n";
+        put(scratch.path(), "etc/modprobe.d/mlx4_core.conf", usual);
+        put(scratch.path(), "sys/module/mlx4_core/parameters/log_mtts_per_seg", &format!("{per_segment}\n"));
+        repair(scratch.path(), fix(&found[0]));
+        let kept = text(scratch.path(), "etc/modprobe.d/mlx4_core.conf");
+        assert_eq!(kept.as_deref(), Some(usual));
+        let own = text(scratch.path(), "etc/modprobe.d/zz-rdma-pipe.conf");
+        assert_eq!(own, Some(format!("options mlx4_core {options}\n")));
+    }
+    // Hostile hosts report any size.
+    for memory_kib in [u64::MAX, 1 << 63, 1] {
+        (recorded.memory_kib, recorded.mlx4_bytes) = (memory_kib, Some(0));
+        assert_eq!(bad(examine(&recorded))[0].code, "mlx4-small");
+    }
+}
+
+fn put(root: &std::path::Path, name: &str, text: &str) {
+    let path = root.join(name);
+    std::fs::create_dir_all(path.parent().expect("a directory")).expect("ours");
+    std::fs::write(path, text).expect("ours");
+}
+
+fn text(root: &std::path::Path, name: &str) -> Option<String> {
+    std::fs::read_to_string(root.join(name)).ok()
+}
+
+/// Runs a command that fixes a finding, as the script of fixes does, with the system's files below `root`.
+#[track_caller]
+fn repair(root: &std::path::Path, command: &str) {
+    let root = root.to_str().expect("text");
+    let command = command.replace("/etc/", &format!("{root}/etc/")).replace("/sys/", &format!("{root}/sys/"));
+    let output = Command::new("sh").args(["-euc", &command]).output().expect("sh");
+    assert!(output.status.success(), "{command}: {output:?}");
+}
+
+#[test]
+fn the_limit_of_ssh_sessions_is_raised_and_nobody_is_locked_out() {
+    let found = bad(examine(&facts("memlock-64k")));
+    let command = fix(one_of(&found, "memlock"));
+    let (other, limits) = ("auth include common-auth\n", "session required pam_limits.so\n");
+    // A system whose file is elsewhere gets none, because a new file would hide that one.
+    for (before, after) in [
+        (None, None),
+        (Some(other.to_owned()), Some(format!("{other}{limits}"))),
+        (Some(format!("{limits}{other}")), Some(format!("{limits}{other}"))),
+    ] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        put(scratch.path(), "etc/security/limits.d/rdma.conf", "# of another package\n");
+        put(scratch.path(), "etc/pam.d/login", other);
+        if let Some(before) = &before {
+            put(scratch.path(), "etc/pam.d/sshd", before);
+        }
+        repair(scratch.path(), command);
+        assert_eq!(text(scratch.path(), "etc/pam.d/sshd"), after, "{command}");
+        let own = text(scratch.path(), "etc/security/limits.d/zz-rdma-pipe.conf").expect("a file of its own");
+        assert_eq!(own, "* - memlock unlimited\nroot - memlock unlimited\n");
+        let others = text(scratch.path(), "etc/security/limits.d/rdma.conf");
+        assert_eq!(others.as_deref(), Some("# of another package\n"));
+    }
+}
+
+#[test]
+fn the_kernels_command_line_of_several_systems() {
+    let advice = "add iommu=pt to the kernel's command line";
+    for (family, is_command, begin) in [
+        ("debian ", true, "mkdir -p /etc/default/grub.d && "),
+        ("ubuntu debian", true, "mkdir -p /etc/default/grub.d && "),
+        ("rocky rhel centos fedora", true, "grubby --update-kernel=ALL"),
+        ("amzn ", true, "grubby --update-kernel=ALL"),
+        ("opensuse-leap suse opensuse", false, advice),
+        ("arch ", false, advice),
+        ("", false, advice),
+    ] {
+        let found = bad(examine(&Facts { family: family.to_owned(), ..facts("badly-tuned") }));
+        let found = one_of(&found, "iommu");
+        assert_eq!(matches!(found.fix, Some(Fix::Run(_))), is_command, "{family}: {found:#?}");
+        assert!(fix(found).starts_with(begin), "{family}: {found:#?}");
+    }
 }
 
 #[test]

@@ -69,7 +69,7 @@ struct Lanes {
 ///
 /// # Errors
 ///
-/// EADDRINUSE if no port is free, [`ConnectError::Register`] if the pool cannot be registered.
+/// EADDRINUSE or EACCES if no port is free, [`ConnectError::Register`] if the pool cannot be registered.
 pub fn listen(
     adapters: &Adapters,
     local: &Endpoint,
@@ -87,7 +87,7 @@ pub fn listen(
 ///
 /// # Errors
 ///
-/// Why listening failed; EADDRINUSE if no port is free.
+/// Why listening failed; EADDRINUSE or EACCES if no port is free.
 fn listening(
     events: &Arc<EventChannel>,
     address: IpAddr,
@@ -97,6 +97,8 @@ fn listening(
         Some(ports) => Box::new(ports.clone()),
         None => Box::new(std::iter::repeat_n(0, EPHEMERAL_TRIES)),
     };
+    // The first ports of the range may be privileged (EACCES), and later ones not.
+    let is_privileged = |error: &VerbsError| error.errno() == Some(Errno::ACCESS.raw_os_error());
     let mut outcome = Err(VerbsError::Call { call: "rdma_bind_addr", errno: Errno::ADDRINUSE.raw_os_error() });
     for port in candidates {
         outcome = Id::new(events).and_then(|mut id| {
@@ -104,7 +106,7 @@ fn listening(
             id.listen(BACKLOG)?;
             Ok(id)
         });
-        if !outcome.as_ref().is_err_and(is_port_taken) {
+        if !outcome.as_ref().is_err_and(|error| is_port_taken(error) || is_privileged(error)) {
             break;
         }
     }

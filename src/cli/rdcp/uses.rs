@@ -1,0 +1,96 @@
+//! Options and settings that have no meaning for a command line of `rdcp`.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::{ArgMatches, Args, Command, CommandFactory, FromArgMatches};
+
+use super::targets::TargetOptions;
+use super::{CopyArguments, as_standard};
+use crate::cli::options::ReportOptions;
+use crate::cli::uses::typed;
+use crate::job::plan::Spec;
+use crate::job::targets::is_several;
+use crate::options::TreeOptions;
+
+/// Identifiers of the options, apart from those of trees and targets, that only a copy obeys.
+const OF_COPIES: [&str; 3] = ["files_from", "from0", "backup"];
+
+/// Identifiers of options for trees that say what a comparison does anyway.
+const DONE_ANYWAY: [&str; 2] = ["recursive", "checksum"];
+
+/// Returns what is wrong with a command line that has an option without a meaning for it. See
+/// [`crate::cli::Arguments::refused`].
+pub(super) fn refused(given: &ArgMatches) -> Option<String> {
+    if !given.contains_id("check") {
+        return None;
+    }
+    let copying = TreeOptions::augment_args(TargetOptions::augment_args(Command::new("copies")));
+    let ids = copying.get_arguments().map(|option| option.get_id().as_str()).filter(|id| !DONE_ANYWAY.contains(id));
+    let command = CopyArguments::command();
+    let option = ids.chain(OF_COPIES).find_map(|id| typed(&command, given, id))?;
+    Some(format!("{option} cannot be used with --check; it is for copies"))
+}
+
+/// Returns why a setting has no effect. See [`crate::cli::Arguments::idle`].
+pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+    if given.get_many::<String>("negated").is_some_and(|mut keys| keys.any(|negated| negated == key)) {
+        return Some("the command line turns it off".to_owned());
+    }
+    let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
+    let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).map(as_standard).collect();
+    let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
+    if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
+        return Some(format!("--{key} is for files and trees"));
+    }
+    let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
+    let are_several =
+        count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(|spec| is_several(spec.host()));
+    // With `--hosts`, `relay` is not dropped: a refusal is better than sending the data another way.
+    let may_be_several = are_several || given.contains_id("hosts") && key != "relay";
+    if may_be_several && ["stats", "itemize-changes", "relay"].contains(&key) {
+        return Some(format!("--{key} is for copies to one host"));
+    }
+    let report = ReportOptions::from_arg_matches(given);
+    if key == "itemize-changes" && report.is_ok_and(|report| report.is_json_on_output()) {
+        return Some("--json uses standard output".to_owned());
+    }
+    if key == "backup-dir" && given.contains_id("snapshot") {
+        return Some("--snapshot overwrites nothing".to_owned());
+    }
+    let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
+    let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
+    is_idle.then(|| format!("--{key} is for copies between hosts"))
+}
+
+/// Whether a path on this host is read or written as a stream.
+fn is_stream(spec: &Spec) -> bool {
+    let is_special = |path: &OsStr| std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    match spec {
+        Spec::Standard => true,
+        Spec::Here(path) => is_special(path),
+        Spec::There(..) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_comparison_does_not_obey_is_refused() {
+        let said = |line: &str| {
+            let given = CopyArguments::command().try_get_matches_from(line.split(' '));
+            refused(&given.unwrap_or_else(|error| panic!("{line}: {error}")))
+        };
+        for option in ["--exclude=x", "--exclude-from=x", "--sync", "--no-mode", "--copy-links", "--from0", "--stall=3"]
+        {
+            let name = option.split('=').next().expect("a name");
+            let expected = format!("{name} cannot be used with --check; it is for copies");
+            assert_eq!(said(&format!("rdcp --check m d {option}")), Some(expected));
+            assert_eq!(said(&format!("rdcp m d {option}")), None);
+        }
+        for line in ["rdcp --check m h:d -r --checksum -v -q --json=x -P 3 --stats --human-readable", "rdcp a h:"] {
+            assert_eq!(said(line), None, "{line}");
+        }
+    }
+}

@@ -92,7 +92,7 @@ impl Letter {
             Here::Number(Number::Limit) => "with a number, --bwlimit in Kbit/s; else accepted".to_owned(),
             Here::Word(Behind::Cipher) => "with a cipher, -o Ciphers=CIPHER; else --checksum".to_owned(),
             Here::Word(Behind::Program) => {
-                "without --sync, with the path of a program, --rsh PATH; else accepted".to_owned()
+                "with the path of a program, --rsh PATH, or refused with --sync; else accepted".to_owned()
             }
             Here::Word(Behind::Sftp) => "accepted: done anyway, or not applicable".to_owned(),
             Here::Filter => "with '- PATTERN', --exclude PATTERN; with '+ PATTERN', --include PATTERN".to_owned(),
@@ -524,7 +524,7 @@ fn cluster(
                 if let (b'F' | b'J', Some(value)) = (byte, value) {
                     let is_sshs =
                         if byte == b'F' { is_configuration(value) } else { are_jumps(value, attached, exists) };
-                    let is_meant = if done.is_sync { is_sshs && at == 0 } else { is_sshs || at == 0 };
+                    let is_meant = if done.is_sync { is_sshs && at == 0 } else { is_sshs || are_scps(&letters[..at]) };
                     if !is_meant {
                         let instead = if byte == b'F' { NO_FILTERS } else { NO_LINK_TIMES };
                         return Err(format!("-{}: {instead}", char::from(byte)));

@@ -109,8 +109,11 @@ pub fn parse_port(text: &OsString) -> Result<u16, String> {
         .ok_or_else(|| format!("PORT must be a number from 0 to 65535, not {:?}", crate::fault::escaped(text)))
 }
 
-/// Whether a word in PORT's place may be KEY. `next` is the word in KEY's place. KEY is missing if that is none or a
-/// port. The word is then neither a short number nor the path of something that exists or could be created.
+/// Least length of a KEY that was made at random.
+const KEY_BYTES_LIKELY: usize = 12;
+
+/// Whether a word in PORT's place may be KEY: it is no port, and neither a short number nor the path of something that
+/// exists or could be created. `next` is the word in KEY's place. Unless that is none or a port, only a long word counts.
 pub(crate) fn may_be_key(word: &OsString, next: Option<&OsString>) -> bool {
     let text = word.to_string_lossy();
     let is_of_number = |letter: char| letter.is_ascii_digit() || "+-. ".contains(letter);
@@ -119,8 +122,8 @@ pub(crate) fn may_be_key(word: &OsString, next: Option<&OsString>) -> bool {
     let is_named = |parent: &Path| !parent.as_os_str().is_empty() && parent != Path::new("/");
     let is_path =
         path.symlink_metadata().is_ok() || path.parent().is_some_and(|parent| is_named(parent) && parent.is_dir());
-    let is_key_missing = next.is_none_or(|next| parse_port(next).is_ok());
-    is_key_missing && parse_port(word).is_err() && !is_number && !is_path
+    let is_likely = text.len() >= KEY_BYTES_LIKELY || next.is_none_or(|next| parse_port(next).is_ok());
+    is_likely && parse_port(word).is_err() && !is_number && !is_path
 }
 
 /// Parses PORT. If it may be KEY, it is neither repeated nor left where others see it.
@@ -207,6 +210,7 @@ mod tests {
             assert!(super::may_be_key(&word.into(), None), "{word}");
             assert!(super::may_be_key(&word.into(), Some(&"7000".into())), "{word}");
             assert!(!super::may_be_key(&word.into(), Some(&"a-key".into())), "{word}");
+            assert!(super::may_be_key(&format!("{word}{word}{word}{word}").into(), Some(&"out.raw".into())), "{word}");
         }
     }
 

@@ -51,7 +51,6 @@ use account::Account;
 pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 use memory::Memory;
-pub use open::run;
 use orphan::Orphan;
 use pace::Pace;
 use spool::SpoolEnd;
@@ -156,12 +155,12 @@ struct Engine {
     memory: Memory,
 }
 
-/// Starts all threads of a transfer but those of its lanes. Lane 0 must be announced before [`Engine::run`].
+/// Runs a transfer to its end. Lane 0 must have been announced.
 ///
 /// # Errors
 ///
-/// The system's error if threads cannot be started.
-fn prepare(transfer: Transfer, work: Work) -> std::io::Result<Engine> {
+/// The system's error if threads cannot be started. Everything that happens to the transfer itself is in the summary.
+pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     let Transfer { agreed, secret, buffers, first, shares_memory, pool, .. } = transfer;
     let Transfer { dialer, events, post, compress, bwlimit, observer, .. } = transfer;
     let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
@@ -277,11 +276,10 @@ fn prepare(transfer: Transfer, work: Work) -> std::io::Result<Engine> {
             }
         }
     }
-    Ok(engine)
+    Ok(engine.run())
 }
 
 impl Engine {
-    /// Runs the transfer to its end. Everything that happens to it is in the summary.
     fn run(mut self) -> Summary {
         while self.ended.is_none() {
             let wait = self.half.machine_ref().next_timeout(self.now()).min(TICK);

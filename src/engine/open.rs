@@ -17,7 +17,7 @@ use super::listen::Registry;
 use super::pace::Pace;
 use super::rails::Rail;
 use super::session::Obstacle;
-use super::{Dialer, Engine, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, prepare, rails, rdma};
+use super::{Dialer, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, rails, rdma, run};
 use crate::fs::direct::write::available_bytes;
 use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, CONNECTION_LOCKED_BYTES, RegisterError};
@@ -137,20 +137,22 @@ pub fn open(
 }
 
 impl Opened {
-    /// Starts the threads of the session. The first connection is not a lane yet: if the system refuses a thread, the
-    /// peer waits on that connection to be told.
+    /// Turns the first connection into a lane, and runs the session to its end.
     ///
     /// # Errors
     ///
-    /// [`Obstacle::Thread`].
-    pub fn prepare(
+    /// [`Obstacle::Link`] and [`Obstacle::Thread`]. Anything that happens to the transfer itself is in the summary.
+    pub fn run(
         self,
-        secret: SessionSecret,
+        stream: TcpStream,
+        established: Established,
         work: Work,
         options: &TransferOptions,
         (post, events): (Post<Event>, Queue<Event>),
         observer: Box<dyn Observer>,
-    ) -> Result<Prepared, Obstacle> {
+    ) -> Result<Summary, Obstacle> {
+        let Established { lane, secret, control, .. } = established;
+        announce(&post, lane, |report| tcp_lane(stream, control, report))?;
         let Self { agreed, pool, buffers, first, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
         let shares_memory = options.shares_memory();
@@ -168,37 +170,7 @@ impl Opened {
             bwlimit,
             observer,
         };
-        let engine = prepare(transfer, work).map_err(Obstacle::Thread)?;
-        Ok(Prepared { engine, _listening })
-    }
-}
-
-/// Starts the threads of a transfer, and runs it to its end. Lane 0 must have been announced.
-///
-/// # Errors
-///
-/// The system's error if threads cannot be started. Everything that happens to the transfer itself is in the summary.
-pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
-    Ok(prepare(transfer, work)?.run())
-}
-
-/// A session whose threads run, without a lane.
-pub struct Prepared {
-    engine: Engine,
-    _listening: Option<rdma::Listening>,
-}
-
-impl Prepared {
-    /// Turns the first connection into a lane, and runs the session to its end.
-    ///
-    /// # Errors
-    ///
-    /// [`Obstacle::Link`]. Anything that happens to the transfer itself is in the summary.
-    pub fn run(self, stream: TcpStream, established: Established) -> Result<Summary, Obstacle> {
-        let Established { lane, control, .. } = established;
-        let Self { engine, _listening } = self;
-        announce(&engine.post, lane, |report| tcp_lane(stream, control, report))?;
-        Ok(engine.run())
+        run(transfer, work).map_err(Obstacle::Thread)
     }
 }
 

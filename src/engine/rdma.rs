@@ -123,7 +123,9 @@ impl Dialing {
         let mut failure = LinkError::Transport(match rail {
             Some(rail) => format!("{rail} does not connect two RDMA devices"),
             None if remote.is_empty() => {
-                "the other end listens on no RDMA address (see its --port-range and limit on locked memory)".to_owned()
+                "the other end listens on no RDMA address; run rddoctor there (ports, locked memory), and see its \
+                 --port-range"
+                    .to_owned()
             }
             None => "the RDMA devices of the two ends have no addresses of the same IP version".to_owned(),
         });

@@ -209,11 +209,10 @@ impl Session<'_> {
         self.observer.observe(SessionEvent::Begun { peer: peer.clone(), reconnect, size_bytes });
         self.observer.observe(SessionEvent::StepEnds(Step::Connect));
         self.observer.observe(SessionEvent::StepBegins(Step::Transfer));
-        let (secret, channel) = (first.established.secret.clone(), (self.post, self.events));
-        let prepared = opened.prepare(secret, work, self.transfer, channel, self.observer);
-        let prepared = prepared.map_err(|error| ours_is(give_up(&mut first, role, error)))?;
         let FirstLane { stream, established, .. } = first;
-        let mut summary = prepared.run(stream, established).map_err(|error| ours_is((error, None)))?;
+        let channel = (self.post, self.events);
+        let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);
+        let mut summary = summary.map_err(|error| ours_is((error, None)))?;
         if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
             let silent = LinkError::TimedOut.to_string();
             summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {

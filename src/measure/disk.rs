@@ -10,7 +10,7 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -221,11 +221,11 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
 /// Makes a file that loses its name right away, and opens it as [`open_direct`] does.
 fn make_unnamed(path: &Path) -> Result<(File, bool), Errno> {
     // Without O_DIRECT: a file system that does not support it creates the file before it says so.
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)?;
-    let opened = open_direct(path, flags);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
     rustix::fs::unlink(path)?;
-    opened
+    let again = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    Ok(open_direct(&again, OFlags::RDWR).unwrap_or((file, false)))
 }
 
 /// The next access: its kind, size and position.

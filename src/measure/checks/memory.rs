@@ -126,8 +126,8 @@ pub(super) fn registration(facts: &Facts) -> Vec<Finding> {
 /// The file sorts after those in which the module's options usually are, and keeps them.
 fn enlarge_mlx4(facts: &Facts) -> Fix {
     let kib = facts.memory_kib.saturating_mul(2).max(1);
-    // The logarithm, rounded up. A page has 4 KiB.
-    let log_pages = (u64::BITS - (kib - 1).leading_zeros()).saturating_sub(2);
+    // The logarithm, rounded up. A page has 4 KiB, and the driver takes 2^31 of them at most.
+    let log_pages = (u64::BITS - (kib - 1).leading_zeros()).saturating_sub(2).min(31);
     Fix::command(format!(
         "echo \"options mlx4_core log_num_mtt=$(({log_pages} - $(cat /sys/module/mlx4_core/parameters/log_mtts_per_seg)))\" \
          >/etc/modprobe.d/zz-rdma-pipe.conf # then restart"

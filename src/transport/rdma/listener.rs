@@ -106,7 +106,7 @@ fn listening(
             id.listen(BACKLOG)?;
             Ok(id)
         });
-        if !outcome.as_ref().is_err_and(|error| is_port_taken(error) || is_privileged(error)) {
+        if !outcome.as_ref().is_err_and(|error| is_port_taken(error) || port < 1024 && is_privileged(error)) {
             break;
         }
     }

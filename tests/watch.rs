@@ -413,7 +413,7 @@ fn room_at_the_destination_is_waited_for() {
         process.line_with("trying again in 2 s");
         let said = process.stderr();
         assert_eq!(said.matches("errno 28").count(), 1, "{way:?}: {said}");
-        // This is told during the pause, and no further change is until it has been heard.
+        // The host reports this change during the pause, and no other before it is asked again.
         fs::write(from.join("first"), "in the pause").expect("a file");
         small.resize("40m");
         until("the large file", &mut process, || fs::read(to.join("large")).is_ok_and(|bytes| bytes == large));

@@ -451,22 +451,27 @@ fn the_source_may_go_once_a_host_has_everything() {
     }
 }
 
+/// Begins and ends the connections that a chain wants, and returns the nodes that it has taken out.
+fn go_on(chain: &mut Chain, now: Duration) -> Vec<(Node, Why)> {
+    let mut outs = Vec::new();
+    while let Some(action) = chain.poll() {
+        match action {
+            Action::Connect { link, .. } => chain.link_up(link, now),
+            Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
+            Action::Out(node, why) => outs.push((node, why)),
+            _ => {}
+        }
+    }
+    outs
+}
+
 /// A node that stands still holds up the nodes before it and behind it. They are not to blame, even if they continue
 /// later than their neighbours.
 #[test]
 fn one_that_stands_still_is_blamed_alone() {
     let mut chain = Chain::new(6, SPOOL, STALL, Lag::Copied);
     let mut outs = Vec::new();
-    let mut all = |chain: &mut Chain, now: Duration| {
-        while let Some(action) = chain.poll() {
-            match action {
-                Action::Connect { link, .. } => chain.link_up(link, now),
-                Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
-                Action::Out(node, why) => outs.push((node, why)),
-                _ => {}
-            }
-        }
-    };
+    let mut all = |chain: &mut Chain, now: Duration| outs.extend(go_on(chain, now));
     let ms = Duration::from_millis;
     let say = |chain: &mut Chain, node: Node, (received, passed): (u64, u64), now: Duration| {
         chain.state(node, &BroadcastState { received, written: received, passed, ..BroadcastState::default() }, now);

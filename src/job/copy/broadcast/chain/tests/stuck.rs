@@ -30,6 +30,23 @@ fn proven(nodes: usize) -> Chain {
     chain
 }
 
+/// The state of a node that has written the whole stream.
+fn whole() -> BroadcastState {
+    BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() }
+}
+
+/// Two nodes are done, and this many more are expected.
+fn with_two_done(late: usize) -> Chain {
+    let mut chain = proven(3);
+    chain.expect(late);
+    for node in 0..3 {
+        chain.state(node, &whole(), Duration::ZERO);
+    }
+    chain.tree_over(1, true);
+    chain.tree_over(2, true);
+    chain
+}
+
 /// They hold up no other node for good, neither a single one nor several, as on a server that hangs.
 #[test]
 fn disks_that_stand_still_are_given_up() {
@@ -93,14 +110,7 @@ fn a_disk_that_is_slow_is_not_given_up() {
 #[test]
 fn one_that_cannot_write_what_another_gives_gets_it_from_the_source() {
     for is_full in [false, true] {
-        let mut chain = proven(3);
-        chain.expect(1);
-        for node in 0..3 {
-            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
-            chain.state(node, &state, Duration::ZERO);
-        }
-        chain.tree_over(1, true);
-        chain.tree_over(2, true);
+        let mut chain = with_two_done(1);
         // It joins when the others are done.
         let late = chain.join(true);
         let mut given = Vec::new();
@@ -173,8 +183,7 @@ fn stuck_after(chain: &mut Chain, of_chain: usize, moving: &[Node]) -> (u64, Vec
     for second in 0..3600 {
         let now = Duration::from_secs(second);
         for node in 0..of_chain {
-            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
-            chain.state(node, &state, now);
+            chain.state(node, &whole(), now);
         }
         moving.iter().for_each(|&node| chain.copy_moved(node, now));
         chain.tick(now);
@@ -226,8 +235,7 @@ fn a_copy_after_a_chain_that_gets_no_further_is_given_up() {
         let mut chain = proven(2);
         chain.expect(late);
         for node in 0..2 {
-            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
-            chain.state(node, &state, Duration::ZERO);
+            chain.state(node, &whole(), Duration::ZERO);
         }
         chain.tree_over(1, true);
         for _ in 0..late {
@@ -248,14 +256,7 @@ fn a_copy_after_a_chain_that_gets_no_further_is_given_up() {
 /// A host may itself hang if a copy that it gave got stuck. So it gives the next one only if no other host can.
 #[test]
 fn one_whose_copy_got_stuck_comes_after_others() {
-    let mut chain = proven(3);
-    chain.expect(4);
-    for node in 0..3 {
-        let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
-        chain.state(node, &state, Duration::ZERO);
-    }
-    chain.tree_over(1, true);
-    chain.tree_over(2, true);
+    let mut chain = with_two_done(4);
     let begun = |chain: &mut Chain| {
         let copy = |action: Action| match action {
             Action::Copy { from, to } => Some((from, to)),
@@ -290,21 +291,13 @@ fn a_disk_that_stands_still_is_the_reason_after_its_node_was_passed_over() {
         let mut outs = Vec::new();
         for at in 0..300 {
             let now = Duration::from_millis(200 * at);
-            let whole = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
-            chain.state(SOURCE, &BroadcastState { passed: 100, ..whole.clone() }, now);
-            chain.state(1, &BroadcastState { passed: 72, ..whole }, now);
+            chain.state(SOURCE, &BroadcastState { passed: 100, ..whole() }, now);
+            chain.state(1, &BroadcastState { passed: 72, ..whole() }, now);
             if !is_silent || at < 5 {
                 chain.state(2, &BroadcastState { received: 72, written: 40, ..BroadcastState::default() }, now);
             }
             chain.tick(now);
-            while let Some(action) = chain.poll() {
-                match action {
-                    Action::Connect { link, .. } => chain.link_up(link, now),
-                    Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
-                    Action::Out(node, why) => outs.push((node, why)),
-                    _ => {}
-                }
-            }
+            outs.extend(go_on(&mut chain, now));
         }
         let all = [(2, Why::StoodStill), (2, Why::DiskStill)];
         assert_eq!(outs, all[..if is_silent { 1 } else { 2 }]);
@@ -319,9 +312,8 @@ fn one_to_which_no_node_can_give_a_copy_is_not_said_to_be_cut_off() {
     for is_lost in [true, false] {
         let mut chain = proven(3);
         chain.keep_to_itself(1);
-        let whole = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
-        chain.state(SOURCE, &whole, Duration::ZERO);
-        chain.state(1, &whole, Duration::ZERO);
+        chain.state(SOURCE, &whole(), Duration::ZERO);
+        chain.state(1, &whole(), Duration::ZERO);
         let last = *chain.links.iter().find(|(_, link)| link.to == 2).expect("it was begun").0;
         chain.link_over(last, LinkEnd::NotKept, Duration::ZERO);
         chain.tree_over(2, false);
@@ -330,7 +322,7 @@ fn one_to_which_no_node_can_give_a_copy_is_not_said_to_be_cut_off() {
         }
         for second in 1..=20 {
             let now = Duration::from_secs(second);
-            chain.state(1, &whole, now);
+            chain.state(1, &whole(), now);
             chain.tick(now);
             if second == 4 {
                 chain.tree_over(1, true);

@@ -17,6 +17,7 @@ pub mod standard;
 pub(crate) mod table;
 mod text;
 pub(crate) mod waits;
+pub(crate) mod write_out;
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -17,6 +17,7 @@ use rustix::io::{Errno, write};
 use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::succeed;
 use super::text::Text;
+use super::write_out::WriteOut;
 use super::{
     IS_TEMPORARY, PARTIAL, close, directory_of, io_fact, is_regular, is_serial, is_temporary_name, may, name_beside,
     partial, plain_fact, standard, std_fact, umask,
@@ -93,6 +94,8 @@ pub struct FileSink {
     /// Size that was announced, or 0 if none was.
     size_bytes: u64,
     bypass: WriteBypass,
+    /// `None` if no data has to go to the disk.
+    write_out: Option<WriteOut>,
     writes: Writes,
     /// Held for each write if the file system does one write after the other: waiting for this lock takes no processor.
     turn: Option<Mutex<()>>,
@@ -142,8 +145,11 @@ impl FileSink {
     fn new(file: File, path: &Path, names: Option<Names>) -> Self {
         let settled = AtomicBool::new(names.is_none());
         let (bypass, writes) = (WriteBypass::default(), Writes::new(None));
-        let turn = fstatfs(&file).is_ok_and(|system| is_serial(system.f_type as u32)).then(Mutex::default);
-        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, writes, turn, settled }
+        let kind = fstatfs(&file).map_or(0, |system| system.f_type as u32);
+        let is_there = |names: &Names| statat(&names.directory, &names.last, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        let write_out = WriteOut::new(kind, names.as_ref().is_some_and(is_there), false);
+        let turn = is_serial(kind).then(Mutex::default);
+        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, write_out, writes, turn, settled }
     }
 
     /// Records the size that the sender has announced. The sender is not held to it.
@@ -164,10 +170,13 @@ impl FileSink {
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
         // Direct writes wait for the disk, which several can do at once.
         let turn = self.turn.as_ref().filter(|_| !self.writes.are_direct(self.size_bytes));
-        let _turn = turn.map(|turn| turn.lock().expect("no panics under it"));
+        let turn = turn.map(|turn| turn.lock().expect("no panics under it"));
         self.bypass
             .write(&self.file, bytes, position, self.size_bytes, &self.writes)
-            .map_err(|error| io_fact(self.path.as_os_str(), error))
+            .map_err(|error| io_fact(self.path.as_os_str(), error))?;
+        drop(turn);
+        self.write_out.iter().for_each(|it| it.note(&self.file, bytes.len()));
+        Ok(())
     }
 
     /// Gives the file its mode and its name. The mode, the ACL and, where this process may set it, the owner are those

@@ -423,16 +423,25 @@ fn dead_address() -> Result<(), Failed> {
     Ok(())
 }
 
-/// More connections than may be set up at a time, one after another, all of them kept for a while.
+/// More connections than may be set up at a time, one after another, all of them kept for a while. The driver of siw
+/// loses one now and then while it comes up. A place that a connection did not give back would end all further ones.
 fn many_connections() -> Result<(), Failed> {
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (listener, incoming) = listener(&other, &endpoint);
-    let mut kept = Vec::new();
+    let (mut kept, mut lost) = (Vec::new(), 0);
     for round in 0..240 {
         if round % 12 == 0 {
             kept.clear();
         }
-        kept.push(connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon())?);
+        match connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon()) {
+            Ok(connection) => kept.push(connection),
+            Err(ConnectError::Lost(reason)) if lost == 0 => {
+                eprintln!("connection {round} was lost: {reason}");
+                lost += 1;
+                continue;
+            }
+            Err(error) => return Err(format!("connection {round}: {error}").into()),
+        }
         kept.push(incoming.recv_timeout(PATIENCE)?.0);
     }
     Ok(())

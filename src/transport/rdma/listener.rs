@@ -19,6 +19,7 @@ use super::devices::{Held, Registered, hold, lock};
 use super::request::{Request, same_secret};
 use super::{Adapters, Connection, Endpoint, LaneRequest, Wake, sleep_on};
 use crate::fault::errno_of;
+use crate::log;
 use crate::transport::Medium;
 
 /// Maximum number of connections that are coming up at once. Further requests are rejected.
@@ -231,11 +232,11 @@ impl Service {
             let deadline = Instant::now() + HALF_OPEN_TIMEOUT;
             let registered = Arc::clone(&place.0.registered);
             let accepted = Connection::accept(registered, medium, id, Arc::clone(&shared.arrivals), deadline);
-            if let Ok(connection) = accepted
-                && !shared.stop.load(Ordering::Acquire)
-            {
+            match accepted {
                 // The place stays taken until the connection has authenticated, because the ticket travels in clear.
-                (place.0.on_incoming)(connection, hello);
+                Ok(connection) if !shared.stop.load(Ordering::Acquire) => (place.0.on_incoming)(connection, hello),
+                Ok(_) => {}
+                Err(error) => log::debug("", || format!("an RDMA connection did not come up: {error}")),
             }
             drop(place);
         });

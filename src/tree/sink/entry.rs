@@ -39,6 +39,7 @@ use crate::fs::holes::is_zero;
 use crate::fs::metadata::Object;
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
+use crate::fs::write_out::WriteOut;
 use crate::fs::{
     HASH_READ_BYTES, WHOLE, close, described, io_fact, is_serial, name_beside, plain_fact, read_up_to, write_at,
 };
@@ -215,6 +216,8 @@ pub(super) struct Large {
     // Declared before the directory, which must be finished last.
     pub(super) partial: Partial,
     bypass: WriteBypass,
+    /// `None` if no data has to go to the disk.
+    write_out: Option<WriteOut>,
     pub(super) name: Vec<u8>,
     metadata: OwnedMetadata,
     pub(super) size: u64,
@@ -328,9 +331,12 @@ impl Large {
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
         let comes_whole = !partial.is_adopted && basis.is_none();
+        let replaces = matches!(partial.way, Way::Named(_)) && directory.has(name);
+        let write_out = WriteOut::new(kind, replaces, shared.options.syncs());
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),
+            write_out,
             size,
             is_serial,
             waiting: Mutex::default(),
@@ -422,6 +428,7 @@ impl Large {
                     basis.note_came(position, data.len() as u64);
                 }
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
+                self.note_cached(data.len());
                 self.shared.progress.wrote(data.len() as u64);
                 self.shared.progress.at(|| self.directory.tree_path(&self.name));
             }
@@ -507,8 +514,19 @@ impl Large {
     fn note_copied(&self, bytes: usize) {
         self.written_bytes.fetch_add(bytes as u64, Relaxed);
         self.shared.writes.note_buffered(bytes);
+        self.note_cached(bytes);
         self.shared.progress.wrote(bytes as u64);
         self.shared.progress.at(|| self.directory.tree_path(&self.name));
+    }
+
+    fn note_cached(&self, bytes: usize) {
+        self.write_out.iter().for_each(|it| it.note(&self.partial.file, bytes));
+    }
+
+    /// Called with data of the older file that has been written to this one.
+    pub(super) fn check_copied(&self, data: &[u8], position: u64) -> Result<(), Errno> {
+        self.note_cached(data.len());
+        check_stored(&self.shared, &self.partial.file, data, position)
     }
 
     /// Hashes data that the kernel has copied, while it is cached. If reading fails here, the data is read again at the
@@ -544,7 +562,7 @@ impl Large {
                     return Err(Errno::CANCELED);
                 }
                 self.shared.progress.note_work(data.len() as u64);
-                check_stored(&self.shared, file, data, position)
+                self.check_copied(data, position)
             };
             let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));
             filled.and_then(|()| self.bypass.settle(file))

@@ -12,7 +12,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::TreeSink;
-use super::entry::{Large, check_stored, evict};
+use super::entry::{Large, evict};
 use super::jobs::Job;
 use super::target::Way;
 use crate::fs::{HASH_READ_BYTES, hash_range};
@@ -152,7 +152,7 @@ impl Large {
             }
         }
         self.evict_in_place()?;
-        let check = |data: &[u8], position| check_stored(&self.shared, file, data, position);
+        let check = |data: &[u8], position| self.check_copied(data, position);
         self.basis.as_ref().map_or(Ok(None), |basis| basis.digest(number, file, scratch, check))
     }
 }

@@ -20,6 +20,7 @@ use rustix::fs::{AtFlags, FallocateFlags, OFlags, Stat, fallocate, fstat, ioctl_
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
+use crate::fs::direct::ALIGNMENT;
 use crate::fs::holes::{self, PAGE_BYTES, data_in, hash_of_zeros, is_hole};
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash16, identity, is_regular, open_quietly, read_up_to, write_at};
@@ -72,6 +73,9 @@ pub(super) struct Basis {
     /// Number of blocks of all open files, including this one.
     open_blocks: Arc<AtomicU64>,
 }
+
+/// Writes data of the older file to the new one, at a position.
+type Write<'a> = &'a (dyn Fn(&[u8], u64) -> Result<(), Errno> + Sync);
 
 /// What is known of a block of the new file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,39 +151,41 @@ impl Basis {
         (start, self.block_bytes.min(self.size - start))
     }
 
-    /// Returns the digest of a block for the sender; `None` if the older file ends before the block does.
-    /// `check_stored` is called with the data that is written to `target`.
+    /// Number of blocks that are read and written at once.
+    pub fn blocks_at_once(&self) -> usize {
+        let may_have_holes = self.may_have_holes || self.keeps_holes;
+        if may_have_holes { 1 } else { (HASH_READ_BYTES as u64 / self.block_bytes).max(1) as usize }
+    }
+
+    /// Returns the digests of consecutive blocks for the sender, at most [`Basis::blocks_at_once`]; `None` for a block
+    /// before whose end the older file ends. `write` is called with data that is to be written to `target`.
     ///
     /// # Errors
     ///
     /// Fails if writing fails, or if data that is to stay cannot be read.
-    pub fn digest(
+    pub fn digests(
         &self,
-        number: usize,
+        numbers: Range<usize>,
         target: &OwnedFd,
         scratch: &mut [u8],
-        check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>,
-    ) -> Result<Digest, Errno> {
-        let (start, length) = self.block(number);
-        let digest = if self.is_in_target {
-            Some(self.read(target.as_fd(), None, (start, length), scratch, check_stored)?.ok_or(Errno::NODATA)?)
-        } else if start + length <= self.stat.st_size as u64 {
-            let copy = self.is_changed.load(Relaxed).then_some(target);
-            let digest = self.read(self.file(), copy, (start, length), scratch, check_stored)?;
-            if copy.is_none()
-                && let Some(digest) = digest
-            {
-                self.note(number, Block::Promised(digest));
-                return Ok(Some(digest));
-            }
-            digest
-        } else {
-            None
-        };
-        if digest.is_some() {
-            self.note(number, Block::Stands);
+        write: Write<'_>,
+    ) -> Result<Vec<Digest>, Errno> {
+        if self.is_in_target {
+            let digests = self.hash(target.as_fd(), numbers.clone(), None, scratch)?;
+            numbers.zip(&digests).for_each(|(number, _)| self.note(number, Block::Stands));
+            return if digests.contains(&None) { Err(Errno::NODATA) } else { Ok(digests) };
         }
-        Ok(digest)
+        let is_there = |&number: &usize| self.block(number).0 + self.block(number).1 <= self.stat.st_size as u64;
+        let there = numbers.start..numbers.start + numbers.clone().take_while(is_there).count();
+        let copy = self.is_changed.load(Relaxed).then_some((target, write));
+        let mut digests = self.hash(self.file(), there.clone(), copy, scratch)?;
+        for (number, digest) in there.zip(&digests) {
+            if let Some(digest) = *digest {
+                self.note(number, if copy.is_some() { Block::Stands } else { Block::Promised(digest) });
+            }
+        }
+        digests.resize(numbers.len(), None);
+        Ok(digests)
     }
 
     fn note(&self, number: usize, block: Block) {
@@ -196,18 +202,40 @@ impl Basis {
         self.note(number, Block::Stands);
     }
 
-    /// Hashes a block of a file, and writes it to `target` if there is one. `None` if the block cannot be read: then
-    /// `target` has none of it, as far as it may have holes.
-    fn read(
+    /// Hashes consecutive blocks of a file, and writes them if there is where to; `None` for a block that cannot be read.
+    fn hash(
         &self,
         file: BorrowedFd<'_>,
-        target: Option<&OwnedFd>,
-        (start, length): (u64, u64),
+        numbers: Range<usize>,
+        copy: Option<(&OwnedFd, Write<'_>)>,
         scratch: &mut [u8],
-        check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>,
+    ) -> Result<Vec<Digest>, Errno> {
+        let scratch = aligned(scratch);
+        if numbers.len() > 1 {
+            let start = self.block(numbers.start).0;
+            let end = (numbers.end as u64 * self.block_bytes).min(self.size);
+            let part = &mut scratch[..(end - start) as usize];
+            if read_up_to(file, part, start) == Ok(part.len()) {
+                let hash = |block| Some(hash16(&blake3::hash(block)));
+                let digests = part.chunks(self.block_bytes as usize).map(hash).collect();
+                copy.map_or(Ok(()), |(_, write)| write(part, start))?;
+                return Ok(digests);
+            }
+        }
+        numbers.map(|number| self.hash_one(file, self.block(number), copy, scratch)).collect()
+    }
+
+    /// Hashes a block of a file, and writes it if there is where to. `None` if the block cannot be read: then the
+    /// target has none of it, as far as it may have holes.
+    fn hash_one(
+        &self,
+        file: BorrowedFd<'_>,
+        (start, length): (u64, u64),
+        copy: Option<(&OwnedFd, Write<'_>)>,
+        scratch: &mut [u8],
     ) -> Result<Digest, Errno> {
         // When a sparse file is written, its holes are left out.
-        if self.may_have_holes && (target.is_none() || self.keeps_holes) && is_hole(file, start, length) {
+        if self.may_have_holes && (copy.is_none() || self.keeps_holes) && is_hole(file, start, length) {
             return Ok(Some(hash_of_zeros(length)));
         }
         let (mut hasher, mut at) = (blake3::Hasher::new(), start);
@@ -216,7 +244,7 @@ impl Basis {
             let part = &mut scratch[..wanted];
             if read_up_to(file, part, at) != Ok(wanted) {
                 // The sender sends no holes of a block without a digest, so the old data must not stay where they are.
-                if let Some(target) = target
+                if let Some((target, _)) = copy
                     && self.keeps_holes
                 {
                     clear(target, start..at, scratch)?;
@@ -224,31 +252,23 @@ impl Basis {
                 return Ok(None);
             }
             hasher.update(part);
-            if let Some(target) = target
-                && self.write(target, part, at)?
-            {
-                check_stored(part, at)?;
+            if let Some((_, write)) = copy {
+                self.write(part, at, write)?;
             }
             at += wanted as u64;
         }
         Ok(Some(hash16(&hasher.finalize())))
     }
 
-    /// Writes data of the older file to the new one, and returns whether there was any. If the new file may have holes,
-    /// zeros are left out. If the older file has holes, each page of zeros is, because a hole may be one page; otherwise
-    /// only a piece that is all zeros. Holes are looked for in the data, which has been hashed, because the older file
-    /// may change.
-    fn write(&self, target: &OwnedFd, part: &[u8], at: u64) -> Result<bool, Errno> {
+    /// Calls `write` with data of the older file. If the new file may have holes, zeros are left out. If the older file
+    /// has holes, each page of zeros is, because a hole may be one page; otherwise only a piece that is all zeros. Holes
+    /// are looked for in the data, which has been hashed, because the older file may change.
+    fn write(&self, part: &[u8], at: u64, write: Write<'_>) -> Result<(), Errno> {
         if !self.keeps_holes {
-            return write_at(target, part, at).map(|()| true);
+            return write(part, at);
         }
         let unit_bytes = if self.may_have_holes { PAGE_BYTES } else { part.len() };
-        let mut is_any = false;
-        for data in data_in(part, unit_bytes) {
-            write_at(target, &part[data.clone()], at + data.start as u64)?;
-            is_any = true;
-        }
-        Ok(is_any)
+        data_in(part, unit_bytes).try_for_each(|data| write(&part[data.clone()], at + data.start as u64))
     }
 
     /// Records that data for this range, in bytes, has arrived.
@@ -283,28 +303,27 @@ impl Basis {
     ///
     /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile,
     /// or if a block of a file without holes is known neither from the sender nor from the old file. Otherwise the error
-    /// of writing or of `check_stored`.
-    pub fn fill(
-        &self,
-        target: &OwnedFd,
-        check_stored: impl Fn(&[u8], u64) -> Result<(), Errno> + Sync,
-    ) -> Result<(), Errno> {
+    /// of `write`.
+    pub fn fill(&self, target: &OwnedFd, write: Write<'_>) -> Result<(), Errno> {
         // They stay: whether the older file is the new one may be asked again.
         let blocks = self.blocks().clone();
-        let missing: Vec<_> =
-            blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Promised(_))).collect();
+        let promised = |number: &usize| matches!(blocks[*number], Block::Promised(_));
+        let missing: Vec<_> = (0..blocks.len()).filter(promised).collect();
         if !self.keeps_holes && blocks.contains(&Block::Unknown) {
             return Err(Errno::STALE);
         }
         let at_once = (FILL_BYTES / self.block_bytes).max(1) as usize;
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut scratch = vec![0; HASH_READ_BYTES];
+            let mut scratch = vec![0; SCRATCH_BYTES];
             while let Some(some) = missing.chunks(at_once).nth(next.fetch_add(1, Relaxed)) {
-                for &(number, &block) in some {
-                    let digest =
-                        self.read(self.file(), Some(target), self.block(number), &mut scratch, &check_stored)?;
-                    if digest.map(Block::Promised) != Some(block) {
+                let runs = some.chunk_by(|one, next| one + 1 == *next);
+                for run in runs.flat_map(|run| run.chunks(self.blocks_at_once())) {
+                    let numbers = run[0]..run[0] + run.len();
+                    let digests = self.hash(self.file(), numbers, Some((target, write)), &mut scratch)?;
+                    let is_same =
+                        |(&number, digest): (&usize, Digest)| digest.map(Block::Promised) == Some(blocks[number]);
+                    if !run.iter().zip(digests).all(is_same) {
                         return Err(Errno::STALE);
                     }
                 }
@@ -320,6 +339,16 @@ impl Basis {
             others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("it does not panic")))
         })
     }
+}
+
+/// Length of the memory in which blocks are hashed: [`HASH_READ_BYTES`] that are aligned for direct writes.
+pub(super) const SCRATCH_BYTES: usize = HASH_READ_BYTES + ALIGNMENT;
+
+/// Returns the aligned part of memory that has [`ALIGNMENT`] bytes more than are needed.
+fn aligned(scratch: &mut [u8]) -> &mut [u8] {
+    let length = scratch.len() - ALIGNMENT;
+    let skipped = scratch.as_ptr().align_offset(ALIGNMENT);
+    &mut scratch[skipped..][..length]
 }
 
 /// Makes a range of a new file zeros: a hole, if the file system supports that.
@@ -366,7 +395,11 @@ mod tests {
             let basis = Basis::new((reader, stat), None, 3 * BLOCK as u64, BLOCK as u64, true, &Arc::default());
             // From then on blocks are copied as they are hashed.
             basis.note_came(0, BLOCK as u64);
-            let digest = |number| basis.digest(number, &target, &mut [0; PIECE], |_, _| Ok(()));
+            let write = |data: &[u8], at| write_at(&target, data, at);
+            let digest = |number| {
+                let digests = basis.digests(number..number + 1, &target, &mut [0; PIECE + ALIGNMENT], &write);
+                digests.map(|digests| digests[0])
+            };
             assert!(digest(1).expect("copied").is_some());
             old.set_len((2 * BLOCK + 3 * PIECE) as u64).expect("shorter");
             let last = || digest(2).expect("none of it is written");
@@ -380,6 +413,39 @@ mod tests {
             new.read_exact_at(&mut there, 0).expect("read");
             let expected = [[0; BLOCK], [7; BLOCK], [0; BLOCK]].concat();
             assert!(there == expected, "punched: {is_punched}");
+        }
+    }
+
+    /// The old file ends in the last block.
+    #[test]
+    fn blocks_that_are_read_at_once_are_promised_or_copied_as_each_alone() {
+        const BLOCK: usize = 64 << 10;
+        let data: Vec<u8> = (0..5 * BLOCK + 100).map(|at| (at / 1000) as u8).collect();
+        for (is_changed, at_once) in [(false, 4), (true, 4), (false, 1), (true, 1)] {
+            let (old, new) =
+                (tempfile::tempfile().expect("a file"), OwnedFd::from(tempfile::tempfile().expect("a file")));
+            old.write_all_at(&data, 0).expect("written");
+            let old = OwnedFd::from(old);
+            let stat = fstat(&old).expect("it");
+            let basis = Basis::new((old, stat), None, 6 * BLOCK as u64, BLOCK as u64, false, &Arc::default());
+            basis.is_changed.store(is_changed, Relaxed);
+            assert_eq!(basis.blocks_at_once(), 4);
+            let write = |data: &[u8], at| write_at(&new, data, at);
+            let mut scratch = vec![0; SCRATCH_BYTES];
+            let mut digests = |numbers| basis.digests(numbers, &new, &mut scratch, &write).expect("read");
+            let found: Vec<_> = (0..6).step_by(at_once).flat_map(|it| digests(it..6.min(it + at_once))).collect();
+            let hash = |block: &[u8]| Some(hash16(&blake3::hash(block)));
+            let expected: Vec<_> = data[..5 * BLOCK].chunks(BLOCK).map(hash).chain([None]).collect();
+            assert_eq!(found, expected);
+            basis.note_came(BLOCK as u64, BLOCK as u64);
+            basis.note_came(5 * BLOCK as u64, BLOCK as u64);
+            basis.fill(&new, &write).expect("filled");
+            let mut there = vec![1; 5 * BLOCK];
+            File::from(new).read_exact_at(&mut there, 0).expect("read");
+            // A block that came is not written again.
+            let came = if is_changed { &data[BLOCK..2 * BLOCK] } else { &[0; BLOCK] };
+            let expected = [&data[..BLOCK], came, &data[2 * BLOCK..5 * BLOCK]].concat();
+            assert!(there == expected, "{is_changed} {at_once}");
         }
     }
 

@@ -523,10 +523,12 @@ impl Large {
         self.write_out.iter().for_each(|it| it.note(&self.partial.file, bytes));
     }
 
-    /// Called with data of the older file that has been written to this one.
-    pub(super) fn check_copied(&self, data: &[u8], position: u64) -> Result<(), Errno> {
+    /// Writes data of the older file to this one.
+    pub(super) fn write_older(&self, data: &[u8], position: u64) -> Result<(), Errno> {
+        let file = &self.partial.file;
+        self.bypass.write(file, data, position, self.size, &self.shared.writes)?;
         self.note_cached(data.len());
-        check_stored(&self.shared, &self.partial.file, data, position)
+        check_stored(&self.shared, file, data, position)
     }
 
     /// Hashes data that the kernel has copied, while it is cached. If reading fails here, the data is read again at the
@@ -557,14 +559,14 @@ impl Large {
     pub(super) fn fill(&self) -> Result<(), Errno> {
         let fill = || {
             let file = &self.partial.file;
-            let check = |data: &[u8], position| {
+            let write = |data: &[u8], position| {
                 if self.shared.is_stopped.load(Relaxed) {
                     return Err(Errno::CANCELED);
                 }
                 self.shared.progress.note_work(data.len() as u64);
-                self.check_copied(data, position)
+                self.write_older(data, position)
             };
-            let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));
+            let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, &write));
             filled.and_then(|()| self.bypass.settle(file))
         };
         *self.filled.get_or_init(fill)

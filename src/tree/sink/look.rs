@@ -1,6 +1,7 @@
 //! Existing data of a large file: hashed by several threads at once, and answered to the sender in order.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,10 +13,11 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::TreeSink;
+use super::basis::SCRATCH_BYTES;
 use super::entry::{Large, evict};
 use super::jobs::Job;
 use super::target::Way;
-use crate::fs::{HASH_READ_BYTES, hash_range};
+use crate::fs::hash_range;
 use crate::tree::digest_cache::OfBlocks;
 
 /// Number of bytes hashed before the digests of their blocks go to the sender.
@@ -72,22 +74,15 @@ impl Large {
             return self.shared.answer(Answer::nothing(item));
         }
         let (block_bytes, (count, at_once)) = (self.block_bytes(), self.parts());
-        let mut scratch = vec![0; HASH_READ_BYTES];
+        let mut scratch = vec![0; SCRATCH_BYTES];
         loop {
             let part = self.look.next.fetch_add(1, Relaxed);
             let first = part * at_once;
             if first >= count {
                 return;
             }
-            let digests = (first..count.min(first + at_once)).map(|number| {
-                let start = number * block_bytes;
-                let length = block_bytes.min(self.size - start);
-                self.look_at(number as usize, start, length, &mut scratch).unwrap_or_else(|error| {
-                    self.fail_once(error);
-                    None
-                })
-            });
-            let digests = digests.collect();
+            let blocks = first as usize..count.min(first + at_once) as usize;
+            let digests = self.look_at_part(blocks, &mut scratch);
             if self.shared.is_stopped.load(Relaxed) {
                 return;
             }
@@ -135,24 +130,55 @@ impl Large {
         *self.look.evicted.get_or_init(|| evict(&self.partial.file, 0, 0))
     }
 
-    fn look_at(&self, number: usize, start: u64, length: u64, scratch: &mut [u8]) -> Result<Digest, Errno> {
-        if self.shared.is_stopped.load(Relaxed) || self.has_failed.load(Relaxed) {
-            return Ok(None);
+    fn look_at_part(&self, blocks: Range<usize>, scratch: &mut [u8]) -> Vec<Digest> {
+        let at_once = match &self.basis {
+            Some(basis) if !self.partial.is_adopted => basis.blocks_at_once(),
+            _ => 1,
+        };
+        let mut digests = Vec::with_capacity(blocks.len());
+        for first in blocks.clone().step_by(at_once) {
+            let some = first..blocks.end.min(first + at_once);
+            let length = some.len();
+            digests.extend(self.look_at(some, scratch).unwrap_or_else(|error| {
+                self.fail_once(error);
+                vec![None; length]
+            }));
         }
-        let file = &self.partial.file;
-        if self.partial.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
-            // Data that is kept counts as read back from the disk. The cache alone does not show that data could not be
-            // written, once another process has been told of the failure.
-            let options = &self.shared.options;
-            let is_from_disk = options.reads_back() || options.syncs();
-            let is_stored = !is_from_disk || evict(file, start, length).is_ok();
-            if is_stored && let Ok(digest) = hash_range(file, start, length, scratch) {
-                self.basis.iter().for_each(|basis| basis.note_stands(number));
-                return Ok(Some(digest));
-            }
+        digests
+    }
+
+    /// Returns the digests of some blocks, which are read at once.
+    fn look_at(&self, numbers: Range<usize>, scratch: &mut [u8]) -> Result<Vec<Digest>, Errno> {
+        if self.shared.is_stopped.load(Relaxed) || self.has_failed.load(Relaxed) {
+            return Ok(vec![None; numbers.len()]);
+        }
+        if self.partial.is_adopted
+            && let Some(digest) = self.look_at_adopted(numbers.start, scratch)
+        {
+            return Ok(vec![Some(digest)]);
         }
         self.evict_in_place()?;
-        let check = |data: &[u8], position| self.check_copied(data, position);
-        self.basis.as_ref().map_or(Ok(None), |basis| basis.digest(number, file, scratch, check))
+        let Some(basis) = &self.basis else { return Ok(vec![None; numbers.len()]) };
+        let write = |data: &[u8], position| self.write_older(data, position);
+        basis.digests(numbers, &self.partial.file, scratch, &write)
+    }
+
+    /// Returns the digest of a block that an earlier transfer has left; `None` if it is not whole, or not on the disk
+    /// where it must be.
+    fn look_at_adopted(&self, number: usize, scratch: &mut [u8]) -> Digest {
+        let (file, start) = (&self.partial.file, number as u64 * self.block_bytes());
+        let length = self.block_bytes().min(self.size - start);
+        if !seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
+            return None;
+        }
+        // Data that is kept counts as read back from the disk. The cache alone does not show that data could not be
+        // written, once another process has been told of the failure.
+        let options = &self.shared.options;
+        if (options.reads_back() || options.syncs()) && evict(file, start, length).is_err() {
+            return None;
+        }
+        let digest = hash_range(file, start, length, scratch).ok()?;
+        self.basis.iter().for_each(|basis| basis.note_stands(number));
+        Some(digest)
     }
 }

@@ -64,13 +64,14 @@ impl Error {
 }
 
 /// Converts the result of a call that returns 0, or -1 with `errno` set, or (as some of libibverbs do) the errno
-/// itself.
+/// itself, which some providers negate. -1 with no errno set is EIO.
 pub(crate) fn check(call: &'static str, answer: i32) -> Result<(), Error> {
-    match answer {
-        0 => Ok(()),
-        errno if errno > 0 => Err(Error::Call { call, errno }),
-        _ => Err(Error::last(call)),
-    }
+    let errno = match answer {
+        0 => return Ok(()),
+        -1 => std::io::Error::last_os_error().raw_os_error().filter(|&errno| errno != 0).unwrap_or(libc::EIO),
+        errno => errno.saturating_abs(),
+    };
+    Err(Error::Call { call, errno })
 }
 
 /// Makes reads of `fd` fail with EAGAIN instead of blocking.

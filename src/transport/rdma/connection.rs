@@ -130,6 +130,9 @@ fn dial(
 ) -> Result<Connection, ConnectError> {
     let mut kit = Kit::new(registered, local.medium)?;
     let control = kit.connect((local.address, remote), request, deadline, control::queue_pair)?;
+    // Only now: a queue pair that was given up because its port was taken would have flushed its receives into the
+    // queue of completions that its successor uses. The peer sends nothing before it has been sent something.
+    control::post_receives(&control)?;
     let control = ControlQueue::new(control);
     let role = Role::Connecting { local: local.address, remote };
     let mut connection = Connection::new(control, kit, role);
@@ -259,9 +262,11 @@ impl Connection {
     ) -> Result<Self, ConnectError> {
         let kit = Kit::new(registered, medium)?;
         let control = kit.adopt(id, control::queue_pair)?;
+        control::post_receives(&control)?;
         control.id().accept(&parameters(&[]))?;
         let mut connection = Self::new(ControlQueue::new(control), kit, Role::Accepting { arrivals });
-        // On iWARP, nothing may be sent here before the connecting end has sent.
+        // Nothing may be sent here before the connecting end has sent: it may have posted no receives, and on iWARP it
+        // must be the first.
         while !connection.heard {
             connection.step("waiting for the peer's first message", deadline)?;
         }

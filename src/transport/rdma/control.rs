@@ -1,8 +1,10 @@
 //! The control queue pair: carries whole messages in order, and every message finds a posted receive.
 //!
-//! Each end posts [`SLOTS`] receives before the connection is up, and posts each again as soon as its message has been
-//! copied. Every message begins with the running total of reposted receives, which tells the sender how many of its
-//! messages may be outstanding. A message that may not be sent yet waits in a queue.
+//! Each end posts [`SLOTS`] receives before the other may send, and posts each again as soon as its message has been
+//! copied. The accepting end posts before it accepts, the connecting end when the connection is up. So with any
+//! transport the accepting end sends nothing before it has been sent something. Every message begins with the running
+//! total of reposted receives, which tells the sender how many of its messages may be outstanding. A message that may
+//! not be sent yet waits in a queue.
 //!
 //! # Invariants
 //!
@@ -192,7 +194,7 @@ pub(super) fn send_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
     payload.send_message(Work::Greeting.encode(), GREETING_SLOT, length)
 }
 
-/// Makes a control queue pair from `id`, and posts its receives.
+/// Makes a control queue pair from `id`.
 pub(super) fn queue_pair(
     id: Id,
     registered: &Registered,
@@ -200,11 +202,12 @@ pub(super) fn queue_pair(
     region: &Arc<MessageRegion>,
 ) -> Result<QueuePair, VerbsError> {
     let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1, inline_bytes: 0 };
-    let queue_pair = QueuePair::new(id, registered.domain(), queue, region, depths)?;
-    for slot in 0..SLOTS {
-        queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;
-    }
-    Ok(queue_pair)
+    QueuePair::new(id, registered.domain(), queue, region, depths)
+}
+
+/// Posts all receives of a control queue pair. Must be called before the peer may send.
+pub(super) fn post_receives(queue_pair: &QueuePair) -> Result<(), VerbsError> {
+    (0..SLOTS).try_for_each(|slot| queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot))
 }
 
 /// The control queue pair with its flow control.
@@ -220,7 +223,7 @@ pub(super) struct ControlQueue {
 }
 
 impl ControlQueue {
-    /// Takes a queue pair that [`queue_pair`] has made.
+    /// Takes a queue pair whose receives [`post_receives`] has posted.
     pub(super) fn new(queue_pair: QueuePair) -> Self {
         Self {
             queue_pair: Some(queue_pair),

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
-use super::{ConnectError, Wake, failure, sleep_on};
+use super::{ConnectError, Wake, errno, failure, sleep_on};
 use crate::fault::errno_of;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report, unmapped};
 
@@ -388,7 +388,7 @@ impl Poller {
     /// Ends the lane: disconnects, drains and destroys both queue pairs, then reports the last event.
     fn end(mut self, reason: LaneError) {
         let reason = match (reason, self.kit.cm.held.check()) {
-            (LaneError::PeerClosed | LaneError::Completion(_), Err(gone)) => gone,
+            (LaneError::PeerClosed | LaneError::Completion(_) | LaneError::Os { .. }, Err(gone)) => gone,
             (LaneError::PeerClosed, _) if self.shared.closing.load(Ordering::Acquire) => LaneError::Closed,
             (reason, _) => reason,
         };
@@ -460,12 +460,8 @@ fn ended_by(error: ConnectError) -> LaneError {
     match error {
         ConnectError::Lost(reason) => reason,
         ConnectError::Verbs(error) => error.into(),
-        ConnectError::Unreachable { what, status } => {
-            LaneError::Os { what, error: Errno::from_raw_os_error(status.saturating_abs()) }
-        }
-        ConnectError::Rejected(status) => {
-            LaneError::Os { what: "RDMA connection", error: Errno::from_raw_os_error(status.saturating_abs()) }
-        }
+        ConnectError::Unreachable { what, status } => LaneError::Os { what, error: errno(status.saturating_abs()) },
+        // A connection that is up can be rejected, too.
         _ => LaneError::PeerClosed,
     }
 }

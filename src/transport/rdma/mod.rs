@@ -115,12 +115,29 @@ fn failure(completion: &WorkCompletion) -> LaneError {
     if completion.is_flushed() { LaneError::PeerClosed } else { LaneError::Completion(completion.reason()) }
 }
 
+/// Returns the error of this number, or EIO if a library or a peer gave a number that is none.
+fn errno(number: i32) -> Errno {
+    if (1..=4095).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
+}
+
 /// Converts a failed verbs call to the reason why a lane ended.
 impl From<VerbsError> for LaneError {
     fn from(error: VerbsError) -> Self {
         match error {
-            VerbsError::Call { call, errno } => Self::Os { what: call, error: Errno::from_raw_os_error(errno) },
+            VerbsError::Call { call, errno: number } => Self::Os { what: call, error: errno(number) },
             VerbsError::Load(_) | VerbsError::OtherDevice => Self::Os { what: "RDMA device", error: Errno::NODEV },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Converting such a number directly would panic.
+    #[test]
+    fn numbers_that_are_no_errors_are_an_io_error() {
+        assert_eq!([0, -5, 4096, i32::MIN, i32::MAX].map(errno), [Errno::IO; 5]);
+        assert_eq!([1, 28, 110].map(errno), [Errno::PERM, Errno::NOSPC, Errno::TIMEDOUT]);
     }
 }

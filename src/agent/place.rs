@@ -29,12 +29,14 @@ const ITSELF: &[u8] = b".";
 /// The error number of a refusal because a source is its own destination. No other refusal has it.
 pub(crate) const SAME_FILE: i32 = libc::EEXIST;
 
-/// Returns the entries that match the paths and patterns, and why some of these match nothing. With `links`, symbolic
+/// Returns the entries that match the paths and patterns, and why others may be missing. With `links`, symbolic
 /// links are copied instead of followed. With `expand`, `~` and patterns are expanded.
 pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for pattern in patterns {
-        let paths = if expand { names::expanded(pattern) } else { vec![PathBuf::from(OsStr::from_bytes(pattern))] };
+        let as_it_is = || (vec![PathBuf::from(OsStr::from_bytes(pattern))], Vec::new());
+        let (paths, unread) = if expand { names::searched(pattern) } else { as_it_is() };
+        missing.extend(unread);
         for path in paths {
             // `host:` stands for the login's home.
             let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
@@ -688,6 +690,23 @@ mod tests {
             }
             std::fs::remove_file(scratch.0.join("new/latest")).expect("it");
         }
+    }
+
+    #[test]
+    fn a_pattern_whose_directory_cannot_be_read_is_not_taken_for_one_that_matches_nothing() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new("unread");
+        let directory = scratch.0.join("dir");
+        let set_mode = |mode| {
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(mode)).expect("ours");
+        };
+        let (unread, all) = (directory.join("*"), scratch.0.join("fil*"));
+        let patterns = [&unread, &all].map(|path| path.as_os_str().as_bytes());
+        set_mode(0o311);
+        let (found, missing) = names::without_privileges(|| find(&patterns, true, true));
+        set_mode(0o755);
+        assert_eq!(found.iter().map(|found| &found.name[..]).collect::<Vec<_>>(), [b"file"]);
+        assert_eq!(missing, [std_fact(directory.as_os_str(), &std::io::Error::from(Errno::ACCESS))]);
     }
 
     #[test]

@@ -152,14 +152,24 @@ impl Launcher {
         };
         // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and nothing else is called.
         unsafe { command_line.pre_exec(move || ignore(libc::SIGINT).and_then(|()| ignore(libc::SIGQUIT))) };
-        let mut child = command_line.spawn()?;
-        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
-        Ok(Launched {
-            stdin,
-            stdout,
-            process: Process { child, complaints: Complaints::collect(stderr, self.clone())?, is_asked: false },
-        })
+        launched(command_line.spawn()?, |stderr| Complaints::collect(stderr, self.clone()))
+    }
+}
+
+/// Takes over a launcher that has been started. If its standard error cannot be collected, the launcher is ended.
+fn launched(
+    mut child: Child,
+    collect: impl FnOnce(ChildStderr) -> std::io::Result<Complaints>,
+) -> std::io::Result<Launched> {
+    let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
+    match collect(stderr) {
+        Ok(complaints) => Ok(Launched { stdin, stdout, process: Process { child, complaints, is_asked: false } }),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
     }
 }
 
@@ -547,6 +557,18 @@ mod tests {
         ] {
             assert_eq!(agent_command(OsStr::new(path)), command);
         }
+    }
+
+    #[test]
+    fn a_launcher_whose_complaints_cannot_be_collected_is_ended() {
+        let mut command = Command::new("sleep");
+        command.arg("600").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().expect("sleep");
+        let id = Pid::from_child(&child);
+        let refused = launched(child, |_| Err(std::io::Error::from(rustix::io::Errno::AGAIN)));
+        assert_eq!(refused.err().and_then(|error| error.raw_os_error()), Some(libc::EAGAIN));
+        let is_there = rustix::process::test_kill_process(id);
+        assert_eq!(is_there, Err(rustix::io::Errno::SRCH), "it neither runs nor is a zombie");
     }
 
     #[test]

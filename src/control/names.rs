@@ -7,12 +7,18 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use rd_proto::control::IoFact;
 use rd_proto::tree::is_name;
+use rustix::io::Errno;
 
-use crate::fs::accounts;
+use crate::fault::errno_of;
+use crate::fs::{accounts, plain_fact, std_fact};
 
-/// Maximum number of names that a pattern may match.
+/// Maximum number of names that a pattern may match, together with the failures to look for them.
 pub const MATCHES_MAX: usize = 1 << 20;
+
+/// Maximum number of failures that are reported for one pattern.
+const FAILURES_MAX: usize = 1 << 10;
 
 /// Replaces `~` or `~user` at the beginning of a path by that user's home directory. If there is no such user, the path
 /// stays unchanged.
@@ -31,44 +37,139 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
 /// Returns the paths that match `pattern`, sorted. A path that exists is returned as it is, whatever characters its
 /// name has. So is a pattern that matches nothing, so that the missing file is reported under its own name. A backslash
 /// takes away the special meaning of the next character; users of scp write it before a blank.
+///
+/// Names that cannot be looked for are left out; [`searched`] tells which.
 pub fn expanded(pattern: &[u8]) -> Vec<PathBuf> {
+    let (found, _) = searched(pattern);
+    if found.is_empty() { vec![home_expanded(pattern)] } else { found }
+}
+
+/// Returns what [`expanded`] returns, and why other paths that match may be missing: a directory that cannot be read,
+/// or too many names. If nothing was found for such a reason, there are no paths.
+pub fn searched(pattern: &[u8]) -> (Vec<PathBuf>, Vec<IoFact>) {
+    searched_up_to(pattern, MATCHES_MAX - FAILURES_MAX)
+}
+
+fn searched_up_to(pattern: &[u8], names_max: usize) -> (Vec<PathBuf>, Vec<IoFact>) {
     let path = home_expanded(pattern);
     let bytes = path.as_os_str().as_bytes();
     if std::fs::symlink_metadata(&path).is_ok() || !is_pattern(bytes) && !bytes.contains(&b'\\') {
-        return vec![path];
+        return (vec![path], Vec::new());
     }
     let start = if bytes.starts_with(b"/") { PathBuf::from("/") } else { PathBuf::new() };
-    let mut found = vec![start];
-    for component in bytes.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
-        found = found.iter().flat_map(|directory| matches(directory, component)).take(MATCHES_MAX).collect();
+    let (mut found, mut search) = (vec![start], Search { names_max, failures: Vec::new() });
+    let mut is_cut = false;
+    let mut components = bytes.split(|&byte| byte == b'/').filter(|component| !component.is_empty()).peekable();
+    while let Some(component) = components.next() {
+        let is_last = components.peek().is_none();
+        let mut matching = Vec::new();
+        for directory in &found {
+            matching.extend(search.matches(directory, component, is_last));
+            if matching.len() > names_max {
+                matching.truncate(names_max);
+                is_cut = true;
+                break;
+            }
+        }
+        found = matching;
     }
     if bytes.ends_with(b"/") {
-        found.retain(|path| path.is_dir());
+        found.retain(|path| match std::fs::metadata(path) {
+            Ok(metadata) => metadata.is_dir(),
+            Err(error) => {
+                search.note(path, &error, false);
+                false
+            }
+        });
     }
-    if found.is_empty() { vec![path] } else { found }
+    let mut failures = search.failures;
+    if is_cut {
+        failures.truncate(FAILURES_MAX - 1);
+        let detail = format!("more than {names_max} names to look at; use a pattern that matches fewer");
+        failures.push(plain_fact(path.as_os_str(), &detail));
+    }
+    if found.is_empty() && failures.is_empty() {
+        found.push(path);
+    }
+    (found, failures)
 }
 
 fn is_pattern(bytes: &[u8]) -> bool {
     bytes.iter().any(|byte| b"*?[".contains(byte))
 }
 
-/// Returns the names in a directory that match one component of a pattern, sorted.
-fn matches(directory: &Path, component: &[u8]) -> Vec<PathBuf> {
-    if !is_pattern(component) {
-        let path = directory.join(OsStr::from_bytes(&unescaped(component)));
-        return if std::fs::symlink_metadata(&path).is_ok() { vec![path] } else { Vec::new() };
+/// A search for what a pattern matches.
+struct Search {
+    names_max: usize,
+    /// Why names may be missing.
+    failures: Vec<IoFact>,
+}
+
+impl Search {
+    /// Returns the names in a directory that match one component of a pattern, sorted; of more than `names_max` names,
+    /// one more than that. `is_last` tells whether this is the last component.
+    fn matches(&mut self, directory: &Path, component: &[u8], is_last: bool) -> Vec<PathBuf> {
+        if !is_pattern(component) {
+            let path = directory.join(OsStr::from_bytes(&unescaped(component)));
+            return match std::fs::symlink_metadata(&path) {
+                Ok(_) => vec![path],
+                Err(error) => {
+                    self.note(&path, &error, false);
+                    Vec::new()
+                }
+            };
+        }
+        let Ok(pattern) = CString::new(component) else { return Vec::new() };
+        let listed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+        let mut names = match std::fs::read_dir(listed) {
+            Ok(entries) => self.fitting(listed, &pattern, entries.map(|entry| entry.map(|entry| entry.file_name()))),
+            Err(error) => {
+                self.note(listed, &error, is_last);
+                return Vec::new();
+            }
+        };
+        names.sort();
+        names.into_iter().map(|name| directory.join(name)).collect()
     }
-    let Ok(pattern) = CString::new(component) else { return Vec::new() };
-    let listed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-    let Ok(entries) = std::fs::read_dir(listed) else { return Vec::new() };
-    let mut names: Vec<OsString> = entries
-        .flatten()
-        .map(|entry| entry.file_name())
-        .filter(|name| CString::new(name.as_bytes()).is_ok_and(|name| fits(&pattern, &name)))
-        .take(MATCHES_MAX)
-        .collect();
-    names.sort();
-    names.into_iter().map(|name| directory.join(name)).collect()
+
+    /// Returns those of a directory's names that fit a pattern; of more than `names_max`, one more than that.
+    fn fitting(
+        &mut self,
+        directory: &Path,
+        pattern: &CString,
+        entries: impl Iterator<Item = std::io::Result<OsString>>,
+    ) -> Vec<OsString> {
+        let mut names = Vec::new();
+        for entry in entries {
+            match entry {
+                Ok(name) => {
+                    if CString::new(name.as_bytes()).is_ok_and(|name| fits(pattern, &name)) {
+                        names.push(name);
+                    }
+                }
+                Err(error) => self.note(directory, &error, true),
+            }
+            if names.len() > self.names_max {
+                break;
+            }
+        }
+        names
+    }
+
+    /// Notes a failure because of which names may be missing. As in a shell, what is not there is no failure, and
+    /// neither is a directory on the way into which the user may not look.
+    fn note(&mut self, path: &Path, error: &std::io::Error, is_denial_told: bool) {
+        let is_told = match errno_of(error) {
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG => false,
+            // The file system cannot have such a name, or the process below /proc has ended.
+            Errno::INVAL | Errno::ILSEQ | Errno::SRCH => false,
+            Errno::ACCESS => is_denial_told,
+            _ => true,
+        };
+        if is_told && self.failures.len() < FAILURES_MAX {
+            self.failures.push(std_fact(path.as_os_str(), error));
+        }
+    }
 }
 
 /// Returns the last component of a path, without trailing slashes. Empty for `/`, `.` and `..`, which stand for their
@@ -117,8 +218,24 @@ fn unescaped(component: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Runs this without the privileges that let root read every directory.
+#[cfg(test)]
+pub(crate) fn without_privileges<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    let privileged = move || {
+        // The third version of the header, for the calling thread; no capabilities in three sets of two words each.
+        let (header, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+        // SAFETY: both have the length that this version reads, and only this thread loses its capabilities.
+        let outcome = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+        assert_eq!(outcome, 0, "capset: {}", std::io::Error::last_os_error());
+        run()
+    };
+    std::thread::scope(|scope| scope.spawn(privileged).join().expect("no panic"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     struct Scratch(PathBuf);
@@ -156,6 +273,70 @@ mod tests {
         assert_eq!(scratch.expand(b".h*"), [b".hidden.txt"]);
         assert_eq!(scratch.expand(b"s*/"), [b"sub"]);
         assert_eq!(scratch.expand(b"*.none"), [b"*.none"]);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_told() {
+        let scratch = Scratch::new("unread", &[b"sub/c.txt"]);
+        std::fs::create_dir_all(scratch.0.join("open/in")).expect("a directory");
+        std::fs::write(scratch.0.join("open/d.txt"), b"").expect("a file");
+        let set_mode = |mode| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(scratch.0.join("sub"), permissions).expect("ours");
+        };
+        let search = |pattern: &str| without_privileges(|| searched(scratch.0.join(pattern).as_os_str().as_bytes()));
+        set_mode(0o311);
+        let found = ["sub/*", "sub/*/", "*/*.txt", "sub/*/x", "*/*/x", "sub/no*/*", "no/*", "open/d.txt/*"].map(search);
+        set_mode(0o755);
+        let path = |name: &str| scratch.0.join(name);
+        let denied = std_fact(path("sub").as_os_str(), &std::io::Error::from(Errno::ACCESS));
+        assert_eq!(found[0], (Vec::new(), vec![denied.clone()]));
+        assert_eq!(found[1], (Vec::new(), vec![denied.clone()]));
+        assert_eq!(found[2], (vec![path("open/d.txt")], vec![denied]));
+        // As in a shell, nothing below a directory on the way that cannot be read matches.
+        for (at, name) in ["sub/*/x", "*/*/x", "sub/no*/*", "no/*", "open/d.txt/*"].into_iter().enumerate() {
+            assert_eq!(found[3 + at], (vec![path(name)], Vec::new()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_read_in_part_is_told() {
+        let pattern = CString::new("*.txt").expect("no NUL");
+        let failed = |error: Errno| Err(std::io::Error::from(error));
+        let named = |name: &str| Ok::<_, std::io::Error>(OsString::from(name));
+        for error in [Errno::IO, Errno::STALE, Errno::ACCESS] {
+            let mut search = Search { names_max: 9, failures: Vec::new() };
+            let entries = [named("a.txt"), failed(error), named("b.txt"), named("c")];
+            assert_eq!(search.fitting(Path::new("d"), &pattern, entries.into_iter()), ["a.txt", "b.txt"]);
+            assert_eq!(search.failures, [std_fact(OsStr::new("d"), &std::io::Error::from(error))]);
+        }
+        let mut search = Search { names_max: 9, failures: Vec::new() };
+        for (error, is_last) in [(Errno::ACCESS, false), (Errno::NOENT, true), (Errno::NOTDIR, true)] {
+            search.note(Path::new("d"), &std::io::Error::from(error), is_last);
+            assert!(search.failures.is_empty(), "{error}");
+        }
+        for _ in 0..=FAILURES_MAX {
+            search.note(Path::new("d"), &std::io::Error::from(Errno::MFILE), false);
+        }
+        assert_eq!(search.failures.len(), FAILURES_MAX);
+    }
+
+    #[test]
+    fn names_that_are_too_many_are_told() {
+        let scratch = Scratch::new("many", &[b"a", b"b", b"c", b"sub/x"]);
+        std::fs::create_dir(scratch.0.join("tub")).expect("a directory");
+        let search = |pattern: &str, names_max| {
+            let (found, failures) = searched_up_to(scratch.0.join(pattern).as_os_str().as_bytes(), names_max);
+            let details = failures.into_iter().map(|fact| String::from_utf8(fact.detail).expect("words"));
+            (found.len(), details.collect::<Vec<_>>())
+        };
+        assert_eq!(search("?", 3), (3, Vec::new()));
+        let told = |names_max| vec![format!("more than {names_max} names to look at; use a pattern that matches fewer")];
+        assert_eq!(search("?", 2), (2, told(2)));
+        assert_eq!(search("?ub/x", 2), (1, Vec::new()));
+        // Directories on the way count as well.
+        let (_, failures) = search("?ub/x", 1);
+        assert_eq!(failures, told(1));
     }
 
     #[test]

@@ -195,7 +195,7 @@ fn nothing_is_deleted_for_a_missing_source_of_several_that_are_merged() {
         assert_eq!(names(), 2);
         fs::remove_dir_all(lab.join("from/1")).expect("removed");
         let ended = run();
-        assert!(ended.expect(5).stderr.contains("missing SRC"), "{}", ended.stderr);
+        assert!(ended.expect(5).stderr.contains("missing or unreadable SRC"), "{}", ended.stderr);
         assert_eq!(names(), 2, "nothing is deleted");
     }
 }

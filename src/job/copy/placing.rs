@@ -196,11 +196,20 @@ impl Copy<'_> {
         let last = |spec: &Spec| names::last_name(spec.path().as_bytes()).to_vec();
         let mut asked: Vec<_> = self.plan.sources.iter().map(last).collect();
         asked.sort_unstable();
-        let are_merged = are_contents || asked.windows(2).any(|two| two[0] == two[1]);
-        if self.left_out > 0 && self.plan.tree.delete && self.plan.sources.len() > 1 && are_merged {
+        // Of a pattern, some directories may have been found, and others could not be looked at.
+        let are_below_several = |spec: &Spec| {
+            let path = spec.path().as_bytes();
+            let trimmed = path.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &path[..=end]);
+            let slash = trimmed.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+            trimmed[..slash].iter().any(|byte| b"*?[".contains(byte))
+        };
+        let are_merged = are_contents
+            || asked.windows(2).any(|two| two[0] == two[1])
+            || self.plan.sources.iter().any(are_below_several);
+        if self.left_out > 0 && self.plan.tree.delete && are_merged {
             return Err(Failure::new(
                 Exit::Source,
-                "nothing copied: with merged sources, --delete would delete what came from the missing SRC",
+                "nothing copied: with merged sources, --delete would delete what came from the missing or unreadable SRC",
             ));
         }
         Ok(())

@@ -6,8 +6,8 @@
 //! next chunk when it has sent enough of the previous ones, so each rail carries what it can.
 //!
 //! A rail that has failed is left. It is tried with one lane now and then, and gets all its lanes again once that lane
-//! is up. A rail that fails again soon is tried later each time. If no rail works any more, all are tried, including
-//! those that were not worth using.
+//! is up. A rail that fails again soon, or has never worked, is tried later each time. If no rail works any more, all
+//! are tried, including those that were not worth using.
 
 use std::time::Duration;
 
@@ -181,13 +181,21 @@ impl Rails {
         changes
     }
 
-    /// Handles a lane of the rail that is up, or was lost or not made, while the rails in `used` have lanes. Returns
-    /// the changes that follow.
-    pub(crate) fn note(&mut self, rail: u8, is_up: bool, used: &[u8], now: Duration) -> Vec<(u8, Change)> {
+    /// Handles the `nth` lane of the rail, which is up, or was lost or not made, while the rails in `used` have lanes.
+    /// Returns the changes that follow.
+    pub(crate) fn note(
+        &mut self,
+        (rail, nth): (u8, u16),
+        is_up: bool,
+        used: &[u8],
+        now: Duration,
+    ) -> Vec<(u8, Change)> {
         if is_up {
             return self.up(rail, now);
         }
-        let is_left = !used.is_empty() && !used.contains(&rail);
+        // A rail that was left is tried with its first lane. The others were dialled before it was left.
+        let is_late = nth > 0 && self.rails.get(usize::from(rail)).is_some_and(|rail| rail.state != State::Well);
+        let is_left = !is_late && !used.is_empty() && !used.contains(&rail);
         let change = if is_left { self.failed(rail, now) } else { None };
         change.map(|change| (rail, change)).into_iter().collect()
     }
@@ -195,10 +203,16 @@ impl Rails {
     /// Handles the failure of a rail: it has no lane any more, or could not get one, while another rail has lanes.
     fn failed(&mut self, rail: u8, now: Duration) -> Option<Change> {
         let rail = self.rails.get_mut(usize::from(rail))?;
-        let is_news = rail.state == State::Well && rail.was_up;
+        let was_well = match rail.state {
+            State::Well => true,
+            // All its lanes may have been dialled at once. They fail together, and count as one failure.
+            State::Left { until } if now < until => return None,
+            State::Left { .. } => false,
+        };
+        let is_news = was_well && rail.was_up;
         let is_flapping = match rail.back_at {
             // A rail that was never up may never be.
-            _ if !rail.was_up => true,
+            _ if !rail.was_up => !was_well,
             Some(since) => is_news && now.saturating_sub(since) < STEADY,
             None => false,
         };
@@ -384,12 +398,61 @@ mod tests {
             rails.failed(1, now);
             assert!(rails.may_have(1, 0, now + REST_MIN), "it had been well for long: RD_SEED={seed}");
         }
+    }
+
+    #[test]
+    fn a_rail_that_was_never_up_is_tried_later_each_time_however_many_lanes_fail() {
         let mut rails = Rails::all(2);
         rails.up(0, TICK);
-        for _ in 0..10 {
-            assert_eq!(rails.failed(1, TICK), None, "one that was never there is not missed");
+        let (mut now, mut rest) = (TICK, REST_MIN);
+        for turn in 0..10 {
+            // The first lane may fail after the others, or before some of them.
+            for nth in [1, 0, 1, 2, 3, 4, 5] {
+                assert_eq!(rails.note((1, nth), false, &[0], now), [], "one that was never there is not missed");
+            }
+            assert!(!rails.may_have(1, 0, now + rest - TICK) && rails.may_have(1, 0, now + rest), "{turn}: {rest:?}");
+            now += rest;
+            assert_eq!(rails.note((1, 5), false, &[0], now), [], "dialled before the rail was left");
+            assert!(rails.may_have(1, 0, now) && !rails.may_have(1, 1, now), "{turn}: one lane is tried");
+            rest = (2 * rest).min(REST_MAX);
         }
-        assert!(!rails.may_have(1, 0, REST_MAX) && rails.may_have(1, 0, REST_MAX + TICK), "and seldom tried");
+        assert_eq!(rest, REST_MAX, "it is seldom tried at last");
+        assert_eq!(rails.up(1, now), []);
+        assert!(rails.may_have(1, 5, now));
+    }
+
+    #[test]
+    fn a_rail_that_is_back_while_payload_goes_by_another_path_is_well() {
+        let agreed = pair(|ours, _| ours.policy = Policy::PreferRdma).expect("agreed");
+        let mut sender = Sender::new(agreed, true, 8);
+        let act = |sender: &mut Sender, now| {
+            sender.handle_timeout(now);
+            sender.advance(now);
+            std::iter::from_fn(|| sender.poll_action()).collect::<Vec<_>>()
+        };
+        let first = LaneId { index: 0, generation: 0 };
+        sender.handle_lane_up(first, TICK);
+        dials(&act(&mut sender, TICK)).into_iter().for_each(|lane| sender.handle_dial_failed(lane, TICK));
+        assert_eq!(sender.core_ref().path(), Some(Path::Tcp));
+        sender.handle_rails(Path::Tcp, 2, true, TICK);
+        let lanes = dials(&act(&mut sender, TICK));
+        lanes.iter().for_each(|&lane| sender.handle_lane_up(lane, TICK));
+        for lane in std::iter::once(first).chain(lanes) {
+            if sender.core_ref().rail_of(lane) == 0 {
+                sender.handle_lane_down(lane, 2 * TICK);
+            }
+        }
+        let actions = act(&mut sender, 2 * TICK);
+        assert!(actions.contains(&Action::Notice(Notice::RailLeft(Path::Tcp, 0))), "{actions:?}");
+        let now = 3 * TICK + REST_MIN;
+        let [again, rdma] = [LaneId { index: 0, generation: 1 }, LaneId { index: RDMA_LANE_FIRST, generation: 2 }];
+        assert_eq!(dials(&act(&mut sender, now)), [again, rdma]);
+        sender.handle_lane_up(rdma, now);
+        assert_eq!(sender.core_ref().path(), Some(Path::Rdma));
+        sender.handle_lane_up(again, now);
+        let actions = act(&mut sender, now);
+        assert!(actions.contains(&Action::Notice(Notice::RailBack(Path::Tcp, 0))), "{actions:?}");
+        assert!(sender.core_ref().lanes.rails_of(Path::Tcp).may_have(0, 1, now), "all its lanes are wanted again");
     }
 
     #[test]

@@ -16,6 +16,10 @@ const SHORT_BLOCKS_MAX: u64 = 1 << 16;
 /// Block length that is exceeded only if there would otherwise be more than [`BLOCKS_MAX`] blocks, in bytes.
 const SHORT_BLOCK_BYTES_MAX: u64 = 1 << 20;
 
+/// Maximum number of blocks without a digest that one step looks at. A step is taken for each part that is sent. The
+/// peer, which makes the run of such blocks as long as it likes, must not make each of them cost as much as all.
+const RUN_MAX: usize = 64;
+
 /// Returns the length of the blocks of a file of `size` bytes: a power of two, at least `wanted`. Long files have
 /// longer blocks, so that digests stay small compared with the data and there are not too many of them.
 pub fn block_bytes(size: u64, wanted: u64) -> u64 {
@@ -42,7 +46,7 @@ pub enum Step {
     Wait,
     /// Compare the block that ends at this position with this digest.
     Compare(u64, [u8; 16]),
-    /// Send up to this position without comparing.
+    /// Send up to this position without comparing. What follows may not have to be compared either.
     Send(u64),
 }
 
@@ -90,7 +94,10 @@ impl Blocks {
             None => Step::Wait,
             Some(Some(digest)) if position.is_multiple_of(self.block_bytes) => Step::Compare(end(1), *digest),
             Some(Some(_)) => Step::Send(end(1)),
-            Some(None) => Step::Send(end(self.digests.iter().take_while(|digest| digest.is_none()).count() as u64)),
+            Some(None) => {
+                let run = self.digests.iter().take(RUN_MAX).take_while(|digest| digest.is_none()).count();
+                Step::Send(end(run as u64))
+            }
         }
     }
 }
@@ -126,6 +133,20 @@ mod tests {
         let mut blocks = Blocks::default();
         blocks.take(BLOCK, Vec::new(), true, SIZE).expect("nothing is there");
         assert_eq!(blocks.step(0, SIZE), Step::Send(SIZE));
+    }
+
+    #[test]
+    fn one_step_looks_at_a_bounded_run_of_blocks() {
+        let (size, run) = (BLOCKS_MAX * BLOCK, RUN_MAX as u64);
+        let mut blocks = Blocks::default();
+        blocks.take(BLOCK, vec![None; BLOCKS_MAX as usize], true, size).expect("honest");
+        let (mut position, mut steps) = (0, 0);
+        while position < size {
+            let Step::Send(end) = blocks.step(position, size) else { panic!("all is sent: {position}") };
+            assert_eq!(end, position + run * BLOCK, "part of the run, and more than nothing");
+            (position, steps) = (end, steps + 1);
+        }
+        assert_eq!((position, steps), (size, BLOCKS_MAX / run));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Lanes, RDMA_LANE_FIRST, State, path_of};
+use super::{Lanes, RDMA_LANE_FIRST, State, nth_place, path_of};
 use crate::control::{Frame, Path};
 use crate::handshake::LaneId;
 use crate::session::Action;
@@ -155,11 +155,14 @@ impl Lanes {
     /// has lanes.
     pub(super) fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
         let (path, rail) = (path_of(lane), self.rail_of(lane));
-        if !self.connector || self.rails_of(path).count() < 2 || self.path != Some(path) {
+        // A rail is left only while payload goes by its path: otherwise the other rails need not have lanes. But a lane
+        // that is up shows that its rail works, whatever path the payload takes.
+        if !self.connector || self.rails_of(path).count() < 2 || (!is_up && self.path != Some(path)) {
             return;
         }
         let used: Vec<u8> = self.payload().map(|other| self.rail_of(other)).collect();
-        let changes = self.rails_of_mut(path).note(rail, is_up, &used, now);
+        let (_, nth) = self.rails_of(path).of_place(nth_place(lane.index));
+        let changes = self.rails_of_mut(path).note((rail, nth), is_up, &used, now);
         actions.extend(changes.into_iter().map(|(rail, change)| change.notice(path, rail)).map(Action::Notice));
     }
 }

@@ -218,6 +218,13 @@ fn ping_compares_what_comes_back() {
     let measured = server.measure(&["ping", "--iterations", "20", "--size", "10000"]);
     measured.ended.expect(0);
     assert!(measured.text.contains("20 of 20 messages came back unchanged"), "{}", measured.text);
+    let all = server.measure(&["ping", "--all", "--iterations", "3"]);
+    all.ended.expect(0);
+    let first = |line: &str| line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+    let sizes: Vec<u64> = all.text.lines().skip(1).filter_map(first).collect();
+    let expected: Vec<u64> = (1..=23).map(|power| 1 << power).chain([69]).collect();
+    assert_eq!(sizes, expected, "each length, then the count: {}", all.text);
+    assert!(all.text.contains("69 of 69 messages came back unchanged"), "{}", all.text);
 }
 
 #[test]
@@ -396,6 +403,8 @@ fn memory_and_the_model() {
         assert!(model.text.contains(part), "{part} in {}", model.text);
     }
     assert!(fs::read_to_string(&svg).expect("written").contains("StaR"));
+    let small = run(rdperf().args(["model", "--sram", "1M"]));
+    assert!(small.text.contains("given by --sram") && !small.text.contains("about 2 MB"), "{}", small.text);
     let report = run(rdperf().args(["model", "--json"])).json();
     let peak = report["model"]["peak_connections"].as_u64().expect("a number");
     assert!((400..=500).contains(&peak), "{peak}");

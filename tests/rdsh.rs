@@ -378,6 +378,7 @@ fn ssh_does_the_rest() {
         (&["-W", "h:1", "g"], "-W|h:1|g|"),
         (&["-s", "h", "sftp"], "-s|h|sftp|"),
         (&["-o", "RequestTTY=yes", "h", "top"], "-o|RequestTTY=yes|h|top|"),
+        (&["h", "--", "-x", "a"], "h|--|-x|a|"),
         (&["-V"], "-V|"),
     ] {
         let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("ssh", arguments)), b"and input");

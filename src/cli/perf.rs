@@ -35,7 +35,7 @@ const ALL: std::ops::RangeInclusive<u32> = 1..=23;
 /// Default number of messages in flight on each connection, as in perftest.
 const DEPTH_DEFAULT: u16 = 128;
 
-/// Maximum time of a run with a fixed number of messages, unless `--duration` allows more.
+/// Maximum time of a run with a fixed number of messages, as the help says, unless `--duration` allows more.
 const COUNTED_MAX: Duration = Duration::from_secs(60);
 
 /// Measure the network between two hosts, and local storage and memory
@@ -89,7 +89,7 @@ struct LoadOptions {
     /// Size of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping; 4K, 64K and 1M for disk]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u32>,
-    /// Messages per length, instead of a time [default for ping: 10]
+    /// Messages per length, in at most 60 seconds, or --duration if that is longer [default for ping: 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     iterations: Option<u64>,
     /// Seconds per message length, number of connections, block size or depth
@@ -146,7 +146,7 @@ struct ModelOptions {
     /// Cache memory of the adapter [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     sram: Option<u64>,
-    /// Share of the peak rate left at 3000 connections
+    /// Share of the peak rate left at 3000 connections with 2M of cache memory
     #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_share)]
     left: f64,
 }

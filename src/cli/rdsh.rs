@@ -207,7 +207,12 @@ impl ShellArguments {
             options.remove(ours);
         }
         let mut ssh = std::process::Command::new(&words[0]);
-        ssh.args(&words[1..]).args(options).args(&self.host).args(&self.command);
+        ssh.args(&words[1..]).args(options).args(&self.host);
+        // ssh also reads options after the host. What --rsh names has to know `--`, too.
+        if self.command.first().is_some_and(|word| word.as_bytes().starts_with(b"-")) {
+            ssh.arg("--");
+        }
+        ssh.args(&self.command);
         super::log::finish();
         let errno = os(errno_of(&ssh.exec()));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))

@@ -20,12 +20,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use flume::{Receiver, Sender, TryRecvError, WeakSender, unbounded};
-use io_uring::{IoUring, Probe, opcode, types};
+use io_uring::{IoUring, opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, pread, read, write};
 
 use super::work::{Job, Parts, Shared};
 use crate::fs::direct::Cold;
+use crate::fs::ring;
 use crate::fs::source::Part;
 use crate::transport::Buffer;
 use crate::tree::source::FileRange;
@@ -217,16 +218,7 @@ impl Ring {
             .setup_defer_taskrun()
             .build(entries)
             .or_else(|_| IoUring::new(entries))?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::PollAdd::CODE) {
-            return Err(Errno::NOSYS.into());
-        }
-        // A filter of system calls may allow making a ring but not using it.
-        // SAFETY: the request refers to no memory.
-        unsafe { ring.submission().push(&opcode::Nop::new().build()).map_err(|_| Errno::BUSY)? };
-        ring.submit_and_wait(1)?;
-        ring.completion().for_each(drop);
+        ring::check(&mut ring, &[opcode::Read::CODE, opcode::PollAdd::CODE])?;
         let flight = Flight { places: [const { None }; DEPTH], count: 0 };
         Ok(Self { ring, flight, bell, is_armed: false })
     }

@@ -10,6 +10,7 @@ mod named;
 pub(crate) mod partial;
 pub(crate) mod prepared;
 pub(crate) mod queue;
+pub(crate) mod ring;
 pub mod sink;
 pub(crate) mod sort;
 pub mod source;

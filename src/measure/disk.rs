@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use super::report::{Disk, MIB};
 use crate::fault::errno_of;
-use crate::fs::std_fact;
+use crate::fs::{ring, std_fact};
 use crate::transport::bundle::fill_pattern;
 use crate::transport::{Buffer, Pool};
 
@@ -168,10 +168,9 @@ impl Subject {
         }
         let (_pool, buffers) = Pool::new(depth, NonZeroUsize::new(bytes).expect("a block")).map_err(failed)?;
         let mut load = Load { action, bytes, blocks, random, number: 0, state: 0x9e37_79b9_7f4a_7c15 };
-        let tally = match IoUring::new(depth) {
-            Ok(ring) => by_ring(&self.file, ring, buffers, &mut load, duration),
-            // Containers may forbid io_uring, and old kernels do not have it.
-            Err(_) => by_threads(&self.file, buffers, &load, duration),
+        let tally = match usable_ring(depth) {
+            Some(ring) => by_ring(&self.file, ring, buffers, &mut load, duration),
+            None => by_threads(&self.file, buffers, &load, duration),
         }
         .map_err(failed)?;
         let seconds = tally.time.as_secs_f64().max(1e-9);
@@ -264,6 +263,14 @@ fn record(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 40)).expect("it grows");
 }
 
+/// Makes a ring. `None` if there is none that reads and writes: containers may forbid io_uring or its use, and old
+/// kernels do not have it or lack these requests.
+fn usable_ring(entries: u32) -> Option<IoUring> {
+    let mut ring = IoUring::new(entries).ok()?;
+    ring::check(&mut ring, &[opcode::Read::CODE, opcode::Write::CODE]).ok()?;
+    Some(ring)
+}
+
 /// Keeps one block in flight for each buffer, with io_uring.
 fn by_ring(
     file: &File,
@@ -290,12 +297,14 @@ fn by_ring(
                 Action::Write => opcode::Write::new(fd, address, bytes).offset(offset).build(),
             };
             began[at] = Instant::now();
-            // SAFETY: `file` and `buffers` live until this function returns, and it does not return while a request is
-            // in flight: each buffer is either in `free` or in one request. The ring has as many entries as there are
-            // buffers.
+            // SAFETY: `file` and `buffers` live until this function returns, and it does not return while the kernel
+            // has a request: each buffer is either in `free` or in one request. The ring has as many entries as there
+            // are buffers.
             unsafe { ring.submission().push(&entry.user_data(at as u64)) }.expect("room for each buffer");
         }
-        if free.len() == buffers.len() {
+        // After a failure, nothing waits for requests that the kernel has not taken: it might never take them.
+        let untaken = if failure.is_some() { ring.submission().len() } else { 0 };
+        if free.len() + untaken == buffers.len() {
             break;
         }
         // A drive that never answers blocks this process, as it would block any process that reads from it.
@@ -362,6 +371,7 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
 
     const QUICK: Settings = Settings { duration: Duration::from_millis(20), bytes: Some(4096), depth: Some(2) };
 
@@ -411,6 +421,33 @@ mod tests {
         let load = Load { action: Action::Read, bytes: 4096, blocks: 256, random: true, number: 0, state: 1 };
         let tally = by_threads(&file, buffers, &load, Duration::from_millis(300)).expect("readable");
         assert!(tally.done > 3 && tally.histogram.len() == tally.done);
+    }
+
+    #[test]
+    fn a_ring_that_does_not_work_is_not_used() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![7; 1 << 20]).expect("writable");
+        // As on Linux 5.1 to 5.5, and as with a filter that allows only making a ring.
+        for (call, error) in [(libc::SYS_io_uring_register, libc::EINVAL), (libc::SYS_io_uring_enter, libc::EPERM)] {
+            let (is_usable, rows) =
+                where_calls_fail(&[call], error, || (usable_ring(2).is_some(), measure(&path, QUICK, |_| {})));
+            assert!(!is_usable, "{call}");
+            assert!(rows.is_ok_and(|rows| rows.len() == 1 && rows[0].iops > 1.0), "{call}");
+        }
+    }
+
+    #[test]
+    fn a_ring_that_stops_working_ends_the_measurement() {
+        let mut file = tempfile::tempfile().expect("a file");
+        std::io::Write::write_all(&mut file, &vec![7; 1 << 20]).expect("writable");
+        let (_pool, buffers) = Pool::new(2, NonZeroUsize::new(4096).expect("not 0")).expect("memory");
+        let mut load = Load { action: Action::Read, bytes: 4096, blocks: 256, random: true, number: 0, state: 1 };
+        let Some(ring) = usable_ring(2) else { return };
+        let failed = where_calls_fail(&[libc::SYS_io_uring_enter], libc::EPERM, || {
+            by_ring(&file, ring, buffers, &mut load, QUICK.duration).err()
+        });
+        assert_eq!(failed, Some(Errno::PERM));
     }
 
     #[test]

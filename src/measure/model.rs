@@ -47,6 +47,9 @@ const WORK_ENTRY_BYTES: f64 = 64.0;
 /// Number of MTT, MPT and completion queue context entries of a connection, each a cache line.
 const OTHER_LINES: f64 = 3.0;
 
+/// Size of the SRAM in bytes, unless another size is asked for. What is fitted is fitted to this size.
+const SRAM_BYTES: f64 = 2.0 * 1024.0 * 1024.0;
+
 /// Bytes of SRAM that a connection takes, with everything that its operations need.
 const CONNECTION_BYTES: f64 = STATE_BYTES + WORK_ENTRIES * WORK_ENTRY_BYTES + OTHER_LINES * LINE_BYTES;
 
@@ -88,9 +91,9 @@ pub enum Scheme {
 }
 
 impl Adapter {
-    /// Returns a ConnectX-6 at 100 Gb/s that keeps this share of its peak at 3000 connections.
+    /// Returns a ConnectX-6 at 100 Gb/s that keeps this share of its peak at 3000 connections, with 2 MiB of SRAM.
     pub fn with_left_at_3000(left: f64) -> Self {
-        let adapter = Self { sram_bytes: 2.0 * 1024.0 * 1024.0, pcie_parallel: 1.0 };
+        let adapter = Self { sram_bytes: SRAM_BYTES, pcie_parallel: 1.0 };
         // At 3000 connections the adapter is the bottleneck, so misses add directly to the time of an operation.
         let added_ns = SERVICE_NS * (1.0 / left.clamp(0.01, 1.0) - 1.0);
         let misses = 1.0 - adapter.capacity() / f64::from(FAR);
@@ -186,10 +189,12 @@ impl Adapter {
             })
             .collect();
         let rounded = |value: f64| (value * 100.0).round() / 100.0;
+        let is_usual = (self.sram_bytes - SRAM_BYTES).abs() < 1.0;
+        let sram_origin = if is_usual { "known: about 2 MB" } else { "given by --sram" };
         let constants = [
-            ("SRAM, bytes", self.sram_bytes, "known: about 2 MB".to_owned()),
+            ("SRAM, bytes", self.sram_bytes, sram_origin.to_owned()),
             ("connection state, bytes", STATE_BYTES, "known".to_owned()),
-            ("work queue entries kept", WORK_ENTRIES, "fitted: 450 connections fill the SRAM".to_owned()),
+            ("work queue entries kept", WORK_ENTRIES, "fitted: 450 connections fill 2 MiB".to_owned()),
             ("work queue entry, bytes", WORK_ENTRY_BYTES, "typical".to_owned()),
             ("MTT, MPT, CQ lines of 64 bytes", OTHER_LINES, "typical".to_owned()),
             ("bytes of one connection", CONNECTION_BYTES, "sum of the above".to_owned()),
@@ -198,7 +203,7 @@ impl Adapter {
             ("round trip, ns", ROUND_TRIP_NS, "assumed: sets how fast it rises".to_owned()),
             ("PCIe read, ns", PCIE_NS, "typical".to_owned()),
             ("PCIe reads of a miss", PCIE_READS, "state, work queue, MTT, MPT".to_owned()),
-            ("PCIe reads side by side", self.pcie_parallel, "fitted: share left at 3000".to_owned()),
+            ("PCIe reads side by side", self.pcie_parallel, "fitted: share left at 3000 with 2 MiB".to_owned()),
         ];
         report::Model {
             constants: constants
@@ -336,6 +341,21 @@ mod tests {
         let expected = 1000.0 / (ROUND_TRIP_NS + SERVICE_NS);
         assert!((adapter.mops(1, Scheme::Plain) - expected).abs() < 1e-9);
         assert!(adapter.mops(100_000, Scheme::ClientState) <= 1000.0 / SERVICE_NS);
+    }
+
+    #[test]
+    fn constants_say_for_which_sram_they_hold() {
+        let usual = Adapter::with_left_at_3000(0.7);
+        let origin = |adapter: Adapter, name: &str| {
+            let constants = adapter.report(None).constants;
+            constants.into_iter().find(|(known, ..)| known == name).map(|(.., origin)| origin).expect("a constant")
+        };
+        assert_eq!(origin(usual, "SRAM, bytes"), "known: about 2 MB");
+        let small = Adapter { sram_bytes: SRAM_BYTES / 2.0, ..usual };
+        assert_eq!(origin(small, "SRAM, bytes"), "given by --sram");
+        for fitted in ["work queue entries kept", "PCIe reads side by side"] {
+            assert!(origin(small, fitted).ends_with(" 2 MiB"), "{fitted}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use plotters::backend::SVGBackend;
 use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
-use super::report::{Bandwidth, Connections, Disk, Latency, Report, ending};
+use super::report::{Bandwidth, Connections, Disk, Latency, Ping, Report, ending};
 
 /// Width of a drawing and height of each chart in pixels.
 const WIDTH: u32 = 1000;
@@ -168,7 +168,7 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
     let alone = reports.len() == 1;
     let latency = |which: fn(&Latency) -> f64| {
         move |report: &Report| -> Vec<(f64, f64)> {
-            let pinged = report.ping.iter().map(|ping| &ping.latency);
+            let pinged = report.ping.iter().flat_map(Ping::rows);
             report.latency.iter().chain(pinged).map(|row| (row.bytes as f64, which(row))).collect()
         }
     };

@@ -220,12 +220,28 @@ pub struct Connections {
 }
 
 /// Messages that were sent and compared with their echo.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ping {
-    /// Latency of the messages.
+    /// Latency of the messages; if there were several sizes, of the largest messages.
     pub latency: Latency,
-    /// Number of messages that came back with different contents.
+    /// Latency of the smaller messages, by size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub smaller: Vec<Latency>,
+    /// Number of messages, of all sizes, that came back with different contents.
     pub damaged: u64,
+}
+
+impl Ping {
+    /// Adds what was measured with larger messages.
+    pub fn add(&mut self, latency: Latency, damaged: u64) {
+        self.smaller.push(std::mem::replace(&mut self.latency, latency));
+        self.damaged += damaged;
+    }
+
+    /// Returns the latencies, by size.
+    pub fn rows(&self) -> impl Iterator<Item = &Latency> {
+        self.smaller.iter().chain([&self.latency])
+    }
 }
 
 /// Reading or writing storage, with one block size and one depth.
@@ -277,6 +293,13 @@ pub struct Stage {
     pub bytes: u64,
     /// Number of operations in flight at a time.
     pub parallel: u32,
+}
+
+impl Stage {
+    /// Formats the throughput in MiB/s without the unit; slow stages get decimals.
+    pub fn rate(&self) -> String {
+        if self.mib_s < 9.995 { format!("{:.2}", self.mib_s) } else { format!("{:.0}", self.mib_s) }
+    }
 }
 
 /// The stages of a copy, and the slowest of them.
@@ -413,13 +436,11 @@ impl Report {
         table(&mut text, heading, &BANDWIDTH, &self.bandwidth);
         table(&mut text, "", &CONNECTIONS, &self.connections);
         if let Some(ping) = &self.ping {
-            table(&mut text, LATENCY_HEADING, &LATENCY, &[ping.latency]);
-            let _ = writeln!(
-                text,
-                "{} of {} messages came back unchanged",
-                ping.latency.iterations - ping.damaged.min(ping.latency.iterations),
-                ping.latency.iterations
-            );
+            let rows: Vec<Latency> = ping.rows().copied().collect();
+            table(&mut text, LATENCY_HEADING, &LATENCY, &rows);
+            let messages: u64 = rows.iter().map(|row| row.iterations).sum();
+            let unchanged = messages.saturating_sub(ping.damaged);
+            let _ = writeln!(text, "{unchanged} of {messages} messages came back unchanged");
             return text;
         }
         let first = self.disk.first();
@@ -506,7 +527,7 @@ const MEMORY: [Column<Memory>; 2] =
 
 const STAGES: [Column<Stage>; 6] = [
     ("", |row| row.name.clone()),
-    ("BW[MB/sec]", |row| format!("{:.0}", row.mib_s)),
+    ("BW[MB/sec]", Stage::rate),
     ("each[ops/sec]", |row| format!("{:.1}", row.operations_s)),
     ("#bytes", |row| row.bytes.to_string()),
     ("parallel", |row| row.parallel.to_string()),
@@ -690,7 +711,7 @@ mod tests {
         let model = crate::measure::model::Adapter::with_left_at_3000(0.7).report(Some(64));
         for report in [
             Report { latency: vec![latency], limits: Some(limits), ..base.clone() },
-            Report { ping: Some(Ping { latency, damaged: 1 }), ..base.clone() },
+            Report { ping: Some(Ping { latency, smaller: vec![latency], damaged: 1 }), ..base.clone() },
             Report { rails: Some(rails), ..base.clone() },
             Report { model: Some(model), ..base },
         ] {
@@ -699,6 +720,20 @@ mod tests {
             assert!(long.is_empty(), "{long:#?}");
         }
         assert_eq!(ending(&what, 5), "…path");
+    }
+
+    #[test]
+    fn messages_of_all_sizes_are_shown_and_counted() {
+        let row = |bytes| Latency { bytes, iterations: 10, ..Latency::default() };
+        let mut ping = Ping { latency: row(2), damaged: 1, ..Ping::default() };
+        let one = Report { ping: Some(ping.clone()), ..Report::new() };
+        assert!(!one.to_json().contains("smaller"), "{}", one.to_json());
+        ping.add(row(4), 0);
+        ping.add(row(8), 2);
+        let text = Report { ping: Some(ping), ..Report::new() }.to_text();
+        let sizes: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(sizes, ["Latency,", "#bytes", "2", "4", "8", "27"], "{text}");
+        assert!(text.ends_with("\n27 of 30 messages came back unchanged\n"), "{text}");
     }
 
     #[test]

@@ -11,7 +11,6 @@ use crate::fault::Failure;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;
 use crate::measure::report::{Limits, MIB, Report, Stage};
-use crate::measure::words::rate_words;
 use crate::transport::Medium;
 use crate::transport::bundle::Settings;
 
@@ -126,8 +125,9 @@ fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
     Limits { stages, limit, sentence }
 }
 
+/// In the unit of the table above the sentence.
 fn rate_of(stage: &Stage) -> String {
-    rate_words(stage.mib_s * MIB)
+    format!("{} MiB/s", stage.rate())
 }
 
 fn size(bytes: u64) -> String {
@@ -153,8 +153,13 @@ mod tests {
         assert_eq!(limits.limit, "sink");
         assert_eq!(
             limits.sentence,
-            "The sink is the limit: 100.0 operations/s x 1 MiB x 8 at a time = 839 MB/s. Next is the wire, 2.10 GB/s."
+            "The sink is the limit: 100.0 operations/s x 1 MiB x 8 at a time = 800 MiB/s. Next is the wire, 2000 MiB/s."
         );
+        let slow = judge(vec![stage("wire", "TCP".to_owned(), 0.5, 1 << 20, 1)], true);
+        assert!(slow.sentence.ends_with(" = 0.50 MiB/s."), "{}", slow.sentence);
+        let text = Report { limits: Some(limits), ..Report::new() }.to_text();
+        let rate = text.lines().find_map(|line| line.trim_start().strip_prefix("sink")).expect("its row");
+        assert_eq!(rate.split_whitespace().next(), Some("800"), "as in the sentence");
         assert!(judge(Vec::new(), false).sentence.contains("sink was not measured"));
     }
 }

@@ -65,6 +65,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
                 let name = way.as_ref().map_or_else(|| driver.describe(), ToString::to_string);
                 progress.step(&format!("{name}, {message_bytes} bytes"));
                 let ran = driver.run(run, None).map_err(|error| words::measured(&error, &label))?;
+                progress.note(run, &ran);
                 let medium = driver.medium().name();
                 driver.close();
                 Ok((name, medium, wire::bandwidth(run, &ran)))
@@ -97,7 +98,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
             progress.step(&format!("all at once, {message_bytes} bytes"));
             let name = format!("all {} at once", ways.len());
             let drivers = ways.iter().map(&mut open).collect::<Result<Vec<_>, _>>();
-            match drivers.and_then(|drivers| at_once(run, drivers, &label)) {
+            match drivers.and_then(|drivers| at_once(run, drivers, &label, &mut progress)) {
                 Ok(each) => {
                     let mut carried = Bandwidth::default();
                     for (rail, each) in ways.iter().flatten().zip(&each) {
@@ -144,13 +145,23 @@ fn ways(first: &Reached) -> Result<Vec<Option<Rail>>, Failure> {
 }
 
 /// Runs the same load on all drivers at the same time.
-fn at_once(run: Run, mut drivers: Vec<Driver>, label: &str) -> Result<Vec<Bandwidth>, Failure> {
+fn at_once(
+    run: Run,
+    mut drivers: Vec<Driver>,
+    label: &str,
+    progress: &mut wire::Progress,
+) -> Result<Vec<Bandwidth>, Failure> {
     let ran: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = drivers.iter_mut().map(|driver| scope.spawn(move || driver.run(run, None))).collect();
         running.into_iter().map(|thread| thread.join().expect("no panic in it")).collect()
     });
-    let carried = |ran: Result<_, _>| ran.map(|ran| wire::bandwidth(run, &ran));
-    let each = ran.into_iter().map(|ran| carried(ran).map_err(|error| words::measured(&error, label)));
+    let each = ran.into_iter().map(|ran| {
+        let carried = ran.map(|ran| {
+            progress.note(run, &ran);
+            wire::bandwidth(run, &ran)
+        });
+        carried.map_err(|error| words::measured(&error, label))
+    });
     let each = each.collect::<Result<Vec<_>, _>>()?;
     drivers.into_iter().for_each(Driver::close);
     Ok(each)

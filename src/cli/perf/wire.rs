@@ -67,7 +67,7 @@ pub(super) fn measure(
     let outcome = runs(arguments, mode, &mut session, &latency_sizes, &bandwidth_sizes, &mut report);
     session.close_wire();
     outcome?;
-    let damaged = report.ping.map_or(0, |ping| ping.damaged);
+    let damaged = report.ping.as_ref().map_or(0, |ping| ping.damaged);
     let failure = (damaged > 0).then(|| {
         Failure::new(Exit::Integrity, format!("{damaged} messages came back corrupted from {}", session.peer))
     });
@@ -94,11 +94,15 @@ fn runs(
             let run = Run { messages: if messages == 0 { PINGS } else { messages }, ..echo };
             let seed = rand_core::Rng::next_u64(&mut rng());
             let ran = session.run(run, Some(seed))?;
-            let row = latency(message_bytes, &ran);
-            let before = report.ping.map_or(0, |ping| ping.damaged);
-            report.ping = Some(Ping { latency: row, damaged: before + ran.here.damaged });
+            progress.note(run, &ran);
+            let (row, damaged) = (latency(message_bytes, &ran), ran.here.damaged);
+            match &mut report.ping {
+                Some(ping) => ping.add(row, damaged),
+                none => *none = Some(Ping { latency: row, damaged, ..Ping::default() }),
+            }
         } else {
             let ran = session.run(echo, None)?;
+            progress.note(echo, &ran);
             report.latency.push(latency(message_bytes, &ran));
         }
     }
@@ -109,7 +113,9 @@ fn runs(
         progress.step(&format!("bandwidth of {message_bytes} bytes"));
         let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
         let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
-        report.bandwidth.push(bandwidth(run, &session.run(run, None)?));
+        let ran = session.run(run, None)?;
+        progress.note(run, &ran);
+        report.bandwidth.push(bandwidth(run, &ran));
     }
     Ok(())
 }
@@ -167,8 +173,11 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
         progress.step(&format!("{count} connections"));
         let measured = session.grow(count).and_then(|()| {
             let small = session.run(run, None)?;
+            progress.note(run, &small);
             let stream = Run { load: Load::Stream, message_bytes: LARGE_BYTES, ..run };
-            Ok((small, bandwidth(stream, &session.run(stream, None)?)))
+            let large = session.run(stream, None)?;
+            progress.note(stream, &large);
+            Ok((small, bandwidth(stream, &large)))
         });
         match measured {
             Ok((small, large)) => report.connections.push(Connections {
@@ -296,5 +305,50 @@ impl Progress {
     pub(super) fn step(&mut self, what: &str) {
         self.done += 1;
         self.area.draw(&[format!("{what} ({} of {})", self.done, self.steps)]);
+    }
+
+    /// Says so if the time ran out before the messages of `--iterations` were sent.
+    pub(super) fn note(&mut self, run: Run, ran: &Ran) {
+        let here = &ran.here;
+        // An echo's messages include those that warm it up; as many are reported as are in its histogram.
+        let timed = here.latency.as_ref().filter(|_| run.load == Load::Echo);
+        let forward = run.forward.then(|| timed.map_or(here.sent.messages, |histogram| histogram.len()));
+        let backward = run.backward.then_some(here.received.messages);
+        let line = forward.into_iter().chain(backward).min().and_then(|sent| shortfall(run, sent));
+        line.into_iter().for_each(|line| self.area.say(&line));
+    }
+}
+
+/// Returns a sentence if a sending end has `sent` fewer messages than it should.
+fn shortfall(run: Run, sent: u64) -> Option<String> {
+    let Run { messages, message_bytes, duration_us, .. } = run;
+    let seconds = Duration::from_micros(duration_us).as_secs_f64();
+    (sent < messages).then(|| {
+        let several = if message_bytes == 1 { "" } else { "s" };
+        format!(
+            "stopped after {seconds} s with {sent} of {messages} messages of {message_bytes} byte{several}; \
+             --duration SECONDS allows more time"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_messages_are_said() {
+        let run = Run {
+            load: Load::Echo,
+            forward: true,
+            backward: false,
+            message_bytes: 64,
+            messages: 500,
+            duration_us: 60_000_000,
+        };
+        let line = "stopped after 60 s with 499 of 500 messages of 64 bytes; --duration SECONDS allows more time";
+        assert_eq!(shortfall(run, 499).as_deref(), Some(line));
+        assert_eq!(shortfall(run, 500), None);
+        assert_eq!(shortfall(Run { messages: 0, ..run }, 7), None, "no number was asked for");
     }
 }

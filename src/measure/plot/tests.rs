@@ -1,5 +1,5 @@
 use super::*;
-use crate::measure::report::{Limits, Memory, Ping, Stage, Wire};
+use crate::measure::report::{Limits, Memory, Stage, Wire};
 
 fn report() -> Report {
     let sizes = (1..=23).map(|power| 1_u64 << power);
@@ -101,7 +101,7 @@ fn all_that_is_measured_is_drawn() {
         assert!(text.contains(&format!("\n{part}\n")), "{part}");
     }
     let latency = Latency { bytes: 64, p50_us: 12.5, max_us: 99.0, ..Latency::default() };
-    let pinged = drawn(&Report { ping: Some(Ping { latency, damaged: 0 }), ..Report::new() });
+    let pinged = drawn(&Report { ping: Some(Ping { latency, ..Ping::default() }), ..Report::new() });
     for part in ["median", "12.5", "longest", "99", "Latency (half a round trip), µs (message size in bytes: 64)"] {
         assert!(pinged.contains(&format!("\n{part}\n")), "{part} in {pinged}");
     }

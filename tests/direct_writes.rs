@@ -3,6 +3,8 @@
 //! file is too large if it exceeds a share of the kernel's available memory. Here the kernel reports so little, in a
 //! mount namespace of the process under test, that a few MiB are too much.
 
+#![allow(unsafe_code, reason = "a filter of system calls is set between fork and exec")]
+
 mod rig;
 
 use std::path::Path;
@@ -213,6 +215,57 @@ fn a_copy_is_written_so_and_synced_or_read_back() {
         same(&std::fs::read(lab.join("copy")).expect("there"), &data);
         only_the_rest_is_buffered(direct, buffered, data.len() as u64);
         assert!(ended.stderr.contains(" MiB direct, "), "{option}: {}", ended.stderr);
+    }
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn blocks_of_an_older_file_are_written_so_too() {
+    let lab = Lab::new();
+    let mut data = noise((7 << 20) + 4099);
+    for option in ["--fsync", "--verify=disk"] {
+        lab.0.file("copy", &data);
+        data[3 << 20] ^= 1;
+        lab.0.file("source", &data);
+        let there = format!("h:{}", lab.join("copy").display());
+        let ended = copy(&lab, &["--sync", option, "source", &there]).wait();
+        let [direct, buffered] = written(ended.expect(0));
+        same(&std::fs::read(lab.join("copy")).expect("there"), &data);
+        assert!(direct + buffered >= data.len() as u64, "{direct} {buffered}");
+        // Blocks before the first that differs may be read one by one.
+        assert!(direct > data.len() as u64 / 2, "{option}: {direct} direct, {buffered} buffered");
+    }
+}
+
+/// As ext4 tells it when it finds no place for data of the cache, and tells it once.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn an_error_of_early_writing_is_the_files() {
+    use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
+    let lab = Lab::new();
+    let mut data = noise(24 << 20);
+    lab.0.file("source", &data);
+    data[..1 << 20].fill(7);
+    let there = format!("h:{}", lab.join("copy").display());
+    let within = lab.join("copy").display().to_string();
+    for arguments in [["--no-times", &there], ["--no-times", &within], ["--sync", &there]] {
+        lab.0.file("copy", &data);
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["--fsync", "source"]).args(arguments).stdin(Stdio::null());
+        let fails = [(libc::SYS_sync_file_range, Vec::new())].into();
+        let arch = std::env::consts::ARCH.try_into().expect("known");
+        let filter = SeccompFilter::new(fails, SeccompAction::Allow, SeccompAction::Errno(libc::EIO as u32), arch);
+        let program: seccompiler::BpfProgram = filter.expect("a filter").try_into().expect("a program");
+        // SAFETY: between fork and exec, only system calls are made.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
+                apply_filter(&program).map_err(std::io::Error::other)
+            });
+        }
+        let ended = Process::spawn(&mut command).wait();
+        assert_eq!(ended.code, 6, "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains("errno 5"), "{arguments:?}: {}", ended.stderr);
+        same(&std::fs::read(lab.join("copy")).expect("there"), &data);
     }
 }
 

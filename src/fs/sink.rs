@@ -171,12 +171,10 @@ impl FileSink {
         // Direct writes wait for the disk, which several can do at once.
         let turn = self.turn.as_ref().filter(|_| !self.writes.are_direct(self.size_bytes));
         let turn = turn.map(|turn| turn.lock().expect("no panics under it"));
-        self.bypass
-            .write(&self.file, bytes, position, self.size_bytes, &self.writes)
-            .map_err(|error| io_fact(self.path.as_os_str(), error))?;
+        let written = self.bypass.write(&self.file, bytes, position, self.size_bytes, &self.writes);
         drop(turn);
-        self.write_out.iter().for_each(|it| it.note(&self.file, bytes.len()));
-        Ok(())
+        let write_out = || self.write_out.as_ref().map_or(Ok(()), |it| it.note(&self.file, bytes.len()));
+        written.and_then(|()| write_out()).map_err(|error| io_fact(self.path.as_os_str(), error))
     }
 
     /// Gives the file its mode and its name. The mode, the ACL and, where this process may set it, the owner are those

@@ -7,8 +7,9 @@
 //! when its share is used up.
 //!
 //! Threads that write past the cache wait for the disk, one write each; together they form the queue. Only whole pages
-//! go past the cache. Unaligned data, such as a file's last bytes, goes through it. No page is written both ways,
-//! because no two ranges of a transfer overlap.
+//! go past the cache. Unaligned data, such as a file's last bytes, goes through it. No page is written both ways at
+//! once: ranges that arrive do not overlap, and a block of an older file has been written before its successor is asked
+//! for.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use minicbor::{Decode, Encode};
 use nix::sys::resource::Resource;
-use rustix::fs::{OFlags, fstatfs};
+use rustix::fs::{FileType, OFlags, fstat, fstatfs};
 use rustix::io::{Errno, pwrite};
 use rustix::param::page_size;
 
@@ -162,8 +163,10 @@ pub fn is_cache_only(kind: u32) -> bool {
 
 /// Opens the same file for direct writes. `None` if these are not possible, or the same as writes through the cache.
 fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
-    let system = fstatfs(&file).ok()?;
-    (!is_cache_only(system.f_type as u32)).then(|| reopen(&file, OFlags::WRONLY).ok()).flatten()
+    // A device's descriptor tells the file system of its name, which often is tmpfs.
+    let is_device = FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::BlockDevice;
+    let has_disk = is_device || !is_cache_only(fstatfs(&file).ok()?.f_type as u32);
+    has_disk.then(|| reopen(&file, OFlags::WRONLY).ok()).flatten()
 }
 
 /// Returns how much memory is available without swapping, as the kernel estimates it, but no more than this process's

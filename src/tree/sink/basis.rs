@@ -74,7 +74,7 @@ pub(super) struct Basis {
     open_blocks: Arc<AtomicU64>,
 }
 
-/// Writes data of the older file to the new one, at a position.
+/// Writes a piece of the older file to the new one, at a position.
 type Write<'a> = &'a (dyn Fn(&[u8], u64) -> Result<(), Errno> + Sync);
 
 /// What is known of a block of the new file.
@@ -158,7 +158,7 @@ impl Basis {
     }
 
     /// Returns the digests of consecutive blocks for the sender, at most [`Basis::blocks_at_once`]; `None` for a block
-    /// before whose end the older file ends. `write` is called with data that is to be written to `target`.
+    /// before whose end the older file ends. `write` is called with each piece that is to be written to `target`.
     ///
     /// # Errors
     ///
@@ -252,23 +252,18 @@ impl Basis {
                 return Ok(None);
             }
             hasher.update(part);
-            if let Some((_, write)) = copy {
-                self.write(part, at, write)?;
-            }
+            copy.map_or(Ok(()), |(_, write)| write(part, at))?;
             at += wanted as u64;
         }
         Ok(Some(hash16(&hasher.finalize())))
     }
 
-    /// Calls `write` with data of the older file. If the new file may have holes, zeros are left out. If the older file
-    /// has holes, each page of zeros is, because a hole may be one page; otherwise only a piece that is all zeros. Holes
-    /// are looked for in the data, which has been hashed, because the older file may change.
-    fn write(&self, part: &[u8], at: u64, write: Write<'_>) -> Result<(), Errno> {
-        if !self.keeps_holes {
-            return write(part, at);
-        }
-        let unit_bytes = if self.may_have_holes { PAGE_BYTES } else { part.len() };
-        data_in(part, unit_bytes).try_for_each(|data| write(&part[data.clone()], at + data.start as u64))
+    /// Returns the parts of a piece of the older file that are written. If the new file may have holes, zeros are left
+    /// out. If the older file has holes, each page of zeros is, because a hole may be one page; otherwise only a piece
+    /// that is all zeros. Holes are looked for in the data, which has been hashed, because the older file may change.
+    pub fn runs(&self, piece: &[u8]) -> Vec<Range<usize>> {
+        let unit_bytes = if self.may_have_holes { PAGE_BYTES } else { piece.len() };
+        if self.keeps_holes { data_in(piece, unit_bytes).collect() } else { std::iter::once(0..piece.len()).collect() }
     }
 
     /// Records that data for this range, in bytes, has arrived.
@@ -414,6 +409,27 @@ mod tests {
             let expected = [[0; BLOCK], [7; BLOCK], [0; BLOCK]].concat();
             assert!(there == expected, "punched: {is_punched}");
         }
+    }
+
+    #[test]
+    fn of_blocks_that_cannot_be_read_at_once_each_is_read_alone() {
+        const BLOCK: usize = 64 << 10;
+        let (old, new) = (tempfile::tempfile().expect("a file"), OwnedFd::from(tempfile::tempfile().expect("a file")));
+        old.write_all_at(&[7; 4 * BLOCK], 0).expect("written");
+        let reader = OwnedFd::from(old.try_clone().expect("it"));
+        let stat = fstat(&reader).expect("it");
+        let basis = Basis::new((reader, stat), None, 4 * BLOCK as u64, BLOCK as u64, false, &Arc::default());
+        let write = |data: &[u8], at| write_at(&new, data, at);
+        let mut scratch = vec![0; SCRATCH_BYTES];
+        let mut digests = || basis.digests(0..4, &new, &mut scratch, &write).expect("read");
+        let same = Some(hash16(&blake3::hash(&[7; BLOCK])));
+        assert_eq!(digests(), [same; 4]);
+        assert_eq!(basis.fill(&new, &write), Ok(()));
+        old.set_len(2 * BLOCK as u64 + 100).expect("shorter");
+        assert_eq!(digests(), [same, same, None, None]);
+        assert_eq!(basis.fill(&new, &write), Err(Errno::STALE), "blocks are gone");
+        old.write_all_at(&[8; 3 * BLOCK], BLOCK as u64).expect("written");
+        assert_eq!(basis.fill(&new, &write), Err(Errno::STALE), "blocks have changed");
     }
 
     /// The old file ends in the last block.

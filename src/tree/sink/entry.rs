@@ -327,12 +327,13 @@ impl Large {
         let appended = basis.as_ref().filter(|_| is_appended).map(|basis| Appended::new(basis.stat));
         log::trace("", || format!("begins {} ({size} bytes)", shown_path(&directory.path(name))));
         // Reading back and direct writes both wait for the disk, but several ranges can wait at once.
-        let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
+        // A device's descriptor tells the file system of its name.
+        let kind = if is_device { 0 } else { fstatfs(&partial.file).map_or(0, |system| system.f_type as u32) };
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
         let comes_whole = !partial.is_adopted && basis.is_none();
         let replaces = matches!(partial.way, Way::Named(_)) && directory.has(name);
-        let write_out = WriteOut::new(kind, replaces, shared.options.syncs());
+        let write_out = WriteOut::new(kind, replaces, is_device || shared.options.syncs());
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),
@@ -422,13 +423,13 @@ impl Large {
             true => Ok(()),
             false => self.bypass.write(file, rest, from, self.size, &self.shared.writes),
         };
+        let written = written.and_then(|()| self.begin_writing_out(data.len()));
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
                 if let Some(basis) = &self.basis {
                     basis.note_came(position, data.len() as u64);
                 }
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
-                self.note_cached(data.len());
                 self.shared.progress.wrote(data.len() as u64);
                 self.shared.progress.at(|| self.directory.tree_path(&self.name));
             }
@@ -485,7 +486,7 @@ impl Large {
                 // The walk may not have seen the stop yet, and may still record the file's end.
                 self.has_failed.store(true, Relaxed);
             }
-            !is_stopped
+            !is_stopped && !self.has_failed.load(Relaxed)
         };
         self.note_copied(there);
         let end = range.position + range.length as u64;
@@ -514,21 +515,35 @@ impl Large {
     fn note_copied(&self, bytes: usize) {
         self.written_bytes.fetch_add(bytes as u64, Relaxed);
         self.shared.writes.note_buffered(bytes);
-        self.note_cached(bytes);
+        self.begin_writing_out(bytes).unwrap_or_else(|error| self.fail_once(error));
         self.shared.progress.wrote(bytes as u64);
         self.shared.progress.at(|| self.directory.tree_path(&self.name));
     }
 
-    fn note_cached(&self, bytes: usize) {
-        self.write_out.iter().for_each(|it| it.note(&self.partial.file, bytes));
+    fn begin_writing_out(&self, bytes: usize) -> Result<(), Errno> {
+        self.write_out.as_ref().map_or(Ok(()), |write_out| write_out.note(&self.partial.file, bytes))
     }
 
-    /// Writes data of the older file to this one.
-    pub(super) fn write_older(&self, data: &[u8], position: u64) -> Result<(), Errno> {
-        let file = &self.partial.file;
-        self.bypass.write(file, data, position, self.size, &self.shared.writes)?;
-        self.note_cached(data.len());
-        check_stored(&self.shared, file, data, position)
+    /// Writes a piece of the older file to this one, without the holes that this one may have. Short pieces go through
+    /// the cache, because a disk is slow with short writes of which each is waited for.
+    pub(super) fn write_older(&self, basis: &Basis, piece: &[u8], position: u64) -> Result<(), Errno> {
+        let (file, writes) = (&self.partial.file, &self.shared.writes);
+        let mut is_any = false;
+        for run in basis.runs(piece) {
+            let (data, at) = (&piece[run.clone()], position + run.start as u64);
+            if data.len() < HASH_READ_BYTES {
+                write_at(file, data, at)?;
+                writes.note_buffered(data.len());
+            } else {
+                self.bypass.write(file, data, at, self.size, writes)?;
+            }
+            is_any = true;
+        }
+        if !is_any {
+            return Ok(());
+        }
+        self.begin_writing_out(piece.len())?;
+        check_stored(&self.shared, file, piece, position)
     }
 
     /// Hashes data that the kernel has copied, while it is cached. If reading fails here, the data is read again at the
@@ -559,15 +574,17 @@ impl Large {
     pub(super) fn fill(&self) -> Result<(), Errno> {
         let fill = || {
             let file = &self.partial.file;
-            let write = |data: &[u8], position| {
-                if self.shared.is_stopped.load(Relaxed) {
-                    return Err(Errno::CANCELED);
-                }
-                self.shared.progress.note_work(data.len() as u64);
-                self.write_older(data, position)
-            };
-            let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, &write));
-            filled.and_then(|()| self.bypass.settle(file))
+            if let Some(basis) = &self.basis {
+                let write = |data: &[u8], position| {
+                    if self.shared.is_stopped.load(Relaxed) {
+                        return Err(Errno::CANCELED);
+                    }
+                    self.shared.progress.note_work(data.len() as u64);
+                    self.write_older(basis, data, position)
+                };
+                basis.fill(file, &write)?;
+            }
+            self.bypass.settle(file)
         };
         *self.filled.get_or_init(fill)
     }

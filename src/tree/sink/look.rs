@@ -29,7 +29,7 @@ pub(super) struct Look {
     /// The first part that no thread has taken.
     next: AtomicU64,
     parts: Mutex<Parts>,
-    /// Outcome of dropping the cached data of a file that is written in place.
+    /// Outcome of writing out and dropping the cached data of the file.
     evicted: OnceLock<Result<(), Errno>>,
 }
 
@@ -72,6 +72,9 @@ impl Large {
     pub fn look(&self, item: u32) {
         if !self.partial.is_adopted && self.basis.is_none() {
             return self.shared.answer(Answer::nothing(item));
+        }
+        if self.partial.is_adopted && self.shared.options.syncs() {
+            let _ = self.evict_once();
         }
         let (block_bytes, (count, at_once)) = (self.block_bytes(), self.parts());
         let mut scratch = vec![0; SCRATCH_BYTES];
@@ -125,8 +128,12 @@ impl Large {
         if !is_from_disk {
             return Ok(());
         }
-        // All of it before any of it is hashed: nothing is written before that, and to sync for each block would take
-        // long.
+        self.evict_once()
+    }
+
+    /// Writes out and drops the cached data of the whole file, before any of it is hashed, written or told. A sync for
+    /// each block would take long, and would take the error of data that has come meanwhile.
+    fn evict_once(&self) -> Result<(), Errno> {
         *self.look.evicted.get_or_init(|| evict(&self.partial.file, 0, 0))
     }
 
@@ -159,7 +166,7 @@ impl Large {
         }
         self.evict_in_place()?;
         let Some(basis) = &self.basis else { return Ok(vec![None; numbers.len()]) };
-        let write = |data: &[u8], position| self.write_older(data, position);
+        let write = |piece: &[u8], position| self.write_older(basis, piece, position);
         basis.digests(numbers, &self.partial.file, scratch, &write)
     }
 
@@ -174,7 +181,7 @@ impl Large {
         // Data that is kept counts as read back from the disk. The cache alone does not show that data could not be
         // written, once another process has been told of the failure.
         let options = &self.shared.options;
-        if (options.reads_back() || options.syncs()) && evict(file, start, length).is_err() {
+        if options.syncs() && self.evict_once().is_err() {
             return None;
         }
         let digest = hash_range(file, start, length, scratch).ok()?;

@@ -175,9 +175,18 @@ impl Search {
 /// Returns the last component of a path, without trailing slashes. Empty for `/`, `.` and `..`, which stand for their
 /// contents.
 pub fn last_name(path: &[u8]) -> &[u8] {
-    let trimmed = path.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &path[..=end]);
-    let last = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let last = without_slashes(path).rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     if last == b"." || last == b".." { &[] } else { last }
+}
+
+/// Reports whether a path may match entries of several directories: a component before the last is a pattern.
+pub fn is_below_pattern(path: &[u8]) -> bool {
+    let trimmed = without_slashes(path);
+    trimmed.iter().rposition(|&byte| byte == b'/').is_some_and(|slash| is_pattern(&trimmed[..slash]))
+}
+
+fn without_slashes(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &path[..=end])
 }
 
 /// Reports whether an entry that matches `pattern` can have this name, which another host has sent. An empty name
@@ -322,6 +331,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pattern_before_the_last_component_means_several_directories() {
+        for path in ["*/x", "a[bc]/x/", "/h?/x//", "*/*"] {
+            assert!(is_below_pattern(path.as_bytes()), "{path}");
+        }
+        for path in ["x", "*", "*/", "a/x*", "a/x*/", "/", ""] {
+            assert!(!is_below_pattern(path.as_bytes()), "{path}");
+        }
+    }
+
+    #[test]
     fn names_that_are_too_many_are_told() {
         let scratch = Scratch::new("many", &[b"a", b"b", b"c", b"sub/x"]);
         std::fs::create_dir(scratch.0.join("tub")).expect("a directory");
@@ -331,7 +350,8 @@ mod tests {
             (found.len(), details.collect::<Vec<_>>())
         };
         assert_eq!(search("?", 3), (3, Vec::new()));
-        let told = |names_max| vec![format!("more than {names_max} names to look at; use a pattern that matches fewer")];
+        let told =
+            |names_max| vec![format!("more than {names_max} names to look at; use a pattern that matches fewer")];
         assert_eq!(search("?", 2), (2, told(2)));
         assert_eq!(search("?ub/x", 2), (1, Vec::new()));
         // Directories on the way count as well.

@@ -197,12 +197,7 @@ impl Copy<'_> {
         let mut asked: Vec<_> = self.plan.sources.iter().map(last).collect();
         asked.sort_unstable();
         // Of a pattern, some directories may have been found, and others could not be looked at.
-        let are_below_several = |spec: &Spec| {
-            let path = spec.path().as_bytes();
-            let trimmed = path.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &path[..=end]);
-            let slash = trimmed.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
-            trimmed[..slash].iter().any(|byte| b"*?[".contains(byte))
-        };
+        let are_below_several = |spec: &Spec| names::is_below_pattern(spec.path().as_bytes());
         let are_merged = are_contents
             || asked.windows(2).any(|two| two[0] == two[1])
             || self.plan.sources.iter().any(are_below_several);

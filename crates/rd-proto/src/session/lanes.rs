@@ -40,6 +40,10 @@ const REDIAL_MAX: Duration = Duration::from_secs(1);
 /// Minimum window in which the first lane that can carry payload must come up.
 const SETUP_MIN: Duration = Duration::from_secs(10);
 
+/// How long the accepting end at least waits for USE when RDMA carries no more payload, as long as it hears the peer by
+/// TCP. With a reconnect window of 0 it would else end the session before the peer can say that TCP goes on.
+const SWITCH_MAX: Duration = Duration::from_secs(2);
+
 /// How long a link must be gone before it is reported as lost: on a switch of transport it is gone for a moment.
 const LOST_TOLD_AFTER: Duration = Duration::from_millis(500);
 
@@ -635,9 +639,20 @@ impl Lanes {
             self.vain_since = None;
         }
         let window = if self.had_payload_lane { self.agreed.reconnect } else { self.agreed.reconnect.max(SETUP_MIN) };
-        let since = self.lost_since.map(|lost| self.vain_since.map_or(lost, |vain| vain.min(lost)));
-        let in_vain = self.replays.and_then(|(since, times)| (times >= REPLAYS_MAX).then_some(since));
-        [since, in_vain].into_iter().flatten().any(|since| now.saturating_sub(since) >= window)
+        let lost_max = if self.awaits_switch(now) { window.max(SWITCH_MAX) } else { window };
+        let lost = self.lost_since.map(|lost| (lost, lost_max));
+        let vain = lost.and_then(|(lost, _)| self.vain_since.filter(|vain| *vain < lost)).map(|vain| (vain, window));
+        let in_vain = self.replays.and_then(|(since, times)| (times >= REPLAYS_MAX).then_some((since, window)));
+        [lost, vain, in_vain].into_iter().flatten().any(|(since, window)| now.saturating_sub(since) >= window)
+    }
+
+    /// Whether the connecting end may be about to switch from RDMA to TCP.
+    fn awaits_switch(&self, now: Duration) -> bool {
+        let may_fall_back = !self.connector && self.path == Some(Path::Rdma) && self.agreed.policy != Policy::Rdma;
+        let is_heard = |lane: LaneId| {
+            path_of(lane) == Path::Tcp && now.saturating_sub(self.places[usize::from(lane.index)].heard) < SWITCH_MAX
+        };
+        may_fall_back && self.up().any(is_heard)
     }
 
     /// Dials every lane that is wanted and whose retry time has come.

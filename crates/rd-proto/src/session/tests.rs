@@ -8,6 +8,7 @@ const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, P
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
 
 mod pause;
+mod switch;
 
 fn offer(role: Role) -> Offer {
     Offer {

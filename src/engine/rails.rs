@@ -36,9 +36,14 @@ impl std::fmt::Display for Rail {
     }
 }
 
+/// Returns the addresses of this host's interfaces. Those with labels are not on interfaces of their own.
+fn here() -> Vec<InterfaceAddress> {
+    interface_addresses().unwrap_or_default().into_iter().map(InterfaceAddress::without_label).collect()
+}
+
 /// Returns the names that `--rails` accepts at this host: the interfaces that another host can reach.
 pub(crate) fn names() -> Vec<String> {
-    let here = interface_addresses().unwrap_or_default();
+    let here = here();
     let mut names: Vec<String> = Vec::new();
     for known in here.into_iter().filter(|known| is_usable(known.address)) {
         if !names.contains(&known.interface) {
@@ -51,7 +56,7 @@ pub(crate) fn names() -> Vec<String> {
 /// Returns the addresses that the listening end announces: those that the choice allows, and the address on which the
 /// session began. Empty if there is no second interface, or if no second rail is wanted.
 pub(super) fn own(choice: &RailChoice, began_on: SocketAddr) -> Vec<RailAddress> {
-    let here = interface_addresses().unwrap_or_default();
+    let here = here();
     tell(choice, unmapped(began_on).ip(), &here)
 }
 
@@ -82,7 +87,7 @@ pub(crate) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddr
     if tcp::is_within_host(local, peer) {
         return Vec::new();
     }
-    let here = interface_addresses().unwrap_or_default();
+    let here = here();
     pair(choice, [local.ip(), peer.ip()], &here, told, |own| Some(rate_mbps(&own.interface)))
 }
 
@@ -94,7 +99,7 @@ pub(super) fn find_rdma(
     local: &[Endpoint],
     remote: &[Offered],
 ) -> Vec<Rail> {
-    let here = interface_addresses().unwrap_or_default();
+    let here = here();
     pair_devices(choice, first, &here, told, local, remote)
 }
 

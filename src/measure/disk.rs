@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -40,6 +41,9 @@ const RANDOM_BYTES_MAX: usize = 64 << 10;
 
 /// How long filling the file may take after the first [`FILE_BYTES_MIN`] bytes.
 const FILL_MAX: Duration = Duration::from_secs(3);
+
+/// Stack of a thread that accesses blocks, in bytes. The blocks are elsewhere.
+const STACK_BYTES: usize = 256 << 10;
 
 /// Block sizes in bytes, and numbers of blocks in flight.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
@@ -340,7 +344,7 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
             .map(|(number, mut buffer)| {
                 let mut load = Load { state: load.state.wrapping_add(number << 32) | 1, ..load.clone() };
                 let turn = &turn;
-                scope.spawn(move || {
+                let access = move || -> Result<Tally, Errno> {
                     let mut tally = Tally { done: 0, time: Duration::ZERO, histogram: histogram() };
                     while start.elapsed() < duration {
                         load.number = turn.fetch_add(1, Ordering::Relaxed);
@@ -354,10 +358,14 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
                         record(&mut tally.histogram, began.elapsed());
                     }
                     Ok(tally)
-                })
+                };
+                std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, access)
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic in it")).collect()
+        let outcome = |started: std::io::Result<ScopedJoinHandle<'_, Result<Tally, Errno>>>| {
+            started.map_err(|error| errno_of(&error))?.join().expect("no panic in it")
+        };
+        threads.into_iter().map(outcome).collect()
     });
     let mut all = Tally { done: 0, time: start.elapsed(), histogram: histogram() };
     for outcome in outcomes {
@@ -421,6 +429,17 @@ mod tests {
         let load = Load { action: Action::Read, bytes: 4096, blocks: 256, random: true, number: 0, state: 1 };
         let tally = by_threads(&file, buffers, &load, Duration::from_millis(300)).expect("readable");
         assert!(tally.done > 3 && tally.histogram.len() == tally.done);
+    }
+
+    #[test]
+    fn threads_that_the_system_refuses_are_an_error() {
+        let file = tempfile::tempfile().expect("a file");
+        let (_pool, buffers) = Pool::new(2, NonZeroUsize::new(4096).expect("not 0")).expect("memory");
+        let load = Load { action: Action::Read, bytes: 4096, blocks: 1, random: true, number: 0, state: 1 };
+        let failed = where_calls_fail(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+            by_threads(&file, buffers, &load, QUICK.duration).err()
+        });
+        assert_eq!(failed, Some(Errno::AGAIN));
     }
 
     #[test]

@@ -350,10 +350,10 @@ pub struct Cpu {
     /// The driver that scales the frequency.
     #[cbor(n(1), decode_with = "text")]
     pub driver: String,
-    /// Highest allowed frequency in kHz.
+    /// Highest allowed frequency in kHz, of the processor that is limited most.
     #[n(2)]
     pub allowed_khz: u64,
-    /// Highest possible frequency in kHz.
+    /// Highest possible frequency of the same processor in kHz.
     #[n(3)]
     pub most_khz: u64,
 }

@@ -20,8 +20,8 @@ use super::facts::{
 };
 use super::root::Root;
 use crate::fault::errno_of;
-use crate::transport::rdma::{self, Adapters, Endpoint, RegisterError};
-use crate::transport::{Medium, Pool};
+use crate::transport::rdma::{self, Adapters, Endpoint, InterfaceAddress, RegisterError};
+use crate::transport::{Medium, Pool, is_inner};
 
 /// Bytes that a session registers: its pool, and the memory of two connections themselves.
 pub const WANTED_BYTES: u64 = (32 << 20) + 2 * rdma::CONNECTION_LOCKED_BYTES as u64;
@@ -50,20 +50,7 @@ const GIDS_MAX: u32 = 64;
 /// Returns all facts about this host. Takes some tens of milliseconds, or 3 s if a device does not answer.
 pub fn here() -> Facts {
     let mut facts = from_files(&Root::default());
-    let known = rdma::interface_addresses().unwrap_or_default();
-    for known in known.into_iter().filter(|known| known.interface != LOOPBACK) {
-        let address = Address { ip: known.address, prefix_bits: known.prefix_bits };
-        match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
-            Some(interface) => interface.addresses.push(address),
-            // In a container, /sys may show another network namespace.
-            None => facts.interfaces.push(Interface {
-                name: known.interface,
-                is_up: true,
-                addresses: vec![address],
-                ..Interface::default()
-            }),
-        }
-    }
+    add_addresses(&mut facts, rdma::interface_addresses().unwrap_or_default());
     // The client's address and port, then this host's.
     if let [_, _, ours, _] = std::env::var("SSH_CONNECTION").unwrap_or_default().split(' ').collect::<Vec<_>>()[..] {
         facts.ssh = ours.to_owned();
@@ -79,6 +66,25 @@ pub fn here() -> Facts {
     }
     ask_ethtool(&mut facts.counters);
     facts.bounded()
+}
+
+fn add_addresses(facts: &mut Facts, known: Vec<InterfaceAddress>) {
+    let mut unseen = 0;
+    let known = known.into_iter().map(InterfaceAddress::without_label);
+    for known in known.filter(|known| known.interface != LOOPBACK) {
+        let address = Address { ip: known.address, prefix_bits: known.prefix_bits };
+        match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
+            Some(interface) => interface.addresses.push(address),
+            // In a container, /sys may show another network namespace. These are the container's own interfaces, so
+            // they come first, in the system's order.
+            None => {
+                let interface =
+                    Interface { name: known.interface, is_up: true, addresses: vec![address], ..Interface::default() };
+                facts.interfaces.insert(unseen, interface);
+                unseen += 1;
+            }
+        }
+    }
 }
 
 /// Adds the counters of this host's interfaces that only ethtool reports. Does nothing if ethtool is not installed.
@@ -184,7 +190,7 @@ fn register_bytes(endpoint: &Endpoint, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// Returns the facts from the files below `root`.
+/// Returns the facts from the files below `root`, without the limits of [`Facts::bounded`].
 pub fn from_files(root: &Root) -> Facts {
     let library = |name: &str| {
         library_places(root).iter().find_map(|place| {
@@ -194,7 +200,9 @@ pub fn from_files(root: &Root) -> Facts {
     };
     let text = |path: &str| root.text(path).unwrap_or_default();
     let os = |name: &str| root.field("etc/os-release", name).unwrap_or_default();
+    // With many processors, this text is longer than what is read of a file.
     let processors = root.text("proc/cpuinfo").unwrap_or_default();
+    let processors = processors.lines().filter(|line| line.starts_with("processor")).count() as u32;
     Facts {
         host: text("proc/sys/kernel/hostname"),
         program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -203,7 +211,7 @@ pub fn from_files(root: &Root) -> Facts {
         family: format!("{} {}", os("ID="), os("ID_LIKE=")),
         is_root: is_root(root),
         is_container: is_container(root),
-        processors: processors.lines().filter(|line| line.starts_with("processor")).count() as u32,
+        processors: processors.max(listed(&text("sys/devices/system/cpu/online"))),
         numa_nodes: numbered(root, "sys/devices/system/node", "node") as u32,
         memory_kib: root.field("proc/meminfo", "MemTotal").map_or(0, |text| first_number(&text)),
         verbs_library: library("libibverbs.so.1").unwrap_or_default(),
@@ -225,7 +233,6 @@ pub fn from_files(root: &Root) -> Facts {
         counters: counters::read(root),
         tcp: tcp(root),
     }
-    .bounded()
 }
 
 /// Returns the settings of TCP; `None` if the kernel does not report them, as in some containers.
@@ -247,6 +254,15 @@ fn tcp(root: &Root) -> Option<TcpSettings> {
 
 fn first_number(text: &str) -> u64 {
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Counts the numbers in a list such as `0-3,8`.
+fn listed(list: &str) -> u32 {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    list.split(',').filter_map(count).fold(0, u32::saturating_add)
 }
 
 /// Counts the entries whose names are `prefix` and a number.
@@ -431,7 +447,11 @@ fn interfaces(root: &Root) -> Vec<Interface> {
                 .any(|line| line.trim_start().strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with(':')))
     };
     let names = names.filter(|name| root.has(&format!("sys/class/net/{name}/mtu")) && is_ours(name));
-    names.map(interface).collect()
+    let mut interfaces: Vec<Interface> = names.map(interface).collect();
+    // Of many interfaces only the first are kept, so those that lead to guests or containers come last.
+    let leads_inside = |name: &str| is_inner(name) || name.starts_with("veth");
+    interfaces.sort_by_key(|one| (leads_inside(&one.name), !one.is_up, one.driver.is_empty()));
+    interfaces
 }
 
 fn memlock(root: &Root) -> Option<Memlock> {
@@ -451,9 +471,14 @@ fn cpu(root: &Root) -> Cpu {
             cpu.governors.push(governor);
         }
         let number = |file: &str| root.number(&format!("{at}/{file}")).unwrap_or(0);
-        let allowed = number("scaling_max_freq");
-        cpu.allowed_khz = if cpu.allowed_khz == 0 { allowed } else { cpu.allowed_khz.min(allowed) };
-        cpu.most_khz = cpu.most_khz.max(number("cpuinfo_max_freq"));
+        let (allowed, most): (u64, u64) = (number("scaling_max_freq"), number("cpuinfo_max_freq"));
+        // Cores may be of several kinds, each with its own maximum. Of all processors the most limited one counts, and
+        // of equally limited ones the fastest.
+        let product = |one: u64, other: u64| u128::from(one) * u128::from(other);
+        let order = product(allowed, cpu.most_khz).cmp(&product(cpu.allowed_khz, most));
+        if allowed > 0 && order.then(cpu.most_khz.cmp(&most)).is_lt() {
+            (cpu.allowed_khz, cpu.most_khz) = (allowed, most);
+        }
         if cpu.driver.is_empty() {
             cpu.driver = root.text(&format!("{at}/scaling_driver")).unwrap_or_default();
         }
@@ -485,4 +510,81 @@ fn mlx4_bytes(root: &Root) -> Option<u64> {
     let (tables, entries) = (parameter("log_num_mtt")?, parameter("log_mtts_per_seg")?);
     // With 0 the driver chooses the size, and allows for twice the memory.
     (tables > 0).then(|| 4096_u64.saturating_mul(1 << tables.min(40)).saturating_mul(1 << entries.min(10)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::LIST_MAX;
+    use super::*;
+
+    fn put(root: &Root, path: &str, text: &str) {
+        let path = root.path(path);
+        std::fs::create_dir_all(path.parent().expect("below the root")).expect("ours");
+        std::fs::write(path, text).expect("ours");
+    }
+
+    #[test]
+    fn an_adapter_is_kept_among_many_interfaces() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = Root::at(directory.path());
+        let inner = (0..LIST_MAX).map(|number| format!("veth{number}"));
+        for name in inner.chain(["br-1", "bond0", "enp65s0f0np0"].map(str::to_owned)) {
+            put(&root, &format!("sys/class/net/{name}/mtu"), "1500\n");
+        }
+        let driver = root.path("sys/class/net/enp65s0f0np0/device/driver");
+        std::fs::create_dir(driver.parent().expect("one")).expect("ours");
+        std::os::unix::fs::symlink("../../drivers/mlx5_core", driver).expect("ours");
+        let mut facts = from_files(&root);
+        let known = |interface: &str, address: &str| InterfaceAddress {
+            interface: interface.to_owned(),
+            address: address.parse().expect("an address"),
+            prefix_bits: 24,
+        };
+        let addresses = vec![
+            known("br-1", "10.1.0.1"),
+            known("eth0", "10.2.0.1"),
+            known("lo", "10.3.0.1"),
+            known("eth1", "10.4.0.1"),
+            known("eth0", "10.5.0.1"),
+        ];
+        add_addresses(&mut facts, addresses);
+        let kept = facts.bounded().interfaces;
+        let names: Vec<&str> = kept.iter().map(|interface| interface.name.as_str()).collect();
+        assert_eq!(names[..5], ["eth0", "eth1", "enp65s0f0np0", "bond0", "br-1"]);
+        assert_eq!((kept.len(), kept[0].addresses.len(), kept[4].addresses.len()), (LIST_MAX, 2, 1));
+    }
+
+    #[test]
+    fn all_processors_are_counted() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = Root::at(directory.path());
+        let one = |number| format!("processor\t: {number}\nflags\t\t:{}\n\n", " avx".repeat(400));
+        put(&root, "proc/cpuinfo", &(0..128).map(one).collect::<String>());
+        put(&root, "sys/devices/system/cpu/online", "0-63,128-191\n");
+        assert_eq!(from_files(&root).processors, 128);
+        assert_eq!(["0", "0-3,8,10-11", "", "3-1", "x"].map(listed), [1, 7, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_limit_of_a_processor_is_compared_with_its_own_maximum() {
+        let found = |processors: [[u64; 2]; 3]| {
+            let directory = tempfile::tempdir().expect("a directory");
+            let root = Root::at(directory.path());
+            for (number, [allowed, most]) in processors.into_iter().enumerate() {
+                let at = format!("sys/devices/system/cpu/cpu{number}/cpufreq");
+                put(&root, &format!("{at}/scaling_governor"), "performance\n");
+                put(&root, &format!("{at}/scaling_max_freq"), &allowed.to_string());
+                put(&root, &format!("{at}/cpuinfo_max_freq"), &most.to_string());
+            }
+            let cpu = cpu(&root);
+            [cpu.allowed_khz, cpu.most_khz]
+        };
+        let (slow, fast) = ([3_800_000; 2], [5_200_000; 2]);
+        assert_eq!(found([slow, fast, slow]), fast);
+        assert_eq!(found([fast, slow, fast]), fast);
+        let limited = [1_200_000, 3_800_000];
+        assert_eq!(found([fast, limited, slow]), limited);
+        let limited = [3_800_000, 5_200_000];
+        assert_eq!(found([limited, slow, fast]), limited);
+    }
 }

@@ -17,11 +17,12 @@ use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::Endpoint as Offered;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use socket2::{Domain, Socket, Type};
 
 use super::facts::{Address, Facts, list};
 use super::finding::Outcome;
 use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, LaneRequest, Listener};
-use crate::transport::{Medium, Pool, is_inner};
+use crate::transport::{Medium, Pool, is_inner, leads_elsewhere};
 
 /// Maximum time that a probe stays open.
 pub const OPEN_MAX: Duration = Duration::from_secs(30);
@@ -37,6 +38,9 @@ const PAIRS_MAX: usize = 4;
 
 /// How often an open probe checks whether it was closed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Number of connections that may wait until the probe accepts them.
+const BACKLOG: i32 = 128;
 
 /// How long an accepted connection is kept, so that the other end can see that it is up.
 const GREET_MAX: Duration = Duration::from_millis(500);
@@ -102,7 +106,7 @@ pub struct Attempt {
     /// Outcome of the attempt.
     #[n(2)]
     pub outcome: Outcome,
-    /// Duration of the attempt in microseconds.
+    /// Time until connected, or until the attempt failed, in microseconds.
     #[n(3)]
     pub micros: u64,
 }
@@ -118,10 +122,17 @@ impl ProbeRequest {
         let mut tcp: Vec<(bool, u32, Address)> = Vec::new();
         let ours = || here.interfaces.iter().filter(|own| own.is_up).flat_map(|own| &own.addresses);
         for interface in there.interfaces.iter().filter(|one| one.is_up && !is_inner(&one.name)) {
-            for address in &interface.addresses {
+            // A connection to an address that `here` has as well does not leave that host.
+            let is_another = |address: &&Address| is_one_machine || here.interface_of(address.ip).is_none();
+            for address in interface.addresses.iter().filter(is_another) {
                 let near = ours().any(|own| own.shares_subnet(address));
                 tcp.push((near, interface.rate_mbps, address.clone()));
             }
+        }
+        // A link-local address is often that of a network within the host, such as that of its management controller.
+        // So it is tried only if the host has no other addresses.
+        if tcp.iter().any(|(.., address)| leads_elsewhere(address.ip)) {
+            tcp.retain(|(.., address)| leads_elsewhere(address.ip));
         }
         // The sort is stable, so equal addresses stay in the host's own order.
         tcp.sort_by_key(|(near, rate, _)| std::cmp::Reverse((*near, *rate)));
@@ -216,12 +227,24 @@ fn listen(ports: Option<RangeInclusive<u16>>) -> std::io::Result<TcpListener> {
     let mut failure = None;
     for port in ports.unwrap_or(0..=0) {
         let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
-        match TcpListener::bind(&any[..]) {
+        match bind(any[0]).or_else(|_| bind(any[1])) {
             Ok(listener) => return Ok(listener),
             Err(error) => failure = Some(error),
         }
     }
     Err(failure.unwrap_or_else(|| Errno::ADDRINUSE.into()))
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // Also for IPv4, as in a session, even if net.ipv6.bindv6only says otherwise.
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 fn adapters() -> Option<Adapters> {
@@ -244,7 +267,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
     };
     for (place, ip) in request.tcp.iter().map(|address| address.ip).enumerate() {
         let (address, ticket) = (SocketAddr::new(ip, targets.port), targets.ticket);
-        start(place, Box::new(move || timed(ip, false, || connect_tcp(address, &ticket))));
+        start(place, Box::new(move || connect_tcp(address, &ticket)));
     }
     let remote: Vec<Offered> = targets.rdma.iter().filter_map(remote_endpoint).collect();
     let local = if remote.is_empty() { Ok(Vec::new()) } else { rdma::endpoints() };
@@ -290,18 +313,25 @@ fn remote_endpoint(probe: &RdmaTarget) -> Option<Offered> {
     })
 }
 
-fn connect_tcp(address: SocketAddr, ticket: &[u8; TICKET_BYTES]) -> Outcome {
-    let mut stream = match TcpStream::connect_timeout(&address, CONNECT_MAX) {
-        Ok(stream) => stream,
-        Err(error) => return tcp_outcome(&error),
-    };
+fn connect_tcp(address: SocketAddr, ticket: &[u8; TICKET_BYTES]) -> Attempt {
+    let mut connected = None;
+    // Connecting takes one round trip. The ticket takes another, and the time of the other end's program.
+    let attempt = timed(address.ip(), false, || match TcpStream::connect_timeout(&address, CONNECT_MAX) {
+        Ok(stream) => {
+            connected = Some(stream);
+            Outcome::Connected
+        }
+        Err(error) => tcp_outcome(&error),
+    });
+    let Some(mut stream) = connected else { return attempt };
     let mut told = [0; TICKET_BYTES];
     let read = stream.set_read_timeout(Some(CONNECT_MAX)).and_then(|()| stream.read_exact(&mut told));
-    match read {
+    let outcome = match read {
         Ok(()) if told == *ticket => Outcome::Connected,
         Ok(()) => Outcome::Other("another program answered".to_owned()),
         Err(error) => Outcome::Other(format!("connected, but received no data: {error}")),
-    }
+    };
+    Attempt { outcome, ..attempt }
 }
 
 fn tcp_outcome(error: &std::io::Error) -> Outcome {
@@ -347,7 +377,9 @@ pub fn fuzz_probes(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::super::encode;
+    use super::super::facts::Interface;
     use super::*;
+    use crate::fs::close::tests::fail_where;
 
     fn request(address: IpAddr, targets: &ProbeTargets) -> ProbeRequest {
         ProbeRequest { tcp: vec![Address { ip: address, prefix_bits: 8 }], targets: targets.clone() }
@@ -368,6 +400,38 @@ mod tests {
         while try_all(&request(here, &targets))[0].outcome != Outcome::Refused {
             assert!(Instant::now() < until, "a probe that was dropped is still open");
         }
+    }
+
+    #[test]
+    fn the_ticket_does_not_count_as_connecting() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let targets = ProbeTargets { port, ticket: [7; TICKET_BYTES], ..ProbeTargets::default() };
+        let late = Duration::from_millis(500);
+        let attempts = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                std::thread::sleep(late);
+                stream.write_all(&targets.ticket).expect("taken");
+            });
+            let attempts = try_all(&request(Ipv4Addr::LOCALHOST.into(), &targets));
+            // The thread waits for a connection in any case.
+            let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+            attempts
+        });
+        assert_eq!(attempts[0].outcome, Outcome::Connected);
+        assert!(attempts[0].micros < late.as_micros() as u64, "{attempts:?}");
+    }
+
+    #[test]
+    fn a_port_accepts_ipv4_whatever_the_default_of_the_system() {
+        // With net.ipv6.bindv6only, the default is IPv6 alone. A socket that accepts no other setting is not used.
+        let refused = || {
+            fail_where(libc::SYS_setsockopt, (1, libc::IPPROTO_IPV6 as u64), libc::EPERM);
+            listen(None).and_then(|listener| listener.local_addr())
+        };
+        let address = std::thread::spawn(refused).join().expect("its end").expect("a port");
+        assert!(address.is_ipv4(), "{address}");
     }
 
     #[test]
@@ -407,25 +471,49 @@ mod tests {
         assert_eq!(decode_attempts(b"\x81\x86\x82\x44\x0a\x09\0\x02\0\xf5\x03\x18\x71\x60\x19\x05\xdc"), None);
     }
 
-    #[test]
-    fn near_and_fast_is_tried_first_and_bridges_are_not() {
-        let interface = |name: &str, rate_mbps, address: &str| super::super::facts::Interface {
+    fn interface(name: &str, rate_mbps: u32, address: &str) -> Interface {
+        Interface {
             name: name.to_owned(),
             is_up: true,
             rate_mbps,
             addresses: vec![Address { ip: address.parse().expect("an address"), prefix_bits: 24 }],
-            ..Default::default()
-        };
-        let of = |interfaces: Vec<_>| Facts { interfaces, ..Facts::default() };
-        let here = of(vec![interface("e0", 1000, "10.1.0.1"), interface("ib0", 100_000, "10.2.0.1")]);
-        let there = of(vec![
+            ..Interface::default()
+        }
+    }
+
+    fn host(interfaces: Vec<Interface>) -> Facts {
+        Facts { interfaces, ..Facts::default() }
+    }
+
+    /// Returns the addresses that are tried over TCP, in their order.
+    fn tried(here: &Facts, there: &Facts, is_one_machine: bool) -> Vec<String> {
+        let request = ProbeRequest::new(here, there, is_one_machine, ProbeTargets::default());
+        request.tcp.iter().map(|address| address.ip.to_string()).collect()
+    }
+
+    #[test]
+    fn near_and_fast_is_tried_first_and_bridges_are_not() {
+        let here = host(vec![interface("e0", 1000, "10.1.0.1"), interface("ib0", 100_000, "10.2.0.1")]);
+        let there = host(vec![
             interface("far", 400_000, "10.3.0.2"),
             interface("e0", 1000, "10.1.0.2"),
             interface("docker0", 0, "172.17.0.1"),
             interface("ib0", 100_000, "10.2.0.2"),
         ]);
-        let request = ProbeRequest::new(&here, &there, false, ProbeTargets::default());
-        let told: Vec<String> = request.tcp.iter().map(|address| address.ip.to_string()).collect();
-        assert_eq!(told, ["10.2.0.2", "10.1.0.2", "10.3.0.2"]);
+        assert_eq!(tried(&here, &there, false), ["10.2.0.2", "10.1.0.2", "10.3.0.2"]);
+    }
+
+    #[test]
+    fn addresses_that_do_not_lead_to_the_other_host_are_not_tried() {
+        let bmc = |address: &str| interface("idrac", 100, address);
+        let here =
+            host(vec![interface("e0", 1000, "10.1.0.1"), bmc("169.254.0.2"), interface("docker0", 0, "172.17.0.1")]);
+        let there =
+            host(vec![bmc("169.254.0.3"), interface("e1", 1000, "172.17.0.1"), interface("e0", 1000, "10.1.0.2")]);
+        assert_eq!(tried(&here, &there, false), ["10.1.0.2"]);
+        assert_eq!(tried(&here, &here, true), ["10.1.0.1"], "a machine that asks itself");
+        // Two hosts on one cable, with no other network.
+        let there = host(vec![bmc("169.254.0.3"), bmc("169.254.0.2")]);
+        assert_eq!(tried(&here, &there, false), ["169.254.0.3"]);
     }
 }

@@ -94,7 +94,7 @@ fn gathered(name: &str) -> Facts {
     tree.read(name);
     let directory = tempfile::tempdir().expect("a directory");
     tree.make(directory.path());
-    let mut facts = from_files(&Root::at(directory.path()));
+    let mut facts = from_files(&Root::at(directory.path())).bounded();
     for words in &tree.live {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {

@@ -300,6 +300,17 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
     Ok(found.into_iter().chain(on_loopback).map(|(known, _)| known).collect())
 }
 
+impl InterfaceAddress {
+    /// Names the interface itself. For an IPv4 address with a label, such as `eth0:1`, the system reports the label,
+    /// which begins with the interface's name and a colon. No interface has a colon in its name.
+    pub fn without_label(mut self) -> Self {
+        if let Some(at) = self.interface.find(':') {
+            self.interface.truncate(at);
+        }
+        self
+    }
+}
+
 /// Returns every address of every interface, with the flags of the interface, by getifaddrs(3).
 fn by_netlink() -> Result<Vec<(InterfaceAddress, InterfaceFlags)>, Error> {
     let list = getifaddrs().map_err(|errno| Error::Call { call: "getifaddrs", errno: errno as i32 })?;
@@ -389,6 +400,18 @@ mod tests {
         for known in interface_addresses().expect("getifaddrs") {
             assert!(!known.address.is_loopback() && !known.interface.is_empty(), "{known:?}");
             assert!(known.prefix_bits <= if known.address.is_ipv4() { 32 } else { 128 }, "{known:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_is_no_interface_of_its_own() {
+        let address = |interface: &str| InterfaceAddress {
+            interface: interface.to_owned(),
+            address: Ipv4Addr::new(10, 0, 0, 1).into(),
+            prefix_bits: 24,
+        };
+        for (reported, interface) in [("eth0:1", "eth0"), ("bond0.7:vip:2", "bond0.7"), ("eth0", "eth0")] {
+            assert_eq!(address(reported).without_label(), address(interface));
         }
     }
 

@@ -89,9 +89,12 @@ fn wire_stage(arguments: &PerfArguments, session: &mut Session, connections: u32
 
 fn memory_stage(duration: Duration) -> Stage {
     // As many threads as a copy has workers.
-    let threads = local::threads().clamp(2, 8);
-    let rows = mem::copies_with(threads, duration);
-    stage("memory", format!("copies by {threads} threads"), rows / f64::from(CHUNK_BYTES), CHUNK_BYTES.into(), threads)
+    let row = mem::copies_with(local::threads().clamp(2, 8), duration);
+    let what = match row.threads {
+        1 => "copies by 1 thread".to_owned(),
+        threads => format!("copies by {threads} threads"),
+    };
+    stage("memory", what, row.mib_s * MIB / f64::from(CHUNK_BYTES), CHUNK_BYTES.into(), row.threads)
 }
 
 fn source_stage(path: &Path, duration: Duration) -> Result<Stage, Failure> {

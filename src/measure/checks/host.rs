@@ -51,7 +51,7 @@ pub(super) fn network(facts: &Facts) -> Vec<Finding> {
             Fix::advice("ip link set dev INTERFACE up, and give it an address; `ip link` lists the interfaces"),
         )];
     }
-    // The sort is stable: interfaces with the same rate stay in the order of their names.
+    // The sort is stable: interfaces with the same rate stay in their order.
     up.sort_by_key(|interface| std::cmp::Reverse(interface.rate_mbps));
     let told = |interface: &&Interface| {
         let mtu = if interface.mtu > 0 { format!("MTU {}", interface.mtu) } else { String::new() };

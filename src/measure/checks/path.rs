@@ -13,7 +13,7 @@ use crate::measure::finding::{Finding, Fix, Level, Outcome};
 use crate::measure::probe::Attempt;
 use crate::measure::words::{joined, link_rate, rate_words, time};
 use crate::measure::{Path, Speed};
-use crate::transport::is_inner;
+use crate::transport::{is_inner, leads_elsewhere};
 
 /// An agent that takes longer is waiting for something, such as a name that does not resolve or an unused
 /// authentication method.
@@ -85,14 +85,22 @@ fn up(facts: &Facts) -> impl Iterator<Item = &Interface> {
     facts.interfaces.iter().filter(|interface| interface.is_up && !is_inner(&interface.name))
 }
 
-/// Returns pairs of interfaces in one subnet, with the address of the second interface.
-fn near(path: &Path) -> impl Iterator<Item = (&Interface, &Interface, &Address)> {
-    up(&path.here).flat_map(move |ours| {
-        up(&path.there).filter_map(move |theirs| {
-            let shared = |address: &&Address| ours.addresses.iter().any(|own| own.shares_subnet(address));
-            Some((ours, theirs, theirs.addresses.iter().find(shared)?))
-        })
-    })
+/// Returns pairs of interfaces in one subnet, with the address of the second interface. Link-local addresses count only
+/// if there are no others: any host may have them on a network of its own, such as that of its management controller.
+fn near(path: &Path) -> Vec<(&Interface, &Interface, &Address)> {
+    let of_kind = |is_wanted: fn(&Address) -> bool| {
+        let pairs = up(&path.here).flat_map(|ours| {
+            up(&path.there).filter_map(move |theirs| {
+                let shared = |address: &&Address| {
+                    is_wanted(address) && ours.addresses.iter().any(|own| own.shares_subnet(address))
+                };
+                Some((ours, theirs, theirs.addresses.iter().find(shared)?))
+            })
+        });
+        pairs.collect::<Vec<_>>()
+    };
+    let usual = of_kind(|address| leads_elsewhere(address.ip));
+    if usual.is_empty() { of_kind(|_| true) } else { usual }
 }
 
 fn duplicates(path: &Path) -> Vec<Finding> {
@@ -102,7 +110,10 @@ fn duplicates(path: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     for ours in up(&path.here) {
         for theirs in up(&path.there) {
-            for address in ours.addresses.iter().filter(|own| theirs.addresses.iter().any(|it| it.ip == own.ip)) {
+            // A link-local address may be the same on every host.
+            let is_twice =
+                |own: &&Address| leads_elsewhere(own.ip) && theirs.addresses.iter().any(|it| it.ip == own.ip);
+            for address in ours.addresses.iter().filter(is_twice) {
                 let ip = address.ip;
                 findings.push(Finding::failure(
                     "addresses",
@@ -149,7 +160,7 @@ fn subnets(path: &Path) -> Vec<Finding> {
 fn route(path: &Path) -> Vec<Finding> {
     let Ok(ip) = path.there.ssh.parse() else { return Vec::new() };
     let Some(ssh) = path.there.interface_of(ip) else { return Vec::new() };
-    let best = near(path).max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
+    let best = near(path).into_iter().max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
     let Some((ours, theirs, _)) = best else { return Vec::new() };
     let rate = ours.rate_mbps.min(theirs.rate_mbps);
     let told = |interface: &Interface, rate_mbps: u32| joined([interface.name.clone(), link_rate(rate_mbps)], " ");
@@ -176,7 +187,7 @@ fn mtus(path: &Path) -> Vec<Finding> {
             Fix::advice(format!("ip link set dev {} mtu {} on the host where it is {}", less.name, more.mtu, less.mtu)),
         )
     };
-    near(path).filter(|(ours, theirs, _)| differ(ours, theirs)).map(finding).collect()
+    near(path).into_iter().filter(|(ours, theirs, _)| differ(ours, theirs)).map(finding).collect()
 }
 
 /// Returns the attempts that were made; none if no port could be opened for them.
@@ -244,7 +255,8 @@ fn reach_tcp(path: &Path, ports: Option<&RangeInclusive<u16>>, there: &[Attempt]
     let (reached, mut failed): (Vec<&Attempt>, Vec<&Attempt>) = tcp.iter().copied().partition(is_connected);
     if let Some(best) = reached.first() {
         // If this host is not on a network, addresses on that network are expected to be unreachable.
-        let is_near = |ip: IpAddr| near(path).any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip == ip));
+        let near = near(path);
+        let is_near = |ip: IpAddr| near.iter().any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip == ip));
         failed.retain(|attempt| is_near(attempt.address));
         let found = format!("{} over TCP in {}", best.address, time(best.micros));
         if failed.is_empty() {
@@ -406,7 +418,7 @@ pub(super) fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
     if speed.medium != "tcp" {
         return 0;
     }
-    let best = near(path).max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
+    let best = near(path).into_iter().max_by_key(|(ours, theirs, _)| ours.rate_mbps.min(theirs.rate_mbps));
     let Some((ours, theirs, _)) = best else { return 0 };
     let mtu = u64::from(ours.mtu.min(theirs.mtu)).max(576);
     u64::from(ours.rate_mbps.min(theirs.rate_mbps)) * (mtu - TCP_HEADER_BYTES) / (mtu + ETHERNET_BYTES)

@@ -543,6 +543,24 @@ fn addresses_and_mtus_that_do_not_fit() {
 }
 
 #[test]
+fn link_local_addresses_are_no_network_between_two_hosts() {
+    let mut way = path();
+    // As of the network between a host and its management controller.
+    for (host, mtu) in [(&mut way.here, 1500), (&mut way.there, 1280)] {
+        host.interfaces.push(crate::measure::facts::Interface {
+            name: "idrac".to_owned(),
+            is_up: true,
+            mtu,
+            addresses: vec![Address { ip: "169.254.0.2".parse().expect("one"), prefix_bits: 16 }],
+            ..Default::default()
+        });
+    }
+    way.to_there.as_mut().expect("it").as_mut().expect("it").push(attempt("169.254.0.2", false, Outcome::Refused));
+    let findings = compare(&way);
+    assert!(bad(findings.clone()).is_empty(), "{findings:#?}");
+}
+
+#[test]
 fn ssh_by_another_network_than_the_data() {
     let mut way = path();
     let slow = |address: &str| crate::measure::facts::Interface {

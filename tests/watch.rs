@@ -128,7 +128,6 @@ fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
     process.wait().expect(143);
 }
 
-/// The library does not report that it could not watch a new directory.
 #[test]
 fn a_new_directory_that_may_not_be_read_is_watched_once_it_may() {
     const BESIDE: [&str; 4] = ["b", "c", "y", "z"];
@@ -469,4 +468,70 @@ fn a_source_that_is_missing_for_a_while_is_waited_for() {
             lab.all_gone(ARRIVED);
         }
     }
+}
+
+/// A copy may write where it reads: the file that its output goes to, and the cache of digests.
+#[test]
+fn what_a_copy_writes_itself_does_not_start_the_next_one() {
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    fs::create_dir(from.join("logs")).expect("a directory");
+    let log = fs::File::create(from.join("logs/log")).expect("a file");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "-c", "--digest-cache", "--watch", "-v", "from/", "to"]);
+    command.env("XDG_CACHE_HOME", from.join("cache")).stdin(Stdio::null()).stdout(log);
+    let mut process = Process::spawn(&mut command);
+    process.line_with("waiting for changes");
+    // The directory of the cache is new, and is copied once.
+    until("the cache", &mut process, || to.join("cache/rdma-pipe").exists());
+    await_waiting(&process, 1);
+    let before = waits(&process);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(waits(&process), before, "{}", process.stderr());
+    assert!(from.join("cache/rdma-pipe/digests").exists(), "it is written to");
+    fs::write(from.join("first"), "other").expect("a file");
+    until("a change", &mut process, || holds(&to.join("first"), "other"));
+    until("the names of what was copied", &mut process, || {
+        fs::metadata(to.join("logs/log")).is_ok_and(|log| log.len() > 0)
+    });
+}
+
+/// Each directory that is read would be an event.
+#[test]
+fn a_comparison_of_more_directories_than_the_queue_has_room_for_does_not_start_the_next_one() {
+    let lab = lab();
+    let room = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("a limit");
+    let directories = room.trim().parse::<usize>().expect("a number").min(20_000) + 1000;
+    for number in 0..directories {
+        fs::create_dir(lab.join("from").join(number.to_string())).expect("a directory");
+    }
+    let to = lab.join("to");
+    let mut process = start(&lab, &to, WITHIN);
+    process.line_with("waiting for changes");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(waits(&process), 1, "{}", process.stderr());
+    fs::write(lab.join("from/7/new"), "new").expect("a file");
+    until("a change", &mut process, || holds(&to.join("7/new"), "new"));
+}
+
+/// As in a directory, where the others are copied meanwhile.
+#[test]
+fn a_single_file_that_cannot_be_read_is_tried_again_with_its_next_change() {
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, to become another user");
+    }
+    let lab = lab();
+    let (from, to) = (lab.join("from/first"), lab.join("to"));
+    Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(lab.join("from")).status().expect("coreutils");
+    set_mode(lab.0.path(), 0o777);
+    let mut command = rdcp();
+    command.args(["--sync", "--watch", "-v"]).args([&from, &to]);
+    let mut command = in_shell(&as_user(NOBODY, lab.0.path()), &command);
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    process.line_with("waiting for changes");
+    set_mode(&from, 0o0);
+    fs::write(&from, "two").expect("root");
+    process.line_with("errno 13");
+    set_mode(&from, 0o644);
+    until("the file", &mut process, || holds(&to, "two"));
 }

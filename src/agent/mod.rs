@@ -12,7 +12,7 @@ use crate::control::frames::{Begin, BroadcastRole, FOUND_MAX, Fault, Job, Messag
 use crate::control::stages::{Share, Stages};
 use crate::control::tunnel::Emit;
 use crate::engine::work;
-use crate::fault::Exit;
+use crate::fault::{Exit, printable};
 
 mod broadcast;
 mod check;
@@ -126,7 +126,13 @@ impl Agent {
             Message::MeasureStorage { path, writes, micros } => {
                 measure::measure_storage(path, writes, micros, &self.emit);
             }
-            Message::Watch(paths) => self.watching = Some(Watching::begin(&paths, self.is_remote, &self.emit)),
+            Message::Watch(paths) => match Watching::begin(&paths, self.is_remote, &self.emit) {
+                Ok(watching) => self.watching = Some(watching),
+                Err(error) => {
+                    let words = format!("cannot start to watch: {}", printable(&error.to_string()));
+                    (self.emit)(Message::Failed(Fault::plain(Exit::Source.code(), words)));
+                }
+            },
             Message::TellChanges => self.watching.iter().for_each(Watching::ask),
             Message::Stage(stage) => {
                 self.begun += 1;

@@ -2,11 +2,12 @@
 //! most one message is in flight, however much changes meanwhile.
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use flume::{Receiver, Sender};
 use minicbor::bytes::ByteVec;
 use rustix::io::Errno;
 
@@ -19,41 +20,47 @@ use crate::tree::watch::{TreeWatch, WatchError, WatchReason};
 
 /// A watch. Dropping this ends it.
 pub(crate) struct Watching {
-    asks: Sender<()>,
+    asks: UnixStream,
 }
 
 impl Watching {
     /// Starts watching these paths. With `expand`, `~` and patterns are expanded. The answer is WATCHED; FAILED may
     /// come at any time.
-    pub(crate) fn begin(paths: &[ByteVec], expand: bool, emit: &Emit) -> Self {
-        let (asks, asked) = flume::unbounded();
-        let found = |path: &[u8]| if expand { names::expanded(path) } else { vec![OsStr::from_bytes(path).into()] };
-        let paths = paths.iter().flat_map(|path| found(path));
-        // `host:` stands for the login's home.
-        let paths = paths.map(|path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path });
-        let (paths, told) = (paths.collect(), Arc::clone(emit));
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no room for two descriptors or a thread.
+    pub(crate) fn begin(paths: &[ByteVec], expand: bool, emit: &Emit) -> std::io::Result<Self> {
+        let (asks, asked) = UnixStream::pair()?;
+        let (paths, told) = (paths.to_vec(), Arc::clone(emit));
+        let found = move |path: &[u8]| {
+            if expand { names::expanded(path) } else { vec![OsStr::from_bytes(path).into()] }
+        };
+        let find = move || {
+            let paths = paths.iter().flat_map(|path| found(path));
+            // `host:` stands for the login's home.
+            paths.map(|path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }).collect()
+        };
         let run = move || {
-            if let Err(error) = watch(paths, &asked, &told) {
+            if let Err(error) = watch(find, &asked, &told) {
                 told(Message::Failed(fault(&error)));
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("watch".to_owned()).spawn(run) {
-            emit(Message::Failed(Fault::plain(Exit::Source.code(), format!("cannot start a thread: {error}"))));
-        }
-        Self { asks }
+        std::thread::Builder::new().name("watch".to_owned()).spawn(run)?;
+        Ok(Self { asks })
     }
 
     /// Asks for the next change.
     pub(crate) fn ask(&self) {
-        let _ = self.asks.send(());
+        // If the watch has failed, it has said so.
+        let _ = (&self.asks).write_all(b"?");
     }
 }
 
-fn watch(paths: Vec<PathBuf>, asked: &Receiver<()>, emit: &Emit) -> Result<(), WatchError> {
-    let mut watch = TreeWatch::start(paths)?;
+fn watch(find: impl Fn() -> Vec<PathBuf> + Send + 'static, asked: &UnixStream, emit: &Emit) -> Result<(), WatchError> {
+    let mut watch = TreeWatch::start(find)?;
     emit(Message::Watched);
-    while asked.recv().is_ok() {
-        let Some(touched) = watch.wait(|| asked.is_disconnected())? else { break };
+    while let Some(touched) = watch.next(asked)? {
         emit(Message::Changed(touched.map(|some| some.into_iter().map(Into::into).collect())));
     }
     Ok(())
@@ -65,12 +72,15 @@ fn fault(error: &WatchError) -> Fault {
             "too many directories to watch; raise the limit with `sysctl fs.inotify.max_user_watches=1048576`"
                 .to_owned()
         }
+        WatchReason::TooManyWatches => {
+            "too many inotify instances of this user; raise the limit with `sysctl fs.inotify.max_user_instances=1024`"
+                .to_owned()
+        }
         // This fault has an error number, because the path may come back.
-        WatchReason::Missing => {
+        WatchReason::System(Errno::NOENT) => {
             return Fault::io(Exit::Source.code(), "cannot watch", &io_fact(error.path.as_os_str(), Errno::NOENT));
         }
-        WatchReason::System(error) => printable(&error.to_string()),
-        WatchReason::Other(words) => printable(words),
+        WatchReason::System(errno) => printable(&errno.to_string()),
     };
     Fault::plain(Exit::Source.code(), format!("cannot watch {}: {reason}", escaped(error.path.as_os_str())))
 }

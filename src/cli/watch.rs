@@ -51,9 +51,9 @@ pub(super) fn run(
         let mut failure = match copied {
             Err(failure) if is_loss(&failure) && has_copied => Some(failure),
             // The message names what failed. The next change makes another attempt.
-            Err(Failure { exit: Exit::Partial, message, .. }) => {
+            Err(failure) if failure.exit == Exit::Partial || has_copied && is_told_entry(&failure) => {
                 touched = None;
-                tell(message.as_deref());
+                tell(failure.message.as_deref());
                 None
             }
             done => {
@@ -101,6 +101,7 @@ fn tell(message: Option<&str>) {
 /// was lost.
 fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failure>, Failure> {
     let mut has_changed = false;
+    watch.ask();
     loop {
         match watch.next(Instant::now() + if has_changed { Duration::ZERO } else { LONG }) {
             Ok(Watched::Changed(changed)) => {
@@ -130,6 +131,12 @@ fn is_loss(failure: &Failure) -> bool {
         Exit::Destination => is_one_of(&[Errno::NOSPC, Errno::DQUOT]),
         _ => false,
     }
+}
+
+/// Whether nothing of SRC could be copied because of an entry, and the copy has said so: for example because SRC is one
+/// file, which is being written at the moment. If SRC had other entries, they would have been copied.
+fn is_told_entry(failure: &Failure) -> bool {
+    matches!(failure, Failure { exit: Exit::Source | Exit::Destination, message: None, site: None, .. })
 }
 
 /// Selects the entries of these directories, and of the source itself.

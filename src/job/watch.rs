@@ -1,5 +1,5 @@
-//! Changes at the sources of `rdcp --watch`. Each host with a source watches it, and is asked for the next change once
-//! the previous one has been received.
+//! Changes at the sources of `rdcp --watch`. Each host with a source watches it, and is asked for the next change when
+//! the copy is made that the previous one led to.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
@@ -18,6 +18,8 @@ const START_MAX: Duration = Duration::from_secs(600);
 /// The hosts that watch. Dropping this ends their agents.
 pub(crate) struct SourceWatch {
     job: Job,
+    /// The hosts, and whether each has been asked for a change that it has not told yet.
+    hosts: Vec<(usize, bool)>,
     /// Whether there are several sources. Their changed directories are not passed on.
     has_several: bool,
 }
@@ -52,8 +54,18 @@ impl SourceWatch {
                 return Err(job.unexpected(*host));
             }
         }
-        hosts.iter().for_each(|(host, _)| job.send(*host, Message::TellChanges));
-        Ok(Self { job, has_several: sources.len() > 1 })
+        let hosts = hosts.into_iter().map(|(host, _)| (host, false)).collect();
+        Ok(Self { job, hosts, has_several: sources.len() > 1 })
+    }
+
+    /// Asks each host for the next change, unless it has been asked already. Must be called when a copy has been made:
+    /// an hour later, the host asks for a comparison of everything.
+    pub(crate) fn ask(&mut self) {
+        for (host, is_asked) in &mut self.hosts {
+            if !std::mem::replace(is_asked, true) {
+                self.job.send(*host, Message::TellChanges);
+            }
+        }
     }
 
     /// Waits until something has changed.
@@ -65,7 +77,10 @@ impl SourceWatch {
         while let Some(update) = self.job.next(deadline) {
             match update {
                 Update::Host(host, Message::Changed(directories)) => {
-                    self.job.send(host, Message::TellChanges);
+                    self.hosts
+                        .iter_mut()
+                        .filter(|(known, _)| *known == host)
+                        .for_each(|(_, is_asked)| *is_asked = false);
                     let directories = directories.filter(|_| !self.has_several);
                     let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
                     return Ok(Watched::Changed(touched));

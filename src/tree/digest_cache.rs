@@ -167,7 +167,7 @@ struct Known {
 }
 
 /// Returns where the cache is unless a file is named: in the user's directory for caches.
-fn default_path() -> Option<PathBuf> {
+pub(super) fn default_path() -> Option<PathBuf> {
     let told = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = told.or_else(|| Some(PathBuf::from(own_home()?).join(".cache")));
     caches.filter(|path| path.is_absolute()).map(|caches| caches.join("rdma-pipe/digests"))
@@ -241,7 +241,9 @@ impl DigestCache {
         Ok(Self { file, key: key.ok_or(Unusable::Busy)?, state })
     }
 
-    /// Returns the digest of a file with this metadata. `at` is the file, or a directory of the same file system.
+    /// Returns the digest of a file with this metadata. `at` is the file or its directory. If it is on another file
+    /// system, it says nothing about that of the file, for which there is then no digest unless the file system is
+    /// known already.
     pub fn get(&self, at: impl AsFd, stat: &Stat) -> Option<Digest> {
         let mut state = self.state();
         let known = self.known(&mut state, at, stat)?;
@@ -293,6 +295,11 @@ impl DigestCache {
         let system = match state.systems.iter().find(|(device, _)| *device == stat.st_dev) {
             Some((_, system)) => *system,
             None => {
+                // A link that was followed may lead to another file system, and a source that is a file is opened from
+                // the working directory.
+                if fstat(&at).ok()?.st_dev != stat.st_dev {
+                    return None;
+                }
                 let is_kept = fstatfs(&at).is_ok_and(|system| TIMEKEEPERS.contains(&(system.f_type as u32)));
                 let named = fstatvfs(&at).map_or(0, |system| system.f_fsid);
                 let system = is_kept.then_some(if named == 0 { stat.st_dev } else { named });
@@ -437,6 +444,24 @@ mod tests {
         }
         cache.put(changed + SETTLED_AFTER, at(), &file, [7; 16]);
         assert_eq!(cache.get(at(), &file), Some([7; 16]));
+    }
+
+    #[test]
+    fn what_is_elsewhere_does_not_tell_whether_times_are_kept() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (cache, file) = (DigestCache::open(&scratch.path().join("cache")).expect("made"), stat());
+        let elsewhere = File::open("/proc").expect("it");
+        let mut of_elsewhere = file;
+        of_elsewhere.st_dev = fstat(&elsewhere).expect("it").st_dev;
+        assert_ne!(of_elsewhere.st_dev, file.st_dev);
+        // A file whose times may not be kept, in a directory where they are.
+        cache.put(SystemTime::now(), at(), &of_elsewhere, [7; 16]);
+        assert_eq!(cache.get(at(), &of_elsewhere), None);
+        // And the reverse.
+        assert_eq!(cache.get(&elsewhere, &file), None);
+        cache.put(SystemTime::now(), at(), &file, [7; 16]);
+        assert_eq!(cache.get(at(), &file), Some([7; 16]), "its own file system is asked");
+        assert_eq!(cache.get(&elsewhere, &file), Some([7; 16]), "it is known by now");
     }
 
     /// Covers every byte of a record, and every length to which the file may be cut.

@@ -254,6 +254,28 @@ fn deletion_at_the_end_needs_all_sources() {
     }
 }
 
+/// The limit is for the whole copy, which has a session for each host with sources.
+#[test]
+fn a_limit_of_deletions_is_for_all_sessions() {
+    for to in ["", "h3"] {
+        let lab = Lab::new();
+        for name in ["a", "b"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+            fs::create_dir_all(lab.join("dst").join(name)).expect("directories");
+            lab.0.file(&format!("{name}/new"), b"1");
+            for extra in ["1", "2"] {
+                lab.0.file(&format!("dst/{name}/{extra}"), b"2");
+            }
+        }
+        let options = ["-r", "--sync", "--delete", "--max-delete=3"].map(OsString::from);
+        let ended = lab.rdcp(&[&options[..], &[lab.at("h1", "a"), lab.at("h2", "b"), lab.at(to, "dst/")]].concat());
+        assert!(ended.expect(8).stderr.contains("--max-delete keeps 1 entry"), "{}", ended.stderr);
+        let left = ["a/1", "a/2", "b/1", "b/2"].into_iter().filter(|name| lab.join("dst").join(name).exists());
+        assert_eq!(left.count(), 1, "three of four are deleted");
+        ["a", "b"].iter().for_each(|name| holds(&lab.join("dst").join(name).join("new"), b"1"));
+    }
+}
+
 #[test]
 fn a_generation_has_no_backups() {
     let lab = Lab::new();

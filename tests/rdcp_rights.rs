@@ -323,12 +323,15 @@ fn without_proc_the_cause_is_told() {
     fs::create_dir(lab.join("from")).expect("a directory");
     lab.0.file("from/a", b"1");
     fs::hard_link(lab.join("from/a"), lab.join("from/b")).expect("ours");
+    std::os::unix::fs::symlink("a", lab.join("from/link")).expect("ours");
     let mode = rustix::fs::Mode::from_raw_mode(0o640);
     rustix::fs::mknodat(rustix::fs::CWD, lab.join("from/fifo"), rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
     // Attributes of a FIFO cannot be read without it.
     let told = ["from/fifo", "(errno 38)", "/proc is not mounted"];
     let ended = rdcp(&lab, WITHOUT_PROC, &["-r", "from", "all"].map(OsString::from));
     assert_eq!(ended.expect(8).stderr.lines().filter(|line| told.iter().all(|part| line.contains(part))).count(), 1);
+    // Symbolic links hardly ever have any.
+    assert_eq!(fs::read_link(lab.join("all/link")).expect("made"), std::path::Path::new("a"), "{}", ended.stderr);
     // All else can be done without it since Linux 6.10.
     let ended = rdcp(&lab, WITHOUT_PROC, &["-r", "--no-xattrs", "from", "into"].map(OsString::from));
     if ended.code == 0 {
@@ -409,6 +412,25 @@ fn what_the_file_system_cannot_keep_is_told() {
         let ended = rdcp(&lab, WITHOUT_XATTRS, &paths);
         let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
         assert!(lines.len() == 1 && lines[0].contains("2 entries have lost ACLs or other"), "{to}: {lines:?}");
+    }
+}
+
+/// With several hosts, each of them is named.
+#[test]
+fn what_the_file_systems_of_several_hosts_cannot_keep_is_told() {
+    let lab = Lab::new();
+    for name in ["from", "into"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+    }
+    let file = lab.0.file("from/one", b"1");
+    rustix::fs::setxattr(file, "user.colour", b"blue", rustix::fs::XattrFlags::empty()).expect("kept here");
+    let arguments = ["--sync", "-r", "from/", "--to"].map(OsString::from);
+    let targets = [side(&lab, "h2", "into/two"), side(&lab, "h1", "into/one")];
+    let ended = rdcp(&lab, WITHOUT_XATTRS, &[&arguments[..], &targets].concat());
+    ended.expect(0);
+    for host in ["h1", "h2"] {
+        let line = format!("{host}: 1 entry has lost ACLs or other");
+        assert_eq!(ended.stderr.matches(&line).count(), 1, "{}", ended.stderr);
     }
 }
 

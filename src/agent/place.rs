@@ -375,10 +375,13 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
     let usage = |detail: String| Fault::plain(Exit::Usage.code(), detail);
     for source in &asked.sources {
         let target = target(placed, source);
-        if let Some(listed) = listed_around(Path::new(OsStr::from_bytes(&source.path)), &asked.listed, &target) {
+        // The walk does not come to another file system.
+        let is_beyond = asked.one_file_system && spot(&target).is_some_and(|spot| spot.device != source.device);
+        let listed = listed_around(Path::new(OsStr::from_bytes(&source.path)), &asked.listed, &target);
+        if let Some(listed) = listed.filter(|_| !is_beyond) {
             return Err(usage(listed));
         }
-        if asked.same_kernel && source.kind == Kind::Directory && lies_within(&target, source) {
+        if asked.same_kernel && source.kind == Kind::Directory && !is_beyond && lies_within(&target, source) {
             let path = escaped(OsStr::from_bytes(&source.path));
             return Err(usage(format!("cannot copy the directory {path} into itself")));
         }
@@ -707,6 +710,23 @@ mod tests {
         set_mode(0o755);
         assert_eq!(found.iter().map(|found| &found.name[..]).collect::<Vec<_>>(), [b"file"]);
         assert_eq!(missing, [std_fact(directory.as_os_str(), &std::io::Error::from(Errno::ACCESS))]);
+    }
+
+    /// With `-x`, a copy of `/` may go to a file system that is mounted below.
+    #[test]
+    fn a_copy_that_crosses_no_mount_point_may_go_behind_one() {
+        let refused = |one_file_system| {
+            let asked = Place {
+                path: b"/dev/shm/rd-place-none".to_vec(),
+                exact: true,
+                sources: find(&[&b"/"[..]], true, false).0,
+                same_kernel: true,
+                one_file_system,
+                ..Place::default()
+            };
+            place(&asked, false).err().map(|fault| fault.exit)
+        };
+        assert_eq!((refused(false), refused(true)), (Some(1), None));
     }
 
     #[test]

@@ -33,6 +33,9 @@ const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 /// Explanation of EBUSY for a partial name.
 pub(crate) const HELD: &str = "another copy is writing to it";
 
+/// Explanation of ESTALE from [`publish`].
+pub(crate) const REPLACED: &str = "its temporary name is gone or belongs to another file; run it again";
+
 /// Explanation for an entry under a partial name that is kept because nothing tells whether a copy is writing to it.
 const NO_LOCKS: &str = "this file system has no locks, and it was modified a moment ago; \
                         if no copy is running, try again in a minute or remove it";

@@ -196,7 +196,10 @@ impl FileSink {
             }
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
-        partial::publish(directory, beside.as_os_str(), &self.file, last).map_err(fact)?;
+        partial::publish(directory, beside.as_os_str(), &self.file, last).map_err(|error| match error {
+            Errno::STALE => IoFact { detail: partial::REPLACED.into(), ..fact(error) },
+            error => fact(error),
+        })?;
         crate::log::trace("", || format!("published {}", crate::fault::escaped(self.path.as_os_str())));
         self.settled.store(true, Ordering::Relaxed);
         Ok(())
@@ -364,5 +367,19 @@ impl StreamSink {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partial_file_that_is_gone_is_told_as_the_reason() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let sink = FileSink::create(&directory.path().join("file")).expect("made");
+        std::fs::remove_file(directory.path().join(name_beside(b"file", PARTIAL))).expect("it has that name");
+        let fact = sink.publish().expect_err("it cannot be renamed");
+        assert_eq!((fact.errno, &fact.detail[..]), (Errno::STALE.raw_os_error(), partial::REPLACED.as_bytes()));
     }
 }

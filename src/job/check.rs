@@ -4,11 +4,14 @@
 //! come back in the same way as entries. So neither side holds all of the manifest or all of the differences.
 
 use std::ffi::OsStr;
-use std::io::{self, Read};
+use std::io::Read;
+
+use flume::Sender;
 
 use super::entries::TakeEntries;
-use super::{Job, Setup, Update};
-use crate::control::frames::{self, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, Message};
+use super::launching::{Heard, Post};
+use super::{HERE, Job, Setup, Update};
+use crate::control::frames::{self, Fault, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, Message};
 use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
 use crate::options::TransferOptions;
@@ -43,20 +46,31 @@ impl Check<'_> {
     /// # Errors
     ///
     /// Fails with the reason if not everything was compared.
-    pub(crate) fn run(self, setup: Setup, manifest: impl Read, take: TakeEntries) -> Result<TreeFigures, Stopped> {
+    pub(crate) fn run(
+        self,
+        setup: Setup,
+        manifest: impl Read + Send + 'static,
+        take: TakeEntries,
+    ) -> Result<TreeFigures, Stopped> {
         let mut job = Job::new(setup, false)?;
         let host = job.host(self.host)?;
         job.greet()?;
         job.take_entries(take)?;
         let check = frames::Job::Check { directory: self.directory, is_cached: self.is_cached };
         let hop = job.copy_within(host, check, &TransferOptions::default());
-        let mut pieces = Pieces { manifest, left: MANIFEST_WINDOW, is_over: false };
-        pieces.send(&mut job, hop)?;
+        let permits = read(manifest, job.post.clone())?;
+        let mut in_flight = 0;
         while let Some(update) = job.next_of(hop) {
             match update {
-                Update::End(_, _, Message::ManifestTaken) => {
-                    pieces.left = (pieces.left + 1).min(MANIFEST_WINDOW);
-                    pieces.send(&mut job, hop)?;
+                Update::Host(HERE, piece @ Message::Manifest(_)) => {
+                    in_flight += 1;
+                    job.send_end(hop, Side::From, &piece);
+                }
+                Update::Host(HERE, Message::Failed(fault)) => return Err(Stopped::Manifest(fault.detail)),
+                Update::End(_, _, Message::ManifestTaken) if in_flight > 0 => {
+                    in_flight -= 1;
+                    // Fails only once the whole manifest has been read.
+                    let _ = permits.send(());
                 }
                 update => job.check(update)?,
             }
@@ -70,25 +84,35 @@ impl Check<'_> {
     }
 }
 
-/// The manifest while it is being sent.
-struct Pieces<R> {
-    manifest: R,
-    /// Number of pieces that may be sent now.
-    left: u32,
-    is_over: bool,
-}
-
-impl<R: Read> Pieces<R> {
-    /// Sends as many pieces as may be in flight.
-    fn send(&mut self, job: &mut Job, hop: usize) -> Result<(), Stopped> {
-        while self.left > 0 && !self.is_over {
-            let mut piece = Vec::with_capacity(MANIFEST_PIECE_BYTES);
-            let read = (&mut self.manifest).take(MANIFEST_PIECE_BYTES as u64).read_to_end(&mut piece);
-            read.map_err(|error: io::Error| Stopped::Manifest(error.to_string()))?;
-            self.left -= 1;
-            self.is_over = piece.is_empty();
-            job.send_end(hop, Side::From, &Message::Manifest(piece));
-        }
-        Ok(())
+/// Reads the manifest in a thread, because it may come from a program that is silent for any time, and signals and lost
+/// agents must be handled meanwhile. The pieces are posted as messages of this host, the last of them empty; a manifest
+/// that cannot be read, as a failure. Each piece takes a permit, so that only a few are on their way. Returns where
+/// further permits are given.
+///
+/// The thread is not waited for. If it is still reading when the process exits, it ends with the process.
+///
+/// # Errors
+///
+/// Exit 3 if no thread can be started.
+fn read(mut manifest: impl Read + Send + 'static, post: Post) -> Result<Sender<()>, Failure> {
+    let (permits, permitted) = flume::bounded(MANIFEST_WINDOW as usize);
+    for _ in 0..MANIFEST_WINDOW {
+        permits.send(()).expect("there is room, and we hold the receiver");
     }
+    let run = move || {
+        for () in permitted {
+            let mut piece = Vec::with_capacity(MANIFEST_PIECE_BYTES);
+            let message = match (&mut manifest).take(MANIFEST_PIECE_BYTES as u64).read_to_end(&mut piece) {
+                Ok(_) => Message::Manifest(piece),
+                Err(error) => Message::Failed(Fault::plain(Exit::Source.code(), error.to_string())),
+            };
+            let is_last = !matches!(&message, Message::Manifest(piece) if !piece.is_empty());
+            if post.send((HERE, Heard::Message(message))).is_err() || is_last {
+                return;
+            }
+        }
+    };
+    let failed = |error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
+    std::thread::Builder::new().name("manifest".to_owned()).stack_size(256 << 10).spawn(run).map_err(failed)?;
+    Ok(permits)
 }

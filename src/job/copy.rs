@@ -120,6 +120,8 @@ pub(crate) struct Copy<'a> {
     first_failed: Option<Exit>,
     /// Number of these failures that only kept something from being deleted.
     undeleted: u64,
+    /// Number of entries that the sessions so far have deleted.
+    deleted: u64,
     /// Number of sources that are not copied and have been named.
     left_out: u64,
     /// The same number by host, until it has been reported.
@@ -155,6 +157,7 @@ impl<'a> Copy<'a> {
             failed: 0,
             first_failed: None,
             undeleted: 0,
+            deleted: 0,
             left_out: 0,
             left_out_of: BTreeMap::new(),
             told_by_host: BTreeMap::new(),
@@ -468,6 +471,8 @@ impl<'a> Copy<'a> {
         let directory = placed.directory.clone();
         let contents = root.is_some_and(|root| self.is_root(root));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
+        // The limit is for the whole copy, and each receiver knows only its session.
+        settings.max_delete = settings.max_delete.map(|most| most.saturating_sub(self.deleted));
         // The permissions of a device node say nothing about a file: an existing file keeps its own.
         if !self.plan.recursive && found.iter().all(|(_, found)| found.kind == Kind::Block) {
             settings.mode &= !settings.chmod.is_empty();
@@ -529,9 +534,7 @@ impl<'a> Copy<'a> {
     /// Reports single entries that an end could not read or write.
     fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
-            let undeleted = [NOT_EMPTIED, NOT_PRUNED, KEEPS_SPARED];
-            let is_undeleted = undeleted.iter().any(|words| fault.detail.starts_with(*words));
-            self.undeleted = self.undeleted.saturating_add(u64::from(is_undeleted));
+            self.undeleted = self.undeleted.saturating_add(u64::from(is_undeleted(fault)));
             let failure = self.failure(host, fault);
             let bytes = failure.message.as_ref().map_or(0, String::len);
             let Told { failures, unsaid, .. } = self.told_by_host.entry(self.job.hosts[host].name.clone()).or_default();
@@ -631,6 +634,7 @@ impl<'a> Copy<'a> {
             _ => None,
         };
         self.arrived = self.arrived.saturating_add(tree.map_or(0, |tree| tree.amount.entries));
+        self.deleted = self.deleted.saturating_add(tree.map_or(0, |tree| tree.deleted));
         if let (Some(summed), Some(mut tree)) = (summed, tree.filter(|tree| tree.amount.entries > 0)) {
             let sent_bytes = summed.figures.counters.bytes;
             let is_compared = options.sync && !options.dry_run && !is_within;
@@ -669,6 +673,11 @@ impl<'a> Copy<'a> {
         };
         Ok((figures, failure))
     }
+}
+
+/// Whether a fault only kept something from being deleted.
+fn is_undeleted(fault: &Fault) -> bool {
+    [NOT_EMPTIED, NOT_PRUNED, KEEPS_SPARED].iter().any(|words| fault.detail.starts_with(*words))
 }
 
 /// Describes a source as a root. A source without a name is the only root, and its name is replaced later.

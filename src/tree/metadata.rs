@@ -71,7 +71,7 @@ impl Reader {
         let mut mode = stat.st_mode & 0o7777;
         if options.xattrs {
             let changed = Some(self.changed(mode, kind)).filter(|&changed| changed != mode);
-            self.read_xattrs(entry, changed)?;
+            self.read_xattrs(entry, kind, changed)?;
         } else if mode & 0o070 != 0
             && kind != FileType::Symlink
             // As for the list of attributes: hardly any entry has an ACL, and the kernel allocates a buffer as large as
@@ -109,11 +109,15 @@ impl Reader {
 
     /// Reads the attributes. `changed`: the mode, if `--chmod` changes it; the access ACL then gets its permissions, too.
     /// With the source's, it would give more for a moment, and count as another ACL than the copy's.
-    fn read_xattrs(&mut self, entry: Object<'_>, changed: Option<u32>) -> Result<(), Fault> {
+    fn read_xattrs(&mut self, entry: Object<'_>, kind: FileType, changed: Option<u32>) -> Result<(), Fault> {
         // Hardly any entry has attributes, and the kernel allocates a buffer as large as ours for each call. So the
         // first call has one byte, which is too short for any name; without a buffer rustix answers 0. ENOENT means
-        // that there is no /proc by which to name the entry; links and FIFOs hardly ever have attributes.
-        let has_none = |listed| matches!(listed, Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOENT));
+        // that the entry has gone. ENOSYS means that there is no /proc by which to name the entry. Only root can give
+        // attributes to a symbolic link, and hardly ever does.
+        let is_link = kind == FileType::Symlink;
+        let has_none = |listed: Result<usize, Errno>| {
+            matches!(listed, Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOENT)) || is_link && listed == Err(Errno::NOSYS)
+        };
         if has_none(entry.list_xattrs(&mut [0])) {
             return Ok(());
         }

@@ -12,8 +12,8 @@
 //! * A final name stands either for what was there before or for the complete new entry (except with `--in-place`). A
 //!   directory at the top that did not exist is filled under a partial name, which an earlier transfer may have left.
 //!   It gets its final name when everything that comes into it is done.
-//! * The number of open files is bounded: the directories of one path, the directories of waiting jobs, and 256 large
-//!   files.
+//! * The number of open files is bounded: the directories of one path, the directories of waiting jobs and hard links,
+//!   and 256 large files.
 
 mod asked;
 mod backup;

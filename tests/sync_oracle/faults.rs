@@ -93,7 +93,13 @@ fn a_missing_or_empty_source_deletes_nothing() {
         let ended = run(&lab, way, &["--delete"], false);
         assert!(ended.code != 0 && ended.stderr.contains("--force-empty"), "{way:?}: {ended:?}");
         assert!(!ended.stderr.contains("not copied in full"), "{way:?}: {ended:?}");
+        assert!(!ended.stderr.contains("leave out"), "{way:?}: {ended:?}");
+        plant(&lab, &["src/excluded"]);
+        let ended = run(&lab, way, &["--delete", "--exclude=excluded"], false);
+        assert!(ended.code != 0 && ended.stderr.contains("leave out all of it"), "{way:?}: {ended:?}");
+        assert!(!ended.stderr.contains("not copied in full"), "{way:?}: {ended:?}");
         are_there(&lab, &["dst/a", "dst/d/b"]);
+        fs::remove_file(lab.join("src/excluded")).expect("ours");
         run(&lab, way, &["--delete", "--force-empty"], false).expect(0);
         assert_eq!(fs::read_dir(lab.join("dst")).expect("it stays").count(), 0);
     }

@@ -153,6 +153,7 @@ fn what_is_stale_is_deleted_beside_what_is_passed_over() {
     let links = &["link d/l x", "link e/l /away", "file a text 1"];
     let old = &["file d/stale s 1", "file d/l data 1", "file e/stale s 1", "file e/l/below data 1", "file stale s 1"];
     let to_directory = &["file a text 1", "file d/f text 1", "link sub d", "link other a"];
+    let outward = &["file d/f text 1", "link sub ../src/d", "link other ../src/d/f"];
     let fifos = &["fifo p", "fifo d/p", "file d/f text 1"];
     let cases: &[Case<'_>] = &[
         (&["--delete", "--no-links"], links, old),
@@ -163,6 +164,7 @@ fn what_is_stale_is_deleted_beside_what_is_passed_over() {
         (&["--delete", "--delete-excluded", "--no-links", "--exclude=l"], links, old),
         (&["--delete", "--safe-links"], links, old),
         (&["--delete", "--safe-links", "--no-specials"], links, old),
+        (&["--delete", "-k", "--safe-links"], outward, &["file stale s 1"]),
         (&["--delete", "--no-specials"], fifos, &["file stale s 1", "file p data 1", "file d/p/below data 1"]),
         (&["--delete", "-L", "--exclude=sub/"], to_directory, &["file stale s 1", "file sub/f kept 1"]),
         (&["--delete", "-L", "--exclude=sub/"], to_directory, &["file stale s 1", "file sub data 1"]),

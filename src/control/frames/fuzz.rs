@@ -118,6 +118,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         is_generation: false,
         makes_path: false,
         listed: Vec::new(),
+        one_file_system: true,
     };
     let stage = Stage {
         number: 2,

@@ -91,6 +91,9 @@ pub struct Place {
     /// `--files-from`). DST may be inside the source, but not inside any of these paths.
     #[n(7)]
     pub listed: Vec<ByteVec>,
+    /// Whether mount points are not crossed (`-x`). Then DST may be inside a source if it is on another file system.
+    #[cbor(n(8), default)]
+    pub one_file_system: bool,
 }
 
 /// Answer to [`Place`].

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::{Copy, entries, names_of, root_of};
+use super::{Copy, entries, is_undeleted, names_of, root_of};
 use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Fault, Found, Kind, Message, Placed, Report};
 use crate::control::join::Joiner;
 use crate::engine::{Figures, View};
@@ -42,6 +42,9 @@ const SPOOL_BYTES: u64 = 32 << 20;
 /// End of the message that reports a host as lost for good.
 const OTHERS_GO_ON: &str = "the others continue without it";
 
+/// What is said of a host on which something was not deleted, and nothing else failed.
+const NOT_DELETED: &str = "not everything that the source lacks was deleted";
+
 /// How often the chain checks the time.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -60,6 +63,8 @@ struct Target {
     report: Option<Report>,
     /// Number of entries that the sender of an ordinary copy to this host could not send.
     unsent: u64,
+    /// Number of failures there that only kept something from being deleted.
+    undeleted: u64,
     /// Why the first entry could not be made on the host, as reported to the user.
     first_unmade: Option<Failure>,
     failure: Option<Failure>,
@@ -131,6 +136,7 @@ impl Copy<'_> {
             let line = format!("{name} is not a file or directory; only those can be copied to several hosts");
             return Err(Failure::new(Exit::Usage, line));
         }
+        self.check_request(source, &found)?;
         self.observer.begin();
         let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
         let mut run = Run {
@@ -183,10 +189,12 @@ impl Copy<'_> {
     }
 
     fn tell_broadcast(&mut self, found: &[(usize, Found)], targets: &[Target]) -> Result<Ended, Failure> {
-        let mut failure = None;
+        let mut failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
         for target in targets {
             match (&target.placed, target.host) {
                 (Some(placed), Some(host)) => self.tell_plan(found, host, Some(placed)),
+                // The source itself stands there, which has been reported.
+                _ if target.done_after.is_some() => {}
                 _ => {
                     if let Some(failed) = &target.failure {
                         self.tell_failed(failed);
@@ -312,6 +320,10 @@ impl Copy<'_> {
                 }
                 self.tell_failures(host, &faults);
             }
+            Update::End(hop, side, Message::Say(line)) if run.copies.contains_key(&hop) => {
+                let host = self.job.hops[hop].host(side);
+                self.say_for(host, &line);
+            }
             Update::End(..) | Update::Agreed => {}
             Update::Say(line) => self.say(&line),
             Update::Ended(hop, _) => links::end_failed(&mut self.job, hop),
@@ -324,6 +336,10 @@ impl Copy<'_> {
                 self.stop_hop(run, hop);
             }
             Update::Gone(host, failure) => {
+                // Hosts that fail with the source have no better reason than why its channel cannot be used.
+                if let Some(failure) = failure.as_ref().filter(|_| host == run.source) {
+                    run.source_failure.get_or_insert_with(|| failure.clone());
+                }
                 let failure = failure.unwrap_or_else(|| self.job.lost(host));
                 if host == run.source && !run.has_begun {
                     return Err(failure);
@@ -407,10 +423,12 @@ impl Copy<'_> {
         }
     }
 
-    /// Records why the first entry could not be made on a host.
+    /// Records why the first entry could not be made on a host, and how much could not be deleted there.
     fn note_unmade(&self, run: &mut Run, host: usize, faults: &[Fault]) {
         if let (Some(node @ 1..), Some(fault)) = (run.links.node_of(host), faults.first()) {
-            run.target_mut(node).first_unmade.get_or_insert_with(|| self.failure(host, fault));
+            let target = run.target_mut(node);
+            target.undeleted += faults.iter().filter(|fault| is_undeleted(fault)).count() as u64;
+            target.first_unmade.get_or_insert_with(|| self.failure(host, fault));
         }
     }
 
@@ -480,7 +498,7 @@ impl Copy<'_> {
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut incomplete, mut first) = (0, 0, None);
         let mut tree = TreeFigures { is_synced: true, is_read_back: true, ..TreeFigures::default() };
-        let (mut written, mut unsent) = (Written::default(), 0_u64);
+        let (mut written, mut unsent, mut undeleted) = (Written::default(), 0_u64, 0_u64);
         let has_any = targets.iter().any(Target::is_complete);
         for (target, _) in targets.into_iter().zip(counted).filter(|(_, is_counted)| *is_counted) {
             if let Some(failure) = target.unmade() {
@@ -493,13 +511,15 @@ impl Copy<'_> {
                 hosts.push(HostEnded { spec: target.spec, failure: Some(failure) });
                 continue;
             }
+            let not_deleted = target.undeleted();
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
                 let label = escaped(spec.host());
                 let own =
                     failure.as_ref().and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
-                let failure = failure.or_else(|| source_failure.clone()).unwrap_or_else(|| {
+                let of_source = source_failure.clone().filter(|_| !has_own_reason(why));
+                let failure = failure.or(of_source).unwrap_or_else(|| {
                     let line = why_failed(why, has_any);
                     match unmet {
                         Some(unmet) => Failure::new(Exit::Connect, format!("{line} ({unmet})")),
@@ -532,8 +552,12 @@ impl Copy<'_> {
                 self.failed = self.failed.saturating_add(report.tree.failed);
                 if report.tree.failed > 0 {
                     self.first_failed.get_or_insert(Exit::Partial);
-                    let line = format!("{} not copied in full", entries(report.tree.failed));
+                    let line = match report.tree.failed - not_deleted {
+                        0 => NOT_DELETED.to_owned(),
+                        failed => format!("{} not copied in full", entries(failed)),
+                    };
                     failure = Some(Failure::new(Exit::Partial, line));
+                    undeleted = undeleted.saturating_add(not_deleted);
                     incomplete += 1;
                 }
             }
@@ -561,9 +585,11 @@ impl Copy<'_> {
         }
         let failure = match failed_hosts {
             0 if unmade == 0 => None,
+            // What was not deleted has been reported.
+            0 if unmade == undeleted => Some(Failure::silent(Exit::Partial)),
             0 => {
-                let line = format!("{} not copied in full; the others were copied", entries(unmade));
-                Some(Failure::new(Exit::Partial, line))
+                let lacking = entries(unmade.saturating_sub(undeleted));
+                Some(Failure::new(Exit::Partial, format!("{lacking} not copied in full; the others were copied")))
             }
             failed if failed == count => {
                 Some(Failure::new(first.unwrap_or(Exit::Partial), format!("all {count} hosts failed")))
@@ -613,6 +639,11 @@ impl Target {
             Failure::new(Exit::Partial, format!("{label}: nothing was copied: {} failed", entries(made.failed)))
         };
         is_unmade.then(|| self.first_unmade.clone().unwrap_or_else(unnamed))
+    }
+
+    /// Returns how many of the failures in the host's report only kept something from being deleted.
+    fn undeleted(&self) -> u64 {
+        self.undeleted.min(self.report.as_ref().map_or(0, |report| report.tree.failed))
     }
 
     /// Whether the host has the copy, apart from single entries.
@@ -673,6 +704,11 @@ impl Run {
         }
         self.chain.before(node).filter(|&before| before != SOURCE).map(|before| self.nodes[before - 1])
     }
+}
+
+/// Whether a host has failed by itself, whatever happened to the host with the sources.
+fn has_own_reason(why: Option<Why>) -> bool {
+    matches!(why, Some(Why::DiskStill | Why::Endless))
 }
 
 /// Returns why a host failed that has not reported the reason itself. `has_any`: whether another host has the whole

@@ -202,10 +202,7 @@ impl Copy<'_> {
             || asked.windows(2).any(|two| two[0] == two[1])
             || self.plan.sources.iter().any(are_below_several);
         if self.left_out > 0 && self.plan.tree.delete && are_merged {
-            return Err(Failure::new(
-                Exit::Source,
-                "nothing copied: with merged sources, --delete would delete what came from the missing or unreadable SRC",
-            ));
+            return Err(would_delete("the missing or unreadable SRC"));
         }
         Ok(())
     }
@@ -306,6 +303,13 @@ impl Copy<'_> {
             self.place_some(side, some, several, found, &mut placed)?;
         }
         self.is_any_left(found)?;
+        // A source that is left out may be DST itself. What only this source has would be deleted.
+        let mut names: Vec<&[u8]> = all.iter().map(|(_, one)| &one.name[..]).collect();
+        names.sort_unstable();
+        let are_merged = names.windows(2).any(|two| two[0] == two[1]);
+        if found.len() < all.len() && self.plan.tree.delete && are_merged {
+            return Err(would_delete("the SRC that is not copied"));
+        }
         Ok(placed)
     }
 
@@ -413,6 +417,7 @@ impl Copy<'_> {
             // A stream opens an existing file.
             makes_path: self.plan.tree.mkpath && !standard && !some.iter().any(|(_, found)| is_read(found)),
             listed: Vec::new(),
+            one_file_system: self.plan.tree.one_file_system,
         })
     }
 
@@ -530,6 +535,12 @@ impl Copy<'_> {
             }));
         }
     }
+}
+
+/// The failure of a copy that would merge only some of the sources.
+fn would_delete(lacking: &str) -> Failure {
+    let line = format!("nothing copied: with merged sources, --delete would delete what came from {lacking}");
+    Failure::new(Exit::Source, line)
 }
 
 /// Whether a destination has refused a source because the source is what stands there.

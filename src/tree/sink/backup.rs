@@ -18,7 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::Names;
-use crate::fs::metadata::restore_times;
+use super::shared::restore_directory_times;
 use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside, sync_directory};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
@@ -77,7 +77,7 @@ impl Reached {
                     mkdirat(here, &name[..], Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
                     self.is_new = true;
                     if self.keeps_times && self.is_inside {
-                        restore_times(here, &above)?;
+                        restore_directory_times(here, &above)?;
                     }
                     if syncs {
                         sync_directory(here)?;
@@ -302,4 +302,51 @@ fn link(at: BorrowedFd<'_>, name: &[u8], to: &OwnedFd, last: &[u8]) -> Result<()
     // If both are names of the same file, rename has done nothing, and the temporary name still exists.
     let _ = unlinkat(to, &*beside, AtFlags::empty());
     renamed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rd_proto::tree::{Metadata, Record};
+
+    use super::super::TreeSink;
+    use super::super::tests::chunk;
+    use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+    use crate::options::{Generations, Session};
+
+    /// It can be written to, but its times cannot be set.
+    #[test]
+    fn what_is_deleted_at_the_end_in_a_directory_of_another_user_is_no_failure() {
+        for backup_dir in [None, Some(&b".kept"[..])] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let at = |path: &str| scratch.path().join(path);
+            fs::create_dir(at("d")).expect("a directory");
+            fs::write(at("d/gone"), "gone").expect("a file");
+            let session = Session { is_last: true, ..Session::default() };
+            let options = TreeOptions {
+                sync: true,
+                delete: true,
+                delete_after: true,
+                force_empty: true,
+                omit_dir_times: true,
+                owner: false,
+                mode: false,
+                backup_dir: backup_dir.map(|path| path.to_vec().into()),
+                generations: Generations { session, ..Generations::default() },
+                ..TreeOptions::default()
+            };
+            let run = || {
+                let mut sink = TreeSink::new(scratch.path(), options, Box::new(|_| {})).expect("a sink");
+                let directory = Record::Directory { name: b"d", metadata: Metadata { mode: 0o755, ..Metadata::ZERO } };
+                sink.push(0, 0, chunk(&[directory, Record::Leave, Record::End { failures: 0 }])).expect("taken");
+                sink.finish().expect("whole")
+            };
+            let report = where_calls_fail(&[libc::SYS_utimensat], libc::EPERM, run);
+            assert_eq!((report.failed, report.deleted), (0, 1), "{:?}", report.failures);
+            assert!(!at("d/gone").exists());
+            assert_eq!(at(".kept/d/gone").exists(), backup_dir.is_some());
+        }
+    }
 }

@@ -20,10 +20,12 @@ use rustix::fs::{AtFlags, FallocateFlags, OFlags, Stat, fallocate, fstat, ioctl_
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
+use super::judge::HAS_CHANGED;
 use crate::fs::direct::ALIGNMENT;
 use crate::fs::holes::{self, PAGE_BYTES, data_in, hash_of_zeros, is_hole};
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, described, hash16, identity, is_regular, open_quietly, read_up_to, write_at};
+use crate::tree::Fault;
 
 /// Number of bytes that a thread copies at a time, and that justify one more thread.
 const FILL_BYTES: u64 = 16 << 20;
@@ -129,12 +131,16 @@ impl Basis {
 
     /// Makes `target`, a new file of this process, a clone of the older file if the file system supports that. In
     /// place, `target` is the old file itself.
-    pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if, in place, another file has taken the name of the old one.
+    pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Fault> {
         self.is_in_target = match in_place {
             true => identity(&fstat(target)?) == identity(&self.stat),
             false => ioctl_ficlone(target, &self.file).is_ok(),
         };
-        if self.is_in_target || !in_place { Ok(()) } else { Err(Errno::STALE) }
+        if self.is_in_target || !in_place { Ok(()) } else { Err(Fault::Explained(Errno::STALE, HAS_CHANGED)) }
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -299,17 +305,17 @@ impl Basis {
     /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile,
     /// or if a block of a file without holes is known neither from the sender nor from the old file. Otherwise the error
     /// of `write`.
-    pub fn fill(&self, target: &OwnedFd, write: Write<'_>) -> Result<(), Errno> {
+    pub fn fill(&self, target: &OwnedFd, write: Write<'_>) -> Result<(), Fault> {
         // They stay: whether the older file is the new one may be asked again.
         let blocks = self.blocks().clone();
         let promised = |number: &usize| matches!(blocks[*number], Block::Promised(_));
         let missing: Vec<_> = (0..blocks.len()).filter(promised).collect();
         if !self.keeps_holes && blocks.contains(&Block::Unknown) {
-            return Err(Errno::STALE);
+            return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
         }
         let at_once = (FILL_BYTES / self.block_bytes).max(1) as usize;
         let next = AtomicUsize::new(0);
-        let work = || {
+        let work = || -> Result<(), Fault> {
             let mut scratch = vec![0; SCRATCH_BYTES];
             while let Some(some) = missing.chunks(at_once).nth(next.fetch_add(1, Relaxed)) {
                 let runs = some.chunk_by(|one, next| one + 1 == *next);
@@ -319,7 +325,7 @@ impl Basis {
                     let is_same =
                         |(&number, digest): (&usize, Digest)| digest.map(Block::Promised) == Some(blocks[number]);
                     if !run.iter().zip(digests).all(is_same) {
-                        return Err(Errno::STALE);
+                        return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
                     }
                 }
             }
@@ -427,9 +433,12 @@ mod tests {
         assert_eq!(basis.fill(&new, &write), Ok(()));
         old.set_len(2 * BLOCK as u64 + 100).expect("shorter");
         assert_eq!(digests(), [same, same, None, None]);
-        assert_eq!(basis.fill(&new, &write), Err(Errno::STALE), "blocks are gone");
+        let changed = Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
+        assert_eq!(basis.fill(&new, &write), changed, "blocks are gone");
         old.write_all_at(&[8; 3 * BLOCK], BLOCK as u64).expect("written");
-        assert_eq!(basis.fill(&new, &write), Err(Errno::STALE), "blocks have changed");
+        assert_eq!(basis.fill(&new, &write), changed, "blocks have changed");
+        let gone = |_: &[u8], _: u64| -> Result<(), Errno> { Err(Errno::STALE) };
+        assert_eq!(basis.fill(&new, &gone), Err(Fault::System(Errno::STALE)), "of the new file");
     }
 
     /// The old file ends in the last block.

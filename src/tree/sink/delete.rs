@@ -18,9 +18,10 @@ use rustix::io::Errno;
 use super::backup::Backup;
 use super::directory::OpenDirectory;
 use super::implied::open_beneath;
+use super::shared::restore_directory_times;
 use super::{Counts, Shared, itemize, unfinished};
 use crate::fault::errno_of;
-use crate::fs::metadata::{open_up, restore_times};
+use crate::fs::metadata::open_up;
 use crate::fs::{
     DIRECTORY, Identity, PLACE, identity, is_directory, is_temporary_name, open_quietly, partial, plain_fact,
     sync_directory, temporary_directory, unlinked_anywhere,
@@ -449,7 +450,7 @@ fn delete_next(file: &mut BufReader<File>, top: &OpenDirectory) -> std::io::Resu
             fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         }
         if has_changed && !is_dry {
-            restore_times(&directory, &stat)?;
+            restore_directory_times(&directory, &stat)?;
             if shared.options.syncs() {
                 shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(shared.below_destination(&path)))?;
                 sync_directory(&directory)?;

@@ -460,7 +460,10 @@ impl OpenDirectory {
         }
         let roots = if self.shared.root_name() == Some(b".") { 1 } else { 2 };
         if self.names().len() == roots && !has_met && !self.shared.options.force_empty {
-            return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
+            let options = &self.shared.options;
+            let is_filtered = !self.shared.patterns.is_empty() || options.prune_empty_dirs;
+            let why = if is_filtered { NOTHING_CAME } else { SOURCE_IS_EMPTY };
+            return self.shared.report(&self.own_path(), Fault::Detail(why));
         }
         if self.shared.options.delete_after || self.may_be_two {
             return self.defer(&mut names).unwrap_or_else(unlisted);
@@ -629,6 +632,10 @@ impl Drop for OpenDirectory {
         }
     }
 }
+
+/// Why nothing is deleted if the source may have entries that are left out. It begins like [`SOURCE_IS_EMPTY`].
+const NOTHING_CAME: &str = "was not emptied: the source is empty (not mounted?), or patterns or -m leave out all of \
+     it; use --force-empty to delete anyway";
 
 const MADE_MEANWHILE: &str = "created by someone else in the meantime; the copied data is beside it in .HASH.rd-part";
 

@@ -23,7 +23,7 @@ use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::entry;
 use super::itemize::differing;
-use super::judge::is_same_time;
+use super::judge::{HAS_CHANGED, is_same_time};
 use super::links::link;
 use super::moves::Moved;
 use super::rehearse::Becomes;
@@ -267,7 +267,7 @@ impl Elsewhere {
             match copy(directory, name, described, &file, &stat) {
                 // Another thread may have changed the time of the old name meanwhile, so the contents are proven once
                 // more.
-                Err(Fault::System(Errno::STALE)) => {}
+                Err(Fault::Explained(Errno::STALE, HAS_CHANGED)) => {}
                 copied => {
                     copied?;
                     self.count(&directory.shared);
@@ -275,7 +275,7 @@ impl Elsewhere {
                 }
             }
         }
-        Err(Errno::STALE.into())
+        Err(Fault::Explained(Errno::STALE, HAS_CHANGED))
     }
 
     /// Makes the name a hard link to the file. `false` if that is not possible: the file has other metadata, is gone,
@@ -390,12 +390,15 @@ pub(super) fn copy(
         return Ok(());
     }
     let partial = Partial::create(directory, name, stat.st_size as u64)?;
-    let done = copy_contents(shared, from, &partial.file, stat.st_size as u64)
-        .and_then(|()| fstat(from))
-        .and_then(|now| if is_same(&now, stat) { Ok(()) } else { Err(Errno::STALE) })
-        .and_then(|()| close::settle(&partial.file))
-        .map_err(Fault::from);
-    done.and_then(|()| partial.publish(directory, name, described))
+    let make = || -> Result<(), Fault> {
+        copy_contents(shared, from, &partial.file, stat.st_size as u64)?;
+        if !is_same(&fstat(from)?, stat) {
+            return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
+        }
+        Ok(close::settle(&partial.file)?)
+    };
+    make()
+        .and_then(|()| partial.publish(directory, name, described))
         .inspect(|()| directory.tell(name, (Effect::Made, FileKind::Regular), differs, || None))
         .inspect(|()| directory.list(name, Medium::Cache))
         .inspect_err(|_| partial.remove(directory, name))

@@ -29,7 +29,7 @@ use super::itemize::{self, Coming};
 use super::judge;
 use super::links::link_again;
 use super::look::Look;
-use super::target::{Partial, Way};
+use super::target::{Partial, Way, publish};
 use super::unfinished::{Appended, has_bytes, have_same};
 use super::{Bytes, Local, Shared};
 use crate::fault::shown_path;
@@ -37,7 +37,7 @@ use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::holes::is_zero;
 use crate::fs::metadata::Object;
-use crate::fs::partial::{self, TRIES_MAX};
+use crate::fs::partial::TRIES_MAX;
 use crate::fs::source::SHRANK;
 use crate::fs::write_out::WriteOut;
 use crate::fs::{
@@ -179,7 +179,7 @@ fn make_other(
         let current = Current::new(&stat, has_mode && directory.gives_acl, false);
         let applied = shared.setter.apply(&shared.options, Object::Path(fd.as_fd()), described, mode, current);
         directory.back_up(name)?;
-        partial::publish(&directory.fd, &*beside, &fd, name)?;
+        publish(&directory.fd, &*beside, &fd, name)?;
         shared.made(&shared.counts.others);
         shared.note(applied, || directory.path(name));
         directory.list(name, Medium::Cache);
@@ -246,7 +246,7 @@ pub(super) struct Large {
     /// Digest of the data written, for a manifest; `None` if the file also takes data that existed before.
     pub(super) digest: Option<RangeDigest>,
     /// Result of adding the data that is not sent.
-    filled: OnceLock<Result<(), Errno>>,
+    filled: OnceLock<Result<(), Fault>>,
     /// Whether the file shares all blocks with a file of this host.
     is_shared: OnceLock<bool>,
     /// Hard links to the file that came before its end.
@@ -290,9 +290,10 @@ impl Large {
         let in_place = in_place || is_appended;
         // The transfer may take long, so another one can resume the file if this one is killed. A file with holes is
         // not resumed, because the data left may lie where the holes are.
+        let is_lasting = may_resume && !is_sparse;
         let partial = match in_place {
             true => Partial::in_place(directory, name, size, old.is_some())?,
-            false => Partial::named(directory, name, may_resume && !is_sparse)?,
+            false => Partial::named(directory, name, is_lasting)?,
         };
         let is_device = matches!(partial.way, Way::Device);
         if is_device && is_sparse && !is_compared {
@@ -317,7 +318,7 @@ impl Large {
             partial.mark(directory, name)?;
             ftruncate(&partial.file, size).map_err(Fault::from)
         };
-        if let Err(fault) = prepared.map_err(Fault::from).and_then(|()| set_length()) {
+        if let Err(fault) = prepared.and_then(|()| set_length()) {
             if let Some(marker) = partial.marker().filter(|_| basis.is_some()) {
                 marker.take_back(directory);
             }
@@ -346,7 +347,7 @@ impl Large {
             differs,
             look: Look::default(),
             is_kept: OnceLock::new(),
-            is_lasting: may_resume,
+            is_lasting,
             name: name.to_vec(),
             metadata: OwnedMetadata::new(metadata),
             is_complete: AtomicBool::new(false),
@@ -571,8 +572,8 @@ impl Large {
     }
 
     /// Adds the data that is not sent, and makes sure that the kernel has all data.
-    pub(super) fn fill(&self) -> Result<(), Errno> {
-        let fill = || {
+    pub(super) fn fill(&self) -> Result<(), Fault> {
+        let fill = || -> Result<(), Fault> {
             let file = &self.partial.file;
             if let Some(basis) = &self.basis {
                 let write = |data: &[u8], position| {
@@ -584,9 +585,9 @@ impl Large {
                 };
                 basis.fill(file, &write)?;
             }
-            self.bypass.settle(file)
+            Ok(self.bypass.settle(file)?)
         };
-        *self.filled.get_or_init(fill)
+        self.filled.get_or_init(fill).clone()
     }
 
     pub fn fail_once(&self, fault: impl Into<Fault>) {
@@ -596,12 +597,7 @@ impl Large {
     }
 
     fn fail(&self, fault: impl Into<Fault>) {
-        let mut fault = match fault.into() {
-            Fault::System(Errno::STALE) => {
-                Fault::Explained(Errno::STALE, "the destination changed while it was compared; run it again")
-            }
-            fault => fault,
-        };
+        let mut fault: Fault = fault.into();
         // After an I/O error the cache may hold data that is not on the disk, so a kept file could not be trusted.
         if let Fault::System(error @ (Errno::NOSPC | Errno::DQUOT | Errno::IO)) = fault
             && matches!(self.partial.way, Way::Named(_))
@@ -665,7 +661,7 @@ impl Large {
         let is_synced_first = self.is_lasting && self.shared.options.syncs() && !is_in_place;
         let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.directory, &self.name, &self.metadata.borrow());
-        match settled.and_then(|()| sync()).map_err(Fault::from).and_then(|()| publish()) {
+        match settled.and_then(|()| Ok(sync()?)).and_then(|()| publish()) {
             Ok(()) => {
                 let written_bytes = self.written_bytes.load(Relaxed);
                 self.shared.counts.bytes.fetch_add(written_bytes, Relaxed);

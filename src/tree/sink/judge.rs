@@ -59,7 +59,7 @@ struct Told {
 }
 
 /// Explains `ESTALE` for a file that was written to after it was read.
-const HAS_CHANGED: &str = "the destination changed while it was compared; run it again";
+pub(super) const HAS_CHANGED: &str = "the destination changed while it was compared; run it again";
 
 /// Listed files that are wanted, by number.
 #[derive(Default)]
@@ -414,7 +414,7 @@ fn describe(
     let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let opened = fstat(&fd)?;
     if identity(&opened) != identity(stat) {
-        return Err(Errno::STALE.into());
+        return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
     }
     let (entry, stat) = (Object::Path(fd.as_fd()), opened);
     let described = with_same_time(options, &stat, described);

@@ -12,9 +12,11 @@ use super::directory::{OpenDirectory, find};
 use super::entry::make_beside;
 use super::judge::is_newer;
 use super::rehearse::Planned;
+use super::target::publish;
 use super::{Names, Refused, TreeSink};
 use crate::fs::metadata::by_path;
-use crate::fs::{WHOLE, identity, is_regular, name_beside, partial};
+use crate::fs::partial::REPLACED;
+use crate::fs::{WHOLE, identity, is_regular, name_beside};
 use crate::options::TreeOptions;
 use crate::tree::entries::FileKind;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
@@ -44,7 +46,12 @@ impl TreeSink {
         }
         let path = top.path(&first);
         let waiting: usize = self.slots.values().map(|slot| slot.links).sum();
-        let linked = if let Some(slot) = self.slots.values_mut().find(|slot| slot.path == path)
+        // A file held back has no name yet, also when all of its data has come: another file may have that name here.
+        let put_off = self.held.as_mut().and_then(|held| held.link(&first, directory, name));
+        let linked = if let Some(put_off) = put_off {
+            let Err(fault) = put_off else { return Ok(()) };
+            Err(fault)
+        } else if let Some(slot) = self.slots.values_mut().find(|slot| slot.path == path)
             && let Some(large) = &slot.large
         {
             if waiting < OPEN_LINKS_MAX {
@@ -109,11 +116,11 @@ pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -
         let linked = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let kind = || fstatfs(&linked).map_or(0, |system| system.f_type as u32);
         if !is_same_file(&fstat(fd)?, &fstat(&linked)?, kind) {
-            return Err(Errno::STALE.into());
+            return Err(Fault::Explained(Errno::STALE, REPLACED));
         }
         // Only now, because the old file may have to leave its name for this, and the link might have failed.
         directory.back_up(name)?;
-        partial::publish(&directory.fd, &*beside, &linked, name).map_err(Fault::from)
+        publish(&directory.fd, &*beside, &linked, name)
     };
     let done = name_it();
     // If both names belong to the same file, rename succeeds without doing anything, and the temporary name still

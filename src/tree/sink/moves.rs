@@ -28,7 +28,9 @@ use super::Shared;
 use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::elsewhere::{Elsewhere, copy_contents, open_below};
-use crate::fs::metadata::{Object, restore_times};
+use super::shared::restore_directory_times;
+use super::target::publish;
+use crate::fs::metadata::Object;
 use crate::fs::source::change;
 use crate::fs::{DIRECTORY, PARTIAL, close, is_temporary_name, name_beside, partial, plain_fact, sync_directory};
 use crate::limits;
@@ -36,8 +38,11 @@ use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::metadata::{Current, Reader, Setter, parts};
 
-/// Approximate maximum of memory for the files of a tree, in bytes.
+/// Approximate maximum of memory for the files and directories of a tree, in bytes.
 const INDEX_BYTES_MAX: usize = 64 << 20;
+
+/// Approximate number of bytes that a directory takes besides its name, of which some are the allocator's.
+const DIRECTORY_BYTES: usize = size_of::<(u32, Box<[u8]>)>() + 16;
 
 /// Maximum number of files with the same size and time among which the best is chosen.
 const CANDIDATES_MAX: usize = 1024;
@@ -64,7 +69,7 @@ pub(super) struct Moves {
     /// Number of files held open, and its maximum.
     held: AtomicUsize,
     held_max: usize,
-    /// Whether some files did not fit into the table.
+    /// Whether some entries did not fit into the table.
     pub is_cut: bool,
 }
 
@@ -112,12 +117,13 @@ struct Level {
 }
 
 impl Moves {
-    /// Finds the files below a directory, except files that stay whatever the source has.
+    /// Finds the files below a directory, except files that stay whatever the source has. `room`: about how many bytes
+    /// of memory they may take.
     ///
     /// # Errors
     ///
     /// Fails if the directory cannot be opened again.
-    fn of(root: &OpenDirectory) -> Result<Self, Errno> {
+    fn of(root: &OpenDirectory, mut room: usize) -> Result<Self, Errno> {
         let shared = &root.shared;
         let top = openat(&root.fd, ".", DIRECTORY, Mode::empty())?;
         let device = fstat(&top)?.st_dev;
@@ -132,11 +138,12 @@ impl Moves {
             held_max: limits::soft(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |files| files as usize / HELD_PART),
             is_cut: false,
         };
-        let mut bytes = 0;
         // Files in directories that cannot be read are not found.
-        let below = moves.scan(shared, &top, 0, device, &mut bytes);
+        let below = moves.scan(shared, &top, 0, device, &mut room);
         let mut levels = vec![Level { directory: top, number: 0, below }];
-        while let Some(level) = levels.last_mut() {
+        while !moves.is_cut
+            && let Some(level) = levels.last_mut()
+        {
             let Some(name) = level.below.pop() else {
                 levels.pop();
                 continue;
@@ -149,9 +156,8 @@ impl Moves {
             {
                 let above = levels.last().map_or(0, |level| level.number);
                 let number = moves.directories.len() as u32;
-                bytes += size_of::<(u32, Box<[u8]>)>() + name.count_bytes();
                 moves.directories.push((above, name.into_bytes().into()));
-                let below = moves.scan(shared, &directory, number, device, &mut bytes);
+                let below = moves.scan(shared, &directory, number, device, &mut room);
                 levels.push(Level { directory, number, below });
             }
         }
@@ -165,14 +171,15 @@ impl Moves {
         Ok(moves)
     }
 
-    /// Records the files of a directory. Returns the names of its subdirectories, the first one last.
+    /// Records the files of a directory. Returns the names of its subdirectories, the first one last. Their memory
+    /// counts from now on, because many of them may wait to be entered.
     fn scan(
         &mut self,
         shared: &Shared,
         directory: &OwnedFd,
         number: u32,
         device: u64,
-        bytes: &mut usize,
+        room: &mut usize,
     ) -> Vec<CString> {
         let mut below = Vec::new();
         let path = self.path(number);
@@ -189,15 +196,18 @@ impl Moves {
             if is_temporary_name(name.to_bytes()) || stat.st_dev != device || stays() {
                 return Ok(());
             }
-            let file_bytes = size_of::<File>() + 1 + name.count_bytes();
-            if is_directory {
-                below.push(name.to_owned());
-            } else if kind == FileType::RegularFile && stat.st_size > 0 {
-                if *bytes + file_bytes > INDEX_BYTES_MAX {
+            let is_file = kind == FileType::RegularFile && stat.st_size > 0;
+            if is_directory || is_file {
+                let entry_bytes = if is_directory { DIRECTORY_BYTES } else { size_of::<File>() };
+                let Some(rest) = room.checked_sub(entry_bytes + 1 + name.count_bytes()) else {
                     self.is_cut = true;
                     return Err(Errno::NOMEM);
-                }
-                *bytes += file_bytes;
+                };
+                *room = rest;
+            }
+            if is_directory {
+                below.push(name.to_owned());
+            } else if is_file {
                 self.files.push(File {
                     size: stat.st_size as u64,
                     seconds: stat.st_mtime,
@@ -211,9 +221,6 @@ impl Moves {
             }
             if shared.is_stopped.load(Acquire) { Err(Errno::CANCELED) } else { Ok(()) }
         });
-        if self.is_cut {
-            below.clear();
-        }
         below.sort_unstable_by(|one, other| other.cmp(one));
         below
     }
@@ -336,11 +343,11 @@ impl Moves {
         let (copy, _) = partial::open(&directory, &beside, false).map_err(|blocked| blocked.error)?;
         duplicate(shared, &old, &stat, &copy)
             .and_then(|()| match partial::is_named(&directory, &*name, &old) {
-                true => partial::publish(&directory, &*beside, &copy, &*name).map_err(Fault::from),
+                true => publish(&directory, &*beside, &copy, &*name),
                 false => Err(Errno::NOENT.into()),
             })
             .inspect_err(|_| partial::remove_named(&directory, &*beside, &copy))?;
-        restore_times(&directory, &before)?;
+        restore_directory_times(&directory, &before)?;
         if shared.options.syncs() {
             sync_directory(&directory)?;
         }
@@ -386,7 +393,7 @@ fn duplicate(shared: &Shared, old: &OwnedFd, stat: &Stat, copy: &OwnedFd) -> Res
 impl OpenDirectory {
     /// Finds the files of the tree below this directory, which is to be written to.
     pub(super) fn find_files(&self) -> Result<Arc<Moves>, Errno> {
-        let moves = Arc::new(Moves::of(self)?);
+        let moves = Arc::new(Moves::of(self, INDEX_BYTES_MAX)?);
         if moves.is_cut {
             self.shared.remark(plain_fact(OsStr::from_bytes(&self.path(b"")), IS_CUT));
         }
@@ -404,4 +411,60 @@ impl Shared {
 }
 
 /// Why some moved files may not be found.
-const IS_CUT: &str = "has too many files for --find-moves; some moves may not be found";
+const IS_CUT: &str = "has too many files and directories for --find-moves; some moves may not be found";
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    use super::super::TreeSink;
+    use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    fn sink(top: &Path) -> TreeSink {
+        let options = TreeOptions { sync: true, times: false, ..TreeOptions::default() };
+        TreeSink::new(top, options, Box::new(|_| {})).expect("a sink")
+    }
+
+    fn found(sink: &TreeSink, room: usize) -> Moves {
+        Moves::of(sink.levels[0].as_ref().expect("the top"), room).expect("it can be read")
+    }
+
+    #[test]
+    fn directories_count_for_the_memory_before_they_are_entered_and_when_they_are() {
+        const COUNT: usize = 40;
+        let scratch = tempfile::tempdir().expect("a directory");
+        let [wide, deep] = ["wide", "deep"].map(|name| scratch.path().join(name));
+        fs::create_dir_all(deep.join(["x"; COUNT].join("/"))).expect("directories");
+        for number in 0..COUNT {
+            fs::create_dir_all(wide.join(format!("{number:02}"))).expect("directories");
+        }
+        for (top, name_bytes, found_max) in [(wide, 2, 1), (deep, 1, COUNT)] {
+            let sink = sink(&top);
+            let room = COUNT * (DIRECTORY_BYTES + 1 + name_bytes);
+            let all = found(&sink, room);
+            assert_eq!((all.directories.len(), all.is_cut), (1 + COUNT, false), "{}", top.display());
+            let some = found(&sink, room - 1);
+            assert_eq!((some.directories.len(), some.is_cut), (found_max, true), "{}", top.display());
+        }
+    }
+
+    /// Its times cannot be set, but entries can be made in it.
+    #[test]
+    fn an_old_name_in_a_directory_of_another_user_gets_a_file_of_its_own() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let [old, new] = ["old", "new"].map(|name| scratch.path().join(name));
+        fs::write(&old, "contents").expect("a file");
+        fs::hard_link(&old, &new).expect("a link");
+        let sink = sink(scratch.path());
+        let moves = found(&sink, INDEX_BYTES_MAX);
+        let file = moves.files.iter().find(|file| moves.name(file) == b"old").expect("found");
+        let separate = || moves.separate_one(&sink.shared, file);
+        assert_eq!(where_calls_fail(&[libc::SYS_utimensat], libc::EPERM, separate), Ok(()));
+        let inode = |path| fs::metadata(path).expect("there").ino();
+        assert_ne!(inode(&old), inode(&new));
+        assert_eq!(fs::read(&old).expect("there"), b"contents");
+    }
+}

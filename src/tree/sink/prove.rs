@@ -11,6 +11,7 @@ use super::entry::Large;
 use super::jobs::Job;
 use super::{Refused, Shared, TreeSink};
 use crate::options::TreeOptions;
+use crate::tree::Fault;
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::proof::{Contents, Expected, Outline, Passing, Position};
 
@@ -127,9 +128,11 @@ impl Large {
         }
         let all = RangeDigest::new(self.size);
         let found = match &self.basis {
-            Some(basis) if basis.is_all(self.directory.fd.as_fd(), &self.name) => all.finish_from(basis.file()),
-            _ => self.fill().and_then(|()| self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file)),
+            Some(basis) if basis.is_all(self.directory.fd.as_fd(), &self.name) => {
+                all.finish_from(basis.file()).map_err(Fault::from)
+            }
+            _ => self.fill().and_then(|()| Ok(self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file)?)),
         };
-        found.map_err(|error| self.fail_once(error)).ok()
+        found.map_err(|fault| self.fail_once(fault)).ok()
     }
 }

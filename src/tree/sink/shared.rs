@@ -1,5 +1,6 @@
 //! State that the threads of a sink share.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -7,6 +8,7 @@ use std::time::Instant;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::RESUME_BYTES_MIN;
+use rustix::fs::Stat;
 use rustix::io::Errno;
 
 use super::backup::Backup;
@@ -17,6 +19,7 @@ use super::judge::AllWanted;
 use super::rehearse::AllPlanned;
 use super::{Names, SendAnswer, manifest, moves};
 use crate::fs::direct::write::Writes;
+use crate::fs::metadata::restore_times;
 use crate::fs::partial::{self, Blocked};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
@@ -78,6 +81,15 @@ pub(super) struct Shared {
     pub(super) held_until: Instant,
     pub(super) pending: Mutex<usize>,
     pub(super) drained: Condvar,
+}
+
+/// Restores the times of a directory in which entries were made or deleted after it had got its times. The times of
+/// another user's directory cannot be set, so they stay as they are.
+pub(super) fn restore_directory_times(directory: &OwnedFd, stat: &Stat) -> Result<(), Errno> {
+    match restore_times(directory, stat) {
+        Err(Errno::PERM) => Ok(()),
+        restored => restored,
+    }
 }
 
 #[derive(Default)]

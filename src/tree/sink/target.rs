@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rd_proto::tree::Metadata;
 use rustix::fs::{Mode, OFlags, Stat, fdatasync, fstat, fsync, ftruncate, openat};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::device;
 use super::directory::OpenDirectory;
@@ -14,7 +15,8 @@ use super::links::link;
 use super::unfinished::Marker;
 use crate::fault::shown_path;
 use crate::fs::metadata::{Object, succeed};
-use crate::fs::{PARTIAL, is_regular, name_beside, partial};
+use crate::fs::partial::{self, REPLACED};
+use crate::fs::{PARTIAL, is_regular, name_beside};
 use crate::log;
 use crate::tree::metadata::{self, Current};
 use crate::tree::{Fault, HAS_OTHER_NAMES};
@@ -27,6 +29,19 @@ pub(super) struct Partial {
     /// Whether an earlier transfer has made the file under its temporary name. It then has the group, ACL and attributes
     /// that it got from that transfer.
     pub(super) is_adopted: bool,
+}
+
+/// Renames a finished entry from its temporary name to its own, as [`partial::publish`] does.
+pub(super) fn publish(
+    directory: impl AsFd,
+    beside: impl Arg + Copy,
+    entry: impl AsFd,
+    name: impl Arg,
+) -> Result<(), Fault> {
+    partial::publish(directory, beside, entry, name).map_err(|error| match error {
+        Errno::STALE => Fault::Explained(error, REPLACED),
+        error => error.into(),
+    })
 }
 
 /// How a file gets its name.
@@ -205,7 +220,7 @@ impl Partial {
             Way::Nameless => link(self.file.as_fd(), directory, name)?,
             Way::Named(beside) => {
                 directory.back_up(name)?;
-                partial::publish(&directory.fd, &**beside, &self.file, name)?;
+                publish(&directory.fd, &**beside, &self.file, name)?;
                 directory.clear_mark(name);
             }
             Way::InPlace { .. } => match self.marker() {

@@ -29,7 +29,8 @@ pub enum Treatment {
 
 /// Returns what is done with a symbolic link, on which `link` is open.
 pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: &OwnedFd) -> Result<Treatment, Fault> {
-    if options.copy_links {
+    // As with rsync, the other options are about what is still a link then.
+    if options.copy_links || options.copy_dirlinks && entry.leads_to_directory() {
         return Ok(Treatment::Followed);
     }
     if options.copy_unsafe_links || options.safe_links {
@@ -40,8 +41,7 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
             return Ok(if is_followed { Treatment::Followed } else { Treatment::Skipped });
         }
     }
-    let is_followed = options.copy_dirlinks && entry.leads_to_directory();
-    Ok(if is_followed { Treatment::Followed } else { Treatment::Copied })
+    Ok(Treatment::Copied)
 }
 
 /// Whether an entry is a followed link to a directory that the walk is in, so that the walk would not end. A link that
@@ -76,5 +76,34 @@ impl Recorder {
             false => Record::Symlink { name, metadata, target: b"/" },
         };
         wrote(record.encode(target))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::tree::sync_tests;
+
+    #[test]
+    fn a_link_to_a_directory_is_followed_before_it_is_judged() {
+        for is_local in [true, false] {
+            let scratch = sync_tests::scratch();
+            let at = |name: &str| scratch.path().join(name);
+            fs::create_dir_all(at("outside/directory")).expect("directories");
+            fs::create_dir(at("from")).expect("a directory");
+            fs::write(at("outside/directory/file"), "in it").expect("a file");
+            fs::write(at("outside/file"), "beside it").expect("a file");
+            for name in ["directory", "file"] {
+                symlink(at("outside").join(name), at("from").join(name)).expect("a link");
+            }
+            let options = TreeOptions { copy_dirlinks: true, safe_links: true, ..sync_tests::sync() };
+            sync_tests::copy(&at("from"), &at("to"), &options, is_local);
+            assert!(!at("to/directory").is_symlink());
+            assert_eq!(fs::read_to_string(at("to/directory/file")).expect("copied"), "in it");
+            assert!(!at("to/file").exists(), "it leads out, and not to a directory");
+        }
     }
 }

@@ -349,7 +349,15 @@ impl Recorder {
         // In a dry run the receiver's digest of a large file is that of its contents.
         let is_told = wanted.file.size <= INLINE_BYTES_MAX as u64 || !self.options.dry_run;
         let is_it = is_regular && is_told && stat.st_size as u64 == wanted.file.size && !wanted.file.is_other(&stat);
-        if is_it { cache.get(entry.at, &stat) } else { None }
+        if !is_it {
+            return None;
+        }
+        cache.get(entry.at, &stat).or_else(|| {
+            // A root or what a link leads to may be on another file system than the directory by which it was found.
+            let no_link = if entry.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+            let file = openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC | no_link, Mode::empty()).ok()?;
+            cache.get(&file, &stat)
+        })
     }
 
     /// Writes that the receiver already has a file.

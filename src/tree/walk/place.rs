@@ -247,6 +247,12 @@ impl Place {
         above.map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
     }
 
+    /// Whether the last level is below a root that was given with a slash at its end.
+    pub fn is_below_slash(&self) -> bool {
+        let roots = self.levels.first().filter(|_| self.levels.len() > 1).map(|top| &self.roots[top.passed - 1]);
+        roots.is_some_and(|roots| roots.iter().all(|root| root.as_bytes().ends_with(b"/")))
+    }
+
     /// Returns the path of an entry of the last level at the source, for messages.
     pub fn source_path(&self, entry: &Entry<'_>) -> OsString {
         let (_, above) = self.levels.split_last().expect("the top is never left");

@@ -141,9 +141,11 @@ impl Recorder {
         place.entry(|name, is_directory| self.is_left_out_as(place, name, is_directory))
     }
 
-    /// Returns the path of an entry from the transfer's root on.
+    /// Returns the path of an entry from the transfer's root on. With `--sync`, either all roots are copied as contents
+    /// or none; otherwise each that ends in a slash counts as contents, however many there are.
     pub(super) fn transfer_path(&self, place: &Place, name: &[u8]) -> Vec<u8> {
-        if self.options.contents { place.path_below_root(name) } else { place.tree_path(name) }
+        let is_contents = self.options.contents || !self.options.sync && place.is_below_slash();
+        if is_contents { place.path_below_root(name) } else { place.tree_path(name) }
     }
 
     /// Whether an entry is a block device that was named itself, so that its contents are copied.
@@ -407,4 +409,33 @@ impl Recorder {
 
 pub(super) fn wrote(length: Option<usize>) -> Step {
     length.map_or(Step::Full, Step::Wrote)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::Walk;
+    use super::*;
+    use crate::options::{Rule, Rules};
+    use crate::tree::root::Root;
+
+    #[test]
+    fn an_anchored_pattern_begins_in_each_root_that_ends_in_a_slash() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        for name in ["a", "b", "c"] {
+            fs::create_dir(scratch.path().join(name)).expect("a directory");
+            for file in ["cache", "other"] {
+                fs::write(scratch.path().join(name).join(file), "").expect("a file");
+            }
+        }
+        let roots = ["a/", "b/", "c"].map(|path| Root::new(scratch.path().join(path), path.trim_end_matches('/')));
+        for (pattern, left_out) in [("/cache", 2), ("/a/cache", 0), ("/c/cache", 1), ("cache", 3)] {
+            let rules = Rules(vec![Rule { pattern: pattern.as_bytes().to_vec().into(), is_include: false }]);
+            let options = TreeOptions { rules, ..TreeOptions::default() };
+            let mut walk = Walk::new(roots.to_vec(), 1 << 20, options).expect("a tree");
+            let (met, are_all) = walk.count(u64::MAX);
+            assert_eq!((met.entries, are_all), (9 - left_out, true), "{pattern}");
+        }
+    }
 }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use super::chain::{CopyEnd, Node, SOURCE};
 use super::{Copy, Run, Target, links, roots_of};
 use crate::agent::place::target;
-use crate::control::frames::{self, Found, Kind, Report, TreeProgress};
+use crate::control::frames::{self, Found, Kind, MESSAGE_BYTES_MAX, Placed, Report, TreeProgress};
 use crate::fault::{Exit, Failure};
+use crate::job::HERE;
 use crate::job::copy::{names_of, root_of};
 use crate::job::hop::Side;
 use crate::options::Session;
@@ -20,6 +21,10 @@ const STOPPED_MAX: Duration = Duration::from_secs(30);
 
 /// How much longer than `--reconnect` a copy may stand still in any case: its ends give up a lost link by themselves.
 const RECONNECT_MORE: Duration = Duration::from_secs(60);
+
+/// Maximum bytes of the job of an end. The rest of the message has room for fields with bounds of their own: a host,
+/// options, a directory.
+const JOB_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (16 << 10);
 
 /// An ordinary copy in progress.
 #[derive(Default)]
@@ -72,6 +77,21 @@ impl Reached {
 }
 
 impl Copy<'_> {
+    /// Refuses sources whose names take more than one request. With a single host, they would be copied in several
+    /// sessions.
+    pub(super) fn check_request(&self, source: usize, found: &[(usize, Found)]) -> Result<(), Failure> {
+        let settings = self.plan.tree.clone();
+        // A node on this host is begun without a message, so only the other hosts' requests count, which have no paths. A
+        // host that leaves the chain may still need a request with paths, and fails if that is too long.
+        let job = if source == HERE && !settings.sync {
+            let (directory, names) = (Vec::new(), names_of(&Placed::default(), found));
+            frames::Job::ReceiveTree { directory, names, settings, expected: None }
+        } else {
+            frames::Job::SendTree { roots: roots_of(found), settings }
+        };
+        too_long(&job).map_or(Ok(()), Err)
+    }
+
     /// Begins an ordinary copy of the tree from a node that has it to another node.
     pub(super) fn copy_node(&mut self, run: &mut Run, from: Node, to: Node) {
         let mut settings = run.settings.clone();
@@ -87,7 +107,12 @@ impl Copy<'_> {
             SOURCE => roots_of(&run.found),
             node => {
                 let placed = run.target(node).placed.as_ref().expect("it is a node");
-                let path = |found: &Found| target(placed, found).into_os_string().into_vec();
+                // The slash tells where patterns that are anchored begin, as at the source.
+                let path = |found: &Found| {
+                    let mut path = target(placed, found).into_os_string().into_vec();
+                    path.extend(found.path.ends_with(b"/").then_some(b'/'));
+                    path
+                };
                 let root = |(_, found): &(usize, Found)| Root { path: path(found).into(), ..root_of(found) };
                 run.found.iter().map(root).collect()
             }
@@ -97,10 +122,16 @@ impl Copy<'_> {
         let expected = proof.map(|proof| Expected { proof, is_bound: from != SOURCE });
         let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone(), expected };
         let send = frames::Job::SendTree { roots, settings };
+        if let Some(failure) = too_long(&send) {
+            // Such a request would fail the host that gives the copy, and with it all others.
+            run.target_mut(to).failure = Some(failure);
+            return run.chain.copy_over(from, to, CopyEnd::ToFailed);
+        }
         let hosts = [from, to].map(|node| run.links.hosts[node]);
         let hop = self.job.session(hosts, [send, receive], self.plan.transfer);
         run.copies.insert(hop, Going { from, to, ..Going::default() });
-        run.target_mut(to).from = Some(hosts[0]);
+        let target = run.target_mut(to);
+        (target.from, target.undeleted) = (Some(hosts[0]), 0);
     }
 
     /// Tells both ends of a hop to end. If it is a copy, they are not waited for without limit.
@@ -236,6 +267,17 @@ fn copy_end(sent: Option<&Report>, received: Option<&Report>) -> CopyEnd {
         (Some(fault), _) if fault.own && its_own.contains(&Exit::from_code(fault.exit)) => CopyEnd::ToFailed,
         _ => CopyEnd::Broken,
     }
+}
+
+/// Returns the failure of a copy with so many sources that an end cannot be asked to handle all of them.
+fn too_long(job: &frames::Job) -> Option<Failure> {
+    let bytes = minicbor::to_vec(job).expect("a vector takes everything").len();
+    let [kib, most] = [bytes.div_ceil(1024), JOB_BYTES_MAX >> 10];
+    let line = format!(
+        "too many SRC for a copy to several hosts: their names and the options take {kib} KiB, and a request has room for {most} KiB; \
+         copy their directory instead, with -r, or fewer at a time"
+    );
+    (bytes > JOB_BYTES_MAX).then(|| Failure::new(Exit::Usage, line))
 }
 
 /// The failure of a host whose copy was stopped because it got no further.

@@ -378,13 +378,17 @@ impl Run {
                 }
             }
             (None, Some(_), Some(_)) => {
-                let line = format!("{label}: {} not copied in full; the others were copied", entries(failed));
+                let line = match failed.saturating_sub(target.undeleted()) {
+                    0 => format!("{label}: {}", super::NOT_DELETED),
+                    failed => format!("{label}: {} not copied in full; the others were copied", entries(failed)),
+                };
                 JoinOutcome { exit: Exit::Partial.code(), line }
             }
             // Nothing had to be copied.
             (None, None, Some(_)) => JoinOutcome { exit: 0, line: format!("{label}: has the source; left unchanged") },
             (failure, ..) => {
-                let any = failure.or(self.source_failure.as_ref());
+                let of_source = self.source_failure.as_ref().filter(|_| !super::has_own_reason(target.why));
+                let any = failure.or(of_source);
                 let exit = any.map_or(Exit::LinkLost, |failure| failure.exit);
                 let own = failure.and_then(|failure| failure.message.as_ref()).map(|line| line_of(&label, line));
                 let line = own.unwrap_or_else(|| {

@@ -126,3 +126,48 @@ fn a_file_becomes_no_clone_of_its_source_if_older_blocks_are_copied_into_it() {
         assert_eq!(large.may_share(), !is_copied);
     }
 }
+
+/// The next copy would remove it, because the data left may lie where the holes are.
+#[test]
+fn a_partial_file_with_holes_does_not_stay_when_a_copy_is_given_up() {
+    for is_sparse in [true, false] {
+        let scratch = Scratch::new();
+        fs::write(scratch.dst().join("a"), vec![1; 1 << 20]).expect("a file");
+        let mut sink = scratch.sink(TreeOptions { sync: true, ..TreeOptions::default() });
+        let top = sink.levels[0].clone().expect("the top");
+        let compared = Some(Compared::Named);
+        let large = Large::create(&top, b"a", &META, (1 << 20, is_sparse), true, compared).expect("begun");
+        sink.discard();
+        drop(large);
+        let stays = scratch.dst().join(name_beside(b"a", PARTIAL)).exists();
+        let told = sink.shared.kept.lock().expect("no panics under it").len();
+        assert_eq!((stays, told), (!is_sparse, usize::from(!is_sparse)));
+    }
+}
+
+/// ESTALE has other reasons than a file that changes while it is compared.
+#[test]
+fn a_file_that_was_not_compared_is_not_said_to_have_been() {
+    const SIZE: u64 = 1 << 20;
+    for is_removed in [true, false] {
+        let scratch = Scratch::new();
+        let run = || {
+            let mut sink = scratch.sink(TreeOptions::default());
+            sink.push(0, 0, chunk(&[large(b"large", 1, SIZE)])).expect("taken");
+            sink.push(1, 0, Arc::new(vec![1; SIZE as usize])).expect("taken");
+            sink.shared.wait_drained();
+            if is_removed {
+                fs::remove_file(scratch.dst().join(name_beside(b"large", PARTIAL))).expect("it has that name");
+            }
+            sink.push(0, 0, chunk(&[closed(1, SIZE), END])).expect("taken");
+            sink.finish().expect("whole")
+        };
+        let (report, detail) = match is_removed {
+            true => (run(), partial::REPLACED),
+            // As on NFS.
+            false => (where_calls_fail(&[libc::SYS_pwrite64], libc::ESTALE, run), ""),
+        };
+        assert_eq!(errnos(&report), [Errno::STALE]);
+        assert_eq!(report.failures[0].detail, detail.as_bytes());
+    }
+}

@@ -3,10 +3,14 @@
 mod rig;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rig::lab::Lab;
 use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Makes a directory with one file. Returns its manifest.
 fn tree(scratch: &Scratch) -> String {
@@ -56,6 +60,39 @@ fn what_differs_is_named_and_the_exit_code_is_7() {
     assert!(told.contains(&format!("extra {}\n", scratch.join("tree/other").display())), "{told}");
 }
 
+/// A comparison whose lines cannot be printed ends, and says so.
+#[test]
+fn lines_that_nobody_can_read_end_it() {
+    let scratch = Scratch::new();
+    let manifest = tree(&scratch);
+    let file = scratch.file("manifest", manifest.replace("\t8\t", "\t9\t").as_bytes());
+    let command = || {
+        let mut command = rdcp();
+        command.arg("--check").arg(&file).arg(scratch.join("tree")).stdin(Stdio::null());
+        command
+    };
+    let ended = Process::spawn(&mut in_shell("exec \"$@\" >/dev/full", &command())).wait();
+    ended.expect(6).one_line("rdcp", &["cannot write standard output", "errno 28"]);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let ended = Process::spawn(command().stdout(writer)).wait();
+    assert_eq!(ended.expect(141).stderr, "");
+    // More than a pipe holds.
+    for number in 0..2000 {
+        fs::write(scratch.join(&format!("tree/{number:0200}")), "").expect("a file");
+    }
+    let mut process = Process::spawn(command().stdout(Stdio::piped()));
+    let unread = process.stdout();
+    let start = Instant::now();
+    while rustix::io::ioctl_fionread(&unread).expect("a pipe") < 32 << 10 && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(process.is_running(), "{}", process.stderr());
+    process.signal(Signal::TERM);
+    process.wait().expect(143).within(Duration::from_secs(5));
+}
+
 #[test]
 fn what_cannot_be_read_has_its_own_exit_code() {
     let scratch = Scratch::new();
@@ -76,5 +113,35 @@ fn a_wrong_command_line_is_refused() {
     for words in [&["--check", "one"][..], &["--check", "a", "-"], &["--check", "host:a", "dir"]] {
         let output = Command::new(PROGRAM).arg("rdcp").args(words).current_dir(scratch.join(".")).output();
         assert_eq!(output.expect("it runs").status.code(), Some(1), "{words:?}");
+    }
+}
+
+/// A manifest may come from a program that is silent for any time. A signal, and the loss of the agent, end the
+/// comparison all the same.
+#[test]
+fn a_silent_manifest_holds_up_no_end() {
+    for (host, is_lost, code) in [("", false, 143), ("h", false, 143), ("h", true, 4)] {
+        let lab = Lab::new();
+        fs::create_dir(lab.join("tree")).expect("a directory");
+        let fifo = lab.0.fifo("manifest");
+        // Open in both directions, so it is never at its end.
+        let mut feed = fs::OpenOptions::new().read(true).write(true).open(&fifo).expect("a FIFO");
+        feed.write_all(b"rdcp manifest 1\n").expect("room");
+        let directory = if host.is_empty() { lab.join("tree").into_os_string() } else { lab.there(host, "tree") };
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.arg("--check").arg(&fifo).arg(directory).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut process = Process::spawn(&mut command);
+        let until = Instant::now() + PATIENCE;
+        while rustix::io::ioctl_fionread(&feed).expect("a FIFO") > 0 {
+            assert!(process.is_running() && Instant::now() < until, "{host}: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if is_lost {
+            let agent = lab.launches()[0].0;
+            kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+        } else {
+            process.signal(Signal::TERM);
+        }
+        process.wait().expect(code);
     }
 }

@@ -460,8 +460,8 @@ fn hosts_are_added_while_it_runs() {
     let mut process = lab.start_many(&arguments);
     let job = job_of(&process);
     let add = |target: OsString| {
-        let mut command = lab.command(rdcp(), "rsh", AGENT);
-        Process::spawn(command.args(["--join", &job]).arg(target).stdin(Stdio::null()).stdout(Stdio::null()))
+        let mut command = lab.joining(&job);
+        Process::spawn(command.arg(target).stdin(Stdio::null()).stdout(Stdio::null()))
     };
     fs::create_dir(lab.join("h5")).expect("a directory");
     let (mut added, mut unreached) = (add(lab.there("h5", "h5/copy")), add("h7:/x".into()));
@@ -532,8 +532,8 @@ fn a_host_that_has_joined_does_not_delay_an_interrupt() {
         arguments.extend(lab.to(2));
         let mut process = lab.start_many(&arguments);
         fs::create_dir(lab.join("h5")).expect("a directory");
-        let mut command = lab.command(rdcp(), "rsh", AGENT);
-        command.args(["--join", &job_of(&process)]).arg(lab.there("h5", "h5/copy"));
+        let mut command = lab.joining(&job_of(&process));
+        command.arg(lab.there("h5", "h5/copy"));
         let mut added = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
         process.line_with("added h5");
         std::thread::sleep(Duration::from_millis(1500));
@@ -573,9 +573,17 @@ fn job_of(process: &Process) -> String {
 }
 
 impl Lab {
+    /// Prepares a command that adds a host. The copy itself knows how hosts are reached.
+    fn joining(&self, job: &str) -> Command {
+        let (mut command, copying) = (rdcp(), self.command(rdcp(), "rsh", AGENT));
+        command.envs(copying.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.current_dir(self.0.path()).args(["--join", job]);
+        command
+    }
+
     fn join_job(&self, job: &str, target: OsString) -> Ended {
-        let mut command = self.command(rdcp(), "rsh", AGENT);
-        command.args(["--join", job]).arg(target).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut command = self.joining(job);
+        command.arg(target).stdin(Stdio::null()).stdout(Stdio::null());
         Process::spawn(&mut command).wait()
     }
 }

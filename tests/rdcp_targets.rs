@@ -1,9 +1,10 @@
 //! Destinations of `rdcp` when a command line names several hosts: what is refused before any host is contacted, the
-//! file of failed hosts, and how many launchers are started at once. Also what is said of a single destination in which
-//! nothing was deleted.
+//! file of failed hosts, and how many launchers are started at once. Also what becomes of destinations in which something
+//! is not deleted.
 
 mod rig;
 
+use std::ffi::OsString;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -58,6 +59,57 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
         ended.expect(1).one_line("rdcp", &[words]);
     }
     assert!(lab.launches().is_empty() && !lab.join("x").exists());
+}
+
+/// Nodes of an allocation are reached by srun, unless an option for ssh is typed. A setting for ssh does not say that
+/// ssh is to be used.
+#[test]
+fn an_option_for_ssh_chooses_ssh() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.0.file("settings", b"ssh-port = 2222\n");
+    for program in ["ssh", "srun"] {
+        lab.script(program, &format!("touch '{}'; exit 255", lab.join(&format!("by-{program}")).display()));
+    }
+    let path = format!("{}:{}", lab.0.path().display(), std::env::var("PATH").expect("the programs"));
+    for (typed, settings, program) in [
+        (&[][..], "none", "srun"),
+        (&[], "settings", "srun"),
+        (&["-P", "22"], "none", "ssh"),
+        (&["-P", "22"], "settings", "ssh"),
+        (&["-o", "StrictHostKeyChecking=no"], "none", "ssh"),
+        (&["-4"], "settings", "ssh"),
+        (&["-i", "key"], "none", "ssh"),
+    ] {
+        let mut command = rdcp();
+        command.args(typed).args(["source", "n[1-2]:copy"]).current_dir(lab.0.path());
+        command.env("SLURM_JOB_ID", "1").env("SLURM_JOB_NODELIST", "n[1-2]").env("PATH", &path);
+        command.env("HOME", lab.join("home")).env("XDG_RUNTIME_DIR", lab.join("home"));
+        if settings != "none" {
+            command.env("RDMA_PIPE_CONFIG", lab.join(settings));
+        }
+        let ended = ended(&mut command);
+        assert!(ended.code == 3, "{typed:?}: {}", ended.stderr);
+        for known in ["ssh", "srun"] {
+            let is_called = fs::remove_file(lab.join(&format!("by-{known}"))).is_ok();
+            assert_eq!(is_called, known == program, "{typed:?} {settings}: {}", ended.stderr);
+        }
+    }
+}
+
+/// What `--hosts-failed` would replace or remove.
+#[test]
+fn a_file_that_is_no_list_of_hosts_is_not_lost() {
+    let lab = Lab::new();
+    lab.0.file("source", b"h9\n");
+    lab.0.file("weights", &[0; 100]);
+    for (name, bytes) in [("weights", &[0; 100][..]), ("source", b"h9\n"), ("./source", b"h9\n")] {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        let ended = ended(command.args(["source", "h1:x", "--hosts-failed", name]));
+        ended.expect(1).one_line("rdcp", &[&format!("--hosts-failed {name}: "), "name another file"]);
+        assert_eq!(fs::read(lab.join(name)).expect("as it was"), bytes);
+    }
+    assert!(lab.launches().is_empty());
 }
 
 /// A name with brackets that is not a list, and lists that name one host.
@@ -120,6 +172,97 @@ fn a_destination_where_nothing_was_deleted_is_named() {
         assert!(lines.contains("/dst was not pruned: nothing was deleted"), "{host}: {lines}");
         assert!(lines.contains("1 entry was not copied"), "{host}: {lines}");
         assert!(lab.join("dst/k/old").exists(), "{host}");
+    }
+}
+
+/// A source that is its own destination is not merged with the others, and what only it has is not deleted.
+#[test]
+fn a_merged_source_that_is_its_own_destination_loses_nothing() {
+    for (from, to) in [("", ""), ("", "h1"), ("h1", ""), ("h1", "h1"), ("h1", "h2")] {
+        let lab = Lab::new();
+        for name in ["a/x", "dst/x"] {
+            fs::create_dir_all(lab.join(name)).expect("directories");
+        }
+        lab.0.file("a/x/new", b"1");
+        lab.0.file("dst/x/only", b"1");
+        let at = |host: &str, name: &str| match host {
+            "" => lab.join(name).into_os_string(),
+            host => lab.there(host, name),
+        };
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--sync", "--delete"]).args([at(from, "a/x"), at(from, "dst/x"), at(to, "dst")]);
+        let ended = ended(&mut command);
+        ended.expect(5);
+        assert!(ended.stderr.contains("nothing copied: with merged sources"), "{from} {to}: {}", ended.stderr);
+        assert!(lab.join("dst/x/only").exists() && !lab.join("dst/x/new").exists(), "{from} {to}");
+    }
+}
+
+/// What was not deleted on several hosts does not count as an entry that was not copied.
+#[test]
+fn hosts_where_not_everything_was_deleted_have_the_copy() {
+    let lab = Lab::new();
+    for name in ["src", "one", "two"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+    }
+    for name in ["src/new", "one/old", "two/old"] {
+        lab.0.file(name, b"1");
+    }
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["--sync", "-r", "--delete", "--max-delete=0", "--hosts-failed", "failed", "src/"]);
+    let ended = ended(command.arg(lab.there("h1", "one")).arg("--to").arg(lab.there("h2", "two")));
+    ended.expect(8);
+    assert_eq!(ended.stderr.matches("--max-delete keeps 1 entry").count(), 2, "{}", ended.stderr);
+    assert!(!ended.stderr.contains("not copied in full"), "{}", ended.stderr);
+    let failed = fs::read_to_string(lab.join("failed")).expect("a list");
+    assert_eq!(failed.matches("not everything that the source lacks was deleted").count(), 2, "{failed}");
+    for name in ["one/new", "two/new", "one/old", "two/old"] {
+        assert!(lab.join(name).exists(), "{name}");
+    }
+}
+
+/// All sources go into one request to each host. Those that cannot are refused before anything is copied.
+#[test]
+fn more_names_than_fit_into_a_request_are_refused_in_time() {
+    for (from, count, code) in [("", 500, 0), ("h9", 700, 1), ("", 1400, 1)] {
+        let lab = Lab::new();
+        for name in ["from", "one", "two"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        let source = |number: usize| {
+            let name = format!("from/{}{number:04}", "n".repeat(200));
+            lab.0.file(&name, b"");
+            if from.is_empty() { OsString::from(name) } else { lab.there(from, &name) }
+        };
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args((0..count).map(source)).arg(lab.there("h1", "one")).arg("--to").arg(lab.there("h2", "two"));
+        let ended = ended(&mut command);
+        ended.expect(code);
+        assert_eq!(ended.stderr.contains("too many SRC for a copy to several hosts"), code == 1, "{}", ended.stderr);
+        for name in ["one", "two"] {
+            let copies = fs::read_dir(lab.join(name)).expect("a directory").count();
+            assert_eq!(copies, if code == 0 { count } else { 0 }, "{from} {name}");
+        }
+    }
+}
+
+/// A missing source is a failure, and a host where the source itself stands is none, as when the copy is made.
+#[test]
+fn a_dry_run_to_several_hosts_ends_as_the_copy_would() {
+    for is_dry in [true, false] {
+        let lab = Lab::new();
+        lab.0.file("file", b"1");
+        for name in ["one", "two"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        let run = |sources: &[&str], first: &str| {
+            let mut command = lab.command(rdcp(), "rsh", AGENT);
+            command.args(is_dry.then_some("-n")).args(sources);
+            ended(command.arg(lab.there("h1", first)).arg("--to").arg(lab.there("h2", "two")))
+        };
+        run(&["file"], "").expect(0);
+        run(&["file", "nosuch"], "one").expect(8);
+        assert_eq!(lab.join("two/file").exists(), !is_dry);
     }
 }
 

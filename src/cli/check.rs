@@ -4,9 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::ValueEnum;
-use flume::bounded;
+use flume::{RecvTimeoutError, bounded};
 
 use super::json::{At, Differs, Event, Failed};
 use super::options::ReportOptions;
@@ -21,6 +23,9 @@ use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::Entry;
 use crate::tree::progress::Amount;
 use crate::tree::stats::TreeFigures;
+
+/// How often the thread that reports findings checks whether the comparison is over.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// `--check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,34 +62,45 @@ pub(crate) fn check(
     let moved = [Moved::File("the manifest", Path::new(&file)), Moved::File("DIR", Path::new(directory))];
     let reporter = Reporter::open("rdcp", options, if host.is_empty() { &moved } else { &moved[..1] })?;
     reporter.begin();
-    let mut checking = Checking {
-        reporter: &reporter,
-        host,
-        directory: Path::new(directory),
-        is_json_on_stdout,
-        differing: 0,
-        printed: Ok(()),
-    };
+    let mut checking = Checking { reporter: &reporter, host, directory: Path::new(directory), differing: 0 };
     let is_cached = medium == CheckMedium::Cached;
+    let is_over = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
-        let (give, findings) = bounded(1);
-        let checking = &mut checking;
-        let telling = scope.spawn(move || findings.iter().flatten().for_each(|entry| checking.tell(&entry)));
-        let take = Box::new(move |entries| {
-            // The other thread receives for as long as entries come.
+        let (give, findings) = bounded::<Vec<Entry>>(1);
+        let (checking, over) = (&mut checking, &is_over);
+        let telling = scope.spawn(move || {
+            loop {
+                match findings.recv_timeout(LOOK_EVERY) {
+                    Ok(entries) => entries.iter().for_each(|entry| checking.tell(entry)),
+                    Err(RecvTimeoutError::Timeout) if !over.load(Ordering::Relaxed) => {}
+                    Err(_) => return,
+                }
+            }
+        });
+        // Called in a thread of the job, which ends without it if nobody reads standard output.
+        let (host_named, directory_named) = (host.to_owned(), PathBuf::from(directory));
+        let take = Box::new(move |entries: Vec<Entry>| {
+            let printed = match lines(&entries, &host_named, &directory_named) {
+                text if is_json_on_stdout || text.is_empty() => Ok(()),
+                text => super::print(&text),
+            };
+            // The other thread receives for as long as the job goes on.
             let _ = give.send(entries);
-            Ok(())
+            printed
         });
         let outcome = File::open(&file).map_err(|error| Stopped::Manifest(error.to_string())).and_then(|manifest| {
             let check = Check { host, directory: directory.to_owned().into_vec(), is_cached };
             check.run(setup, manifest, take)
         });
+        // After success the thread ends when it has taken everything. After a failure, what is still to be printed may
+        // wait for ever.
+        is_over.store(outcome.is_err(), Ordering::Relaxed);
         let told = telling.join();
         debug_assert!(told.is_ok(), "a thread has panicked");
         outcome
     });
     let last_line = outcome.as_ref().ok().map(|tree| summary(tree, checking.differing));
-    let failure = checking.failure(&file, outcome).or(checking.printed.err());
+    let failure = checking.failure(&file, outcome);
     let told = reporter.finish(None, failure.as_ref(), None, last_line.as_deref());
     failure.map_or(told, Err)
 }
@@ -102,33 +118,44 @@ struct Checking<'a> {
     /// Host of the directory; empty for this host.
     host: &'a OsStr,
     directory: &'a Path,
-    is_json_on_stdout: bool,
     /// Number of entries that differ.
     differing: u64,
-    /// Whether the findings could be printed to standard output.
-    printed: Result<(), Failure>,
+}
+
+/// Returns the path of an entry of a directory.
+fn path_below(directory: &Path, path: &[u8]) -> PathBuf {
+    directory.join(OsStr::from_bytes(path)).components().collect()
+}
+
+/// Returns how an entry differs, in words.
+fn names(aspects: &[Aspect]) -> Vec<&'static str> {
+    aspects.iter().copied().map(Aspect::name).collect()
+}
+
+/// Returns the lines about entries that differ.
+fn lines(entries: &[Entry], host: &OsStr, directory: &Path) -> String {
+    let line = |entry: &Entry| match entry {
+        Entry::Compared(Finding::Differs { path, aspects }) => {
+            let path = path_below(directory, path);
+            Some(format!("{} {}\n", names(aspects).join(","), name_at(host, path.as_os_str().as_bytes())))
+        }
+        _ => None,
+    };
+    entries.iter().filter_map(line).collect()
 }
 
 impl Checking<'_> {
-    fn path(&self, path: &[u8]) -> PathBuf {
-        self.directory.join(OsStr::from_bytes(path)).components().collect()
-    }
-
-    /// Reports one entry.
+    /// Reports one entry, except on standard output.
     fn tell(&mut self, entry: &Entry) {
         match entry {
             Entry::Compared(Finding::Differs { path, aspects }) => {
                 self.differing += 1;
-                let path = self.path(path);
-                let path = path.as_os_str().as_bytes();
-                let names: Vec<&'static str> = aspects.iter().copied().map(Aspect::name).collect();
-                if !self.is_json_on_stdout && self.printed.is_ok() {
-                    self.printed = super::print(&format!("{} {}\n", names.join(","), name_at(self.host, path)));
-                }
-                self.reporter.event(&Event::Differs(Differs { at: At::new(self.host, path), differs: names }));
+                let path = path_below(self.directory, path);
+                let at = At::new(self.host, path.as_os_str().as_bytes());
+                self.reporter.event(&Event::Differs(Differs { at, differs: names(aspects) }));
             }
             Entry::Compared(Finding::Unreadable { path, errno }) => {
-                let path = self.path(path);
+                let path = path_below(self.directory, path);
                 let path = path.as_os_str().as_bytes();
                 let line = format!("cannot read {}: {}", name_at(self.host, path), os_number(*errno));
                 let failure = Failure::new(Exit::Partial, line).about(self.host, path, *errno);

@@ -37,6 +37,11 @@ pub(crate) fn set(words: &[OsString]) {
         };
         when = value.and_then(|value| When::from_str(value, false).ok()).unwrap_or(when);
     }
+    obey(when);
+}
+
+/// Obeys the `--color` of a command line that has been parsed, in which further words may be those of a command to run.
+pub(crate) fn obey(when: When) {
     CHOSEN.store(when as u8, Ordering::Relaxed);
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_plain = is_set("NO_COLOR") || is_dumb();

@@ -139,6 +139,14 @@ impl Arguments for DoctorArguments {
         uses::refused(USES, &Self::command(), given, &task, name)
     }
 
+    fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+        uses::idle_launching(given, key)
+    }
+
+    fn note_set(&mut self, is_set: &dyn Fn(&str) -> bool) {
+        self.hosts.note_set(is_set);
+    }
+
     fn explain(error: &clap::Error) -> Option<Failure> {
         let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
         let is_second = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');

@@ -39,13 +39,17 @@ fn checked(path: &[u8]) -> Result<ByteVec, String> {
 ///
 /// # Errors
 ///
-/// Fails if the sources do not begin with the same directory, or have `..` in their paths below it.
+/// Fails if the sources do not begin with the same directory, have `..` in their paths below it, or would have to be
+/// expanded on another host.
 pub fn relative(sources: &[Spec], recursive: bool) -> Result<(Spec, Only), String> {
     let mut base: Option<Spec> = None;
     let mut paths = Vec::new();
     for source in sources {
         let path = source.path().as_bytes();
         let mark = path.windows(3).position(|three| three == b"/./");
+        if matches!(source, Spec::There(..)) {
+            check_there(source, mark)?;
+        }
         let (above, below) = match mark {
             Some(at) => (&path[..=at], &path[at + 3..]),
             None if path.starts_with(b"/") => (&b"/"[..], path),
@@ -63,6 +67,24 @@ pub fn relative(sources: &[Spec], recursive: bool) -> Result<(Spec, Only), Strin
     }
     base.map(|base| (base, Only { paths, recursive, ..Only::default() }))
         .ok_or_else(|| "-R: SRC is required".to_owned())
+}
+
+/// Refuses a path on another host that would have to be expanded there, which a list is not. `mark`: place of `/./`,
+/// before which `~` is expanded, but patterns might lead to several directories.
+fn check_there(source: &Spec, mark: Option<usize>) -> Result<(), String> {
+    let (typed, path) = (source.typed(), source.path().as_bytes());
+    if path.starts_with(b"~") && mark.is_none() {
+        let (home, below) = path.split_at(path.iter().position(|&byte| byte == b'/').unwrap_or(path.len()));
+        let marked = [home, b"/.", if below.is_empty() { b"/" } else { below }].concat();
+        let marked = Spec::There(source.host().to_owned(), OsString::from_vec(marked)).typed();
+        return Err(format!("-R: {typed}: the path of ~ is known only there; write {marked} to copy what is below it"));
+    }
+    let above = &path[..mark.unwrap_or(0)];
+    let is_pattern = |(at, byte): (usize, &u8)| b"*?[".contains(byte) && (at == 0 || above[at - 1] != b'\\');
+    if above.iter().enumerate().any(is_pattern) {
+        return Err(format!("-R: {typed}: a pattern before /./ may mean several directories; name one"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -87,5 +109,32 @@ mod tests {
             });
             assert_eq!(found.map(|(base, only)| (base, only.paths)), expected, "{sources:?}");
         }
+    }
+
+    #[test]
+    fn what_another_host_would_have_to_expand_is_refused() {
+        let there = |path: &str| relative(&[Spec::There("h".into(), path.into())], true);
+        for (path, advice) in [
+            ("a*/./b", "name one"),
+            ("/x[1]/./b", "name one"),
+            ("~/a/b", "write h:~/./a/b to"),
+            ("~user/a", "write h:~user/./a to"),
+            ("~", "write h:~/./ to"),
+        ] {
+            let refused = there(path).expect_err(path);
+            assert!(refused.contains(advice), "{refused}");
+        }
+        for (path, base, below) in [
+            (r"\[x]/./?", r"\[x]/", "?"),
+            ("~/./a/b", "~/", "a/b"),
+            (r"a\b", "./", r"a\b"),
+            ("run[1]", "./", "run[1]"),
+            ("/a/~", "/", "/a/~"),
+        ] {
+            let (found, only) = there(path).expect(path);
+            assert_eq!((found, &only.paths[0][..]), (Spec::There("h".into(), base.into()), below.as_bytes()), "{path}");
+        }
+        let here = relative(&[Spec::Here("~/*".into())], true).expect("the shell has expanded it");
+        assert_eq!(here.1.paths[0][..], b"~/*"[..]);
     }
 }

@@ -1,9 +1,13 @@
 //! The commands: arguments in, sentences and exit codes out.
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 pub use crate::job::event as json;
 
@@ -215,6 +219,10 @@ trait Arguments: clap::CommandFactory + clap::FromArgMatches {
         None
     }
 
+    /// Notes which values come from files of settings, where it matters that the user has not typed them. `is_set` says
+    /// so of an option's long name.
+    fn note_set(&mut self, _is_set: &dyn Fn(&str) -> bool) {}
+
     /// Explains an error of clap if the command knows the cause better.
     fn explain(_: &clap::Error) -> Option<Failure> {
         None
@@ -234,6 +242,9 @@ fn with_arguments<T: Arguments>(
     let settings = Settings::new::<T>(&mut definition, words, &Sources::of_process())?;
     color::set(&settings.words);
     let parsed = definition.try_get_matches_from_mut(&settings.words);
+    if let Some(&when) = parsed.as_ref().ok().and_then(|given| given.get_one::<color::When>("color")) {
+        color::obey(when);
+    }
     if let Some(line) = parsed.as_ref().ok().and_then(T::refused) {
         return Err(Failure::new(Exit::Usage, line));
     }
@@ -242,7 +253,10 @@ fn with_arguments<T: Arguments>(
     }
     let arguments = parsed.and_then(|matches| T::from_arg_matches(&matches));
     match arguments.map_err(|error| error.format(&mut definition)) {
-        Ok(arguments) => command(arguments),
+        Ok(mut arguments) => {
+            arguments.note_set(&|key| settings.is_in_file(key));
+            command(arguments)
+        }
         Err(error) if error.use_stderr() => Err(T::explain(&error)
             .unwrap_or_else(|| Failure::new(Exit::Usage, wrong::line_of(&error, &mut definition, &settings.words)))),
         Err(error) if error.render().to_string() == definition.render_help().to_string() => {
@@ -261,8 +275,28 @@ fn with_arguments<T: Arguments>(
 ///
 /// Exit 6 if it cannot be written; exit 141 without a message if its reader has closed it.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    use std::io::Write;
-    printed(crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes())))
+    printed(crate::fs::standard::output().and_then(|output| write_all(output, text.as_bytes())))
+}
+
+/// Writes all of `bytes`. Waits without limit for a reader that stands still.
+///
+/// # Errors
+///
+/// The system's error from writing.
+fn write_all(file: impl AsFd, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(&file, bytes) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            // Another process shares this file and has made it non-blocking.
+            Err(Errno::AGAIN) => {
+                let _ = poll(&mut [PollFd::new(&file, PollFlags::OUT)], None);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Turns a failed write to standard output into the command's failure.

@@ -228,6 +228,10 @@ impl Arguments for PerfArguments {
         let task = asked(given).ok()?;
         super::uses::refused(uses::USES, &Self::command(), given, &task, &uses::name(&task))
     }
+
+    fn idle(given: &ArgMatches, key: &str) -> Option<String> {
+        super::uses::idle_launching(given, key)
+    }
 }
 
 /// Returns the requested task, before the command line has been checked completely.

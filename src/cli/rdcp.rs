@@ -18,7 +18,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
-use super::report::{Console, Digits, Moved, Style, here, reported, stats};
+use super::report::{Console, Digits, Kept, Moved, Style, here, reported, reported_again, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::{check_rails, unshown};
@@ -168,6 +168,9 @@ pub struct HostOptions {
     /// SSH port
     #[arg(short = 'P', long = "ssh-port", value_name = "PORT")]
     port: Option<OsString>,
+    // Whether the user has not typed it, but a file of settings has it.
+    #[arg(skip)]
+    is_port_set: bool,
     /// SSH key; may be repeated
     #[arg(short, value_name = "FILE")]
     identity: Vec<OsString>,
@@ -250,8 +253,7 @@ impl HostOptions {
     /// Returns a launcher that is not called in the way ssh is.
     fn other_launcher(&self, launcher: &OsStr) -> Result<Launcher, Failure> {
         let usage = |reason: String| Failure::new(Exit::Usage, reason);
-        let options = [&self.port, &self.jump, &self.configuration].into_iter().flatten();
-        if options.chain(&self.identity).chain(&self.option).next().is_some() {
+        if self.port.is_some() || self.has_words_for_ssh() {
             let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces; leave them out, or add them to \
                 its command";
             return Err(usage(line.to_owned()));
@@ -262,12 +264,24 @@ impl HostOptions {
         Launcher::template(launcher).map_err(|reason| usage(format!("the command of --launcher {reason}")))
     }
 
-    /// Selects srun for nodes of the Slurm allocation that this process runs in, if no other launcher is named.
-    /// `is_wanted`: whether the command concerns several of these nodes.
+    /// Whether there are options for ssh besides the port.
+    fn has_words_for_ssh(&self) -> bool {
+        self.jump.is_some() || self.configuration.is_some() || !self.identity.is_empty() || !self.option.is_empty()
+    }
+
+    /// Notes which values come from files of settings. See [`Arguments::note_set`].
+    pub(super) fn note_set(&mut self, is_set: &dyn Fn(&str) -> bool) {
+        self.is_port_set = is_set("ssh-port");
+    }
+
+    /// Selects srun for nodes of the Slurm allocation that this process runs in, if no other launcher is named, and no
+    /// option for ssh is typed. `is_wanted`: whether the command concerns several of these nodes.
     pub(super) fn take_allocated<'a>(&mut self, is_wanted: bool, hosts: impl Iterator<Item = &'a OsStr>) {
         let is_named = self.launcher.is_some() || self.rsh.is_some() || launcher_of_environment().is_some();
-        if is_wanted && !is_named && targets::are_allocated(hosts) {
+        let is_ssh = self.has_words_for_ssh() || self.port.is_some() && !self.is_port_set;
+        if is_wanted && !is_named && !is_ssh && targets::are_allocated(hosts) {
             self.launcher = Some("slurm".into());
+            self.port = None;
         }
     }
 
@@ -330,6 +344,10 @@ impl Arguments for CopyArguments {
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         uses::idle(given, key)
+    }
+
+    fn note_set(&mut self, is_set: &dyn Fn(&str) -> bool) {
+        self.hosts.note_set(is_set);
     }
 }
 
@@ -479,8 +497,9 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
 }
 
 /// Refuses a list with a directory that contains DST, because DST would be copied into itself without end.
-fn check_lists(only: &Only, source: &Spec, destination: &Spec) -> Result<(), Failure> {
-    let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive) else {
+/// With `-x` this depends on file systems, so it is left to the host.
+fn check_lists(only: &Only, source: &Spec, destination: &Spec, crosses: bool) -> Result<(), Failure> {
+    let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive && crosses) else {
         return Ok(());
     };
     let around = listed_around(Path::new(source), &only.paths, Path::new(destination));
@@ -556,6 +575,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     // SRC.
     let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
     let is_relative = typed.is_relative && arguments.tree.sync;
+    let typed_sources = sources.clone();
     let only = select(&mut arguments, &mut sources, is_relative)?;
     if only.as_ref().is_some_and(|only| only.paths.is_empty()) {
         // As with rsync, an empty list is no failure: the program that makes the list may well have found nothing.
@@ -569,7 +589,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         return Err(usage("-R copies to one host at a time; name one, or leave it out"));
     }
     if let Some(only) = &only {
-        check_lists(only, &sources[0], &destination)?;
+        check_lists(only, &sources[0], &destination, !arguments.tree.one_file_system)?;
     }
     let ends = || sources.iter().chain([&destination]);
     let (is_any_there, are_all_there) = (ends().any(is_there), ends().all(is_there));
@@ -621,7 +641,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
     let hosts_failed = arguments.targets.hosts_failed.as_ref().filter(|_| !arguments.dry_run);
-    let hosts_failed = hosts_failed.map(|path| FailedHosts::open(path)).transpose()?;
+    let hosts_failed = hosts_failed.map(|path| FailedHosts::open(path, &typed_sources)).transpose()?;
     let (report, is_short, is_plain) = (&arguments.report, arguments.human_readable, arguments.no_human_readable);
     arguments.tree.stats = arguments.stats && !report.quiet;
     let digits = match (is_short, is_plain) {
@@ -683,11 +703,12 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     moved.extend(named.iter().filter_map(|(option, path)| Some(Moved::File(option, (*path)?))));
     // The hosts that failed, once it is known for each.
     let (failed, remarks) = (RefCell::new(None::<Vec<(Spec, String)>>), RefCell::default());
+    let kept = Kept::default();
     let mut copy = |touched: Option<Only>| {
         // Changed paths do not restrict a copy with a manifest, which covers everything, or a copy of listed paths
         // (-R).
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
-        reported("rdcp", &arguments.report, &moved, |reporter| {
+        reported_again("rdcp", &arguments.report, &moved, &kept, |reporter| {
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.route = [places(&plan.sources), places(all)]);

@@ -14,6 +14,7 @@ use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{HopsConsole, Moved, Reporter};
+use super::uses::idle_launching;
 use super::words::{check_rails, single_quoted, unshown};
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
@@ -127,7 +128,8 @@ impl Arguments for PipeArguments {
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         let last = given.get_many::<OsString>("stages").and_then(|mut stages| Spec::parse(stages.next_back()?).ok());
         let are_several = last.is_some_and(|spec| is_several(&spec.host));
-        (key == "relay" && are_several).then(|| "--relay is for one host at a time".to_owned())
+        let relay = (key == "relay" && are_several).then(|| "--relay is for one host at a time".to_owned());
+        relay.or_else(|| idle_launching(given, key))
     }
 }
 

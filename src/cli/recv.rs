@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, CommandFactory, Parser};
-use flume::Receiver;
+use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::Established;
 use rd_proto::session::Outcome;
@@ -25,12 +25,13 @@ use crate::agent::words;
 use crate::engine::listen::{Further, Incoming, Listener};
 use crate::engine::session::{self, FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
-use crate::fault::{Exit, Failure, escaped, os, shown_path};
+use crate::fault::{Exit, Failure, escaped, os, printable, shown_path};
 use crate::fs::sink::{NO_TEXT, Target};
 use crate::fs::standard;
 use crate::job::hop::Side;
 use crate::job::progress::Ended;
 use crate::options::TransferOptions;
+use crate::signals::{self, Forwarding};
 use crate::transport::is_inner;
 use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;
@@ -155,6 +156,7 @@ fn transfer(
     let (key, generated) = key::given_or_made(key, &arguments.key)?;
     key::warn_of_readers("rdrecv", &arguments.key, arguments.report.quiet);
     let (mut post, mut events) = channel();
+    let mut taking = take_signals(&post)?;
     let ports = &arguments.transfer.port_range;
     let listener = Listener::start(port, ports.clone(), key, post.clone(), Further::Lanes)
         .map_err(|error| not_listening(&error, port, ports.as_ref()))?;
@@ -172,9 +174,20 @@ fn transfer(
     let deadline = wait.map(|wait| Instant::now() + wait);
     let may_draw = file.is_some() || !std::io::stdout().is_terminal();
     let mut strangers = 0;
+    // Why no session began with the last sender that had KEY.
+    let mut failed: Option<Failure> = None;
     loop {
-        let Some(first) = next_sender(&events, deadline, arguments.report.is_verbose(), &mut strangers)? else {
+        let next = next_sender(&events, deadline, arguments.report.is_verbose(), &mut strangers)?;
+        // The session takes signals itself.
+        drop(taking);
+        let Some(first) = next else {
             let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
+            if let Some(failure) = failed {
+                let cause = failure.message.unwrap_or_default();
+                let message =
+                    format!("{cause}; no other sender with this KEY connected to port {port} within {seconds} s");
+                return Err(Failure { message: Some(message), ..failure });
+            }
             let message = match strangers {
                 0 => format!("no sender connected to port {port} within {seconds} s; see --wait"),
                 _ => {
@@ -205,11 +218,14 @@ fn transfer(
             Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),
             Err(not_begun) => {
                 // The next sender may do better.
-                super::complain("rdrecv", &words::not_begun(&not_begun).message.unwrap_or_default());
+                let failure = words::not_begun(&not_begun);
+                super::complain("rdrecv", failure.message.as_deref().unwrap_or_default());
+                failed = Some(failure);
                 // The next session gets a channel of its own, because lanes of the failed session may still report to
                 // the old one.
                 let old = events;
                 (post, events) = channel();
+                taking = take_signals(&post)?;
                 listener.registry().lock().expect("no panic with it locked").clear(post.clone());
                 // A lane that waits in the old channel holds the channel, and the channel holds the lane.
                 drop(old.drain());
@@ -234,6 +250,15 @@ fn unwritable(fact: &IoFact) -> Failure {
         };
     }
     failure
+}
+
+/// Makes signals events while a sender is waited for. Otherwise they would end this process without a report, as they do
+/// while the first messages of a sender are awaited.
+fn take_signals(post: &Sender<Event>) -> Result<Forwarding, Failure> {
+    let post = post.clone();
+    signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
+        Failure::new(Exit::Connect, format!("cannot handle signals: {}", printable(&error.to_string())))
+    })
 }
 
 /// Waits for a sender. `None` if no sender has come by the deadline. Counts connections with another key in
@@ -267,7 +292,8 @@ fn next_sender(
                     super::say(&format!("rdrecv: {} has a different KEY", unmapped(address).ip()));
                 }
             }
-            // Until a session has begun, a signal ends this process by itself.
+            Some(Event::Signal(libc::SIGTSTP)) => signals::stop_here(),
+            Some(Event::Signal(number)) => return Err(Failure::silent(Exit::Signal(number as u8))),
             Some(_) => {}
             None => return Ok(None),
         }

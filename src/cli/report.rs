@@ -41,6 +41,7 @@ pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
 use page::{CameTo, Page};
 use record::{Record, Weight};
+pub(crate) use sink::Kept;
 use sink::Sink;
 pub(crate) use stats::{Digits, stats};
 use trace::Trace;
@@ -359,7 +360,18 @@ pub(crate) fn reported(
     moved: &[Moved<'_>],
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
-    let reporter = Reporter::open(command, options, moved)?;
+    reported_again(command, options, moved, &Kept::default(), transfer)
+}
+
+/// Does the same for one of several transfers, of which the later ones continue the report of `--json`.
+pub(crate) fn reported_again(
+    command: &'static str,
+    options: &ReportOptions,
+    moved: &[Moved<'_>],
+    kept: &Kept,
+    transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
+) -> Result<(), Failure> {
+    let reporter = Reporter::open_again(command, options, moved, kept)?;
     let (figures, failure, copied) = match transfer(&reporter) {
         Ok(Ended { figures, failure, copied, .. }) => (Some(figures), failure, copied),
         Err(failure) => (None, Some(failure), None),
@@ -400,6 +412,16 @@ impl<'a> Reporter<'a> {
         options: &'a ReportOptions,
         moved: &[Moved<'_>],
     ) -> Result<Self, Failure> {
+        Self::open_again(command, options, moved, &Kept::default())
+    }
+
+    /// Does the same, but continues the report of `--json` that is `kept`, if any, and else keeps it.
+    fn open_again(
+        command: &'static str,
+        options: &'a ReportOptions,
+        moved: &[Moved<'_>],
+        kept: &Kept,
+    ) -> Result<Self, Failure> {
         let is_on_output = options.is_json_on_output();
         let carried = moved.iter().find_map(|one| match one {
             Moved::Output => Some("data"),
@@ -422,7 +444,7 @@ impl<'a> Reporter<'a> {
             (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
         let opened = match (&options.json, options.json_fd) {
-            (Some(path), _) if !is_on_output => Sink::open(path, name.clone(), command == "rdcp"),
+            (Some(path), _) if !is_on_output => Sink::open(path, name.clone(), command == "rdcp", kept),
             (None, Some(number)) if !is_on_output => {
                 standard::given(number).map(|file| Sink::stream(file, name.clone()))
             }

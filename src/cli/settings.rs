@@ -245,6 +245,11 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Whether the value of a key comes from a file.
+    pub(super) fn is_in_file(&self, key: &str) -> bool {
+        self.taken.iter().any(|setting| setting.key == key && matches!(setting.origin, Origin::File(..)))
+    }
+
     /// Returns the typed command line with the words of `other` and of the taken settings for which `may` holds.
     fn with(&self, may: impl Fn(&Setting) -> bool, other: Option<&Setting>) -> Vec<OsString> {
         let mut settings: Vec<&Setting> = self.taken.iter().filter(|setting| may(setting)).chain(other).collect();

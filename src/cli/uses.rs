@@ -1,8 +1,12 @@
 //! Refuses options that have no meaning for the task of a command, because a user who gives an option expects it to
 //! have an effect.
 
+use std::ffi::OsString;
+
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
+
+use crate::fault::escaped;
 
 /// Identifiers of the options that say how another host is reached and how its agent is started.
 pub(super) const LAUNCHING: &[&str] = &[
@@ -18,6 +22,21 @@ pub(super) const LAUNCHING: &[&str] = &[
     "no_bootstrap",
     "bootstrap",
 ];
+
+/// Identifiers of the options that are words for ssh. Only the first has a long name, and so can be a setting.
+const OF_SSH: [&str; 5] = ["port", "identity", "jump", "configuration", "option"];
+
+/// Returns why a setting about ssh, or one that replaces ssh, has no effect beside stronger values. See
+/// [`super::Arguments::idle`].
+pub(super) fn idle_launching(given: &ArgMatches, key: &str) -> Option<String> {
+    let launcher = given.get_one::<OsString>("launcher").filter(|launcher| *launcher != "ssh")?;
+    let is_for_ssh = OF_SSH.iter().any(|id| given.contains_id(id));
+    match key {
+        "ssh-port" => Some(format!("it is for ssh, which --launcher {} replaces", escaped(launcher))),
+        "launcher" if is_for_ssh => Some("-P, -i, -J, -F and -o are for ssh, which it replaces".to_owned()),
+        _ => None,
+    }
+}
 
 /// Options by their identifiers, the tasks for which they have a meaning, and these tasks in words.
 pub(super) type Use<T> = (&'static [&'static str], fn(&T) -> bool, &'static str);

@@ -121,6 +121,10 @@ fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) ->
     if end != 0 && text.contains(&0) {
         return Err("zero byte in a pattern; use -0 if zero bytes end the patterns".to_owned());
     }
+    // It would be a single pattern, which matches nothing.
+    if end == 0 && text.contains(&b'\n') && !text.contains(&0) {
+        return Err("newlines, but no zero byte, which ends a pattern with -0; leave out -0, or convert the file with tr '\\n' '\\0'".to_owned());
+    }
     add_lines_of_rules(rules, &text, is_include, end);
     Ok(())
 }

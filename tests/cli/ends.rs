@@ -105,9 +105,10 @@ fn an_end_that_has_no_memory_for_its_pool_says_so_to_the_other() {
 #[test]
 fn a_signal_before_anybody_has_connected() {
     let scratch = Scratch::new();
-    let (mut recv, _) = start_recv::<&str>(&[], Some(&scratch.join("target")));
+    let (mut recv, _) = start_recv::<&str>(&["--json-fd=2"], Some(&scratch.join("target")));
     recv.signal(Signal::TERM);
-    recv.wait().expect(143).within(SOON);
+    let ended = recv.wait();
+    assert_eq!(ended.expect(143).within(SOON).report()["exit"], 143);
     assert!(scratch.names().is_empty());
     let mut send = start_send::<&str>(&[], free_port(), None);
     std::thread::sleep(Duration::from_millis(300));

@@ -94,7 +94,9 @@ fn always_against_never_is_refused_at_both_ends() {
     send.wait().expect(3).one_line("rdsend", &["--encrypt", "always", "never"]).within(SOON);
     // The receiver reports that, and waits for another sender.
     recv.line_with("--encrypt");
-    recv.wait().expect(3);
+    let ended = recv.wait();
+    let last = ended.expect(3).stderr.lines().last().unwrap_or_default();
+    assert!(last.contains("--encrypt") && last.contains("no other sender"), "{last}");
 }
 
 #[test]

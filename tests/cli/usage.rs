@@ -206,6 +206,20 @@ fn rules_that_begin_with_a_hyphen() {
     ended(rdcp().args(["a", "b", "--exclude", "--dry-run"])).expect(1).one_line("rdcp", &["--exclude needs a value"]);
 }
 
+/// The words of a command that runs on a host are not options of `rdsh`.
+#[test]
+fn colours_are_chosen_by_our_own_words() {
+    for (words, is_coloured) in [
+        (&["--color=always", "a,b", "ls"][..], true),
+        (&["a,b", "ls", "--color=always"], false),
+        (&["--color=always", "a,b", "ls", "--color=never"], true),
+    ] {
+        let told = ended(rdsh().args(words));
+        assert!(told.expect(255).stderr.contains("rdsh takes one host"), "{}", told.stderr);
+        assert_eq!(told.stderr.contains('\u{1b}'), is_coloured, "{words:?}: {}", told.stderr);
+    }
+}
+
 #[test]
 fn lists_that_cannot_be_read() {
     let scratch = Scratch::new();
@@ -230,6 +244,8 @@ fn patterns_that_end_in_zero_bytes() {
     scratch.file("list", b"x\0line\nend\0");
     let run = |options: &[&str]| ended(rdcp().args(options).args(["-r", "a", "b"]).current_dir(scratch.path()));
     run(&["--exclude-from=list"]).expect(1).one_line("rdcp", &["--exclude-from list", "zero byte", "-0"]);
+    scratch.file("lines", b"x\ny\n");
+    run(&["-0", "--exclude-from=lines"]).expect(1).one_line("rdcp", &["--exclude-from lines", "leave out -0"]);
     run(&["-0", "--exclude-from=list"]).expect(0);
     let names = std::fs::read_dir(scratch.join("b")).expect("a copy").map(|entry| entry.expect("read").file_name());
     assert_eq!(names.collect::<Vec<_>>(), ["y"]);

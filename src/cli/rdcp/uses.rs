@@ -7,28 +7,40 @@ use clap::{ArgMatches, Args, Command, CommandFactory, FromArgMatches};
 use super::targets::TargetOptions;
 use super::{CopyArguments, as_standard};
 use crate::cli::options::ReportOptions;
-use crate::cli::uses::typed;
+use crate::cli::uses::{idle_launching, typed};
 use crate::job::plan::Spec;
 use crate::job::targets::is_several;
-use crate::options::TreeOptions;
+use crate::options::{TransferOptions, TreeOptions};
 
-/// Identifiers of the options, apart from those of trees and targets, that only a copy obeys.
-const OF_COPIES: [&str; 3] = ["files_from", "from0", "backup"];
+/// Identifiers of the options, apart from those of trees, targets and transfers, that only a copy obeys.
+const OF_COPIES: [&str; 6] = ["files_from", "from0", "backup", "stats", "via", "relay"];
 
 /// Identifiers of options for trees that say what a comparison does anyway.
 const DONE_ANYWAY: [&str; 2] = ["recursive", "checksum"];
 
+/// Identifiers of the options, apart from those of reports, that `--join` obeys or that are not the user's.
+const OF_JOINING: [&str; 4] = ["paths", "join", "negated", "read_without_sync"];
+
 /// Returns what is wrong with a command line that has an option without a meaning for it. See
 /// [`crate::cli::Arguments::refused`].
 pub(super) fn refused(given: &ArgMatches) -> Option<String> {
-    if !given.contains_id("check") {
+    if !["check", "join"].iter().any(|task| given.contains_id(task)) {
         return None;
     }
-    let copying = TreeOptions::augment_args(TargetOptions::augment_args(Command::new("copies")));
-    let ids = copying.get_arguments().map(|option| option.get_id().as_str()).filter(|id| !DONE_ANYWAY.contains(id));
     let command = CopyArguments::command();
-    let option = ids.chain(OF_COPIES).find_map(|id| typed(&command, given, id))?;
-    Some(format!("{option} cannot be used with --check; it is for copies"))
+    let (task, option) = if given.contains_id("check") {
+        let copying = TreeOptions::augment_args(TargetOptions::augment_args(Command::new("copies")));
+        let copying = TransferOptions::augment_args(copying);
+        let ids = copying.get_arguments().map(|option| option.get_id().as_str()).filter(|id| !DONE_ANYWAY.contains(id));
+        ("--check", ids.chain(OF_COPIES).find_map(|id| typed(&command, given, id))?)
+    } else {
+        let reporting = ReportOptions::augment_args(Command::new("reports"));
+        let reporting: Vec<&str> = reporting.get_arguments().map(|option| option.get_id().as_str()).collect();
+        let ids = command.get_arguments().map(|option| option.get_id().as_str());
+        let mut ids = ids.filter(|id| !reporting.contains(id) && !OF_JOINING.contains(id));
+        ("--join", ids.find_map(|id| typed(&command, given, id))?)
+    };
+    Some(format!("{option} cannot be used with {task}; it is for copies"))
 }
 
 /// Returns why a setting has no effect. See [`crate::cli::Arguments::idle`].
@@ -59,7 +71,7 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
     }
     let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
     let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
-    is_idle.then(|| format!("--{key} is for copies between hosts"))
+    is_idle.then(|| format!("--{key} is for copies between hosts")).or_else(|| idle_launching(given, key))
 }
 
 /// Whether a path on this host is read or written as a stream.
@@ -89,8 +101,27 @@ mod tests {
             assert_eq!(said(&format!("rdcp --check m d {option}")), Some(expected));
             assert_eq!(said(&format!("rdcp m d {option}")), None);
         }
-        for line in ["rdcp --check m h:d -r --checksum -v -q --json=x -P 3 --stats --human-readable", "rdcp a h:"] {
+        for option in ["--stats", "--via=ib0", "--relay", "--encrypt=always", "--bwlimit=1M", "--rails=all"] {
+            let line = format!("rdcp --check m d {option}");
+            assert!(said(&line).is_some_and(|said| said.contains(" with --check; ")), "{line}");
+        }
+        for line in ["rdcp --check m h:d -r --checksum -v -q --json=x -P 3 --human-readable", "rdcp a h:"] {
             assert_eq!(said(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn what_the_copy_decides_that_a_host_joins_is_refused() {
+        let said = |line: &str| {
+            let given = CopyArguments::command().try_get_matches_from(line.split(' '));
+            refused(&given.unwrap_or_else(|error| panic!("{line}: {error}")))
+        };
+        for option in ["--recursive", "--encrypt=always", "--exclude=x", "--agent=x", "--ssh-port=3", "--stall=3"] {
+            let name = option.split('=').next().expect("a name");
+            let expected = format!("{name} cannot be used with --join; it is for copies");
+            assert_eq!(said(&format!("rdcp --join j h {option}")), Some(expected));
+        }
+        let line = "rdcp --read-without-sync --join j h: -v -q --progress --json=x --report=x --trace=x --color=never";
+        assert_eq!(said(line), None);
     }
 }

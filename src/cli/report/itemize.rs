@@ -1,9 +1,9 @@
 //! Prints the lines of `--itemize-changes`, which scripts read, with rsync's letters and its escaping of names. With
 //! `-v`, prints names alone.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
-use crate::cli::printed;
+use crate::cli::{printed, write_all};
 use crate::fault::is_unprintable;
 use crate::fs::standard;
 use crate::job::entries::TakeEntries;
@@ -34,7 +34,7 @@ pub(crate) fn printer(style: Style, has_bar: bool) -> TakeEntries {
                 line(change, style, &mut text);
             }
         }
-        printed(standard::output().and_then(|mut output| output.write_all(&text)))
+        printed(standard::output().and_then(|output| write_all(output, &text)))
     })
 }
 

@@ -3,20 +3,51 @@
 //! A file may turn out to be part of what `rdcp` copies only when the hosts have been asked, and the command is then
 //! refused. Until that is known, an existing file therefore keeps its contents, and events are held back.
 
+use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Seek, Write};
+use std::io::{self, ErrorKind, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+
+use rustix::io::Errno;
+
+use crate::cli::write_all;
+use crate::fault::errno_of;
 
 /// The destination of `--json`.
 pub(super) struct Sink {
     file: File,
     /// What messages call it.
     pub(super) name: String,
-    /// `None`: events are written as they come.
-    held: Mutex<Option<Held>>,
+    state: Mutex<State>,
 }
+
+/// How far the report is.
+struct State {
+    /// `None`: events are written as they come.
+    held: Option<Held>,
+    /// The first error. Nothing is written after it, because the report would look complete.
+    failed: Option<Errno>,
+}
+
+impl State {
+    /// Returns the first error, if there was one.
+    fn so_far(&self) -> io::Result<()> {
+        self.failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Keeps the result of the first write that fails.
+    fn note(&mut self, written: io::Result<()>) -> io::Result<()> {
+        self.failed = written.as_ref().err().map(errno_of);
+        written
+    }
+}
+
+/// The destination that the first of several copies has opened, for the later ones, which continue its report. Empty
+/// before the first. Holds no file if it is a regular one.
+#[derive(Default)]
+pub(crate) struct Kept(OnceCell<Option<File>>);
 
 /// What is held back for a regular file.
 struct Held {
@@ -28,16 +59,26 @@ struct Held {
 impl Sink {
     /// Makes a sink of an open stream.
     pub(super) fn stream(file: File, name: String) -> Self {
-        Self { file, name, held: Mutex::new(None) }
+        Self { file, name, state: Mutex::new(State { held: None, failed: None }) }
     }
 
-    /// Opens or creates a file, a FIFO or a device. `may_be_refused`: the contents of a file stay until
-    /// [`Sink::begin`].
+    /// Opens or creates a file, a FIFO or a device, or opens again what is `kept`. `may_be_refused`: the contents of a
+    /// file stay until [`Sink::begin`].
     ///
     /// # Errors
     ///
     /// The system's error from opening it.
-    pub(super) fn open(path: &Path, name: String, may_be_refused: bool) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, name: String, may_be_refused: bool, kept: &Kept) -> io::Result<Self> {
+        match kept.0.get() {
+            // Opening a FIFO again would wait for another reader.
+            Some(Some(file)) => return Ok(Self::stream(file.try_clone()?, name)),
+            // Another program may have moved the file away, to begin a new one.
+            Some(None) => {
+                let file = OpenOptions::new().append(true).create(true).open(path)?;
+                return Ok(Self::stream(file, name));
+            }
+            None => {}
+        }
         let (file, made) = match OpenOptions::new().write(true).create_new(true).open(path) {
             Ok(file) => (file, Some(path.to_owned())),
             // Creates it if it is a link that leads to nothing.
@@ -47,7 +88,9 @@ impl Sink {
             Err(error) => return Err(error),
         };
         let held = file.metadata()?.is_file().then(|| Held { events: Vec::new(), made });
-        let sink = Self { file, name, held: Mutex::new(held) };
+        let stream = if held.is_some() { None } else { Some(file.try_clone()?) };
+        let _ = kept.0.set(stream);
+        let sink = Self { file, name, state: Mutex::new(State { held, failed: None }) };
         if !may_be_refused {
             sink.begin()?;
         }
@@ -58,34 +101,34 @@ impl Sink {
     ///
     /// # Errors
     ///
-    /// The system's error from writing.
+    /// The system's first error from writing.
     pub(super) fn begin(&self) -> io::Result<()> {
-        let mut held = self.held.lock().expect("no panic with it locked");
-        let Some(early) = &*held else { return Ok(()) };
-        self.file.set_len(0)?;
-        (&self.file).rewind()?;
-        (&self.file).write_all(&early.events)?;
-        *held = None;
-        Ok(())
+        let mut state = self.state.lock().expect("no panic with it locked");
+        let Some(early) = state.held.take() else { return state.so_far() };
+        let emptied = self.file.set_len(0).and_then(|()| (&self.file).rewind());
+        state.note(emptied.and_then(|()| write_all(&self.file, &early.events)))
     }
 
-    /// Writes a line in one piece, so that a reader sees whole lines, or holds it back.
+    /// Writes a line in one piece, so that a reader sees whole lines, or holds it back. After a failure, writes nothing
+    /// more.
     ///
     /// # Errors
     ///
-    /// The system's error from writing.
+    /// The system's first error from writing.
     pub(super) fn write(&self, line: &[u8]) -> io::Result<()> {
-        match &mut *self.held.lock().expect("no panic with it locked") {
-            Some(early) => early.events.extend(line),
-            None => (&self.file).write_all(line)?,
+        let mut state = self.state.lock().expect("no panic with it locked");
+        state.so_far()?;
+        if let Some(early) = &mut state.held {
+            early.events.extend(line);
+            return Ok(());
         }
-        Ok(())
+        state.note(write_all(&self.file, line))
     }
 
     /// Leaves a regular file as it was before the command: with its old contents, or missing. Returns whether that is
     /// so; otherwise something has been written, or the destination is a stream.
     pub(super) fn leave(&self) -> bool {
-        let Some(held) = self.held.lock().expect("no panic with it locked").take() else { return false };
+        let Some(held) = self.state.lock().expect("no panic with it locked").held.take() else { return false };
         let identity = |found: fs::Metadata| (found.dev(), found.ino());
         let own = self.file.metadata().ok().map(identity);
         // Another process may have put its own file there.
@@ -98,7 +141,82 @@ impl Sink {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
+
+    /// Makes a FIFO in a directory.
+    fn fifo(scratch: &tempfile::TempDir) -> PathBuf {
+        let path = scratch.path().join("fifo");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+        path
+    }
+
+    #[test]
+    fn nothing_follows_a_gap() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = fifo(&scratch);
+        let read = || File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).expect("a reader");
+        let reader = read();
+        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("it");
+        drop(reader);
+        assert_eq!(sink.write(b"1\n").expect_err("no reader").kind(), ErrorKind::BrokenPipe);
+        let mut reader = read();
+        assert_eq!(sink.write(b"2\n").expect_err("as before").kind(), ErrorKind::BrokenPipe);
+        assert_eq!(sink.begin().expect_err("as before").kind(), ErrorKind::BrokenPipe);
+        drop(sink);
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).expect("its end");
+        assert_eq!(got, b"");
+    }
+
+    #[test]
+    fn a_slow_reader_of_a_pipe_that_does_not_block_gets_all() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        rustix::io::ioctl_fionbio(&writer, true).expect("a flag");
+        let sink = Sink::stream(OwnedFd::from(writer).into(), String::new());
+        let (line, count) = ([b'x'; 5000], 100);
+        let reading = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            reader.read_to_end(&mut got).map(|_| got.len())
+        });
+        (0..count).for_each(|_| sink.write(&line).expect("a reader"));
+        drop(sink);
+        assert_eq!(reading.join().expect("no panic").expect("all of it"), line.len() * count);
+    }
+
+    #[test]
+    fn later_copies_continue_the_report() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("file");
+        fs::write(&path, "old\n").expect("room");
+        let kept = Kept::default();
+        let tell = |path: &Path, kept: &Kept, line: &[u8]| {
+            let sink = Sink::open(path, String::new(), true, kept).expect("it");
+            sink.begin().expect("room");
+            sink.write(line).expect("room");
+        };
+        tell(&path, &kept, b"1\n");
+        tell(&path, &kept, b"2\n");
+        assert_eq!(fs::read(&path).expect("it"), b"1\n2\n");
+        fs::rename(&path, scratch.path().join("moved")).expect("ours");
+        tell(&path, &kept, b"3\n");
+        assert_eq!(fs::read(&path).expect("a new one"), b"3\n");
+        // Nobody could open this FIFO any more.
+        let (path, kept) = (fifo(&scratch), Kept::default());
+        let mut reader = File::options().read(true).write(true).open(&path).expect("both ends");
+        tell(&path, &kept, b"1\n");
+        fs::remove_file(&path).expect("ours");
+        tell(&path, &kept, b"2\n");
+        let mut got = [0; 8];
+        assert_eq!(reader.read(&mut got).expect("lines"), 4);
+        assert!(!path.exists() && got.starts_with(b"1\n2\n"));
+    }
 
     #[test]
     fn a_file_keeps_its_contents_until_the_command_is_sure_to_go_on() {
@@ -106,12 +224,12 @@ mod tests {
         let path = scratch.path().join("file");
         let read = || fs::read_to_string(&path).expect("it");
         fs::write(&path, "long and precious\n").expect("room");
-        let sink = Sink::open(&path, String::new(), true).expect("it");
+        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("it");
         sink.write(b"1\n").expect("held");
         assert_eq!(read(), "long and precious\n");
         assert!(sink.leave());
         assert_eq!(read(), "long and precious\n");
-        let sink = Sink::open(&path, String::new(), true).expect("it");
+        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("it");
         sink.write(b"1\n").expect("held");
         sink.begin().expect("room");
         assert_eq!(read(), "1\n");
@@ -119,7 +237,7 @@ mod tests {
         sink.begin().expect("room");
         assert!(!sink.leave());
         assert_eq!(read(), "1\n2\n");
-        Sink::open(&path, String::new(), false).expect("it");
+        Sink::open(&path, String::new(), false, &Kept::default()).expect("it");
         assert_eq!(read(), "", "an old report would be taken for that of a command that was killed");
     }
 
@@ -127,18 +245,20 @@ mod tests {
     fn a_new_file_goes_again() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("file");
-        let sink = Sink::open(&path, String::new(), true).expect("room");
+        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("room");
         assert!(path.exists() && sink.leave() && !path.exists());
-        let sink = Sink::open(&path, String::new(), true).expect("room");
+        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("room");
         fs::remove_file(&path).expect("ours");
         fs::write(&path, "of another").expect("room");
         assert!(sink.leave() && path.exists());
         // A link that leads to nothing, as with any other redirection.
         let link = scratch.path().join("link");
         std::os::unix::fs::symlink("target", &link).expect("a link");
-        Sink::open(&link, String::new(), false).expect("room").write(b"1\n").expect("room");
+        let sink = Sink::open(&link, String::new(), false, &Kept::default()).expect("room");
+        sink.write(b"1\n").expect("room");
         assert_eq!(fs::read(scratch.path().join("target")).expect("it"), b"1\n");
-        assert!(Sink::open(scratch.path(), String::new(), true).is_err());
-        assert!(!Sink::open(Path::new("/dev/null"), String::new(), true).expect("a device").leave());
+        assert!(Sink::open(scratch.path(), String::new(), true, &Kept::default()).is_err());
+        let sink = Sink::open(Path::new("/dev/null"), String::new(), true, &Kept::default());
+        assert!(!sink.expect("a device").leave());
     }
 }

@@ -211,6 +211,27 @@ fn what_does_not_go_with_a_stronger_one_is_left_out() {
     assert_eq!(settings.words, ["rdcp", "a", "b"]);
 }
 
+#[test]
+fn what_is_for_ssh_gives_way_to_another_launcher() {
+    let files = Files::new("ssh-port = 2222\n", "launcher = 'slurm'\n");
+    for (line, words) in [
+        ("a h:b", "rdcp --ssh-port=2222 a h:b"),
+        ("--launcher slurm a h:b", "rdcp --launcher slurm a h:b"),
+        ("--launcher ssh a h:b", "rdcp --ssh-port=2222 --launcher ssh a h:b"),
+    ] {
+        assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), words);
+    }
+    assert_eq!(files.words::<PipeArguments>("rdpipe --launcher x h:ls"), "rdpipe --launcher x h:ls");
+    assert_eq!(files.words::<PerfArguments>("rdperf --launcher x h"), "rdperf --launcher x h");
+    assert_eq!(files.words::<DoctorArguments>("rddoctor --launcher x h"), "rddoctor --launcher x h");
+    let shown = files.shown::<CopyArguments>("rdcp --launcher slurm a h:b");
+    assert!(shown.contains("ignored: it is for ssh, which --launcher slurm replaces\n"), "{shown}");
+    let files = Files::new("launcher = 'slurm'\n", "");
+    for typed in ["-P 3", "-i key", "-J j", "-F file", "-o X=y"] {
+        assert_eq!(files.words::<CopyArguments>(&format!("rdcp {typed} a h:b")), format!("rdcp {typed} a h:b"));
+    }
+}
+
 /// The same options are refused if they are typed.
 #[test]
 fn what_means_nothing_for_a_copy_is_left_out() {

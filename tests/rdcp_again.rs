@@ -504,3 +504,24 @@ fn a_killed_caller_of_a_relayed_copy_is_missed_soon() {
     process.wait();
     lab.all_gone(Duration::from_secs(5));
 }
+
+/// More paths than one session lists: no session removes what an earlier one has brought, with `--delete` either.
+#[test]
+fn a_generation_of_a_long_list_is_whole() {
+    const LISTED: usize = 500;
+    let name = |number: usize| format!("{number:0200}");
+    for (host, options) in [("", &[][..]), ("h1:", &[]), ("h1:", &["--delete"])] {
+        let lab = Lab::new();
+        fs::create_dir(lab.join("from")).expect("a directory");
+        fs::create_dir(lab.join("to")).expect("a directory");
+        for number in 0..LISTED {
+            fs::write(lab.join("from").join(name(number)), b"1").expect("a file");
+        }
+        let to = format!("{host}{}", lab.join("to").display());
+        let listed = (0..LISTED).map(|number| format!("{}/./{}", lab.join("from").display(), name(number)));
+        let words = ["-r", "--sync", "-R", "--snapshot=one"].map(str::to_owned).into_iter();
+        let words = words.chain(options.iter().map(|&word| word.to_owned())).chain(listed).chain([to]);
+        ended(&lab, &words.collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>()).expect(0);
+        assert_eq!(fs::read_dir(lab.join("to/one")).expect("it").count(), LISTED, "{host} {options:?}");
+    }
+}

@@ -724,3 +724,40 @@ fn what_another_user_has_left_blocks_no_name() {
         copy(name).expect(6).one_line("rdcp", &[".rd-part: ", "it belongs to 4000001; have it removed"]);
     }
 }
+
+/// A generation that another entry has left unfinished may have the only copy of what cannot be read any more.
+#[test]
+fn an_unfinished_generation_keeps_what_cannot_be_read_any_more() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        for directory in ["from/d", "to"] {
+            fs::create_dir_all(lab.join(directory)).expect("a directory");
+        }
+        for name in ["from/d/file", "from/closed"] {
+            lab.0.file(name, b"1");
+        }
+        for name in ["from", "from/d", "from/d/file", "from/closed", "to"] {
+            if is_root() {
+                std::os::unix::fs::chown(lab.join(name), Some(NOBODY), Some(NOBODY)).expect("root");
+            }
+        }
+        let mode = |name: &str, mode| {
+            fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+        };
+        let run = || {
+            let words = ["-r", "--sync", "--snapshot=one", "from/"].map(OsString::from);
+            rdcp(&lab, &as_ordinary(&lab), &[&words[..], &[side(&lab, to, "to")]].concat())
+        };
+        mode("from/closed", 0);
+        run().expect(8);
+        assert!(lab.join("to/one/d/file").exists());
+        mode("from/d", 0);
+        run().expect(8);
+        assert!(lab.join("to/one/d/file").exists(), "it cannot be read any more");
+        mode("from/closed", 0o644);
+        mode("from/d", 0o755);
+        fs::remove_dir_all(lab.join("from/d")).expect("ours");
+        run().expect(0);
+        assert!(!lab.join("to/one/d").exists(), "it is gone from the source");
+    }
+}

@@ -184,9 +184,8 @@ fn transfer(
             let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
             if let Some(failure) = failed {
                 let cause = failure.message.unwrap_or_default();
-                let message =
-                    format!("{cause}; no other sender with this KEY connected to port {port} within {seconds} s");
-                return Err(Failure { message: Some(message), ..failure });
+                let message = format!("no sender could be served on port {port} within {seconds} s: {cause}");
+                return Err(Failure::new(Exit::Connect, message));
             }
             let message = match strangers {
                 0 => format!("no sender connected to port {port} within {seconds} s; see --wait"),

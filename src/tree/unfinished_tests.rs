@@ -367,13 +367,18 @@ fn what_is_to_be_stable_in_place_is_compared_as_the_disk_has_it() {
 /// A tree without a name: everything in it comes from an interrupted copy.
 #[test]
 fn what_is_half_made_in_a_tree_that_is_resumed_is_compared() {
-    let size_only = Sizes { size_only: true, ..Sizes::default() };
+    let size_only = || Sizes { size_only: true, ..Sizes::default() };
     for options in [
         TreeOptions { update: true, ..sync() },
         TreeOptions { ignore_existing: true, ..sync() },
         TreeOptions { in_place: true, update: true, ..sync() },
-        TreeOptions { in_place: true, sizes: size_only, ..sync() },
+        TreeOptions { in_place: true, sizes: size_only(), ..sync() },
+        // Copied within the host from another file.
+        TreeOptions { sizes: size_only(), ..sync() },
+        TreeOptions { append_verify: true, ..sync() },
+        TreeOptions { modify_window: 2, ..sync() },
     ] {
+        let is_full = options.in_place || !options.update && !options.ignore_existing;
         for bytes in [SMALL, LARGE] {
             let scratch = scratch();
             let top = scratch.path();
@@ -386,8 +391,11 @@ fn what_is_half_made_in_a_tree_that_is_resumed_is_compared() {
             set_time(&top.join("from/file"), 1_500_000_000);
             let half = File::create(tree.join("file")).expect("a file");
             half.write_all_at(&wanted[..bytes / 3], 0).expect("written");
-            if options.in_place {
+            if is_full {
                 half.set_len(bytes as u64).expect("a length");
+                set_time(&tree.join("file"), 1_500_000_001);
+            }
+            if options.in_place {
                 File::create(tree.join(name_beside(b"file", UNFINISHED))).expect("a marker");
             }
             let report = copy(top, &options, false);

@@ -416,7 +416,8 @@ impl Walk {
             let level = self.place.levels.last_mut().expect("the top is never left");
             // The receiver knows which entries are passed over on request, from its own options or from a record.
             let has_failed = matches!(step, Step::Passed) && self.recorder.failures > failures;
-            level.is_incomplete |= self.recorder.options.delete && has_failed;
+            let options = &self.recorder.options;
+            level.is_incomplete |= (options.delete || options.generations.snapshot.is_some()) && has_failed;
             // As with rsync: the listed paths may exist under another name.
             level.is_incomplete |= leads_nowhere;
             self.advance(entered, held);
@@ -436,7 +437,9 @@ impl Walk {
             let is_left =
                 |layer: &Layer| self.recorder.options.one_file_system && follow::is_mounted(&self.place, layer);
             let (left, walked): (Vec<_>, Vec<_>) = entered.layers.into_iter().partition(is_left);
-            let lacks_layer = entered.lacks_layer || !left.is_empty();
+            // A generation is what a new copy would be, which has nothing of what is passed over.
+            let passes_over = !left.is_empty() && self.recorder.options.generations.snapshot.is_none();
+            let lacks_layer = entered.lacks_layer || passes_over;
             let above = self.place.levels.last();
             let (is_fresh, lacks_layer) =
                 above.map_or((false, lacks_layer), |above| (above.is_fresh, lacks_layer || above.lacks_layer));

@@ -96,7 +96,7 @@ fn always_against_never_is_refused_at_both_ends() {
     recv.line_with("--encrypt");
     let ended = recv.wait();
     let last = ended.expect(3).stderr.lines().last().unwrap_or_default();
-    assert!(last.contains("--encrypt") && last.contains("no other sender"), "{last}");
+    assert!(last.contains("--encrypt") && last.contains("no sender could be served"), "{last}");
 }
 
 #[test]

@@ -367,6 +367,10 @@ impl OpenDirectory {
         self.is_incomplete.store(true, Ordering::Relaxed);
     }
 
+    fn is_incomplete(&self) -> bool {
+        self.is_incomplete.load(Ordering::Relaxed)
+    }
+
     /// Removes a directory where an entry of another kind is to be made: only an empty directory, or with `--delete`
     /// any. Other entries are replaced later, when the new one is whole.
     pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
@@ -436,7 +440,7 @@ impl OpenDirectory {
     fn delete(&self) {
         let Some(extraneous) = &self.extraneous else { return };
         let mut extraneous = extraneous.lock().expect("no panics under it");
-        let has_failed = self.is_incomplete.load(Ordering::Relaxed) || self.shared.has_failed_in(&self.own_path());
+        let has_failed = self.is_incomplete() || self.shared.has_failed_in(&self.own_path());
         if has_failed {
             return;
         }

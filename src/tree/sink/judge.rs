@@ -214,12 +214,18 @@ fn verdict(
         directory.clear_way(name, &old)?;
         return Ok(Verdict::Wanted);
     }
-    let is_same = is_same_time || options.sizes.size_only;
+    let is_same = match directory.is_resumed {
+        // A file that an earlier transfer has copied within the host may have its full length before its contents.
+        true => {
+            (old.st_mtime, old.st_mtime_nsec as u32) == (described.modified.seconds, described.modified.nanoseconds)
+        }
+        false => is_same_time || options.sizes.size_only,
+    };
     if old.st_size as u64 == size && is_same && !options.checksum && !is_marked {
         let is_done = keep_or_copy(directory, name, described, &old)?;
         return Ok(if is_done { Verdict::Same } else { Verdict::Wanted });
     }
-    if options.append_verify && old.st_size as u64 >= size && !is_marked {
+    if options.append_verify && old.st_size as u64 >= size && !is_marked && !directory.is_resumed {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Left);
     }
@@ -233,7 +239,9 @@ fn verdict(
     }
     // Within a host, reading both files to compare them takes as long as copying. A file with other names gets another
     // time only if it was to be compared by contents, because those names would get that time as well.
-    let may_compare = options.checksum || options.in_place || options.append_verify || !shared.is_local;
+    let is_likely_same = directory.is_resumed && (is_same_time || options.sizes.size_only);
+    let may_compare =
+        options.checksum || options.in_place || options.append_verify || is_likely_same || !shared.is_local;
     let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
     if !may_compare {
         return Ok(Verdict::Wanted);

@@ -255,8 +255,10 @@ impl Recorder {
             self.fail(fault.into_fact(&place.entered_path(0, b"")));
             Names::default()
         });
-        // Entries that are not listed are not known to be gone.
-        Level { layers, names, is_incomplete: true, scope, ..Level::default() }
+        // Entries that are not listed are not known to be gone. A generation has only what is listed, in all sessions.
+        let generations = &self.options.generations;
+        let is_incomplete = generations.snapshot.is_none() || generations.session.follows;
+        Level { layers, names, is_incomplete, scope, ..Level::default() }
     }
 
     /// Lists a directory that is copied whole. Reports listed paths that do not exist, which the walk would never

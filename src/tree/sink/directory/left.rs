@@ -58,6 +58,10 @@ impl OpenDirectory {
     /// Removes entries that an earlier transfer has left and this one has not reached.
     pub(super) fn clear(&self) -> Result<(), Fault> {
         let Some(extraneous) = self.extraneous.as_ref().filter(|_| self.is_resumed) else { return Ok(()) };
+        // The generation may have the only copy of what cannot be read any more. It stays unfinished.
+        if self.is_incomplete() && self.shared.options.generations.snapshot.is_some() {
+            return Ok(());
+        }
         let names = extraneous.lock().expect("no panics under it").take()?;
         let mut names = self.without_those_that_came(names)?;
         while let Some((_, name)) = names.current() {

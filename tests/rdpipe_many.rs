@@ -3,10 +3,14 @@
 
 mod rig;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::BufReader;
 use std::process::Stdio;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rdma_pipe::control::channel::{Outbox, receive};
+use rdma_pipe::control::frames::{Fault, Hello, MAGIC, Message, Report};
 use rig::lab::*;
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,19 +18,62 @@ use rustix::process::{Pid, Signal, kill_process};
 /// More bytes than a host buffers by itself.
 const MANY_BYTES: usize = 72 << 20;
 
+/// What a launcher does that tells the commands their host.
+const AT: &str = "AT=$1\nexport AT\nexec sh -c \"exec $2\"";
+
 fn lab() -> Lab {
     let lab = Lab::new();
-    lab.script("at", "AT=$1\nexport AT\nexec sh -c \"exec $2\"");
+    lab.script("at", AT);
     lab
 }
 
 impl Lab {
     /// Starts rdpipe. `DIR` in an argument stands for the scratch directory.
     fn start(&self, arguments: &[&str]) -> Process {
+        self.start_by("at", arguments)
+    }
+
+    fn start_by(&self, launcher: &str, arguments: &[&str]) -> Process {
         let directory = self.0.path().display().to_string();
-        let mut command = self.command(rdpipe(), "at", AGENT);
+        let mut command = self.command(rdpipe(), launcher, AGENT);
         command.args(arguments.iter().map(|argument| argument.replace("DIR", &directory)));
         Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    /// Plays the agent of a host that no other host can connect to: it can neither listen nor dial or, if it `lacks` a
+    /// device, ends every hop for that reason. The launcher "cut" leads to it. Returns whether it was told to start its
+    /// stage.
+    fn cut_off(&self, host: &str, lacks: bool) -> JoinHandle<bool> {
+        let directory = self.0.path().display();
+        let play = format!("cat <'{directory}'/$1.answers & exec cat >'{directory}'/$1.asked");
+        self.script("cut", &format!("if [ -p '{directory}'/$1.asked ]; then {play}; fi\n{AT}"));
+        let [asked, answers] = ["asked", "answers"].map(|what| self.0.fifo(&format!("{host}.{what}")));
+        std::thread::spawn(move || {
+            let mut asked = BufReader::new(File::open(asked).expect("its launcher"));
+            let answers = File::options().write(true).open(answers).expect("its launcher");
+            let answers = Outbox::start(answers, MAGIC, None).expect("a thread");
+            answers.send(Message::Hello(Hello::ours()));
+            let ended = |exit: u8| {
+                let fault = Some(Fault::plain(exit, "no such device"));
+                Message::Ended(Box::new(Report { fault, ..Report::default() }))
+            };
+            let mut is_started = false;
+            while let Ok(message) = receive(&mut asked) {
+                is_started |= matches!(message, Message::StartStages);
+                let Message::ForEnd { end, message } = message else { continue };
+                let answer = match message.decode().expect("a message") {
+                    Some(Message::Listen { .. }) if lacks => ended(3),
+                    Some(Message::Listen { .. }) => Message::Failed(Fault::plain(3, "no such network")),
+                    Some(Message::Dial { .. } | Message::DialTunnel) => {
+                        Message::DialFailed("no such network".to_owned())
+                    }
+                    Some(Message::Signal(number)) => ended(128 + number),
+                    _ => continue,
+                };
+                answers.send(answer.for_end(end).expect("short"));
+            }
+            is_started
+        })
     }
 
     fn source(&self, bytes: usize) -> Vec<u8> {
@@ -196,8 +243,7 @@ fn a_host_that_dies_ends_no_other() {
 fn one_that_never_answers_is_given_up() {
     let lab = lab();
     let bytes = lab.source(1 << 20);
-    let run = "AT=$1\nexport AT\nexec sh -c \"exec $2\"";
-    lab.script("late", &format!("case $1 in h2) sleep 6 ;; h3) exec sleep 600 ;; esac\n{run}"));
+    lab.script("late", &format!("case $1 in h2) sleep 6 ;; h3) exec sleep 600 ;; esac\n{AT}"));
     let directory = lab.0.path().display().to_string();
     let mut command = lab.command(rdpipe(), "late", AGENT);
     command.args([
@@ -218,6 +264,37 @@ fn one_that_never_answers_is_given_up() {
     assert!(began.elapsed() < Duration::from_secs(25), "{:?}: {}", began.elapsed(), ended.stderr);
     [1, 2, 4].iter().for_each(|host| lab.holds(&format!("h{host}"), &bytes));
     assert!(!lab.join("h3").exists());
+}
+
+/// Nothing is started on a host that no other host can connect to, and the user reads why. The others get everything.
+#[test]
+fn one_that_cannot_be_connected_starts_nothing() {
+    for (lacks, reason) in [(false, "cannot connect through cut: no such network"), (true, "no such device")] {
+        let lab = lab();
+        let bytes = lab.source(1 << 20);
+        let is_started = lab.cut_off("h3", lacks);
+        let ended = lab.start_by("cut", &["--json=DIR/report", "src:cat DIR/source", "h[1-3]:> DIR/$AT"]).wait();
+        ended.expect(8);
+        for said in ["cannot connect h3; the others continue without it", "1 of 3 hosts failed; 2 succeeded"] {
+            assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+        }
+        let line = format!("h3: {reason}");
+        assert_eq!(ended.stderr.lines().filter(|said| said.ends_with(&line)).count(), 1, "{line}: {}", ended.stderr);
+        let report = fs::read_to_string(lab.join("report")).expect("a report");
+        let mut events = report.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
+        let failed = events.find(|event| event["event"] == "failed").expect("a host failed");
+        assert_eq!(failed["exit"], 3, "{report}");
+        [1, 2].iter().for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+        assert!(!is_started.join().expect("no panic"), "h3 was told to start");
+    }
+    // If that is so for all of them, it is also the reason why the pipeline has failed.
+    let lab = lab();
+    let are_started = ["h3", "h4"].map(|host| lab.cut_off(host, true));
+    let ended = lab.start_by("cut", &["src:touch DIR/begun", "h[3-4]:> DIR/$AT"]).wait();
+    ended.expect(3);
+    assert!(ended.stderr.contains("all 2 hosts failed"), "{}", ended.stderr);
+    let is_any_started = are_started.into_iter().any(|is_started| is_started.join().expect("no panic"));
+    assert!(!is_any_started && !lab.join("begun").exists());
 }
 
 /// A slow host either holds the others up or is dropped. The command of a dropped host must not mistake its

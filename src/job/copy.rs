@@ -521,6 +521,7 @@ impl<'a> Copy<'a> {
         }
         let count = entries(failed);
         let message = match (self.arrived, failed) {
+            _ if self.plan.dry_run => format!("{count} would not be copied; nothing was changed"),
             (1.., _) if self.plan.tree.remove_source_files => {
                 format!("not copied in full, or still at SRC: {count}; the others were copied")
             }

@@ -301,13 +301,18 @@ impl<'a> Pipeline<'a> {
         }
     }
 
+    /// Starts the stages of a part. A host on which all of them have failed is left out: its command would run, or its
+    /// file be truncated, although it was never connected.
     fn start(&mut self, stages: &[usize]) {
-        let mut hosts: Vec<usize> = stages.iter().map(|&stage| self.stages[stage].host).collect();
-        for &stage in stages {
-            self.stages[stage].started = true;
-        }
+        let is_wanted = |stage: &&usize| !self.is_failed_branch(**stage);
+        let mut hosts: Vec<usize> = stages.iter().filter(is_wanted).map(|&stage| self.stages[stage].host).collect();
         hosts.sort_unstable();
         hosts.dedup();
+        for &stage in stages {
+            // A host starts all of its stages at once.
+            let stage = &mut self.stages[stage];
+            stage.started = hosts.binary_search(&stage.host).is_ok();
+        }
         for host in hosts {
             self.job.send(host, Message::StartStages);
         }
@@ -315,8 +320,9 @@ impl<'a> Pipeline<'a> {
 
     fn is_over(&self, stages: &[usize], hops: &[usize]) -> bool {
         let is_ended = |&stage: &usize| {
-            let Stage { host, end, .. } = &self.stages[stage];
-            end.is_some() || self.job.hosts[*host].gone || self.is_given_up(stage)
+            let Stage { host, end, started, .. } = &self.stages[stage];
+            let will_not_start = !started && self.is_failed_branch(stage);
+            end.is_some() || self.job.hosts[*host].gone || self.is_given_up(stage) || will_not_start
         };
         let is_told = |&at: &usize| {
             let hop = &self.job.hops[at];

@@ -164,7 +164,11 @@ impl Shared {
             match taken {
                 // The queue is ended only here, after the stream has been proven.
                 Ok(()) => queue.end(),
-                Err(_) => is_over.store(true, Ordering::Relaxed),
+                Err(_) => {
+                    is_over.store(true, Ordering::Relaxed);
+                    // The command may read nothing for a long time, which the writer would wait for.
+                    self.spool.leave(false);
+                }
             }
             match writer.join().expect("it does not panic") {
                 Ok(()) | Err(Unwritten::Over) => taken,

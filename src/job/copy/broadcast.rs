@@ -19,7 +19,7 @@ use crate::job::failures::line_of;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
-use crate::job::{HERE, Round, Update};
+use crate::job::{HERE, Job, Round, Update};
 use crate::options::TreeOptions;
 use crate::tree::Root;
 use crate::tree::stats::TreeFigures;
@@ -72,7 +72,7 @@ struct Target {
     from: Option<usize>,
     /// Why the host is no longer in the chain.
     why: Option<Why>,
-    /// Why this host and another could not connect.
+    /// Why this host and another could not connect. `None` once a hop to this host is connected.
     unmet: Option<String>,
     /// Whether entries of a host that has altered the data may be left in the destination.
     may_hold_forged: bool,
@@ -225,6 +225,7 @@ impl Copy<'_> {
                 return Ok(());
             }
             self.take_updates(run)?;
+            run.forget_unmet(&self.job);
             run.links.settle(&self.job, &mut run.chain, run.began.elapsed());
             self.settle_copies(run);
             self.give_up_late(run);
@@ -670,6 +671,15 @@ impl Run {
 
     fn target_mut(&mut self, node: Node) -> &mut Target {
         &mut self.targets[self.nodes[node - 1]]
+    }
+
+    /// Forgets why hosts could not be connected if they are now: what fails later fails for another reason.
+    fn forget_unmet(&mut self, job: &Job) {
+        let Self { links, chain, copies, nodes, targets, .. } = self;
+        let copied = copies.iter().filter(|&(&hop, _)| links::is_up(job, hop)).map(|(_, copy)| copy.nodes().1);
+        for node in links.reached(job, chain).chain(copied) {
+            targets[nodes[node - 1]].unmet = None;
+        }
     }
 
     fn shown(&self, at: usize) -> HostShown {

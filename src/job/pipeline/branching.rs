@@ -125,6 +125,12 @@ impl Pipeline<'_> {
         }
     }
 
+    /// Reports whether the host of one of these stages will not get the whole stream.
+    pub(super) fn is_failed_branch(&self, number: usize) -> bool {
+        let standing = self.branches.as_ref().map(|branches| branches.standing(number));
+        matches!(standing, Some(Standing::Failed(_)))
+    }
+
     /// Reports whether a stage was asked to end, and then killed, and still has not reported its end.
     pub(super) fn is_given_up(&self, number: usize) -> bool {
         self.stages[number].ending_since.is_some_and(|since| since.elapsed() > 2 * END_MAX)
@@ -238,7 +244,7 @@ impl Pipeline<'_> {
             }
             Standing::Done if stage.end.is_some() => None,
             Standing::Failed(Ok(fault)) => Some(named(self.job.failure(stage.host, &fault))),
-            Standing::Failed(Err(reason)) => Some(named(Failure::new(Exit::LinkLost, reason))),
+            Standing::Failed(Err((exit, reason))) => Some(named(Failure::new(exit, reason))),
             Standing::Done | Standing::Open => {
                 Some(named(Failure::new(Exit::LinkLost, "had not finished when the pipeline ended".to_owned())))
             }

@@ -10,6 +10,7 @@ use super::links::{self, Links};
 use super::{OTHERS_GO_ON, SPOOL_BYTES};
 use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Fault, Message, Report};
 use crate::fault::{Exit, escaped};
+use crate::job::hop::Side;
 use crate::job::progress::{HostShown, HostStanding};
 use crate::job::{HERE, Job, Update};
 use crate::options::TransferOptions;
@@ -30,6 +31,8 @@ struct Branch {
     report: Option<Report>,
     /// Why it is out of the chain, or gets no more of the stream.
     why: Option<Why>,
+    /// Why the last hop to it could not be connected. `None` once one is.
+    unmet: Option<String>,
     /// Whether its command has ended well; `None` while the command runs.
     ended: Option<bool>,
 }
@@ -40,8 +43,8 @@ pub(in crate::job) enum Standing {
     Open,
     /// The node has had the whole stream, proven, or as much as its command has wanted.
     Done,
-    /// The node will not have the whole stream: its fault, or the reason in words.
-    Failed(Result<Fault, String>),
+    /// The node will not have the whole stream: its fault, or the reason in words and its exit code.
+    Failed(Result<Fault, (Exit, String)>),
 }
 
 /// All branches of a stream.
@@ -114,8 +117,23 @@ impl Branches {
                 return self.hear(host, message).map(|message| Update::Host(host, message));
             }
             Update::End(hop, ..) if job.hops[hop].is_of_chain() => {}
-            Update::Ended(hop, _) if job.hops[hop].is_of_chain() => links::end_failed(job, hop),
-            Update::Unmet(hop, _) if job.hops[hop].is_of_chain() => job.stop(hop, libc::SIGTERM as u8),
+            Update::Ended(hop, _) if job.hops[hop].is_of_chain() => {
+                // What the sending end has by itself lacks no other host.
+                let to = job.hops[hop].host(Side::To);
+                let is_unmet = |(host, fault): &(usize, &Fault)| {
+                    Exit::from_code(fault.exit) == Exit::Connect && (*host == to || !fault.own)
+                };
+                if let Some((host, fault)) = job.hops[hop].first_fault().filter(is_unmet)
+                    && let Some(reason) = job.failure(host, fault).message
+                {
+                    self.note_unmet(hop, reason);
+                }
+                links::end_failed(job, hop);
+            }
+            Update::Unmet(hop, reason) if job.hops[hop].is_of_chain() => {
+                self.note_unmet(hop, reason);
+                job.stop(hop, libc::SIGTERM as u8);
+            }
             Update::Gone(host, failure) => {
                 if let Some(node) = self.links.node_of(host) {
                     self.chain.lost(node);
@@ -125,6 +143,14 @@ impl Branches {
             update => return Some(update),
         }
         None
+    }
+
+    /// Records why a hop could not be connected. If the chain is stopping the hop, that alone may be the reason.
+    fn note_unmet(&mut self, hop: usize, reason: String) {
+        let link = self.links.link(hop).filter(|&link| !self.chain.is_stopping(link));
+        if let Some((_, to)) = link.and_then(|link| self.chain.ends(link)) {
+            self.branches[to - 1].unmet = Some(reason);
+        }
     }
 
     fn hear(&mut self, host: usize, message: Message) -> Option<Message> {
@@ -179,6 +205,9 @@ impl Branches {
             return;
         }
         self.act(job);
+        for node in self.links.reached(job, &self.chain) {
+            self.branches[node - 1].unmet = None;
+        }
         self.links.settle(job, &mut self.chain, self.began.elapsed());
         self.chain.tick(self.began.elapsed());
         self.act(job);
@@ -212,7 +241,12 @@ impl Branches {
         }
         let branch = &mut self.branches[node - 1];
         branch.why.get_or_insert(why);
-        let Some(reason) = links::passed_over(why, &branch.name, self.stall) else { return };
+        let reason = match why {
+            // The reason is reported at the end.
+            Why::CutOff if branch.unmet.is_some() => Some(format!("cannot connect {}", branch.name)),
+            why => links::passed_over(why, &branch.name, self.stall),
+        };
+        let Some(reason) = reason else { return };
         let then = if branch.state.has_all && why != Why::Lost { "it already has all data" } else { OTHERS_GO_ON };
         self.said.push(format!("{reason}; {then}"));
     }
@@ -290,14 +324,18 @@ impl Branches {
             Tree::Done => Standing::Done,
             Tree::Failed => Standing::Failed(match (branch.why, fault) {
                 (None, Some(fault)) => Ok(fault.clone()),
-                (why, _) => Err(self.why_failed(why)),
+                _ => Err(self.why_failed(branch)),
             }),
         }
     }
 
-    fn why_failed(&self, why: Option<Why>) -> String {
+    /// Returns the exit code and the reason of a branch that has failed and has not reported why.
+    fn why_failed(&self, branch: &Branch) -> (Exit, String) {
         let stall = self.stall.as_secs();
-        match why {
+        if let (Some(Why::CutOff), Some(unmet)) = (branch.why, &branch.unmet) {
+            return (Exit::Connect, unmet.clone());
+        }
+        let reason = match branch.why {
             Some(Why::Lost) => "its agent was lost before it finished".to_owned(),
             Some(Why::CutOff) => "its neighbours cannot reach it".to_owned(),
             Some(Why::StoodStill) => format!("accepted no data for {stall} s and was dropped (--stall)"),
@@ -309,7 +347,8 @@ impl Branches {
                 "its agent could not continue".to_owned()
             }
             None => "the stream did not reach its end".to_owned(),
-        }
+        };
+        (Exit::LinkLost, reason)
     }
 
     /// Ends all nodes.

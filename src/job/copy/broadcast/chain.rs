@@ -522,8 +522,9 @@ impl Chain {
         self.give_up(now);
         self.excuse(now);
         if let Some(node) = self.still(now) {
-            // If another node behind the same node stood still before, the node that both had in common is to blame.
-            let before = self.before(node).filter(|&before| before != SOURCE);
+            // If another node behind the same node stood still before, the node that both had in common is to blame, but
+            // not for a node that says nothing.
+            let before = self.before(node).filter(|&before| before != SOURCE && !self.is_silent(node, now));
             let node = before.filter(|&before| !self.stilled.insert(before)).unwrap_or(node);
             self.take_out(node, Why::StoodStill);
             // The nodes before it may have been waiting for it, and those behind it for its data.

@@ -135,6 +135,12 @@ impl Links {
         self.links.keys().all(|&hop| is_over(job, hop))
     }
 
+    /// Returns the nodes that are connected with the node that gives them the stream.
+    pub(super) fn reached(&self, job: &Job, chain: &Chain) -> impl Iterator<Item = Node> {
+        let links = self.links.iter().filter(move |&(&hop, &link)| is_up(job, hop) && !chain.is_stopping(link));
+        links.filter_map(move |(_, &link)| chain.ends(link)).map(|(_, to)| to)
+    }
+
     /// Reports hops that have met, and hops that are over, to the chain.
     pub(super) fn settle(&mut self, job: &Job, chain: &mut Chain, now: Duration) {
         for (&hop, &link) in &self.links {
@@ -170,6 +176,11 @@ pub(super) fn end_failed(job: &mut Job, hop: usize) {
     if has_failed(job, hop) && !job.hops[hop].is_stopping {
         job.stop(hop, libc::SIGTERM as u8);
     }
+}
+
+/// Whether the ends of a hop have met, and neither has ended.
+pub(super) fn is_up(job: &Job, hop: usize) -> bool {
+    job.hops[hop].has_met() && job.hops[hop].ended_since.is_none()
 }
 
 /// Whether a hop is over, or has failed and its second end is no longer awaited.
@@ -214,9 +225,41 @@ fn is_timeout(fault: &Fault) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use rd_proto::control::IoFact;
 
+    use super::super::chain::Lag;
     use super::*;
+    use crate::control::endpoints;
+    use crate::control::frames::Report;
+    use crate::control::launch::Launcher;
+    use crate::job::Setup;
+    use crate::job::launching::{AgentChoice, Otherwise};
+
+    /// A node that sends to another is not connected by that, and neither is one whose hop has ended.
+    #[test]
+    fn only_a_hop_to_a_node_reaches_it() {
+        let agent = AgentChoice { command: "rdpipe", program: "a".into(), otherwise: Otherwise::Fail, remark: None };
+        let launcher = Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command");
+        let setup = Setup { launcher, agent, parallel: 0, relay: false, via: Vec::new(), name: None, may_ask: false };
+        let mut job = Job::without_signals(setup, false);
+        let hosts = ["src", "h1", "h2"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+        let mut chain = Chain::new(3, 1 << 20, Duration::from_secs(5), Lag::Held);
+        let mut links = Links::of_pipeline(hosts.to_vec(), &TransferOptions::default());
+        while let Some(action) = chain.poll() {
+            links.act(&mut job, action);
+        }
+        let reached = |job: &Job| links.reached(job, &chain).collect::<Vec<Node>>();
+        assert!(reached(&job).is_empty());
+        let last = (0..job.hops.len()).find(|&hop| job.hops[hop].hosts == [hosts[1], hosts[2]]).expect("it was begun");
+        let endpoints = vec![endpoints::given(([10, 0, 0, 1], 7000).into())];
+        job.hops[last].handle(Side::To, Message::Listening(endpoints), &job.setup);
+        job.hops[last].handle(Side::From, Message::Dialed, &job.setup);
+        assert_eq!(reached(&job), [2_usize]);
+        job.hops[last].note_ended(Side::From, Report::default());
+        assert!(reached(&job).is_empty());
+    }
 
     /// A sending end that was not asked for anything has not failed.
     #[test]

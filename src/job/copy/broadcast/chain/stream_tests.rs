@@ -79,6 +79,23 @@ fn one_that_is_slow_is_waited_for_as_long_as_it_is_heard() {
     assert_eq!((rig.chain.tree(2), rig.chain.tree(1), rig.chain.before(3)), (Tree::Failed, Tree::Open, Some(1)));
 }
 
+/// Two hosts in a row that say nothing any more are not the fault of the host before them.
+#[test]
+fn one_behind_which_two_have_gone_stays() {
+    let mut rig = Rig::new(4, Lag::Held);
+    let all = |received: u64| (0..=4).map(|node| (node, received, received)).collect::<Vec<_>>();
+    let stuck = |received: u64, gone: &[Node]| {
+        let left = (0..=4).filter(|node| !gone.contains(node));
+        left.map(|node| (node, received + if node < 3 { 32 } else { 0 }, received)).collect::<Vec<_>>()
+    };
+    rig.pass(STEP, &all(64));
+    rig.pass(STALL + STEP, &stuck(64, &[3]));
+    assert_eq!(rig.outs(), [(3, Why::StoodStill)]);
+    rig.pass(STEP, &all(128));
+    rig.pass(STALL + STEP, &stuck(128, &[3, 4]));
+    assert_eq!(rig.outs(), [(3, Why::StoodStill), (4, Why::StoodStill)]);
+}
+
 /// A link that carries nothing is not waited for unless a command is the cause.
 #[test]
 fn one_whose_command_waits_for_more_is_not_slow() {

@@ -210,8 +210,15 @@ fn a_dry_run_says_what_it_is() {
             stderr.contains("dry run: 1 file compared in") && stderr.contains("1 would be copied (5 B)"),
             "{stderr}"
         );
-        assert!(!["verified", "stable storage"].iter().any(|claim| stderr.contains(claim)), "{stderr}");
+        let claims = ["verified", "stable storage"];
+        assert!(!claims.iter().any(|claim| stderr.contains(claim)), "{stderr}");
         assert_eq!(text.lines().count(), 2, "{text}");
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--sync", "-n"]).args([path(from, "source"), path(from, "none"), path(to, "copy")]);
+        let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+        let stderr = &ended.expect(8).stderr;
+        assert!(stderr.ends_with("rdcp: 1 entry would not be copied; nothing was changed\n"), "{stderr}");
     }
     assert!(lab.made(&["source"]).is_empty());
 }

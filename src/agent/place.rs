@@ -81,8 +81,8 @@ fn kind(metadata: &Metadata) -> Kind {
 ///
 /// The rules are those of `cp -a`, except that a directory to copy into may be missing, as with rsync: see [`make`].
 /// Sources go into DST if DST is a directory and `exact` is not set. Several sources need a directory, and keep their
-/// names. A single source becomes DST itself. If DST is a symbolic link, a file replaces the link's target, and any
-/// other source replaces the link. Only files are written to a device or FIFO.
+/// names. A single source becomes DST itself. If DST is a symbolic link, a file replaces the link's target, a directory
+/// is refused, and any other source replaces the link. Only files are written to a device or FIFO.
 ///
 /// # Errors
 ///
@@ -397,14 +397,27 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             continue;
         }
         let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
-            (true, false) => (Errno::NOTDIR, "cannot be replaced by a directory"),
-            (false, true) => (Errno::ISDIR, "cannot be replaced by a file"),
+            (true, false) if there.is_symlink() && target.is_dir() && !asked.is_generation => {
+                (Errno::NOTDIR, through_link(asked, placed, &target))
+            }
+            (true, false) => (Errno::NOTDIR, "cannot be replaced by a directory".to_owned()),
+            (false, true) => (Errno::ISDIR, "cannot be replaced by a file".to_owned()),
             _ => continue,
         };
-        let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
+        let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), &detail) };
         return Err(Fault::unwritable(&fact));
     }
     Ok(())
+}
+
+/// Returns what to type instead if a symbolic link to a directory is in the way of a directory.
+fn through_link(asked: &Place, placed: &Placed, target: &Path) -> String {
+    let how = match placed.as_name {
+        // The link is DST itself.
+        Some(_) => format!("type it with a slash: {}/", escaped(OsStr::from_bytes(&asked.path))),
+        None => format!("copy this source by itself, with -T and {}/ as DST", escaped(target.as_os_str())),
+    };
+    format!("it is a symbolic link to a directory; to copy into what it leads to, {how}")
 }
 
 /// Returns why a target is not allowed: a listed entry of a source, which is copied with everything in it, contains the
@@ -554,7 +567,8 @@ mod tests {
         assert_eq!(refused(&["dir/.", "file"], &real.join("none/new")), Err(6));
     }
 
-    /// A file replaces the target of a link at the destination. Any other source replaces the link.
+    /// A file replaces the target of a link at the destination, a directory is refused, and any other source replaces
+    /// the link.
     #[test]
     fn links_at_the_destination() {
         use std::os::unix::fs::symlink;
@@ -596,6 +610,19 @@ mod tests {
                 Err((6, 0)),
                 "{to}: nothing is made through it"
             );
+        }
+        std::fs::create_dir(scratch.0.join("into")).expect("a directory");
+        symlink("../dir", scratch.0.join("into/below")).expect("a link");
+        let at = |name: &str| format!("{}/{name}", scratch.0.display());
+        for (to, exact, advice) in [
+            ("to-dir", true, format!("type it with a slash: {}/", at("to-dir"))),
+            ("into", false, format!("with -T and {}/ as DST", at("into/below"))),
+            ("to-file", true, "cannot be replaced by a directory".to_owned()),
+        ] {
+            let sources = vec![scratch.find("dir/below")];
+            let asked = Place { path: at(to).into_bytes(), exact, sources, ..Place::default() };
+            let said = place(&asked, false).expect_err("a link is in the way").detail;
+            assert!(said.ends_with(&advice), "{said}");
         }
         // With a trailing slash, a link stands for its target.
         let real = std::fs::canonicalize(&scratch.0).expect("it").join("dir");

@@ -14,6 +14,7 @@ use super::wrong;
 use crate::fault::escaped;
 use crate::options::{Compress, parse_bytes};
 
+mod meaning;
 mod rsync;
 
 use rsync::{long, taken_back};
@@ -72,34 +73,6 @@ pub struct Letter {
     pub rsync: &'static str,
     /// Meaning in `rdcp`.
     pub here: Here,
-}
-
-impl Letter {
-    /// Returns the meaning in `rdcp`, for the manual.
-    pub fn meaning(&self) -> String {
-        match self.here {
-            Here::Own if self.letter == 'R' => {
-                "with --sync, the directories that lead to SRC are created in DST, as with rsync; between two other hosts, \
-                 accepted, because the data goes directly anyway; else refused"
-                    .to_owned()
-            }
-            Here::Own if self.letter == 'h' => "alone, --help; with other letters or --sync, --human-readable".to_owned(),
-            Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
-            Here::Kept => "accepted: done anyway, or not applicable".to_owned(),
-            Here::Means(_) if self.letter == 'a' => "--recursive; no effect with --files-from, as with rsync".to_owned(),
-            Here::Means(words) => words.join(" "),
-            Here::Number(Number::Port) => "with a number, ssh's port; else --progress".to_owned(),
-            Here::Number(Number::Limit) => "with a number, --bwlimit in Kbit/s; else accepted".to_owned(),
-            Here::Word(Behind::Cipher) => "with a cipher, -o Ciphers=CIPHER; else --checksum".to_owned(),
-            Here::Word(Behind::Program) => {
-                "with the path of a program, --rsh PATH, or refused with --sync; else accepted".to_owned()
-            }
-            Here::Word(Behind::Sftp) => "accepted: done anyway, or not applicable".to_owned(),
-            Here::Filter => "with '- PATTERN', --exclude PATTERN; with '+ PATTERN', --include PATTERN".to_owned(),
-            Here::Synced(word, instead) => format!("with --sync, {word}; else refused: {instead}"),
-            Here::Refused(instead) => format!("refused: {instead}"),
-        }
-    }
 }
 
 const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here) -> Letter {
@@ -480,6 +453,16 @@ fn cluster(
                 done.words.push("--human-readable".into())
             }
             Some(Here::Own) => done.words.push(short),
+            // rsync's -D has no value. Of scp's, the program would be copied as one more source.
+            Some(Here::Kept)
+                if byte == b'D'
+                    && !done.is_sync
+                    && !attached
+                    && are_scps(&letters[..at])
+                    && value.is_some_and(is_program) =>
+            {
+                return Err(format!("-D: {NO_SFTP}"));
+            }
             Some(Here::Kept) => {
                 let is_missing = |value: &&OsStr| byte == b'p' && !attached && is_number(value) && !exists(value);
                 let number = value.filter(is_missing).map(escaped);
@@ -651,6 +634,9 @@ const NO_CVS: &str = "rsync's -C excludes what CVS ignores: use --exclude or --e
 
 /// Advice for `-S` with `--sync`, which may be meant as either.
 const NO_SPARSE: &str = "rsync's -S is done anyway: leave it out; ssh's program is --rsh PROGRAM";
+
+/// Advice for `-D` before a program, which may be meant as either.
+const NO_SFTP: &str = "rdcp does not use SFTP, so leave out scp's -D and its path; rsync's -D is done anyway";
 
 /// Advice for `-F` where it may be meant as rsync's.
 const NO_FILTERS: &str = "rsync's .rsync-filter files are not read: use --exclude-from; ssh's configuration is \

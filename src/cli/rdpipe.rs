@@ -201,6 +201,9 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
             let end = report::end(&[], &[], None);
             return reporter.last(&json::Event::End(json::End::Pipeline(end)));
         }
+        if asked.quiet {
+            return Ok(());
+        }
         let text: String = planned_lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
     }

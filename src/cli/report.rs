@@ -245,7 +245,9 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn would_copy(&mut self, from: &str, to: &str) {
-        super::say(&format!("{}: would copy {from} to {to}", self.name));
+        if !self.reporter.options.quiet {
+            super::say(&format!("{}: would copy {from} to {to}", self.name));
+        }
     }
 
     fn show(&mut self, shown: &Shown) {

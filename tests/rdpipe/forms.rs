@@ -363,6 +363,8 @@ fn a_dry_run_tells_all_and_starts_nothing() {
     assert!(lab.made(&[]).is_empty());
     assert_eq!(fs::read_dir(lab.join("home")).expect("it").count(), 1);
     holds(&lab.join("home/old"), b"old");
+    // -q leaves only errors.
+    lab.pipe(&["-nq", "fs1:cat old", "fs2:cat"]).quietly_gives("");
     // An invalid pipeline is refused in a dry run too.
     lab.pipe(&["-n", "h:<"]).ended.expect(1);
 }

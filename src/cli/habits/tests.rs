@@ -30,6 +30,11 @@ fn what_hands_type() {
         ("--sync -S a h:", "--sync a h:"),
         ("-rS /bin/sh a h:", "-r --rsh /bin/sh a h:"),
         ("--sync -aS /no/such/file h:", "--sync --recursive /no/such/file h:"),
+        ("-D /bin/sh a h:", "!"),
+        ("-rpD /bin/sh a h:", "!"),
+        ("-aD /bin/sh h:", "--recursive /bin/sh h:"),
+        ("--sync -D /bin/sh h:", "--sync /bin/sh h:"),
+        ("-D a h:", "a h:"),
         ("-F none a h:", "-F none a h:"),
         ("-rF Cargo.toml a h:", "-r -F Cargo.toml a h:"),
         ("--sync -F Cargo.toml a/ h:", "--sync -F Cargo.toml a/ h:"),
@@ -216,6 +221,19 @@ fn letters_are_sorted_and_those_of_our_own_are_there() {
         let known = LETTERS.iter().find(|letter| letter.letter == short);
         let here = if option.get_action().takes_values() { Here::OwnValue } else { Here::Own };
         assert_eq!(known.map(|letter| letter.here), Some(here), "-{short}");
+    }
+}
+
+/// The manual says which letters may be refused. `-f` is left out: `/bin/sh` is no rule.
+#[test]
+fn the_manual_says_what_is_refused() {
+    for letter in LETTERS.iter().filter(|letter| letter.letter != 'f') {
+        for before in ["-", "-r", "-a", "--sync -", "--sync -r", "--sync -a"] {
+            let line = format!("{before}{} /bin/sh h:", letter.letter);
+            if words(&line).is_err() {
+                assert!(letter.meaning().contains("refused"), "{line}: {}", letter.meaning());
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Hosts made of network namespaces, on the machine itself or inside the guest. Sourced, not run.
 #
-#   hosts_up N [R]      makes hosts 1..N on one switch; the first R get a siw adapter (guest only). Cleans up at exit.
+#   hosts_up N [R]      makes hosts 1..N on one switch; the first R get a siw adapter (guest only). Cleans up at exit, or the caller does in its own trap.
 #   host_exec I CMD…    runs CMD on host I
 #   partition I [how]   cuts host I off. `silent` (default): the switch drops all its frames, the link stays up.
 #                       `link`: the cable is pulled, host I loses its carrier. Neither sends a FIN or RST.
@@ -49,7 +49,8 @@ hosts_up() {
     printf 'rd%s\n' "$$" >"$RD_HOSTS_DIR/prefix"
     printf '%s\n' "$count" >"$RD_HOSTS_DIR/count"
     hosts_owner=$BASHPID
-    trap hosts_down EXIT
+    # A caller that cleans up more than the hosts has its own.
+    [ -n "$(trap -p EXIT)" ] || trap hosts_down EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM

@@ -76,8 +76,9 @@ pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
 /// Returns the failure for `--transport rdma` without a device. `lacking` is the host without a device, as named to the
 /// user.
 pub(crate) fn no_device(lacking: &str) -> Failure {
-    let message =
-        format!("--transport rdma, but {lacking} has no RDMA device with an address; run rddoctor for details");
+    let message = format!(
+        "--transport rdma, but {lacking} has no RDMA device that answers, is up and has an address; run rddoctor for details"
+    );
     Failure::new(Exit::Connect, message)
 }
 

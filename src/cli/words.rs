@@ -16,6 +16,7 @@ use crate::engine::{View, Wait};
 use crate::fault::{Exit, Failure, errno_of, escaped, os, printable};
 use crate::fs::sink::NO_TEXT;
 use crate::options::RailChoice;
+use crate::transport::rdma::ConnectError;
 
 /// Replaces a failure by advice if data that is no text came for standard output, a terminal.
 pub(crate) fn unshown(failure: Failure) -> Failure {
@@ -122,7 +123,9 @@ pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
             format!("no RDMA connection to {peer}: {}; leave out --transport rdma to measure TCP", printable(reason))
         }
         PerfError::Link(error) => return not_agreed(error, peer),
-        PerfError::Lane(error) => format!("lost a connection to {peer}: {}", printable(&error.to_string())),
+        PerfError::Lane(error) | PerfError::Rdma(ConnectError::Lost(error)) => {
+            format!("lost a connection to {peer}: {}", printable(&error.to_string()))
+        }
         PerfError::Rdma(error) => format!("no RDMA connection to {peer}: {}", printable(&error.to_string())),
         PerfError::Peer { reason, .. } => format!("{peer} gave up: {}", escaped(OsStr::from_bytes(reason))),
         PerfError::TooMany { what, most } => format!("at most {most} {what} can be measured at a time"),
@@ -155,6 +158,7 @@ mod tests {
 
     use super::*;
     use crate::engine::Waits;
+    use crate::transport::LaneError;
 
     #[test]
     fn what_is_damaged_is_not_called_another_release() {
@@ -183,6 +187,8 @@ mod tests {
         for link in [forged, LinkError::Unexpected, LinkError::Refused(rd_proto::control::Refusal::Busy)] {
             assert_eq!(PerfError::from(link.clone()).exit(), not_agreed(&link, "h").exit, "{link}");
         }
+        let lost = measured(&PerfError::Rdma(ConnectError::Lost(LaneError::PeerClosed)), "h");
+        assert_eq!((lost.exit, lost.message.is_some_and(|line| line.starts_with("lost "))), (Exit::LinkLost, true));
         let peer = PerfError::Peer { exit: 6, reason: b"full\n".to_vec() };
         let failure = measured(&peer, "h");
         assert_eq!((failure.exit.code(), failure.message.as_deref()), (6, Some("h gave up: full\\n")));

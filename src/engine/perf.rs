@@ -27,7 +27,7 @@ use rustix::net::{RecvFlags, recv};
 use self::frames::{CONNECTIONS_MAX, Frame, Load, Run, Seen};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, rng, send_last, send_plain};
 use super::rails::Rail;
-use super::rdma::candidates;
+use super::rdma::{LISTENS_NOWHERE, NO_COMMON_VERSION, candidates};
 use crate::fault::{Exit, errno_of, printable};
 use crate::options::Transport;
 use crate::transport::bundle::tcp::TcpGroup;
@@ -123,6 +123,7 @@ impl PerfError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Link(LinkError::Os { what: "send" | "receive", .. } | LinkError::TimedOut | LinkError::Closed)
+            | Self::Rdma(ConnectError::Lost(_))
             | Self::Lane(_) => Exit::LinkLost,
             Self::Link(LinkError::Os { .. } | LinkError::Transport(_) | LinkError::Refused(_))
             | Self::Rdma(_)
@@ -310,7 +311,8 @@ impl Driver {
         if self.policy == Policy::Tcp {
             return Err(LinkError::Transport("not requested".to_owned()).into());
         }
-        let mut local = candidates(self.policy)?;
+        let of_this_host = |error| LinkError::Transport(format!("this host: {error}"));
+        let mut local = candidates(self.policy).map_err(of_this_host)?;
         let mut endpoints = endpoints.to_vec();
         if let Some(rail) = &self.rail {
             local.retain(|own| own.address == rail.local);
@@ -320,12 +322,16 @@ impl Driver {
             }
         }
         if endpoints.is_empty() {
-            return Err(LinkError::Transport("the other end has no RDMA device".to_owned()).into());
+            return Err(LinkError::Transport(LISTENS_NOWHERE.to_owned()).into());
+        }
+        let pairs = pairs(&local, &endpoints, Some(unmapped(self.address).ip()));
+        if pairs.is_empty() {
+            return Err(LinkError::Transport(NO_COMMON_VERSION.to_owned()).into());
         }
         self.link.send(&Frame::Grow { connections: 1, rdma: true })?;
         let deadline = Instant::now() + GROW_MAX;
         let mut failure = PerfError::Rdma(ConnectError::Timeout("connecting"));
-        for (local, remote) in pairs(&local, &endpoints, Some(unmapped(self.address).ip())) {
+        for (local, remote) in pairs {
             let attempt = Bundle::new(local, remote.address, seed, self.settings).and_then(|mut bundle| {
                 bundle.grow(1, deadline.min(Instant::now() + PAIR_MAX))?;
                 Ok(bundle)
@@ -387,7 +393,9 @@ impl Driver {
         if let Err(error) = grown {
             return Err(match self.link.take() {
                 Ok(Some(Frame::Failed { exit, reason })) => PerfError::Peer { exit, reason },
-                _ => error,
+                // The other end is gone: no limit keeps more connections from being made.
+                Err(lost) => lost.into(),
+                Ok(_) => error,
             });
         }
         self.await_grown(connections, deadline)?;

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use flume::{RecvTimeoutError, Sender as Post, bounded};
+use flume::{Receiver, RecvTimeoutError, Sender as Post, TryRecvError, bounded};
 use rd_proto::control::{Endpoint as Offered, Policy, RailAddress, RdmaKind};
 use rd_proto::handshake::{ControlChannel, LaneId, SessionId, SessionSecret, connect_join, listen};
 use rd_proto::handshake::{HandshakeError, Key};
@@ -33,9 +33,48 @@ const PAIR_MAX: Duration = Duration::from_millis(1500);
 /// How often a listening end checks for devices that have come or gone.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Returns the best kind of RDMA device that this host has.
+/// How long the devices may take to answer. Failed firmware never does. The other end waits longer for the offer.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// Why no pair of addresses can be tried.
+pub const NO_COMMON_VERSION: &str = "the RDMA devices of the two ends have no addresses of the same IP version";
+
+/// Why an end that is dialled by RDMA cannot be.
+pub const LISTENS_NOWHERE: &str = "the other end listens on no RDMA address; run rddoctor there (ports, locked memory), \
+                                   and see its --port-range";
+
+type Answer = Result<Vec<Endpoint>, String>;
+
+/// An answer that did not come in time. The thread that waits for it may hold locks.
+static LATE: Mutex<Option<Receiver<Answer>>> = Mutex::new(None);
+
+/// Returns every RDMA-capable address of this host. Takes some milliseconds, or 3 s if a device does not answer.
+fn endpoints() -> Answer {
+    let no_answer = || Err("the RDMA devices do not answer".to_owned());
+    let late = || LATE.lock().expect("no panic with it locked");
+    if late().as_ref().is_some_and(|answer| matches!(answer.try_recv(), Err(TryRecvError::Empty))) {
+        return no_answer();
+    }
+    *late() = None;
+    let ask = || rdma::endpoints().map_err(|reason| reason.to_string());
+    let (post, answer) = bounded(1);
+    // A device that does not answer would block the caller.
+    if std::thread::Builder::new().name("rdma-ask".to_owned()).spawn(move || post.send(ask()).is_ok()).is_err() {
+        return ask();
+    }
+    match answer.recv_timeout(ANSWER_MAX) {
+        Ok(endpoints) => endpoints,
+        Err(_) => {
+            log::info(|| format!("the RDMA devices have not answered within {} s", ANSWER_MAX.as_secs()));
+            *late() = Some(answer);
+            no_answer()
+        }
+    }
+}
+
+/// Returns the best kind of RDMA device that this host has, as far as its devices answer.
 pub fn available() -> RdmaKind {
-    let kinds = rdma::endpoints().unwrap_or_default().into_iter().map(|endpoint| match endpoint.medium {
+    let kinds = endpoints().unwrap_or_default().into_iter().map(|endpoint| match endpoint.medium {
         Medium::RdmaHardware => RdmaKind::Hardware,
         _ => RdmaKind::Software,
     });
@@ -48,7 +87,7 @@ pub fn available() -> RdmaKind {
 ///
 /// Why there is no such address.
 pub fn candidates(policy: Policy) -> Result<Vec<Endpoint>, LinkError> {
-    let mut endpoints = rdma::endpoints().map_err(|reason| LinkError::Transport(reason.to_string()))?;
+    let mut endpoints = endpoints().map_err(LinkError::Transport)?;
     if policy == Policy::Auto {
         endpoints.retain(|endpoint| endpoint.medium == Medium::RdmaHardware);
     }
@@ -122,12 +161,8 @@ impl Dialing {
         let deadline = Instant::now() + DIAL_MAX;
         let mut failure = LinkError::Transport(match rail {
             Some(rail) => format!("{rail} does not connect two RDMA devices"),
-            None if remote.is_empty() => {
-                "the other end listens on no RDMA address; run rddoctor there (ports, locked memory), and see its \
-                 --port-range"
-                    .to_owned()
-            }
-            None => "the RDMA devices of the two ends have no addresses of the same IP version".to_owned(),
+            None if remote.is_empty() => LISTENS_NOWHERE.to_owned(),
+            None => NO_COMMON_VERSION.to_owned(),
         });
         let mut pairs = rdma::pairs(&local, &remote, Some(self.reached));
         if let Some(rail) = rail {

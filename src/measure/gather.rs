@@ -273,9 +273,14 @@ fn numbered(root: &Root, path: &str, prefix: &str) -> usize {
     root.names(path).iter().filter(|name| is_one(name)).count()
 }
 
-/// Whether the effective capabilities contain CAP_IPC_LOCK, which lifts the limit on locked memory.
+/// Whether the effective capabilities contain CAP_IPC_LOCK, which lifts the limit on locked memory. It has no effect in
+/// a user namespace, as that of a container without root.
 fn is_root(root: &Root) -> bool {
     const CAP_IPC_LOCK: u64 = 14;
+    let users = root.text("proc/self/uid_map").unwrap_or_default();
+    if !users.is_empty() && users.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"] {
+        return false;
+    }
     let effective = root.field("proc/self/status", "CapEff").unwrap_or_default();
     u64::from_str_radix(&effective, 16).is_ok_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
 }
@@ -521,6 +526,20 @@ mod tests {
         let path = root.path(path);
         std::fs::create_dir_all(path.parent().expect("below the root")).expect("ours");
         std::fs::write(path, text).expect("ours");
+    }
+
+    /// The kernel looks at the right in the first user namespace.
+    #[test]
+    fn a_right_in_a_user_namespace_lifts_no_limit() {
+        for (users, is_free) in
+            [(None, true), (Some("         0          0 4294967295"), true), (Some("0 1000 1"), false)]
+        {
+            let directory = tempfile::tempdir().expect("a directory");
+            let root = Root::at(directory.path());
+            put(&root, "proc/self/status", "CapEff:\t000001ffffffffff\n");
+            users.iter().for_each(|users| put(&root, "proc/self/uid_map", users));
+            assert_eq!(is_root(&root), is_free, "{users:?}");
+        }
     }
 
     #[test]

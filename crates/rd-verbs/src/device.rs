@@ -148,14 +148,24 @@ impl Device {
         })
     }
 
-    /// Returns the capabilities of the port that has this address.
+    /// Returns the capabilities of the port of the address by which the device was opened.
     ///
     /// # Errors
     ///
     /// The error of `ibv_query_port`.
     pub fn port(&self) -> Result<PortAttr, Error> {
+        self.port_of(&self.id)
+    }
+
+    /// Returns the capabilities of the port of the address to which an identifier is bound. The identifier must be bound
+    /// to this very device, see [`Device::has`].
+    ///
+    /// # Errors
+    ///
+    /// The error of `ibv_query_port`.
+    pub fn port_of(&self, id: &Id) -> Result<PortAttr, Error> {
         // SAFETY: the identifier is alive and bound, so that its port is set.
-        let port = unsafe { (*self.id.raw.as_ptr()).port_num };
+        let port = unsafe { (*id.raw.as_ptr()).port_num };
         // SAFETY: all zeroes is a valid value of this plain structure.
         let mut raw: ffi::PortAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open; the exported function writes a prefix of the structure.
@@ -214,14 +224,15 @@ impl Device {
             unsafe { ((*device.context.as_ptr()).cmd_fd, (*device.context.as_ptr()).async_fd) };
         // SAFETY: the path is a literal.
         let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-        if null >= 0 {
-            for fd in [command_fd, async_fd] {
-                // SAFETY: both belong to this context. Only librdmacm still refers to them, and only to close them.
-                unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
-            }
-            // SAFETY: the descriptor was opened above, and is closed once.
-            unsafe { libc::close(null) };
+        if null < 0 {
+            return Err(Arc::new(device));
         }
+        for fd in [command_fd, async_fd] {
+            // SAFETY: both belong to this context. Only librdmacm still refers to them, and only to close them.
+            unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
+        }
+        // SAFETY: the descriptor was opened above, and is closed once.
+        unsafe { libc::close(null) };
         Ok(())
     }
 }

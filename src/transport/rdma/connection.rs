@@ -314,7 +314,8 @@ impl Connection {
             self.complete(completion)?;
         }
         if taken > 0 {
-            return Ok(());
+            // A peer may send without end what leads to nothing.
+            return if until(deadline).is_zero() { Err(ConnectError::Timeout(what)) } else { Ok(()) };
         }
         self.kit.cm.held.check()?;
         self.kit.cm.take_events(what)?;

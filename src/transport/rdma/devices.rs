@@ -73,8 +73,11 @@ pub enum Unavailable {
     #[error("no RDMA device")]
     NoDevice,
     /// There is a device, but no address of this host belongs to it.
-    #[error("no RDMA device has an IP address")]
+    #[error("no RDMA device has an IP address on an interface that is up")]
     NoAddress,
+    /// There is a device with an address, but its port is down.
+    #[error("the port of RDMA device {0} is down")]
+    Down(String),
     /// Something else failed.
     #[error("cannot use RDMA: {0}")]
     Failed(VerbsError),
@@ -100,16 +103,21 @@ impl From<VerbsError> for Unavailable {
 /// Why there is no such address, in readable words.
 pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
     let channel = EventChannel::new()?;
-    let mut found = Vec::new();
+    let (mut found, mut down) = (Vec::new(), None);
     for interface in interface_addresses()? {
         let mut probe = Id::new(&channel)?;
         // For an address without a device, binding fails with ENODEV or EINVAL, or succeeds without a device.
         if probe.bind(SocketAddr::new(interface.address, 0)).is_err() || !probe.has_device() {
             continue;
         }
+        // A device may have several ports.
         let Ok(held) = hold(interface.address) else { continue };
-        let (Ok(attributes), Ok(port)) = (held.device.attributes(), held.device.port()) else { continue };
+        if !held.device.has(&probe) {
+            continue;
+        }
+        let (Ok(attributes), Ok(port)) = (held.device.attributes(), held.device.port_of(&probe)) else { continue };
         if !port.active {
+            down.get_or_insert_with(|| held.device.name());
             continue;
         }
         let software = SOFTWARE_VENDORS.contains(&attributes.vendor_id);
@@ -123,6 +131,9 @@ pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
     }
     if !found.is_empty() {
         return Ok(found);
+    }
+    if let Some(device) = down {
+        return Err(Unavailable::Down(device));
     }
     // sysfs is checked, because librdmacm itself remembers a removed device until there is another one.
     let any = std::fs::read_dir("/sys/class/infiniband_verbs")
@@ -357,8 +368,12 @@ struct RegisteredDevices(Mutex<HashMap<String, Arc<Registered>>>);
 
 impl Subscriber for RegisteredDevices {
     fn device_gone(&self, device: &str) {
+        let mut all = lock(&self.0);
+        // Another device may have got the name since.
+        let registered =
+            if all.get(device).is_some_and(|known| known.held.is_gone()) { all.remove(device) } else { None };
         // Dropped after the lock has been released.
-        let registered = lock(&self.0).remove(device);
+        drop(all);
         drop(registered);
     }
 }

@@ -1,5 +1,9 @@
 //! The MTU of an endpoint's port, for reports.
 
+use std::net::SocketAddr;
+
+use rd_verbs::{EventChannel, Id};
+
 use super::Endpoint;
 use super::devices::hold;
 
@@ -17,7 +21,10 @@ pub struct PortMtu {
 /// Asks the device of an endpoint; `None` if the device is gone.
 pub fn port_mtu(endpoint: &Endpoint) -> Option<PortMtu> {
     let held = hold(endpoint.address).ok()?;
-    let port = held.device.port().ok()?;
+    let channel = EventChannel::new().ok()?;
+    let mut id = Id::new(&channel).ok()?;
+    id.bind(SocketAddr::new(endpoint.address, 0)).ok()?;
+    let port = if held.device.has(&id) { held.device.port_of(&id).ok()? } else { return None };
     Some(PortMtu {
         mtu_bytes: port.active_mtu_bytes,
         mtu_max_bytes: port.max_mtu_bytes,

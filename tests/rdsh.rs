@@ -465,3 +465,48 @@ fn borg_through_it() {
     lab.tool("diff", &["-r", "--no-dereference", "from", "to/from"]);
     none_marked(lab.0.path(), GONE);
 }
+
+/// The first login finds no agent. The second one, which would bring it, may take long.
+#[test]
+fn a_signal_during_the_second_login_ends_the_call_and_runs_nothing() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let lab = Lab::new();
+        let [tried, again] = ["tried", "again"].map(|name| lab.join(name));
+        let script = "[ ! -e tried ] || { : >>again; exec sleep 100; }; : >tried; exit 127";
+        let mut command = rdsh();
+        command.arg("--rsh").arg(lab.script("slow", script)).args(["h", "true"]).env("HOME", lab.join("home"));
+        command.env("XDG_RUNTIME_DIR", lab.join("home")).env(MARK, lab.0.path()).current_dir(lab.0.path());
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let start = Instant::now();
+        while !again.exists() {
+            assert!(process.is_running() && start.elapsed() < GONE, "{}: {}", tried.exists(), process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        process.signal(signal);
+        process.wait().expect(code).within(2 * GONE);
+        // A third login would have run the command.
+        let notes = fs::read_to_string(lab.join("noted")).expect("the launcher's notes");
+        assert_eq!(notes.matches('\n').count(), 2, "{notes}");
+        none_marked(lab.0.path(), GONE);
+    }
+}
+
+/// As at a prompt for a password.
+#[test]
+fn a_login_can_be_stopped_and_continued() {
+    let lab = Lab::new();
+    let go = lab.join("go");
+    lab.script("waits", &format!("until [ -e '{}' ]; do sleep 0.05; done\nexec sh -c \"exec $2\"", go.display()));
+    let process = Process::spawn(&mut lab.rdsh_by("waits", &["h", "echo it"]));
+    let start = Instant::now();
+    while lab.launches().is_empty() && start.elapsed() < GONE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    process.signal(Signal::TSTP);
+    process.await_stopped(true);
+    process.signal(Signal::CONT);
+    fs::write(&go, "").expect("room");
+    let (ended, output) = finish(process, b"");
+    ended.expect(0);
+    assert_eq!(output, b"it\n");
+}

@@ -314,12 +314,15 @@ impl Job {
         }
     }
 
-    /// Same as [`Job::check`], except that nothing has been begun that could be suspended.
+    /// Same as [`Job::check`], except that the time for which this process is stopped does not count for hosts that are
+    /// on their way: most launchers are in the same process group, and stopped as well.
     fn check_arriving(&self, update: Update) -> Result<(), Failure> {
-        match update {
-            Update::Signal(libc::SIGTSTP) => Ok(()),
-            update => self.check(update),
+        let is_stop = matches!(update, Update::Signal(libc::SIGTSTP));
+        self.check(update)?;
+        if is_stop {
+            self.remotes().for_each(|(_, remote)| remote.await_anew());
         }
+        Ok(())
     }
 
     /// Takes updates until `take` returns a result. If each host fails alone, updates about other hosts are kept for

@@ -256,6 +256,13 @@ impl Remote {
         self.running.as_ref().map(|running| running.started.elapsed())
     }
 
+    /// Grants an agent on its way the whole time once more.
+    pub(super) fn await_anew(&self) {
+        if let Some(running) = &self.running {
+            *running.beginning.heard.lock().expect("no panic with it locked") = Instant::now();
+        }
+    }
+
     /// Returns how long nothing has been heard of it, if it is on its way.
     pub(super) fn unheard_for(&self) -> Option<Duration> {
         self.running.as_ref().filter(|_| self.is_arriving()).map(|running| running.begun().elapsed())

@@ -69,8 +69,10 @@ pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Fa
     let host = job.host(&call.host)?;
     let launcher = call.setup.launcher_name();
     if let Err(failure) = job.greet() {
+        // A signal ends the call, whatever an earlier login has come to.
+        let is_signal = matches!(failure.exit, Exit::Signal(_));
         let is_reached = job.remote(host).is_some_and(|remote| remote.is_reached());
-        return if is_reached { Ok(Ran::NoAgent(failure)) } else { Err(failure) };
+        return if is_reached && !is_signal { Ok(Ran::NoAgent(failure)) } else { Err(failure) };
     }
     let stage = frames::Stage {
         number: STAGE,

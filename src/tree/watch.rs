@@ -217,8 +217,7 @@ impl TreeWatch {
                 self.changed = Some([self.changed.map_or(now, |[first, _]| first), now]);
             }
             if has_asks {
-                // An error means that nobody asks any more.
-                if (&*asks).read(&mut [0; 64]).unwrap_or_default() == 0 {
+                if (&*asks).read_exact(&mut [0]).is_err() {
                     return Ok(None);
                 }
                 is_asked = true;

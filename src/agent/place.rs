@@ -377,8 +377,9 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
         let target = target(placed, source);
         // The walk does not come to another file system.
         let is_beyond = asked.one_file_system && spot(&target).is_some_and(|spot| spot.device != source.device);
-        let listed = listed_around(Path::new(OsStr::from_bytes(&source.path)), &asked.listed, &target);
-        if let Some(listed) = listed.filter(|_| !is_beyond) {
+        if !is_beyond
+            && let Some(listed) = listed_around(Path::new(OsStr::from_bytes(&source.path)), &asked.listed, &target)
+        {
             return Err(usage(listed));
         }
         if asked.same_kernel && source.kind == Kind::Directory && !is_beyond && lies_within(&target, source) {

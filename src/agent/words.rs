@@ -77,7 +77,8 @@ pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
 /// user.
 pub(crate) fn no_device(lacking: &str) -> Failure {
     let message = format!(
-        "--transport rdma, but {lacking} has no RDMA device that answers, is up and has an address; run rddoctor for details"
+        "--transport rdma, but {lacking} has no RDMA device that answers, is up and has an address; \
+         run rddoctor for details"
     );
     Failure::new(Exit::Connect, message)
 }

@@ -1,13 +1,9 @@
 //! The commands: arguments in, sentences and exit codes out.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 
 pub use crate::job::event as json;
 
@@ -275,28 +271,8 @@ fn with_arguments<T: Arguments>(
 ///
 /// Exit 6 if it cannot be written; exit 141 without a message if its reader has closed it.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    printed(crate::fs::standard::output().and_then(|output| write_all(output, text.as_bytes())))
-}
-
-/// Writes all of `bytes`. Waits without limit for a reader that stands still.
-///
-/// # Errors
-///
-/// The system's error from writing.
-fn write_all(file: impl AsFd, mut bytes: &[u8]) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(&file, bytes) {
-            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
-            Err(Errno::INTR) => {}
-            // Another process shares this file and has made it non-blocking.
-            Err(Errno::AGAIN) => {
-                let _ = poll(&mut [PollFd::new(&file, PollFlags::OUT)], None);
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
+    use crate::fs::standard;
+    printed(standard::output().and_then(|output| standard::write_all(output, text.as_bytes())))
 }
 
 /// Turns a failed write to standard output into the command's failure.

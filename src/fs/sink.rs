@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, fstatfs, openat, stat, statat};
-use rustix::io::{Errno, write};
+use rustix::io::Errno;
 
 use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::succeed;
@@ -353,20 +353,7 @@ impl StreamSink {
 
     fn write_file(&self, bytes: &[u8]) -> Result<(), IoFact> {
         let Some(file) = &self.file else { return Ok(()) };
-        let mut done = 0;
-        while done < bytes.len() {
-            match write(file, &bytes[done..]) {
-                Ok(0) => return Err(io_fact(&self.name, Errno::IO)),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                // Another process shares this standard output and has made it non-blocking.
-                Err(Errno::AGAIN) => {
-                    let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
-                }
-                Err(error) => return Err(io_fact(&self.name, error)),
-            }
-        }
-        Ok(())
+        standard::write_all(file, bytes).map_err(|error| std_fact(&self.name, &error))
     }
 }
 

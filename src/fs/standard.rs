@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
@@ -55,6 +56,27 @@ pub fn input() -> Result<File> {
 /// As for [`input`].
 pub fn output() -> Result<File> {
     duplicate(1, std::io::stdout().as_fd())
+}
+
+/// Writes all of `bytes`. Waits without limit for a reader that stands still.
+///
+/// # Errors
+///
+/// The system's error from writing.
+pub(crate) fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(&file, bytes) {
+            Ok(0) => return Err(Errno::IO.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            // Another process shares this file and has made it non-blocking.
+            Err(Errno::AGAIN) => {
+                let _ = poll(&mut [PollFd::new(&file, PollFlags::OUT)], None);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Name of standard input in messages.

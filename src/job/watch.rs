@@ -1,7 +1,7 @@
 //! Changes at the sources of `rdcp --watch`. Each host with a source watches it, and is asked for the next change when
 //! the copy is made that the previous one led to.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
@@ -18,8 +18,9 @@ const START_MAX: Duration = Duration::from_secs(600);
 /// The hosts that watch. Dropping this ends their agents.
 pub(crate) struct SourceWatch {
     job: Job,
-    /// The hosts, and whether each has been asked for a change that it has not told yet.
-    hosts: Vec<(usize, bool)>,
+    hosts: Vec<usize>,
+    /// Hosts that have been asked for a change, and have not told one yet.
+    asked: BTreeSet<usize>,
     /// Whether there are several sources. Their changed directories are not passed on.
     has_several: bool,
 }
@@ -54,16 +55,16 @@ impl SourceWatch {
                 return Err(job.unexpected(*host));
             }
         }
-        let hosts = hosts.into_iter().map(|(host, _)| (host, false)).collect();
-        Ok(Self { job, hosts, has_several: sources.len() > 1 })
+        let hosts = hosts.into_iter().map(|(host, _)| host).collect();
+        Ok(Self { job, hosts, asked: BTreeSet::new(), has_several: sources.len() > 1 })
     }
 
     /// Asks each host for the next change, unless it has been asked already. Must be called when a copy has been made:
     /// an hour later, the host asks for a comparison of everything.
     pub(crate) fn ask(&mut self) {
-        for (host, is_asked) in &mut self.hosts {
-            if !std::mem::replace(is_asked, true) {
-                self.job.send(*host, Message::TellChanges);
+        for &host in &self.hosts {
+            if self.asked.insert(host) {
+                self.job.send(host, Message::TellChanges);
             }
         }
     }
@@ -77,10 +78,7 @@ impl SourceWatch {
         while let Some(update) = self.job.next(deadline) {
             match update {
                 Update::Host(host, Message::Changed(directories)) => {
-                    self.hosts
-                        .iter_mut()
-                        .filter(|(known, _)| *known == host)
-                        .for_each(|(_, is_asked)| *is_asked = false);
+                    self.asked.remove(&host);
                     let directories = directories.filter(|_| !self.has_several);
                     let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
                     return Ok(Watched::Changed(touched));

@@ -3,7 +3,7 @@
 
 use std::io::IsTerminal;
 
-use crate::cli::{printed, write_all};
+use crate::cli::printed;
 use crate::fault::is_unprintable;
 use crate::fs::standard;
 use crate::job::entries::TakeEntries;
@@ -34,7 +34,7 @@ pub(crate) fn printer(style: Style, has_bar: bool) -> TakeEntries {
                 line(change, style, &mut text);
             }
         }
-        printed(standard::output().and_then(|output| write_all(output, &text)))
+        printed(standard::output().and_then(|output| standard::write_all(output, &text)))
     })
 }
 

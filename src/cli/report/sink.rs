@@ -12,8 +12,8 @@ use std::sync::Mutex;
 
 use rustix::io::Errno;
 
-use crate::cli::write_all;
 use crate::fault::errno_of;
+use crate::fs::standard::write_all;
 
 /// The destination of `--json`.
 pub(super) struct Sink {

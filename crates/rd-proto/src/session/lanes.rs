@@ -559,10 +559,16 @@ impl Lanes {
     }
 
     /// Returns whether lanes come up although chunks stopped coming through. The loss of a chunk is reported on a lane
-    /// that has come up since, so a lane counts that came up shortly before the report.
+    /// that has come up since, so a lane counts that came up shortly before the report. The receiver does not know what
+    /// was lost: to it, a lane that came up again was silent from its first second on, because all that the sender says
+    /// waits behind a chunk that does not come through.
     pub(crate) fn come_up_in_vain(&self) -> bool {
         let is_since = |(told, _)| self.places.iter().any(|place| place.since + HEARTBEAT > told);
-        self.replays.is_some_and(is_since)
+        let was_silent = |(first, last)| {
+            let is_silent = |place: &Place| place.heard < place.since + HEARTBEAT && place.since + HEARD_MAX <= last;
+            self.places.iter().any(|place| place.since > first && is_silent(place))
+        };
+        self.replays.is_some_and(is_since) || self.vain_since.zip(self.lost_since).is_some_and(was_silent)
     }
 
     /// Records that a chunk was lost with its lane, for the `times`th time since any chunk has come through.

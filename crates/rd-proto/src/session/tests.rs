@@ -9,6 +9,7 @@ const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
 
 mod pause;
 mod switch;
+mod vain;
 
 fn offer(role: Role) -> Offer {
     Offer {
